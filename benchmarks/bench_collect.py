@@ -32,7 +32,7 @@ from typing_extensions import override
 from benchmarks.collect_world import KEEP_LAST, SNAPSHOTS, DoorAccess, Doors, World, build, deleted, load
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
-from engine.collect.backend import Deleted, Listing, Swept
+from engine.collect.backend import Deleted, Listing, SweepResult
 from engine.collect.report import CollectReport
 from engine.records.roots import References
 from engine.repository.repository import Repository
@@ -93,12 +93,12 @@ class TimedBackend(SparkBackend):
         return await self._timed("list", super().list_uploads(run, now_ms))
 
     @override
-    async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> Swept:
+    async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> SweepResult:
         return await self._timed("mark and sweep", super().sweep(references, now_ms, ttl_ms))
 
     @override
-    async def delete(self, room: str) -> Deleted:
-        return await self._timed("delete", super().delete(room))
+    async def delete(self, prefix: str) -> Deleted:
+        return await self._timed("delete", super().delete(prefix))
 
     @override
     async def end(self) -> None:

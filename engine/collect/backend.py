@@ -1,42 +1,59 @@
-"""Who carries out the steps of a collection whose work grows with the inventory (design 0006, R1)."""
+"""The steps of a collection whose work grows with the inventory: their contract, and one process that does them.
 
+Spark's tasks are the other implementation (design 0006, R1).
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 import msgspec
+from typing_extensions import override
 
-from engine.records.roots import References
-from index.plan.collect import PlannedUpload, ReasonTotal
-from index.snapshot.keys import RunId
+from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, RequestMetadata
+from engine.collect.plan_writer import PlanLinesWriter
+from engine.progress import NO_PROGRESS, Progress
+from engine.records.roots import References, list_prefix, reachable_keys
+from index.plan.collect import (
+    PlannedDelete,
+    PlannedUpload,
+    ReasonTotal,
+    Upload,
+    choose_uploads,
+    is_upload_key,
+    sum_deletes,
+    waiting_until_ms,
+)
+from index.snapshot.keys import BLOBS, INDEXES, RunId
 
-__all__ = ["KEYS_TOLD_MAX", "CollectBackend", "Deleted", "Listing", "Swept"]
+__all__ = ["KEYS_LISTED_MAX", "CollectBackend", "Deleted", "Listing", "SweepResult"]
 
-# So many keys of a kind are told one by one; of the others there are counts, and the plan.
-KEYS_TOLD_MAX: Final = 1000
+# Keys of a kind that are listed one by one; of the others there are counts, and the plan.
+KEYS_LISTED_MAX: Final = 1000
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """What a run has listed."""
 
-    # The `now` of D2, by the store's clock; earlier than the run's own beginning where a listing was taken up (R3).
+    # The `now` of D2, by the store's clock; earlier than the run's own beginning where a run was resumed (R3).
     listed_at_ms: int
     # Blobs and indexes.
     count: int
     size_bytes: int
     # Of the newest of them, by the store's clock; 0: there are none.
     newest_created_at_ms: int
-    # Keys below their prefixes that tidemark never wrote, and the first KEYS_TOLD_MAX of them.
+    # Keys below their prefixes that tidemark never wrote, and the first KEYS_LISTED_MAX of them.
     foreign_count: int
     foreign: tuple[str, ...]
-    # The earlier run whose listing was taken up (R3); None: this run has listed for itself.
-    taken_up: RunId | None = None
+    # The earlier run whose listing this is (R3); None: this run has listed for itself.
+    resumed_from: RunId | None = None
 
 
-class Swept(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of the listed uploads; every one of them is to be deleted, waits, or is live."""
+class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of the listed uploads: each is to be deleted, waits, or is live."""
 
     # Those to delete.
     totals: tuple[ReasonTotal, ...] = ()
-    # Unreachable ones that are younger than the TTL, and when the youngest of them is no more; 0: there are none.
+    # Unreachable ones that are younger than the TTL, and when the youngest of them no longer is; 0: there are none.
     waiting_count: int = 0
     waiting_bytes: int = 0
     waiting_until_ms: int = 0
@@ -44,28 +61,38 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     live_count: int = 0
     live_bytes: int = 0
     # Of the live ones, those that were to be deleted until the second reading of the roots led to them.
-    spared_count: int = 0
-    spared_bytes: int = 0
-    # The first KEYS_TOLD_MAX to delete, in the order of their keys.
-    told: tuple[PlannedUpload, ...] = ()
+    excluded_count: int = 0
+    excluded_bytes: int = 0
+    # The first KEYS_LISTED_MAX to delete, in the order of their keys.
+    first: tuple[PlannedUpload, ...] = ()
+
+    @property
+    def planned_count(self) -> int:
+        """The number of uploads to delete."""
+        return sum(total.count for total in self.totals)
+
+    @property
+    def planned_bytes(self) -> int:
+        """Their bytes."""
+        return sum(total.size_bytes for total in self.totals)
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one room's part of the plan."""
+    """What became of the planned uploads below one prefix."""
 
     # Of what is gone.
     totals: tuple[ReasonTotal, ...]
-    # What the store would not delete, and the first KEYS_TOLD_MAX of it in the order of the keys.
+    # What the store would not delete, and the first KEYS_LISTED_MAX of it in the order of the keys.
     failed_count: int = 0
     failed: tuple[str, ...] = ()
-    # What the store was asked to delete, or may have been, without an answer; of a room that came to its end nothing.
+    # What the store was asked to delete, or may have been, without an answer; 0 where the deletion came to its end.
     unknown_count: int = 0
 
 
 class DeleteTally(msgspec.Struct, kw_only=True):
     """How far a list of deletes has come; it outlives the error that ends them."""
 
-    # So many of the first keys were asked for, and of so many there is an answer.
+    # The number of first keys that were asked for, and of those with an answer.
     asked: int = 0
     answered: int = 0
     # Of those, what the store would not delete.
@@ -84,10 +111,10 @@ class CollectBackend(Protocol):
         """
         ...
 
-    async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> Swept:
+    async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> SweepResult:
         """Choose by D2 among the uploads that no index leads to, and write the plan's lines if it has a place.
 
-        Called again when the run was overtaken.
+        Called again when another collector came in between.
 
         Args:
             references: The indexes that are kept.
@@ -99,22 +126,151 @@ class CollectBackend(Protocol):
         """
         ...
 
-    async def spare(self, keys: frozenset[str]) -> Swept:
+    async def exclude(self, keys: frozenset[str]) -> SweepResult:
         """Take keys out of the plan: the second reading of the roots leads to them (D4)."""
         ...
 
-    async def delete(self, room: str) -> Deleted:
+    async def delete(self, prefix: str) -> Deleted:
         """Delete what is planned of `INDEXES`, then of `BLOBS`."""
         ...
 
-    def planned_count(self, room: str) -> int:
-        """So many uploads of a room are to go, as the plan is now."""
+    def planned_count(self, prefix: str) -> int:
+        """Return the number of uploads below a prefix that are to go, as the plan is now."""
         ...
 
     def so_far(self) -> Deleted | None:
-        """What is known of the room whose `delete` has failed; None if nothing is, as of tasks that are lost."""
+        """Return what is known of the prefix whose `delete` has failed; None if nothing is, as of lost tasks."""
         return None
 
     async def end(self) -> None:
-        """The run has come to its end: what it has written down for itself may go (R6)."""
+        """Remove what the run has written down for itself: it has come to its end (R6)."""
         ...
+
+
+class InProcessBackend(CollectBackend):
+    """All of it in this process; nothing is written but a plan, where it is wanted."""
+
+    def __init__(self, store: BlobStore, progress: Progress = NO_PROGRESS, plan_to: BlobStore | None = None) -> None:
+        self._store = store
+        self._progress = progress
+        self._lines = None if plan_to is None else PlanLinesWriter(plan_to)
+        self._uploads: tuple[Upload, ...] = ()
+        self._unreachable: tuple[Upload, ...] = ()
+        self._ttl_ms = 0
+        self._planned: tuple[PlannedUpload, ...] = ()
+        # Those below the prefix that is being deleted.
+        self._doomed: tuple[PlannedUpload, ...] = ()
+        self._tally = DeleteTally()
+
+    @override
+    async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
+        self._uploads, foreign = await list_uploads(self._store, (BLOBS, INDEXES))
+        return Listing(
+            listed_at_ms=now_ms,
+            count=len(self._uploads),
+            size_bytes=sum(u.size_bytes for u in self._uploads),
+            newest_created_at_ms=max((u.created_at_ms for u in self._uploads), default=0),
+            foreign_count=len(foreign),
+            foreign=foreign[:KEYS_LISTED_MAX],
+        )
+
+    @override
+    async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> SweepResult:
+        keys = await reachable_keys(self._store, references.everything, optional=references.optional)
+        self._unreachable = tuple(u for u in self._uploads if u.key not in keys)
+        self._ttl_ms = ttl_ms
+        planned = choose_uploads(self._unreachable, now_ms, ttl_ms, references.protected)
+        self._planned = tuple(sorted(planned, key=lambda p: p.key))
+        if self._lines is not None:
+            await self._lines.write_all(self._planned)
+        return self._result(())
+
+    @override
+    async def exclude(self, keys: frozenset[str]) -> SweepResult:
+        excluded = tuple(p for p in self._planned if p.key in keys)
+        self._planned = tuple(p for p in self._planned if p.key not in keys)
+        return self._result(excluded)
+
+    @override
+    async def delete(self, prefix: str) -> Deleted:
+        self._doomed = tuple(p for p in self._planned if p.key.startswith(prefix))
+        self._tally = DeleteTally()
+        await delete_keys(self._store, self._doomed, self._progress, tally=self._tally)
+        return self._deleted()
+
+    @override
+    def planned_count(self, prefix: str) -> int:
+        return sum(p.key.startswith(prefix) for p in self._planned)
+
+    @override
+    def so_far(self) -> Deleted | None:
+        return self._deleted()
+
+    def _deleted(self) -> Deleted:
+        tally = self._tally
+        here = frozenset(tally.left)
+        # The rest was never asked for: it is still there.
+        failed = sorted([*tally.left, *(p.key for p in self._doomed[tally.asked :])])
+        return Deleted(
+            totals=sum_deletes(p for p in self._doomed[: tally.answered] if p.key not in here),
+            failed_count=len(failed),
+            failed=tuple(failed[:KEYS_LISTED_MAX]),
+            unknown_count=tally.asked - tally.answered,
+        )
+
+    @override
+    async def end(self) -> None:
+        """Do nothing: nothing was written down."""
+
+    def _result(self, excluded: Sequence[PlannedUpload]) -> SweepResult:
+        chosen = frozenset(p.key for p in (*self._planned, *excluded))
+        waiting = [u for u in self._unreachable if u.key not in chosen]
+        gone = sum(p.size_bytes for p in self._planned) + sum(u.size_bytes for u in waiting)
+        return SweepResult(
+            totals=sum_deletes(self._planned),
+            waiting_count=len(waiting),
+            waiting_bytes=sum(u.size_bytes for u in waiting),
+            waiting_until_ms=waiting_until_ms(waiting, self._ttl_ms),
+            live_count=len(self._uploads) - len(self._planned) - len(waiting),
+            live_bytes=sum(u.size_bytes for u in self._uploads) - gone,
+            excluded_count=len(excluded),
+            excluded_bytes=sum(p.size_bytes for p in excluded),
+            first=self._planned[:KEYS_LISTED_MAX],
+        )
+
+
+async def list_uploads(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
+    """List blobs and indexes below some prefixes, and keys there that tidemark never wrote; before the roots (D2)."""
+
+    def take(blob: BlobInfo) -> Upload | str:
+        if not is_upload_key(blob.key):
+            return blob.key
+        return Upload(blob.key, blob.size_bytes, blob.created_at_ms)
+
+    found = [one for prefix in prefixes for one in await list_prefix(store, prefix, take)]
+    return tuple(u for u in found if isinstance(u, Upload)), tuple(key for key in found if isinstance(key, str))
+
+
+async def delete_keys(
+    store: BlobStore,
+    deletes: Sequence[PlannedDelete],
+    progress: Progress = NO_PROGRESS,
+    *,
+    tally: DeleteTally | None = None,
+) -> tuple[str, ...]:
+    """Delete keys, a batch at a time; return those that the store would not delete.
+
+    Args:
+        tally: Filled on the way, for the caller that has to know how far it came when an error ends it.
+    """
+    tally = DeleteTally() if tally is None else tally
+    collecting = store.tagged(RequestMetadata(payload_path="collect"))
+    for start in range(0, len(deletes), DELETE_BATCH_MAX):
+        batch = deletes[start : start + DELETE_BATCH_MAX]
+        tally.asked += len(batch)
+        failures = await collecting.delete([d.key for d in batch])
+        failed = {failure.key for failure in failures}
+        tally.answered += len(batch)
+        tally.left += sorted(failed)
+        progress.add(files=len(batch) - len(failed), bytes_=sum(d.size_bytes for d in batch if d.key not in failed))
+    return tuple(tally.left)

@@ -1,4 +1,4 @@
-"""Writing a collection's plan to where somebody wants it, outside the repository (design 0006, P1 and P2)."""
+"""Write a collection's plan to a place outside the repository (design 0006, P1 and P2)."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -22,7 +22,7 @@ LINES_PER_FILE: Final = 100_000
 
 
 async def check_place(store: BlobStore, repository: BlobStore) -> None:
-    """Refuse a place for a plan that is in the repository (P2), or where something is: two plans in one are none.
+    """Refuse a place for a plan that is in the repository (P2), or that holds anything: two plans would mix.
 
     Raises:
         TargetError: It is one of these.
@@ -56,14 +56,14 @@ async def write_summary(store: BlobStore, summary: PlanSummary) -> None:
 
 
 class PlanLinesWriter:
-    """Writes all lines of a plan, and again when a collection that was overtaken has planned anew."""
+    """Writes all lines of a plan, and writes them again when a collection has planned again."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
         self._names: tuple[str, ...] = ()
 
     async def write_all(self, planned: tuple[PlannedUpload, ...]) -> None:
-        """Replace the lines that stand there by these."""
+        """Replace the lines that were written before."""
         starts = range(0, len(planned), LINES_PER_FILE)
         names = tuple(f"uploads-{number:06d}" for number in range(len(starts)))
         for name, start in zip(names, starts, strict=True):

@@ -1,4 +1,4 @@
-"""Retention rules for many jobs, as people write them down (design 0006, P5).
+"""Read retention rules for many jobs from a file (design 0006, P5).
 
 ```toml
 [[job]]
@@ -28,7 +28,7 @@ from index.plan.retention import Retention, RetentionPolicy, RetentionRule, shad
 from index.text import iso_time
 
 POLICY_BYTES_MAX: Final = 1024 * 1024
-# What may stand in a rule, and what to write there.
+# The keys of a rule, each with its type and what to write there.
 _KEYS: Final[Mapping[str, tuple[type, str]]] = {
     "match": (str, 'write match = "flights-*", or match = "*" for all jobs'),
     "keep_last": (int, "write a number from 1 on"),
@@ -41,7 +41,7 @@ _HEADING: Final = re.compile(r"\s*\[")
 
 
 class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule as it is written: a time may be so long before the store's present."""
+    """One rule as it is written: a time may be relative to the store's present."""
 
     pattern: str
     keep_last: int = 0
@@ -50,7 +50,7 @@ class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True):
     keep_all: bool = False
 
     def resolve(self, now_ms: int) -> RetentionRule:
-        """The rule, given the store's clock."""
+        """Return the rule, given the store's clock."""
         if self.keep_all:
             return RetentionRule(pattern=self.pattern, retention=None)
         since_ms = self.keep_since.resolve_ms(now_ms) if self.keep_since is not None else None
@@ -64,11 +64,11 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[PolicyEntry, ...]
 
     def resolve(self, now_ms: int) -> RetentionPolicy:
-        """The policy, given the store's clock."""
+        """Return the policy, given the store's clock."""
         return RetentionPolicy(rules=tuple(entry.resolve(now_ms) for entry in self.entries))
 
     def resolve_past(self, now_ms: int) -> RetentionPolicy:
-        """The same, for a collection that would go by it at once.
+        """Return the policy for a collection that would use it at once.
 
         Raises:
             UsageError: A time is yet to come, such as "today 23:59": of every job its newest commit alone was current
@@ -98,16 +98,16 @@ def read_policy(path: Path) -> PolicyFile:
         with path.open("rb") as file:
             data = file.read(POLICY_BYTES_MAX + 1)
         if len(data) > POLICY_BYTES_MAX:
-            raise _wrong(path, 0, "exceeds 1 MiB", "this is no file of rules")
+            raise _wrong(path, 0, "exceeds 1 MiB", "this is not a file of rules")
         text = data.decode()
         document = tomllib.loads(text)
     except OSError as error:
         raise _wrong(path, 0, f"cannot be read: {error.strerror}", "check --policy") from error
     except RecursionError as error:
-        raise _wrong(path, 0, "is nested too deeply", "this is no file of rules") from error
+        raise _wrong(path, 0, "is nested too deeply", "this is not a file of rules") from error
     # Not UTF-8, not TOML, or a number with thousands of digits.
     except ValueError as error:
-        raise _wrong(path, 0, f"is no TOML: {error}", "correct it") from error
+        raise _wrong(path, 0, f"invalid TOML: {error}", "correct it") from error
     lines = text.splitlines()
     for key in document:
         if key != "job":
@@ -121,14 +121,14 @@ def read_policy(path: Path) -> PolicyFile:
         start = starts[position] if len(starts) == len(tables) else 0
         entry = _entry(path, lines, start, table)
         if shadow := next((e.pattern for e in entries if shadows(e.pattern, entry.pattern)), None):
-            hint = f"{shadow!r} stands above it, and the first rule that matches counts: move it up, or remove it"
+            hint = f"{shadow!r} is above it, and the first rule that matches counts: move it up, or remove it"
             raise _wrong(path, start, f"the rule for {entry.pattern!r} never counts", hint)
         entries.append(entry)
     return PolicyFile(entries=tuple(entries))
 
 
 def check_since(since: Moment, *, subject: str) -> Moment:
-    """A time from which on commits are kept.
+    """Check a time from which on commits are kept.
 
     Raises:
         UsageError: Nothing is so old: something else was meant.
@@ -168,14 +168,14 @@ def _entry(path: Path, lines: list[str], start: int, table: Mapping[str, Any]) -
 
 
 def _fits(value: object, kind: type) -> bool:
-    """Whether a value is of a kind, and not an empty one; to Python, true is a number."""
+    """Return whether a value is of a type, and not empty; to Python, true is a number."""
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, kind) and kind is bool
     return isinstance(value, kind) and (value > 0 if isinstance(value, int) else bool(value))
 
 
 def _line_of(lines: list[str], key: str, start: int) -> int:
-    """The line of a key at or after the `start`-th and before the next table; `start` itself if it is not there."""
+    """Return the line of a key from the `start`-th to the next table; `start` itself if it is not there."""
     for number, line in enumerate(lines[start:], start=start + 1):
         if re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=|\s*\[+\s*{re.escape(key)}\s*\]", line):
             return number

@@ -1,4 +1,4 @@
-"""What a collection did: the report for whoever called it, and the audit record, however it ended (design 0006, A1)."""
+"""What a collection reports: to its caller, in its audit record, and in the header and summary of its plan."""
 
 from typing import ClassVar, Final
 
@@ -8,28 +8,37 @@ from typing_extensions import override
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
 from blobstore.release import installed_release
-from engine.collect.backend import KEYS_TOLD_MAX
-from engine.collect.state import Facts
-from engine.errors import EngineError
+from engine.clock import Runtime
+from engine.collect.backend import KEYS_LISTED_MAX, SweepResult
+from engine.collect.results import CollectError, Deletion, Kept, Listed, Rules
 from index.display import DisplayMixin, format_value
-from index.errors import FormatError
 from index.plan.collect import PlannedDelete, ReasonTotal
-from index.plan.commits import Commit
-from index.plan.plan_format import AuditedBoundary, AuditedScope, AuditRecord, Outcome, encode_audit
+from index.plan.plan_format import (
+    AuditedBoundary,
+    AuditedScope,
+    AuditRecord,
+    Outcome,
+    PlanHeader,
+    PlanSummary,
+    RootCommit,
+    RootName,
+    RootPin,
+    encode_audit,
+)
 from index.plan.retention import KeepReason
-from index.snapshot.keys import RunId, audit_key
+from index.snapshot.keys import RunId, audit_key, parse_name_key
 from index.snapshot.model import Scope
 from index.snapshot.records import Boundary
 from index.text import count, human_bytes, printable, shortened
 
-# What other programs may use; audit records are written by a collection alone.
-__all__ = ["CollectReport", "KeptCommit", "make_report"]
+# For other programs; audit records and plans are written by a collection alone.
+__all__ = ["CollectReport", "KeptCommit"]
 
-# Of many scopes, boundaries and failures these are told one by one.
-SCOPES_TOLD_MAX: Final = 1000
-FAILED_TOLD_MAX: Final = 100
+# The most scopes, boundaries and failures in an audit record.
+SCOPES_LISTED_MAX: Final = 1000
+FAILED_LISTED_MAX: Final = 100
 # Of a boundary's records the newest.
-POINTERS_TOLD_MAX: Final = 30
+POINTERS_LISTED_MAX: Final = 30
 ERROR_LENGTH_MAX: Final = 1000
 
 
@@ -50,7 +59,7 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     run: RunId
     dry_run: bool
-    # The listing of an earlier run was taken up (design 0006, R3).
+    # The listing of an earlier run was used (design 0006, R3).
     resumed: bool = False
     # Only of a dry run: what is not one would end here, because the plan has too large a share of all bytes (P4).
     refused: bool = False
@@ -58,12 +67,12 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     boundaries: tuple[Boundary, ...]
     # Everything that went, by reason.
     totals: tuple[ReasonTotal, ...]
-    # Key by key: the first KEYS_TOLD_MAX of the log, of the uploads, and of what was never finished.
+    # Key by key: the first KEYS_LISTED_MAX of the log, of the uploads, and of what was never finished.
     deletes: tuple[PlannedDelete, ...] = msgspec.field(name="deleted")
     # Blobs and indexes.
     listed_count: int
     listed_bytes: int
-    # Unreachable uploads that stay because they are younger than the TTL, and when the youngest of them is no more,
+    # Unreachable uploads that stay because they are younger than the TTL, and when the youngest of them no longer is,
     # by the store's clock; 0: there are none.
     waiting_count: int
     waiting_bytes: int
@@ -71,8 +80,8 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     live_count: int
     live_bytes: int
     # Of the live ones, those that were to be deleted until the second reading of the roots led to them.
-    spared_count: int = 0
-    spared_bytes: int = 0
+    excluded_count: int = msgspec.field(default=0, name="spared_count")
+    excluded_bytes: int = msgspec.field(default=0, name="spared_bytes")
     # Keys below its prefixes that this project never wrote, finished or not; they are left alone.
     foreign_count: int = 0
     foreign: tuple[str, ...] = ()
@@ -88,7 +97,7 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     damaged: bool = False
     # What cannot be read, or has nothing that vouches for it, and why, by key.
     unreadable: tuple[tuple[str, str], ...] = ()
-    # Nothing was deleted of these scopes, to which it may refer; `*` where nothing tells them.
+    # Nothing was deleted of these scopes, to which it may refer; `*` where they are not known.
     protected: tuple[str, ...] = ()
     # Why there is no audit record; empty if there is one, or should be none.
     audit_missing: str = ""
@@ -102,147 +111,254 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @override
     def figures(self) -> dict[str, str]:
-        """What went, or with a dry run would go, and what stays."""
+        """Return what went, or with a dry run would go, and what stays."""
         gone = "would delete" if self.dry_run else "deleted"
-        told = {
+        shown = {
             "run": self.run,
-            gone: _tell_keys(self.deletes_count, self.freed_bytes),
+            gone: _format_keys(self.deletes_count, self.freed_bytes),
             "kept": count(len(self.kept), "commit"),
-            "live": _tell_keys(self.live_count, self.live_bytes),
-            "younger than the TTL": _tell_keys(self.waiting_count, self.waiting_bytes),
+            "live": _format_keys(self.live_count, self.live_bytes),
+            "younger than the TTL": _format_keys(self.waiting_count, self.waiting_bytes),
             "failed": f"{self.failed_count:,}" if self.failed_count else "",
             "refused": "yes" if self.refused else "",
             "store's clock ahead": format_value("clock_ahead_ms", self.clock_ahead_ms) if self.clock_ahead_ms else "",
             "no audit record": format_value("audit_missing", self.audit_missing),
-            **{total.reason.value: _tell_keys(total.count, total.size_bytes) for total in self.totals},
+            **{total.reason.value: _format_keys(total.count, total.size_bytes) for total in self.totals},
         }
-        return {name: text for name, text in told.items() if text}
+        return {name: text for name, text in shown.items() if text}
 
     @property
     def deletes_count(self) -> int:
-        """Keys deleted."""
+        """The number of keys deleted."""
         return sum(total.count for total in self.totals)
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes of the blobs and indexes deleted."""
+        """The bytes of the blobs and indexes deleted."""
         return sum(total.size_bytes for total in self.totals)
 
 
-def _tell_keys(number: int, size_bytes: int) -> str:
+def _format_keys(number: int, size_bytes: int) -> str:
     return f"{count(number, 'key')} ({human_bytes(size_bytes)})"
 
 
-def make_report(facts: Facts, *, audit_missing: str = "", run_left: str = "") -> CollectReport:
-    """The report of a run that came to its end."""
-    swept = facts.swept
-    foreign = {*facts.listing.foreign, *facts.unfinished.foreign, *facts.roots.foreign}
+def make_report(
+    rules: Rules, listed: Listed, deletion: Deletion, *, audit_missing: str = "", run_left: str = ""
+) -> CollectReport:
+    """Report a run that came to its end."""
+    kept, sweep_result, unfinished = deletion.plan.kept, deletion.plan.sweep_result, deletion.leftovers.unfinished
+    foreign = {*listed.listing.foreign, *unfinished.foreign, *kept.roots.foreign}
     return CollectReport(
-        run=facts.run,
-        dry_run=facts.dry_run,
-        resumed=facts.listing.taken_up is not None,
-        refused=facts.refused,
+        run=rules.run,
+        dry_run=rules.dry_run,
+        resumed=listed.listing.resumed_from is not None,
+        refused=is_too_much(rules, listed, sweep_result),
         kept=tuple(
             KeptCommit(scope=plan.scope, number=c.pointer.number, version=c.record.version, reason=reason)
-            for plan in facts.plans
+            for plan in kept.scopes
             for c, reason in plan.kept
         ),
-        boundaries=facts.boundaries,
-        totals=facts.totals(),
-        deletes=facts.told(),
-        listed_count=facts.listing.count,
-        listed_bytes=facts.listing.size_bytes,
-        waiting_count=swept.waiting_count,
-        waiting_bytes=swept.waiting_bytes,
-        waiting_until_ms=swept.waiting_until_ms,
-        live_count=swept.live_count,
-        live_bytes=swept.live_bytes,
-        spared_count=swept.spared_count,
-        spared_bytes=swept.spared_bytes,
-        foreign_count=facts.listing.foreign_count + len(foreign - {*facts.listing.foreign}),
-        foreign=tuple(sorted(foreign)[:KEYS_TOLD_MAX]),
-        unfinished_count=len(facts.unfinished.young),
-        unfinished_bytes=sum(put.size_bytes for put in facts.unfinished.young),
-        unfinished_hidden=facts.unfinished_hidden,
-        damaged=bool(facts.damage.errors),
-        unreadable=facts.damage.reasons,
-        protected=facts.damage.protected.told(),
-        failed_count=facts.failed_count(),
-        failed=facts.failed(),
+        boundaries=deletion.plan.boundaries,
+        totals=deletion.totals(),
+        deletes=deletion.first_keys(),
+        listed_count=listed.listing.count,
+        listed_bytes=listed.listing.size_bytes,
+        waiting_count=sweep_result.waiting_count,
+        waiting_bytes=sweep_result.waiting_bytes,
+        waiting_until_ms=sweep_result.waiting_until_ms,
+        live_count=sweep_result.live_count,
+        live_bytes=sweep_result.live_bytes,
+        excluded_count=sweep_result.excluded_count,
+        excluded_bytes=sweep_result.excluded_bytes,
+        foreign_count=listed.listing.foreign_count + len(foreign - {*listed.listing.foreign}),
+        foreign=tuple(sorted(foreign)[:KEYS_LISTED_MAX]),
+        unfinished_count=len(unfinished.young),
+        unfinished_bytes=sum(put.size_bytes for put in unfinished.young),
+        unfinished_hidden=deletion.leftovers.unfinished_hidden,
+        damaged=bool(kept.damage.errors),
+        unreadable=kept.damage.reasons,
+        protected=kept.damage.protected.scope_names(),
+        failed_count=deletion.failed_count(),
+        failed=deletion.failed(),
         audit_missing=audit_missing,
         run_left=run_left,
-        clock_ahead_ms=facts.clock_ahead_ms,
-        unruled=facts.policy.unruled(plan.scope.job for plan in facts.plans if plan.kept),
+        clock_ahead_ms=listed.clock_ahead_ms,
+        unruled=listed.policy.unruled(plan.scope.job for plan in kept.scopes if plan.kept),
     )
 
 
-def make_audit(facts: Facts, *, seconds: float, outcome: Outcome, error: str = "") -> AuditRecord:
-    """The record of a run, as far as it came."""
-    kept = {plan.scope: plan.kept for plan in facts.plans}
-    scopes = [_scope(log.listing.scope, log.commits, kept.get(log.listing.scope, ())) for log in facts.roots.logs]
-    swept = facts.swept
-    return AuditRecord(
-        run=facts.run,
-        release=installed_release(),
-        began_at_ms=facts.now_ms,
-        listed_at_ms=facts.listing.listed_at_ms,
-        clock_ahead_ms=facts.clock_ahead_ms,
-        taken_up=facts.listing.taken_up,
-        seconds=round(seconds, 3),
-        outcome=outcome,
-        error=error,
-        retention=facts.policy,
-        delete_share_max=facts.delete_share_max,
-        scopes_count=len(scopes),
-        scopes=tuple(scopes[:SCOPES_TOLD_MAX]),
-        names_count=sum(bool(name.stores) for name in facts.roots.names),
-        pins_count=sum(bool(pin.stores) for pin in facts.roots.pins),
-        boundaries_count=len(facts.boundaries),
-        boundaries=tuple(
-            AuditedBoundary(scope=b.scope, number=b.number, kept_count=len(b.kept), kept=b.kept[-POINTERS_TOLD_MAX:])
-            for b in facts.boundaries[:SCOPES_TOLD_MAX]
-        ),
-        listed_count=facts.listing.count,
-        listed_bytes=facts.listing.size_bytes,
-        live_count=swept.live_count,
-        live_bytes=swept.live_bytes,
-        waiting_count=swept.waiting_count,
-        waiting_bytes=swept.waiting_bytes,
-        spared_count=swept.spared_count,
-        planned=swept.totals,
-        deleted=facts.totals(),
-        failed_count=facts.failed_count(),
-        unknown_count=facts.unknown_count(),
-        failed=facts.failed()[:FAILED_TOLD_MAX],
-    )
+def is_too_much(rules: Rules, listed: Listed, sweep_result: SweepResult) -> bool:
+    """Return whether a plan has a larger share of all bytes than it may delete (design 0006, P4)."""
+    return sweep_result.planned_bytes > rules.delete_share_max * listed.listing.size_bytes
 
 
-def _scope(scope: Scope, commits: tuple[Commit, ...], kept: tuple[tuple[Commit, KeepReason], ...]) -> AuditedScope:
-    newest = commits[-1].pointer.number if commits else 0
-    return AuditedScope(scope=scope, newest=newest, open_count=len(commits), kept_count=len(kept))
+class Audit:
+    """The audit record of one run: each step adds what it knows, so that it can be written however the run ends (A1).
+
+    No step reads it.
+    """
+
+    def __init__(self, rules: Rules, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._began_s = runtime.monotonic_s()
+        self._deletion: Deletion | None = None
+        self._record = AuditRecord(
+            run=rules.run,
+            release=installed_release(),
+            began_at_ms=rules.now_ms,
+            retention=rules.policy,
+            delete_share_max=rules.delete_share_max,
+        )
+
+    def add_listed(self, listed: Listed) -> None:
+        """Add step 1."""
+        self._record = msgspec.structs.replace(
+            self._record,
+            listed_at_ms=listed.listing.listed_at_ms,
+            clock_ahead_ms=listed.clock_ahead_ms,
+            resumed_from=listed.listing.resumed_from,
+            retention=listed.policy,
+            listed_count=listed.listing.count,
+            listed_bytes=listed.listing.size_bytes,
+        )
+
+    def add_kept(self, kept: Kept) -> None:
+        """Add a reading of the roots."""
+        reasons = {plan.scope: plan.kept for plan in kept.scopes}
+        scopes = []
+        for log in kept.roots.logs:
+            scope, commits = log.listing.scope, log.commits
+            newest = commits[-1].pointer.number if commits else 0
+            kept_count = len(reasons.get(scope, ()))
+            scopes.append(AuditedScope(scope=scope, newest=newest, open_count=len(commits), kept_count=kept_count))
+        self._record = msgspec.structs.replace(
+            self._record,
+            scopes_count=len(scopes),
+            scopes=tuple(scopes[:SCOPES_LISTED_MAX]),
+            names_count=sum(bool(name.stores) for name in kept.roots.names),
+            pins_count=sum(bool(pin.stores) for pin in kept.roots.pins),
+        )
+
+    def add_sweep_result(self, sweep_result: SweepResult) -> None:
+        """Add what is planned."""
+        self._record = msgspec.structs.replace(
+            self._record,
+            live_count=sweep_result.live_count,
+            live_bytes=sweep_result.live_bytes,
+            waiting_count=sweep_result.waiting_count,
+            waiting_bytes=sweep_result.waiting_bytes,
+            excluded_count=sweep_result.excluded_count,
+            planned=sweep_result.totals,
+        )
+
+    def add_boundaries(self, boundaries: tuple[Boundary, ...]) -> None:
+        """Add the boundaries that were written."""
+        self._record = msgspec.structs.replace(
+            self._record,
+            boundaries_count=len(boundaries),
+            boundaries=tuple(
+                AuditedBoundary(
+                    scope=b.scope, number=b.number, kept_count=len(b.kept), kept=b.kept[-POINTERS_LISTED_MAX:]
+                )
+                for b in boundaries[:SCOPES_LISTED_MAX]
+            ),
+        )
+
+    def add_deletion(self, deletion: Deletion) -> None:
+        """Add the deletes, which are only beginning: the record will say how far they came."""
+        self._deletion = deletion
+
+    def record(self, outcome: Outcome, error: CollectError | None = None) -> AuditRecord:
+        """Return the record as it is now."""
+        record = msgspec.structs.replace(
+            self._record,
+            seconds=round(self._runtime.monotonic_s() - self._began_s, 3),
+            outcome=outcome,
+            error="" if error is None else _describe(error),
+        )
+        if self._deletion is None:
+            return record
+        return msgspec.structs.replace(
+            record,
+            deleted=self._deletion.totals(),
+            failed_count=self._deletion.failed_count(),
+            unknown_count=self._deletion.unknown_count(),
+            failed=self._deletion.failed()[:FAILED_LISTED_MAX],
+        )
+
+    async def write(self, store: BlobStore, outcome: Outcome, error: CollectError | None = None) -> str:
+        """Write the record.
+
+        Returns:
+            Why it is not there, or may not be; empty if it is. What the run did is done either way.
+        """
+        record = self.record(outcome, error)
+        try:
+            match await store.put_if_absent(audit_key(record.run), BytesBody(encode_audit(record))):
+                case Created():
+                    return ""
+                case answer:
+                    return f"no answer for {audit_key(record.run)}: {answer}"
+        except StoreError as denied:
+            return f"{denied} ({denied.hint})"
 
 
-def tell_error(error: EngineError | FormatError | StoreError) -> str:
-    """An error for a record that stays for years and that others read: of a store's only what was asked of it.
+def _describe(error: CollectError) -> str:
+    """Describe an error for a record that stays for years and that others read: of a store's, only what was asked.
 
     What a server or a library says of a request may repeat parts of it, such as the address or the account.
     """
-    kind = type(error).__name__
-    told = f"{error.operation} {error.key}".rstrip() if isinstance(error, StoreError) else str(error)
-    return printable(shortened(f"{kind}: {told}", ERROR_LENGTH_MAX))
+    text = f"{error.operation} {error.key}".rstrip() if isinstance(error, StoreError) else str(error)
+    return printable(shortened(f"{type(error).__name__}: {text}", ERROR_LENGTH_MAX))
 
 
-async def write_audit(store: BlobStore, record: AuditRecord) -> str:
-    """Write a record.
+def make_header(rules: Rules, listed: Listed, kept: Kept) -> PlanHeader:
+    """Return what a plan is made of: every root that was examined (design 0006, P1)."""
+    reasons = {(plan.scope, c.pointer): reason for plan in kept.scopes for c, reason in plan.kept}
+    return PlanHeader(
+        run=rules.run,
+        repository_id=rules.repository.id,
+        release=installed_release(),
+        ttl_ms=rules.repository.ttl_ms,
+        now_ms=rules.now_ms,
+        listed_at_ms=listed.listing.listed_at_ms,
+        retention=listed.policy,
+        commits=tuple(
+            RootCommit(
+                scope=log.listing.scope,
+                number=commit.pointer.number,
+                version=commit.record.version,
+                committed_at_ms=commit.committed_at_ms,
+                kept=reasons.get((log.listing.scope, commit.pointer)),
+            )
+            for log in kept.roots.logs
+            for commit in log.commits
+        ),
+        names=tuple(
+            RootName(
+                scope=name.scope,
+                name=parse_name_key(name.key)[1],
+                number=name.source.number,
+                is_live=bool(name.stores),
+            )
+            for name in kept.roots.names
+        ),
+        pins=tuple(
+            RootPin(id=pin.key.rpartition("/")[2], scope=pin.scope, number=pin.source.number, is_live=bool(pin.stores))
+            for pin in kept.roots.pins
+        ),
+    )
 
-    Returns:
-        Why it is not there, or may not be; empty if it is. What the run did is done either way.
-    """
-    try:
-        match await store.put_if_absent(audit_key(record.run), BytesBody(encode_audit(record))):
-            case Created():
-                return ""
-            case answer:
-                return f"no answer for {audit_key(record.run)}: {answer}"
-    except StoreError as error:
-        return f"{error} ({error.hint})"
+
+def make_summary(rules: Rules, listed: Listed, sweep_result: SweepResult) -> PlanSummary:
+    """Return the end of a plan."""
+    return PlanSummary(
+        run=rules.run,
+        lines_count=sweep_result.planned_count,
+        size_bytes=sweep_result.planned_bytes,
+        totals=sweep_result.totals,
+        listed_count=listed.listing.count,
+        listed_bytes=listed.listing.size_bytes,
+        waiting_count=sweep_result.waiting_count,
+        waiting_bytes=sweep_result.waiting_bytes,
+    )

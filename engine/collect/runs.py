@@ -1,11 +1,19 @@
-"""The run of a collection whose inventory stands in the store: begun, taken up, ended (design 0006, R2, R3, R6)."""
+"""The objects of runs in the store: those of one that is begun, resumed or ended, and what earlier runs have left.
+
+Design 0006, R2, R3 and R6.
+"""
+
+from itertools import groupby
+from typing import Final
 
 import msgspec
 
 from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, RequestMetadata, Unknown, list_blobs, read_blob
 from blobstore.errors import BlobNotFoundError
+from engine.collect.backend import DeleteTally, delete_keys
 from engine.errors import UnsafeStoreError
 from index.errors import FormatError, UnsafeNameError
+from index.plan.collect import DeleteReason, PlannedDelete
 from index.plan.plan_format import (
     RUN_ENDED,
     RUN_HEADER,
@@ -14,27 +22,31 @@ from index.plan.plan_format import (
     decode_run_header,
     encode_run_header,
 )
-from index.snapshot.keys import RUNS, RunId, parse_run_key, run_began_at_ms, run_key, run_prefix
+from index.snapshot.keys import AUDIT, RUNS, RunId, parse_audit_key, parse_run_key, run_began_at_ms, run_key, run_prefix
 from index.snapshot.records import RepositoryRecord
 
-COLLECT = RequestMetadata(payload_path="collect")
+COLLECT: Final = RequestMetadata(payload_path="collect")
+AUDITS_KEPT_MAX: Final = 1000
+# After everything else, and in this order. Without its header nobody would know that the others belong to a run, and a
+# header without the mark that the run has ended would be resumed.
+_LAST: Final = (RUN_HEADER, RUN_ENDED)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The run that a collection works on."""
 
     id: RunId
-    # Names of its objects, as they were when the run was taken up; of a new one there are none.
+    # Names of its objects, as they were when the run was resumed; of a new one there are none.
     names: frozenset[str]
 
     @property
     def began_at_ms(self) -> int:
-        """By the store's clock; nothing that it lists was listed before."""
+        """When it began, by the store's clock; nothing that it lists was listed before."""
         return run_began_at_ms(self.id)
 
 
-async def take_up_run(store: BlobStore, repository: RepositoryRecord, run: RunId, now_ms: int, release: str) -> Run:
-    """The newest run that is not finished and was begun less than a TTL ago, or a new one (R3).
+async def resume_run(store: BlobStore, repository: RepositoryRecord, run: RunId, now_ms: int, release: str) -> Run:
+    """Resume the newest run that is not finished and was begun less than a TTL ago, or begin a new one (R3).
 
     One that has come to its end is finished, though its objects may still be there (R6).
     A run whose header cannot be read, because it is damaged or a newer release wrote it, is left alone until it is old.
@@ -57,32 +69,27 @@ async def take_up_run(store: BlobStore, repository: RepositoryRecord, run: RunId
         try:
             found, name = parse_run_key(blob.key)
         except UnsafeNameError:
-            # Somebody else's: no concern of a collection.
-            continue
+            continue  # a key of another program
         names.setdefault(found, set()).add(name)
     for found in sorted(names, reverse=True):
         is_current = now_ms - repository.ttl_ms < run_began_at_ms(found) <= now_ms
-        if (
-            is_current
-            and RUN_HEADER in names[found]
-            and RUN_ENDED not in names[found]
-            and await _is_ours(store, repository, found)
-        ):
+        is_unfinished = RUN_HEADER in names[found] and RUN_ENDED not in names[found]
+        if is_current and is_unfinished and await _is_ours(store, repository, found):
             return Run(id=found, names=frozenset(names[found]))
-    header = RunHeader(run=run, repository_id=repository.id, release=release)
-    outcome = await store.tagged(COLLECT).put_if_absent(run_key(run, RUN_HEADER), BytesBody(encode_run_header(header)))
+    key = run_key(run, RUN_HEADER)
+    header = encode_run_header(RunHeader(run=run, repository_id=repository.id, release=release))
+    outcome = await store.tagged(COLLECT).put_if_absent(key, BytesBody(header))
     if isinstance(outcome, Unknown):
-        raise UnsafeStoreError(
-            f"no answer for the run's header: {outcome.reason}", operation="collect", subject=run_key(run, RUN_HEADER)
-        )
+        message = f"no answer for the run's header: {outcome.reason}"
+        raise UnsafeStoreError(message, operation="collect", subject=key)
     return Run(id=run, names=frozenset())
 
 
 async def end_run(store: BlobStore, run: RunId) -> None:
-    """Remove everything that a run has written down, its header last, so that nobody takes up a part of it (R6).
+    """Remove everything that a run has written down, its header last, so that nobody resumes a part of it (R6).
 
     First it is marked as ended: what a later collection did of it would be counted twice. What the store will not
-    delete goes with a later collection (`engine.collect.collect`).
+    delete goes with a later collection (`plan_leftovers`).
 
     Raises:
         StoreError: As the store says.
@@ -95,7 +102,7 @@ async def end_run(store: BlobStore, run: RunId) -> None:
     for start in range(0, len(keys), DELETE_BATCH_MAX):
         if await store.delete(keys[start : start + DELETE_BATCH_MAX]):
             return
-    # One after the other: a header without the mark would be taken up.
+    # One after the other: a header without the mark would be resumed.
     if not await store.delete([header]):
         await store.delete([ended])
 
@@ -108,3 +115,55 @@ async def _is_ours(store: BlobStore, repository: RepositoryRecord, run: RunId) -
     except (BlobNotFoundError, FormatError):
         return False
     return header.run == run and header.repository_id == repository.id
+
+
+async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[PlannedDelete, ...]:
+    """Plan what may go, in the order in which it may; a key that tidemark never wrote is left alone.
+
+    Args:
+        store: The repository's store.
+        now_ms: When this run began, by the store's clock. A run that it could have resumed is never among them.
+        ttl_ms: The repository's TTL.
+    """
+    runs: list[tuple[RunId, str, int]] = []
+    ended: set[RunId] = set()
+    audits: list[tuple[str, int]] = []
+    async for blob in list_blobs(store, RUNS):
+        try:
+            run, name = parse_run_key(blob.key)
+        except UnsafeNameError:
+            continue
+        runs.append((run, blob.key, blob.size_bytes))
+        if name == RUN_ENDED or run_began_at_ms(run) + ttl_ms <= now_ms:
+            ended.add(run)
+    async for blob in list_blobs(store, AUDIT):
+        try:
+            parse_audit_key(blob.key)
+        except UnsafeNameError:
+            continue
+        audits.append((blob.key, blob.size_bytes))
+    # One more is written at the end of this run; its id is the newest.
+    old = audits[: max(0, len(audits) - (AUDITS_KEPT_MAX - 1))]
+    leftovers = [PlannedDelete(key, DeleteReason.LEFT_RUN, size) for run, key, size in runs if run in ended]
+    leftovers += [PlannedDelete(key, DeleteReason.OLD_AUDIT, size) for key, size in old]
+    return tuple(sorted(leftovers, key=lambda planned: (_stage(planned), planned.key)))
+
+
+async def delete_leftovers(store: BlobStore, leftovers: tuple[PlannedDelete, ...], tally: DeleteTally) -> None:
+    """Delete what `plan_leftovers` has planned; once something of a run stays, begin no later stage.
+
+    A request deletes its keys in any order, and some of them may fail: so each stage has requests of its own.
+
+    Raises:
+        StoreError: As the store says: nothing was deleted after it.
+    """
+    for _, stage in groupby(leftovers, key=_stage):
+        left = await delete_keys(store, list(stage), tally=tally)
+        if any(key.startswith(RUNS) for key in left):
+            return
+
+
+def _stage(planned: PlannedDelete) -> int:
+    """Return the stage of a delete: a greater one is begun only when everything of a smaller one is gone."""
+    name = planned.key.rpartition("/")[2]
+    return _LAST.index(name) + 1 if planned.reason is DeleteReason.LEFT_RUN and name in _LAST else 0

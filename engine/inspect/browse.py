@@ -1,4 +1,4 @@
-"""Browsing the keys of a snapshot's RocksDB, in a directory of its own that is gone afterwards."""
+"""Read the keys of a snapshot's RocksDB, in a directory of its own that is removed afterwards."""
 
 import contextlib
 import tempfile
@@ -23,7 +23,7 @@ from index.snapshot.records import StoreReference
 from index.spark.checkpoint import decode_checkpoint_backup
 
 SCRATCH_PREFIX: Final = "tidemark-keys-"
-# The file without which a directory is no RocksDB.
+# The file that every RocksDB directory has.
 _CURRENT: Final = "CURRENT"
 
 
@@ -34,10 +34,12 @@ class KeyRange(msgspec.Struct, frozen=True, kw_only=True):
     start: bytes = b""
     # None: to the end.
     stop: bytes | None = None
+    # The column family; None: all, one after the other.
+    family: str | None = None
 
 
 class KeyPlace(msgspec.Struct, frozen=True):
-    """Where one goes on: at a key of a column family, with the families behind it whole."""
+    """Where to continue: at a key of a column family, and then in the families behind it."""
 
     family: str
     key: bytes
@@ -56,30 +58,30 @@ class FoundKeys(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """The first keys of a range."""
 
     keys: tuple[FoundKey, ...]
-    # Keys of the range, those that are told among them; None: nobody has counted.
+    # Number of keys of the range, those that are listed among them; None: not counted.
     count: int | None
     # The key that comes next, and its family; None: these are all.
     next: FoundKey | None = None
-    # Those of the range; of the ones before the place to go on at nothing is told.
+    # Those of the range; nothing is listed of the ones before the place to continue at.
     families: tuple[str, ...]
 
     @override
     def figures(self) -> dict[str, str]:
-        """How many, and where."""
-        told = {
+        """Return how many keys, and where."""
+        shown = {
             "keys": f"{len(self.keys):,}",
             "of": "" if self.count is None else f"{self.count:,}",
             "more": "yes" if self.next is not None else "",
             "column families": ", ".join(self.families),
         }
-        return {name: text for name, text in told.items() if text}
+        return {name: text for name, text in shown.items() if text}
 
 
 @contextlib.asynccontextmanager
 async def opened_snapshot(
     repository: OpenRepository, reference: StoreReference, scratch: Path, *, progress: Progress = NO_PROGRESS
 ) -> AsyncIterator[Path]:
-    """A store of a pinned commit, restored whole to a fresh directory that is removed when the block ends.
+    """Restore a store of a pinned commit to a fresh directory, which is removed when the block ends.
 
     RocksDB opens a directory only if all of its SSTs are there, so all of them are fetched.
 
@@ -92,7 +94,7 @@ async def opened_snapshot(
         progress: As of a restore.
 
     Raises:
-        NotFoundError: The snapshot is no RocksDB.
+        NotFoundError: The snapshot is not a RocksDB directory.
         DamagedError, TargetError, StoreError: As `restore_store`.
     """
     index, _ = await read_index_of(repository.store, reference)
@@ -121,7 +123,7 @@ def check_is_rocksdb(index: SnapshotIndex) -> None:
 
 
 def is_checkpoint_backup(offsets: str) -> bool:
-    """Whether a commit with these offsets is the backup of a Spark checkpoint: its state is not browsed like this."""
+    """Return whether a commit with these offsets is the backup of a checkpoint: its keys are not read like this."""
     try:
         return decode_checkpoint_backup(offsets) is not None
     except FormatError:
@@ -141,21 +143,19 @@ def find_keys(
     wanted: KeyRange,
     *,
     keys_max: int,
-    family: str | None = None,
     resume: KeyPlace | None = None,
     values: bool = False,
     counted: bool = False,
     merge_delimiter: bytes | None = None,
 ) -> FoundKeys:
-    """The first keys of a range. Blocks; opens the store in raw mode, for reading.
+    """Find the first keys of a range. Blocks; opens the store in raw mode, for reading.
 
     Args:
         directory: Of a RocksDB that nobody has open.
         wanted: Which keys.
-        keys_max: So many at most; 0 with `counted` tells none.
-        family: The column family; None: all, one after the other.
+        keys_max: The most keys; 0 with `counted` lists none.
         resume: Where the range begins, if not in the first of its families.
-        values: Whether values are told too.
+        values: Whether values are listed too.
         counted: Whether all keys of the range are counted, which reads all of it.
         merge_delimiter: As in `RocksDbSettings`.
 
@@ -165,7 +165,7 @@ def find_keys(
         UsageError: It holds operands, and there is no delimiter to put them together.
     """
     there = list_families(directory)
-    families = there if family is None else _from_family(family, there, directory)[:1]
+    families = there if wanted.family is None else _from_family(wanted.family, there, directory)[:1]
     keys: list[FoundKey] = []
     count, following = 0, None
     for name in families if resume is None else _from_family(resume.family, families, directory):
@@ -184,7 +184,7 @@ def find_keys(
 
 
 def _from_family(family: str, families: tuple[str, ...], directory: Path) -> tuple[str, ...]:
-    """A family and those behind it."""
+    """Return a family and those behind it."""
     if family not in families:
         raise NotFoundError(
             f"has no column family {family!r}",
@@ -196,7 +196,7 @@ def _from_family(family: str, families: tuple[str, ...], directory: Path) -> tup
 
 
 def _range_in(family: str, wanted: KeyRange, resume: KeyPlace | None) -> KeyRange:
-    """What is left of a range in one family: only in the one to go on in it begins later."""
+    """Return what is left of a range in one family: it begins later in the one to continue in."""
     if resume is None or family != resume.family:
         return wanted
     return msgspec.structs.replace(wanted, start=max(wanted.start, resume.key))
@@ -217,22 +217,22 @@ def _found(family: str, key: bytes, value: bytes, *, values: bool) -> FoundKey:
 
 
 def escape_bytes(data: bytes) -> str:
-    r"""Bytes as text that a terminal shows and `parse_bytes` reads back: UTF-8 where it is printable, else `\xNN`."""
-    told = []
+    r"""Return bytes as text that `parse_bytes` reads back: UTF-8 where a terminal shows it, else `\xNN`."""
+    parts = []
     for character in data.decode("utf-8", "surrogateescape"):
         if character == "\\":
-            told.append("\\\\")
+            parts.append("\\\\")
         elif character.isprintable():
-            told.append(character)
+            parts.append(character)
         else:
-            told.extend(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
-    text = "".join(told)
-    # As it stands it would be read back as hexadecimal.
+            parts.extend(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
+    text = "".join(parts)
+    # This would be read back as hexadecimal.
     return f"\\x30{text[1:]}" if text.startswith("0x") else text
 
 
 def parse_bytes(text: str) -> bytes:
-    r"""Bytes from text as `escape_bytes` writes it, or from hexadecimal behind `0x`.
+    r"""Return bytes from text as `escape_bytes` writes it, or from hexadecimal behind `0x`.
 
     Raises:
         UsageError: It is neither.
@@ -258,20 +258,20 @@ def parse_bytes(text: str) -> bytes:
 
 
 def write_place(place: KeyPlace) -> str:
-    r"""A place as text that `parse_place` reads back: the family, a colon and the key, each as `escape_bytes` says."""
+    r"""Return a place as text that `parse_place` reads back: family, colon and key, each as `escape_bytes` says."""
     family = escape_bytes(place.family.encode("utf-8", "surrogateescape")).replace(":", "\\x3a")
     return f"{family}:{escape_bytes(place.key)}"
 
 
 def parse_place(text: str) -> KeyPlace:
-    """A place from text as `write_place` writes it.
+    """Return a place from text as `write_place` writes it.
 
     Raises:
         UsageError: It is none.
     """
     family, colon, key = text.partition(":")
     if not colon:
-        raise UsageError(f"{text!r} is no place", operation="read", hint="write FAMILY:KEY, as `more:` tells it")
+        raise UsageError(f"not a place: {text!r}", operation="read", hint="write FAMILY:KEY, as `more:` shows it")
     return KeyPlace(parse_bytes(family).decode("utf-8", "surrogateescape"), parse_bytes(key))
 
 
@@ -281,7 +281,7 @@ def _is_hex(text: str) -> bool:
 
 def _no_key(text: str) -> UsageError:
     return UsageError(
-        f"{text!r} is no key",
+        f"not a key: {text!r}",
         operation="read",
         hint=r"write text with \xNN for bytes and \\ for a backslash, or hexadecimal behind 0x",
     )

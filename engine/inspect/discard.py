@@ -1,4 +1,4 @@
-"""Removal of one damaged object by an operator who knows what that means (design 0002, D12)."""
+"""Remove one damaged object, for an operator who knows what that means (design 0002, D12)."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -52,7 +52,7 @@ async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Disca
 
     Raises:
         NotFoundError: There is no such object.
-        UsageError: It can be read, a newer tidemark can read it, it is no such object, or another one has to go first.
+        UsageError: It can be read, a newer tidemark can read it, of another kind, or another one has to go first.
         UnsafeStoreError: The boundary that takes its place could not be written; nothing was removed.
         StoreError: As the store says.
     """
@@ -86,7 +86,7 @@ async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Disca
         else:
             planned = await _plan_log(store, planned, noted)
     except UnsafeNameError as error:
-        raise UsageError("is no record, boundary, name or pin", operation=OPERATION, subject=key) from error
+        raise UsageError("not a record, boundary, name or pin", operation=OPERATION, subject=key) from error
     _check_damaged(key, noted)
     if dry_run:
         return planned
@@ -135,14 +135,14 @@ async def _plan_log(store: BlobStore, planned: Discarded, noted: Noted) -> Disca
     whole = [commit for commit in log.commits if not (await verify(store, [commit])).damaged]
     boundary = _keeping(log, max(number + 1, log.listing.newest_number), whole)
     kept = ", ".join(str(commit.record.number) for commit in whole) or "none"
-    meaning = f"what it closed of {scope} is not known: of the commits that stand, those that are whole count: {kept}"
+    meaning = f"what it closed of {scope} is not known: of its commits, those that are whole count: {kept}"
     return msgspec.structs.replace(planned, meaning=meaning, boundary=boundary)
 
 
 def _keeping(log: ScopeLog, number: int, commits: Sequence[Commit]) -> Boundary:
     """Return a boundary that keeps these commits, as far as they are not above it; nobody has used its number.
 
-    Whoever remembers the newest record goes on from it. Where that is not kept the boundary stands far above it, as
+    A writer that remembers the newest record builds on it. Where that is not kept the boundary is far above it, as
     that of forgetting: a collection takes what only that record needed, and nothing may build on it.
     """
     while number in log.listing.boundaries:
@@ -174,9 +174,9 @@ async def _write(store: BlobStore, boundary: Boundary) -> None:
     if isinstance(await put_boundary(store, boundary, operation=OPERATION, may_arrive=_MAY_ARRIVE), Created):
         return
     try:
-        standing = await find_boundary(store, boundary.scope, boundary.number)
+        written = await find_boundary(store, boundary.scope, boundary.number)
     except FormatError:
-        standing = None
-    if standing != boundary:
+        written = None
+    if written != boundary:
         key = boundary_key(boundary.scope, boundary.number)
-        raise UnsafeStoreError("the boundary is not known to stand", operation=OPERATION, subject=key, hint=_MAY_ARRIVE)
+        raise UnsafeStoreError("the boundary may be missing", operation=OPERATION, subject=key, hint=_MAY_ARRIVE)

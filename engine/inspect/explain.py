@@ -1,10 +1,11 @@
-"""Explaining one key: what leads to it, and what a collection would do with it (design 0006, P7)."""
+"""Explain one key: what leads to it, and what a collection would do with it (design 0006, P7)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import ClassVar, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from blobstore.base import BlobInfo, BlobStore, RequestMetadata
 from blobstore.concurrency import map_bounded
@@ -12,7 +13,14 @@ from blobstore.errors import InvalidRequestError
 from engine.clock import read_now_ms
 from engine.errors import DamagedError, UsageError
 from engine.records.indexes import is_missing, read_index_chain
-from engine.records.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, plan_scopes, read_roots
+from engine.records.roots import (
+    IN_FLIGHT_MAX,
+    Roots,
+    plan_log_deletes,
+    plan_scopes,
+    read_roots,
+    root_stores,
+)
 from index.display import DisplayMixin
 from index.errors import UnsafeNameError
 from index.plan.collect import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key
@@ -20,7 +28,9 @@ from index.plan.retention import KeepReason, Retention, RetentionPolicy, as_poli
 from index.snapshot.contents import files_of
 from index.snapshot.keys import (
     INDEXES,
+    NAMES,
     REPOSITORY,
+    commit_key,
     parse_audit_key,
     parse_log_key,
     parse_name_key,
@@ -28,15 +38,15 @@ from index.snapshot.keys import (
     parse_run_key,
 )
 from index.snapshot.model import IndexReference, Scope
-from index.snapshot.records import CommitPointer, RepositoryRecord, StoreReference
+from index.snapshot.records import RepositoryRecord
 
-# Of all that leads to a key, so much is told.
-PATHS_TOLD_MAX: Final = 20
-FILES_TOLD_MAX: Final = 5
+# Of all that leads to a key, the most that is listed.
+PATHS_LISTED_MAX: Final = 20
+FILES_LISTED_MAX: Final = 5
 
 
 class KeyKind(StrEnum):
-    """What a key is of."""
+    """The kinds of keys."""
 
     BLOB = "blob"
     INDEX = "index"
@@ -85,7 +95,7 @@ class KeyPath(msgspec.Struct, frozen=True, kw_only=True):
     kept: KeepReason | None = None
     task: str
     store: str
-    # From the store's own index to the one that is, or has, the key; more than one if it is told by deltas.
+    # From the store's own index to the one that is, or has, the key; more than one if there are deltas between.
     indexes: tuple[str, ...]
     # Of a blob: the first few files that have bytes in it.
     files: tuple[str, ...] = ()
@@ -97,7 +107,7 @@ class KeyPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to say of one key; times by the store's clock."""
+    """One key; times by the store's clock."""
 
     key: str
     kind: KeyKind
@@ -123,7 +133,7 @@ class Explanation(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 async def explain(
     store: BlobStore, repository: RepositoryRecord, retention: Retention | RetentionPolicy, key: str
 ) -> Explanation:
-    """Say of one key whether it is there, what leads to it, and what a collection would do with it.
+    """Explain whether a key is there, what leads to it, and what a collection would do with it.
 
     Nothing is changed. Requests: one STAT; those of reading all roots; of a blob or an index a GET for each index that
     an open commit, a name or a pin leads to, more for deltas.
@@ -134,39 +144,40 @@ async def explain(
         FormatError: A record is damaged.
         StoreError: As the store says.
     """
-    policy = as_policy(retention)
     now_ms = await read_now_ms(store)
     kind = kind_of(key)
     try:
         there = await store.tagged(RequestMetadata(payload_path="explain")).stat(key)
     except InvalidRequestError as error:
-        raise UsageError("is no key that a store can hold", operation="explain", subject=repr(key)) from error
-    told = Explanation(key=key, kind=kind, fate=Fate.ABSENT, rule="", now_ms=now_ms)
-    if there is not None:
-        told = msgspec.structs.replace(
-            told, size_bytes=there.size_bytes, created_at_ms=there.created_at_ms, expires_at_ms=there.expires_at_ms
-        )
+        raise UsageError("not a key that a store can hold", operation="explain", subject=repr(key)) from error
+    found = Explanation(
+        key=key,
+        kind=kind,
+        fate=Fate.ABSENT,
+        rule="",
+        now_ms=now_ms,
+        size_bytes=there.size_bytes if there is not None else None,
+        created_at_ms=there.created_at_ms if there is not None else None,
+        expires_at_ms=there.expires_at_ms if there is not None else None,
+    )
     if kind in _BY_THEMSELVES:
         fate, rule = _BY_THEMSELVES[kind]
-        return msgspec.structs.replace(told, fate=Fate.ABSENT if there is None else fate, rule=rule)
+        return replace(found, fate=Fate.ABSENT if there is None else fate, rule=rule)
     roots = await read_roots(store, repository, now_ms, operation="explain")
-    plans = plan_scopes(roots, policy)
+    plans = plan_scopes(roots, as_policy(retention))
     if kind not in {KeyKind.BLOB, KeyKind.INDEX}:
-        return _explain_record(told, roots, plans)
-    paths, unreadable, is_open = await _find_paths(store, roots, plans, key)
-    told = msgspec.structs.replace(
-        told, paths_count=len(paths), paths=tuple(paths[:PATHS_TOLD_MAX]), unreadable=unreadable
-    )
+        return _explain_record(found, roots, plans)
+    paths, unreadable, may_be_kept = await _find_paths(store, roots, plans, key)
+    found = replace(found, paths_count=len(paths), paths=tuple(paths[:PATHS_LISTED_MAX]), unreadable=unreadable)
     is_kept = any(path.keeps for path in paths)
-    if is_open and not is_kept:
-        fate = Fate.ABSENT if there is None else Fate.UNKNOWN
+    if may_be_kept and not is_kept:
         rule = "an index that is kept cannot be read, and may lead to it: a collection leaves its job alone (0002, D9)"
-        return msgspec.structs.replace(told, fate=fate, rule=rule)
-    return _explain_upload(told, there, is_kept=is_kept, ttl_ms=repository.ttl_ms)
+        return replace(found, fate=Fate.ABSENT if there is None else Fate.UNKNOWN, rule=rule)
+    return _explain_upload(found, there, is_kept=is_kept, ttl_ms=repository.ttl_ms)
 
 
 def kind_of(key: str) -> KeyKind:
-    """What a key is of, by its grammar alone (design 0001, K1 to K6)."""
+    """Return what a key is of, by its grammar alone (design 0001, K1 to K6)."""
     if key == REPOSITORY:
         return KeyKind.REPOSITORY
     if is_upload_key(key):
@@ -196,32 +207,9 @@ _BY_THEMSELVES: Final = {
 }
 
 
-def _explain_record(told: Explanation, roots: Roots, plans: tuple[ScopePlan, ...]) -> Explanation:
-    """A record, a boundary, a naming or a pin: the plan of the logs says what becomes of it (D1, D3, D5)."""
-    if told.size_bytes is None:
-        return msgspec.structs.replace(told, rule="closed records and ended leases are deleted (0002, D1)")
-    planned = [plan.boundary for plan in plans if plan.boundary is not None]
-    deletes = {d.key: d.reason for d in plan_log_deletes(roots, planned)}
-    if told.key in deletes:
-        return msgspec.structs.replace(
-            told, fate=Fate.DELETED, reason=deletes[told.key], rule=_RECORD_RULES[told.kind][1]
-        )
-    rule = _RECORD_RULES[told.kind][0]
-    if told.kind is KeyKind.COMMIT:
-        log_key = parse_log_key(told.key)
-        reasons = {(p.scope, c.pointer.number): reason for p in plans for c, reason in p.kept}
-        reason = reasons.get((log_key.scope, log_key.number))
-        rule = (
-            f"{reason.value} (0006, P5; 0002, D3)"
-            if reason is not None
-            else "void, and no boundary has passed it yet (0002, C5)"
-        )
-    return msgspec.structs.replace(told, fate=Fate.KEPT, rule=rule)
-
-
 # Why it stays, and why it goes.
 _RECORD_RULES: Final = {
-    KeyKind.COMMIT: ("", "a boundary closes it (0002, D3)"),
+    KeyKind.COMMIT: ("void, and no boundary has passed it yet (0002, C5)", "a boundary closes it (0002, D3)"),
     KeyKind.BOUNDARY: ("no newer boundary says the same (0002, D3)", "a newer boundary says the same (0002, D3)"),
     KeyKind.NAME: (
         "it holds, or a late copy of it must find its key taken (0002, D5)",
@@ -231,16 +219,32 @@ _RECORD_RULES: Final = {
 }
 
 
-def _explain_upload(told: Explanation, there: BlobInfo | None, *, is_kept: bool, ttl_ms: int) -> Explanation:
+def _explain_record(found: Explanation, roots: Roots, plans: tuple[ScopePlan, ...]) -> Explanation:
+    """Explain a record, a boundary, a naming or a pin by the plan of the logs (D1, D3, D5)."""
+    if found.size_bytes is None:
+        return replace(found, rule="closed records and ended leases are deleted (0002, D1)")
+    planned = [plan.boundary for plan in plans if plan.boundary is not None]
+    deletes = {d.key: d.reason for d in plan_log_deletes(roots, planned)}
+    stays, goes = _RECORD_RULES[found.kind]
+    if found.key in deletes:
+        return replace(found, fate=Fate.DELETED, reason=deletes[found.key], rule=goes)
+    if found.kind is KeyKind.COMMIT:
+        kept = {commit_key(p.scope, c.pointer.number): reason for p in plans for c, reason in p.kept}
+        if found.key in kept:
+            stays = f"{kept[found.key].value} (0006, P5; 0002, D3)"
+    return replace(found, fate=Fate.KEPT, rule=stays)
+
+
+def _explain_upload(found: Explanation, there: BlobInfo | None, *, is_kept: bool, ttl_ms: int) -> Explanation:
     """Decide by D2, as a collection that begins now does."""
     if there is None:
         rule = "MISSING: something that is kept leads to it" if is_kept else "nothing that is kept leads to it"
-        return msgspec.structs.replace(told, rule=rule)
+        return replace(found, rule=rule)
     if is_kept:
-        return msgspec.structs.replace(told, fate=Fate.KEPT, rule="something that is kept leads to it (0002, D2)")
-    due = choose_uploads([Upload(there.key, there.size_bytes, there.created_at_ms)], told.now_ms, ttl_ms)
-    return msgspec.structs.replace(
-        told,
+        return replace(found, fate=Fate.KEPT, rule="something that is kept leads to it (0002, D2)")
+    due = choose_uploads([Upload(there.key, there.size_bytes, there.created_at_ms)], found.now_ms, ttl_ms)
+    return replace(
+        found,
         fate=Fate.DELETED if due else Fate.WAITING,
         reason=due[0].reason if due else None,
         collectable_at_ms=there.created_at_ms + ttl_ms,
@@ -251,15 +255,20 @@ def _explain_upload(told: Explanation, there: BlobInfo | None, *, is_kept: bool,
 async def _find_paths(
     store: BlobStore, roots: Roots, plans: tuple[ScopePlan, ...], key: str
 ) -> tuple[list[KeyPath], tuple[str, ...], bool]:
-    """Every way from a root to a key, those that keep it first; the indexes that could not be read; if one is kept."""
+    """Find every way from a root to a key.
+
+    Returns:
+        The ways, those that keep it first; the indexes that could not be read; whether one of these is kept.
+    """
     starts = list(_starts(roots, plans))
+    required = {reference for path, reference in starts if path.root is not RootKind.PIN}
     unreadable: list[str] = []
 
     async def look(reference: IndexReference) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         try:
             index, chain = await read_index_chain(store, reference)
         except DamagedError as error:
-            # What only a pin leads to may be gone; of the rest `tidemark verify` tells more.
+            # What only a pin leads to may be gone; of the rest `tidemark verify` reports more.
             if not is_missing(error) or reference in required:
                 unreadable.append(reference.key)
             # What cannot be read is referred to all the same.
@@ -268,53 +277,40 @@ async def _find_paths(
         if key in keys:
             return keys[: keys.index(key) + 1], ()
         files = tuple("/".join(path) for path, file in files_of(index.dir) if any(b.key == key for b in file.blobs))
-        return (keys[:1], files[:FILES_TOLD_MAX]) if files else None
+        return (keys[:1], files[:FILES_LISTED_MAX]) if files else None
 
-    required = {reference.index for path, reference in starts if path.root is not RootKind.PIN}
-    indexes = sorted({reference.index for _, reference in starts}, key=lambda r: r.key)
+    indexes = sorted({reference for _, reference in starts}, key=lambda r: r.key)
     found = dict(zip(indexes, await map_bounded(look, indexes, in_flight_max=IN_FLIGHT_MAX), strict=True))
     paths = [
-        msgspec.structs.replace(path, indexes=way[0], files=way[1])
+        replace(path, indexes=way[0], files=way[1])
         for path, reference in starts
-        if (way := found[reference.index]) is not None
+        if (way := found[reference]) is not None
     ]
-    kept = {reference.index.key for path, reference in starts if path.keeps}
+    kept = {reference.key for path, reference in starts if path.keeps}
     paths.sort(key=lambda path: not path.keeps)
     return paths, tuple(sorted(unreadable)), not kept.isdisjoint(unreadable)
 
 
-def _starts(roots: Roots, plans: tuple[ScopePlan, ...]) -> Iterable[tuple[KeyPath, StoreReference]]:
-    """Every store of every root, as a path that has no indexes yet; the newest commits first."""
+def _starts(roots: Roots, plans: tuple[ScopePlan, ...]) -> Iterator[tuple[KeyPath, IndexReference]]:
+    """Return every store of every root, as a path that has no indexes yet; the newest commits first."""
     kept = {(plan.scope, commit.pointer): reason for plan in plans for commit, reason in plan.kept}
-    for log in roots.logs:
-        for commit in reversed(log.commits):
-            reason = kept.get((commit.scope, commit.pointer))
-            for s in commit.record.stores:
-                yield _start(RootKind.COMMIT, commit.scope, commit.pointer, s, kept=reason), s
-    for kind, leases in ((RootKind.NAME, roots.names), (RootKind.PIN, roots.pins)):
-        for lease in leases:
-            name = parse_name_key(lease.key)[1] if kind is RootKind.NAME else parse_pin_key(lease.key)
-            for s in lease.stores:
-                yield _start(kind, lease.scope, lease.source, s, name=name), s
-
-
-def _start(
-    root: RootKind,
-    scope: Scope,
-    source: CommitPointer,
-    store: StoreReference,
-    *,
-    name: str = "",
-    kept: KeepReason | None = None,
-) -> KeyPath:
-    """The way from a root to one of its stores."""
-    return KeyPath(
-        root=root,
-        scope=scope,
-        number=source.number,
-        name=name,
-        kept=kept,
-        task=store.task,
-        store=store.store,
-        indexes=(),
-    )
+    commits = [commit for log in roots.logs for commit in reversed(log.commits)]
+    for source, scope, store, lease in root_stores(commits, (*roots.names, *roots.pins)):
+        root, name = RootKind.COMMIT, ""
+        if lease is not None and lease.key.startswith(NAMES):
+            root, name = RootKind.NAME, parse_name_key(lease.key)[1]
+        elif lease is not None:
+            root, name = RootKind.PIN, parse_pin_key(lease.key)
+        yield (
+            KeyPath(
+                root=root,
+                scope=scope,
+                number=source.number,
+                name=name,
+                kept=kept.get((scope, source)) if lease is None else None,
+                task=store.task,
+                store=store.store,
+                indexes=(),
+            ),
+            store.index,
+        )

@@ -1,4 +1,4 @@
-"""The history of a job as people ask for it: every record that still stands, what it brought, what became of it.
+"""Read the history of a job: every record that is still there, what it brought, what became of it.
 
 It reads on past what is damaged: one record that cannot be read is an entry that says so.
 """
@@ -41,7 +41,7 @@ from index.text import iso_time, printable, shortened
 ENTRIES_MAX: Final = 20
 READS_IN_FLIGHT_MAX: Final = 16
 INDEXES_IN_FLIGHT_MAX: Final = 8
-# More indexes are not read: a job of hundreds of stores has so many of them in a few commits.
+# More indexes are not read: a job of hundreds of stores has more in a few commits.
 INDEXES_MAX: Final = 4000
 
 Read = TypeVar("Read")
@@ -90,27 +90,27 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
-    """What stands of a scope's log, newest first."""
+    """The records of a scope's log, newest first."""
 
     scope: Scope
     entries: tuple[HistoryEntry, ...]
-    # Records that stand and were not asked for.
+    # Number of records that are there and were not asked for.
     older_count: int
     # Boundaries, names and pins that cannot be read: what they say is missing here.
     problems: tuple[str, ...] = ()
 
     @override
     def figures(self) -> dict[str, str]:
-        """How many commits, and the newest of them."""
+        """Return how many commits, and the newest of them."""
         newest = next((entry.commit for entry in self.entries if entry.commit is not None), None)
-        told = {
+        shown = {
             "of": str(self.scope),
             "records": f"{len(self.entries):,}",
             "older ones": f"{self.older_count:,}" if self.older_count else "",
             "newest": f"{newest.record.number:,}, {iso_time(newest.committed_at_ms)}" if newest is not None else "",
             "problems": f"{len(self.problems):,}" if self.problems else "",
         }
-        return {name: text for name, text in told.items() if text}
+        return {name: text for name, text in shown.items() if text}
 
 
 async def read_history(
@@ -123,24 +123,24 @@ async def read_history(
     shares: bool = True,
     progress: Progress = NO_PROGRESS,
 ) -> History:
-    """The newest records of a scope, and with `shares` what each of them brought.
+    """Read the newest records of a scope, and with `shares` what each of them brought.
 
-    Requests: one LIST per 1,000 records, one GET for each record told, rounded up to 16, and for each boundary; a LIST
+    Requests: one LIST per 1,000 records, one GET for each record shown, rounded up to 16, and for each boundary; a LIST
     for names and one for pins, with a GET for each; with `shares` a GET or more for each index that is new in a record
-    told, `INDEXES_MAX` at most.
+    shown, `INDEXES_MAX` at most.
 
     Args:
         store: The repository's store.
         repository: Its record.
         scope: Whose history.
-        entries_max: So many records at most.
+        entries_max: The most records.
         since_ms: None that was committed earlier, by the store's clock.
         shares: Whether indexes are read.
-        progress: Told of indexes, as files.
+        progress: Counts indexes, as files.
 
     Raises:
         UnsafeStoreError: The log kept changing, or had holes (design 0002, C1).
-        StoreError: As the store says. What is damaged is told, not raised.
+        StoreError: As the store says. What is damaged is reported, not raised.
     """
     reader = _Reader(store, scope, entries_max, since_ms)
     entries, older_count = await repeat_reading(reader.read_entries, operation="history", subject=str(scope))
@@ -178,7 +178,7 @@ class _Reader:
         self.numbers: frozenset[int] = frozenset()
 
     async def tolerate(self, read: Awaitable[Read]) -> Read | None:
-        """What is read; None if it is damaged, which is told."""
+        """Return what is read; None if it is damaged, which is noted."""
         try:
             return await read
         except FormatError as error:
@@ -186,7 +186,7 @@ class _Reader:
             return None
 
     async def read_entries(self) -> tuple[list[HistoryEntry], int]:
-        """The newest records, and how many more there are."""
+        """Read the newest records; return also how many more there are."""
         self.problems.clear()
         listing = await list_log(self._store, self._scope)
         self.numbers = frozenset(number for number, _ in listing.records)
@@ -216,12 +216,12 @@ class _Reader:
         return entries, len(waiting)
 
     def is_too_old(self, entry: HistoryEntry) -> bool:
-        """Whether a record is from before what was asked for."""
+        """Return whether a record is from before what was asked for."""
         commit = entry.commit
         return self._since_ms is not None and commit is not None and commit.committed_at_ms < self._since_ms
 
-    def has_room(self, entries: Sequence[HistoryEntry]) -> bool:
-        """Whether more may be told."""
+    def has_space(self, entries: Sequence[HistoryEntry]) -> bool:
+        """Return whether more may be shown."""
         return len(entries) < self._entries_max
 
     async def _read_record(self, number: int) -> CommitRecord | str:
@@ -255,12 +255,12 @@ def _entry_of(
 def _with_named(
     entries: Sequence[HistoryEntry], names: Iterable[NameRecord], reader: _Reader, older_count: int
 ) -> list[HistoryEntry]:
-    """With what only names hold: once for each commit, in its place, or in that of the record that cannot be read."""
+    """Add what only names hold: once for each commit, in its place, or in that of the record that cannot be read."""
     all_ = list(entries)
     last = min((entry.number for entry in entries), default=0)
-    not_told = reader.numbers - {entry.number for entry in entries}
+    not_shown = reader.numbers - {entry.number for entry in entries}
     for name in names:
-        if name.source.number in not_told or any(_is_of(*_pointer(name), entry) for entry in all_):
+        if name.source.number in not_shown or any(_is_of(*_pointer(name), entry) for entry in all_):
             continue
         unreadable = next((n for n, e in enumerate(all_) if e.number == name.source.number and e.commit is None), None)
         if unreadable is not None:
@@ -268,7 +268,7 @@ def _with_named(
             continue
         entry = HistoryEntry(number=name.source.number, state=State.NAMED, commit=commit_of_name(name))
         fits = not older_count or entry.number > last
-        if fits and reader.has_room(all_) and not reader.is_too_old(entry):
+        if fits and reader.has_space(all_) and not reader.is_too_old(entry):
             all_.append(entry)
     return sorted(all_, key=lambda entry: -entry.number)
 
@@ -282,7 +282,7 @@ def _is_of(number: int, write_id: str, entry: HistoryEntry) -> bool:
 
 
 def _rewound_by(entry: HistoryEntry, rewinds: Iterable[CommitRecord]) -> int | None:
-    """The first rewind that went back to before a commit."""
+    """Return the first rewind that went back to before a commit."""
     past = [r.number for r in rewinds if r.source is not None and r.source.number < entry.number < r.number]
     return min(past, default=None)
 
@@ -291,7 +291,7 @@ def _rewound_by(entry: HistoryEntry, rewinds: Iterable[CommitRecord]) -> int | N
 
 
 def is_new(reference: StoreReference, record: CommitRecord) -> bool:
-    """Whether a store came with this very record. Rewinds and forks bring nothing: no byte is copied."""
+    """Return whether a store came with this very record. Rewinds and forks bring nothing: no byte is copied."""
     return record.kind == "commit" and reference.number == record.number
 
 
@@ -341,7 +341,7 @@ def _with_share(entry: HistoryEntry, known: dict[tuple[int, str, str], SnapshotS
 
 
 def format_offsets(offsets: str, length_max: int) -> str:
-    """What a commit says of itself, in a few characters: of the backup of a checkpoint its batch (design 0005, P8)."""
+    """Shorten what a commit says of itself: of the backup of a checkpoint, to its batch (design 0005, P8)."""
     try:
         backup = decode_checkpoint_backup(offsets)
     except FormatError:
@@ -350,5 +350,5 @@ def format_offsets(offsets: str, length_max: int) -> str:
 
 
 def damaged_keys(history: History) -> tuple[str, ...]:
-    """The keys of the records that cannot be read."""
+    """Return the keys of the records that cannot be read."""
     return tuple(commit_key(history.scope, e.number) for e in history.entries if e.state is State.DAMAGED)

@@ -1,4 +1,4 @@
-"""Whether what is committed is there, whole, and safe from expiry (design 0002, T2 and D7)."""
+"""Check that what is committed is there, whole, and safe from expiry (design 0002, T2 and D7)."""
 
 import zlib
 from collections import Counter
@@ -26,13 +26,13 @@ from index.errors import FormatError, UnsafeNameError
 from index.plan.commits import NOTHING_VOUCHES, Commit
 from index.snapshot.contents import blobs_needed, files_of, new_blob_keys
 from index.snapshot.keys import BLOBS, INDEXES, LOG, commit_key, parse_log_key, parse_name_key
-from index.snapshot.model import BlobKey, FileIndex, IndexReference, Scope, SnapshotIndex
+from index.snapshot.model import BlobKey, FileBlob, FileIndex, IndexReference, SnapshotIndex
 
 IN_FLIGHT_MAX: Final = 16
 
 
 class Level(StrEnum):
-    """How closely to look."""
+    """How closely to check."""
 
     EXISTENCE = "existence"
     CONTENT = "content"
@@ -68,7 +68,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at and what was found."""
+    """What was checked and what was found."""
 
     json_properties: ClassVar = {"damaged": "damaged"}
 
@@ -85,10 +85,10 @@ class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @override
     def figures(self) -> dict[str, str]:
-        """Whether anything is wrong, and what was looked at."""
+        """Return whether anything is wrong, and what was checked."""
         found = Counter(problem.kind.value for problem in self.problems)
         read = format_files(self.files_read, self.bytes_read) if self.level is Level.CONTENT else ""
-        told = {
+        shown = {
             "verdict": "damaged" if self.damaged else "no damage",
             **{kind: f"{number:,}" for kind, number in found.items()},
             "keys": format_texts(problem.key for problem in self.problems),
@@ -99,11 +99,11 @@ class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "blobs": f"{self.blobs_count:,}",
             "files read": read,
         }
-        return {name: text for name, text in told.items() if text}
+        return {name: text for name, text in shown.items() if text}
 
     @property
     def damaged(self) -> bool:
-        """Whether anything is lost or altered; a TTL that can be removed is no damage."""
+        """Whether anything is lost or altered; a TTL that can be removed is not damage."""
         return any(p.kind is not ProblemKind.AT_RISK for p in self.problems)
 
 
@@ -115,13 +115,13 @@ def with_logs(report: VerifyReport, logs: Iterable[ScopeLog], unreadable: Iterab
         logs: Of which records may be late, or none may count (C5).
         unreadable: What else cannot be read.
     """
-    all_ = tuple(logs)
+    logs = tuple(logs)
     found = [
         (ProblemKind.ADRIFT, str(log.void[-1].scope), commit_key(log.void[-1].scope, log.void[-1].number))
-        for log in all_
+        for log in logs
         if log.is_adrift
     ]
-    found += [(ProblemKind.UNREADABLE, str(log.listing.scope), one.key) for log in all_ for one in log.unreadable]
+    found += [(ProblemKind.UNREADABLE, str(log.listing.scope), one.key) for log in logs for one in log.unreadable]
     found += [(ProblemKind.UNREADABLE, _scope_of(one.key), one.key) for one in unreadable]
     problems = [
         Problem(kind=kind, scope=scope, number=_number_of(key), task="", store="", key=key)
@@ -130,7 +130,7 @@ def with_logs(report: VerifyReport, logs: Iterable[ScopeLog], unreadable: Iterab
     return msgspec.structs.replace(
         report,
         problems=tuple(sorted((*report.problems, *problems))),
-        late=tuple(commit_key(record.scope, record.number) for log in all_ for record in log.void),
+        late=tuple(commit_key(record.scope, record.number) for log in logs for record in log.void),
     )
 
 
@@ -139,29 +139,23 @@ def _number_of(key: str) -> int:
 
 
 def _scope_of(key: str) -> str:
-    """Return the scope of a name; the key of a pin, or of a name of the first commits, does not tell it."""
+    """Return the scope of a name; the key of a pin, or of a name of the first commits, does not have it."""
     with suppress(UnsafeNameError):
         return str(parse_name_key(key)[0])
     return ""
 
 
 class _Place(msgspec.Struct, frozen=True):
-    scope: Scope
+    scope: str
     number: int
     task: str
     store: str
 
     def problem(self, kind: ProblemKind, key: str, path: str = "", *, healed: bool = False) -> Problem:
-        return Problem(
-            kind=kind,
-            scope=str(self.scope),
-            number=self.number,
-            task=self.task,
-            store=self.store,
-            key=key,
-            path=path,
-            healed=healed,
-        )
+        return Problem(kind=kind, key=key, path=path, healed=healed, **msgspec.structs.asdict(self))
+
+
+_File = tuple[_Place, str, FileIndex]
 
 
 async def verify(
@@ -181,7 +175,7 @@ async def verify(
 
     TTLs come from the listing too, where it shows them. Where it does not, each index is asked for its own, and it
     vouches for the blobs that are new in it (T1), as does its commit for what it retains (T2); only if an index has a
-    TTL are its new blobs asked. `Level.CONTENT` trusts nobody's word, and asks every blob. Where TTLs cannot be removed
+    TTL are its new blobs asked. `Level.CONTENT` trusts no index, and asks every blob. Where TTLs cannot be removed
     they put nothing at risk, and nothing is asked.
 
     Requests: the lists of `list_prefix`; one GET per distinct index (more for deltas); where the lists do not show TTLs
@@ -196,107 +190,144 @@ async def verify(
     Raises:
         StoreError: As the store says; what is missing or damaged is reported, not raised.
     """
+    listed = {blob.key: blob for prefix in (BLOBS, INDEXES) for blob in await list_prefix(store, prefix, lambda b: b)}
     places: dict[IndexReference, _Place] = {}
     for commit in sorted(commits, key=lambda c: (str(c.scope), -c.pointer.number)):
         for s in commit.record.stores:
-            places.setdefault(s.index, _Place(commit.scope, commit.pointer.number, s.task, s.store))
-    listed = {blob.key: blob for room in (BLOBS, INDEXES) for blob in await list_prefix(store, room, lambda blob: blob)}
-    problems: list[Problem] = []
-    risks = _Risks(store, listed, asks_every_blob=level is Level.CONTENT)
-    seen: set[str] = set()
-    to_read: list[tuple[_Place, str, FileIndex]] = []
-
-    async def look_at(item: tuple[IndexReference, _Place]) -> None:
-        reference, place = item
-        try:
-            index, chain = await read_index_chain(store, reference)
-            await risks.look_at_indexes(index, chain, place)
-        except (DamagedError, FormatError) as error:
-            # It may be one that this is a delta on.
-            damaged = error.subject if error.subject.startswith(INDEXES) else reference.key
-            problems.append(place.problem(ProblemKind.INDEX_DAMAGED, damaged))
-            return
-        needs = blobs_needed(index)
-        risks.look_at_blobs(needs, place)
-        seen.update(needs)
-        problems.extend(_blob_problems(index, place, listed))
-        if level is Level.CONTENT:
-            to_read.extend(
-                (place, "/".join(path), file) for path, file in files_of(index.dir) if _sampled(path, sample, seed)
-            )
-
-    await map_bounded(look_at, places.items(), in_flight_max=IN_FLIGHT_MAX)
-    at_risk = await risks.find()
-    gone = await _heal(store, at_risk) if heal else frozenset()
-    for key, place in at_risk.items():
-        if key in gone:
-            kind = ProblemKind.INDEX_DAMAGED if key.startswith(INDEXES) else ProblemKind.BLOB_MISSING
-            problems.append(place.problem(kind, key))
-        else:
-            problems.append(place.problem(ProblemKind.AT_RISK, key, healed=heal))
-    # A file that several commits share is read once.
-    distinct = list({(file.blake3, file.blobs): (place, path, file) for place, path, file in to_read}.values())
-    problems.extend(await _read_contents(store, distinct, progress))
+            places.setdefault(s.index, _Place(str(commit.scope), commit.pointer.number, s.task, s.store))
+    verification = _Verification(store, listed, level)
+    problems = await verification.read_indexes(places, sample, seed)
+    problems += await verification.find_risks(heal=heal)
+    problems += await verification.read_contents(progress)
+    files = verification.files
     return VerifyReport(
         level=level,
         sample=sample,
         commits_count=len(commits),
         indexes_count=len(places),
-        blobs_count=len(seen),
-        files_read=len(distinct),
-        bytes_read=sum(file.metadata.size_bytes for _, _, file in distinct),
+        blobs_count=len(verification.blobs),
+        files_read=len(files),
+        bytes_read=sum(file.metadata.size_bytes for _, _, file in files),
         problems=tuple(sorted(problems)),
     )
 
 
-class _Risks:
-    """Which of the keys that are needed carry a TTL: from the listing where it tells, else by asking, each key once."""
+class _Verification:
+    """Three steps in this order; each returns its problems, and leaves to the next one what that has to look at."""
 
-    def __init__(self, store: BlobStore, listed: Mapping[str, BlobInfo], *, asks_every_blob: bool) -> None:
+    def __init__(self, store: BlobStore, listed: Mapping[str, BlobInfo], level: Level) -> None:
         self._store = store
         self._listed = listed
-        self._asks_every_blob = asks_every_blob
-        self._indexes: dict[str, _Place] = {}
-        self._blobs: dict[str, _Place] = {}
-        self._looked_at: set[str] = set()
+        self._level = level
+        # Blobs that are needed.
+        self.blobs: set[str] = set()
+        self._files: dict[tuple[bytes, tuple[FileBlob, ...]], _File] = {}
+        # Indexes that carry a TTL, and blobs that may.
+        self._indexes_at_risk: dict[str, _Place] = {}
+        self._doubtful_blobs: dict[str, _Place] = {}
+        self._indexes_asked: set[str] = set()
 
-    async def look_at_indexes(self, index: SnapshotIndex, chain: Sequence[IndexReference], place: _Place) -> None:
-        """An index and those that it is a delta on; one with a TTL does not vouch for its new blobs.
+    @property
+    def files(self) -> Sequence[_File]:
+        """The files to read; one that several commits share once."""
+        return tuple(self._files.values())
+
+    async def read_indexes(self, places: Mapping[IndexReference, _Place], sample: float, seed: int) -> list[Problem]:
+        """Read each index, and look for its blobs in the listing."""
+        problems: list[Problem] = []
+
+        async def read(item: tuple[IndexReference, _Place]) -> None:
+            reference, place = item
+            try:
+                index, chain = await read_index_chain(self._store, reference)
+                await self._ask_indexes(index, chain, place)
+            except (DamagedError, FormatError) as error:
+                # It may be one that this is a delta on.
+                damaged = error.subject if error.subject.startswith(INDEXES) else reference.key
+                problems.append(place.problem(ProblemKind.INDEX_DAMAGED, damaged))
+                return
+            needs = blobs_needed(index)
+            self.blobs.update(needs)
+            self._doubt_blobs(needs, place)
+            problems.extend(self._find_missing(index, needs, place))
+            if self._level is Level.CONTENT:
+                for path, file in files_of(index.dir):
+                    if _sampled(path, sample, seed):
+                        self._files[file.blake3, file.blobs] = (place, "/".join(path), file)
+
+        await map_bounded(read, places.items(), in_flight_max=IN_FLIGHT_MAX)
+        return problems
+
+    async def find_risks(self, *, heal: bool) -> list[Problem]:
+        """Find what carries a TTL of all that is needed, and remove it if that is wanted."""
+
+        async def ask(item: tuple[str, _Place]) -> bool:
+            return await self._has_ttl(item[0])
+
+        blobs = self._doubtful_blobs.items()
+        have = await map_bounded(ask, blobs, in_flight_max=IN_FLIGHT_MAX)
+        at_risk = {key: place for (key, place), has in zip(blobs, have, strict=True) if has} | self._indexes_at_risk
+        gone = await _heal(self._store, at_risk) if heal else frozenset()
+        problems: list[Problem] = []
+        for key, place in at_risk.items():
+            if key in gone:
+                kind = ProblemKind.INDEX_DAMAGED if key.startswith(INDEXES) else ProblemKind.BLOB_MISSING
+                problems.append(place.problem(kind, key))
+            else:
+                problems.append(place.problem(ProblemKind.AT_RISK, key, healed=heal))
+        return problems
+
+    async def read_contents(self, progress: Progress) -> list[Problem]:
+        """Read and hash the files that were chosen."""
+        progress.total(files=len(self.files), bytes_=sum(file.metadata.size_bytes for _, _, file in self.files))
+
+        async def read(item: _File) -> Problem | None:
+            place, path, file = item
+            right = await _content_is_right(self._store, file)
+            progress.add(files=1, bytes_=file.metadata.size_bytes)
+            key = file.blobs[0].key if file.blobs else ""
+            return None if right else place.problem(ProblemKind.CONTENT_WRONG, key, path)
+
+        found = await map_bounded(read, self.files, in_flight_max=IN_FLIGHT_MAX)
+        return [problem for problem in found if problem is not None]
+
+    async def _ask_indexes(self, index: SnapshotIndex, chain: Sequence[IndexReference], place: _Place) -> None:
+        """Ask an index and those that it is a delta on for a TTL; one with a TTL does not vouch for its new blobs.
 
         Raises:
             DamagedError: One of them has gone meanwhile.
         """
         for reference in chain:
-            if reference.key in self._looked_at:
+            if reference.key in self._indexes_asked:
                 continue
-            self._looked_at.add(reference.key)
+            self._indexes_asked.add(reference.key)
             if await self._has_ttl(reference.key):
-                self._indexes[reference.key] = place
+                self._indexes_at_risk[reference.key] = place
                 own = index if reference is chain[0] else await read_index(self._store, reference)
                 for key in sorted(new_blob_keys(own)):
-                    self._blobs.setdefault(key, place)
+                    self._doubtful_blobs.setdefault(key, place)
 
-    def look_at_blobs(self, keys: Iterable[str], place: _Place) -> None:
-        """Blobs that an index needs; those that the listing tells nothing of may be left to what vouches for them."""
+    def _doubt_blobs(self, keys: Iterable[str], place: _Place) -> None:
+        """Note blobs with a TTL; those whose TTL the listing does not show may be left to what vouches for them."""
         for key in keys:
             blob = self._listed.get(key)
-            if blob is not None and (blob.expires_at_ms is not None if blob.ttl_known else self._asks_every_blob):
-                self._blobs.setdefault(key, place)
-
-    async def find(self) -> dict[str, _Place]:
-        """What carries a TTL of all that was looked at, blobs before indexes."""
-
-        async def ask(item: tuple[str, _Place]) -> bool:
-            return await self._has_ttl(item[0])
-
-        have = await map_bounded(ask, self._blobs.items(), in_flight_max=IN_FLIGHT_MAX)
-        return {key: place for (key, place), has in zip(self._blobs.items(), have, strict=True) if has} | self._indexes
+            if blob is None:
+                continue
+            if blob.expires_at_ms is not None if blob.ttl_known else self._level is Level.CONTENT:
+                self._doubtful_blobs.setdefault(key, place)
 
     async def _has_ttl(self, key: str) -> bool:
         blob = self._listed.get(key)
         if blob is None or not self._store.capabilities.removes_ttl:
             return False
         return blob.expires_at_ms is not None if blob.ttl_known else bool(await has_ttl(self._store, key))
+
+    def _find_missing(self, index: SnapshotIndex, needs: Mapping[BlobKey, int], place: _Place) -> Iterable[Problem]:
+        for key, size_bytes in needs.items():
+            if key not in self._listed:
+                yield place.problem(ProblemKind.BLOB_MISSING, key, _first_file(index, key))
+            elif self._listed[key].size_bytes < size_bytes:
+                yield place.problem(ProblemKind.BLOB_SHORT, key, _first_file(index, key))
 
 
 async def _heal(store: BlobStore, keys: Iterable[str]) -> frozenset[str]:
@@ -313,34 +344,10 @@ async def _heal(store: BlobStore, keys: Iterable[str]) -> frozenset[str]:
         except DamagedError:
             gone.add(key)
 
-    in_rooms = sorted(keys)
-    for room in (BLOBS, INDEXES):
-        await map_bounded(heal, [k for k in in_rooms if k.startswith(room)], in_flight_max=IN_FLIGHT_MAX)
+    ordered = sorted(keys)
+    for prefix in (BLOBS, INDEXES):
+        await map_bounded(heal, [k for k in ordered if k.startswith(prefix)], in_flight_max=IN_FLIGHT_MAX)
     return frozenset(gone)
-
-
-async def _read_contents(
-    store: BlobStore, files: Sequence[tuple[_Place, str, FileIndex]], progress: Progress
-) -> list[Problem]:
-    progress.total(files=len(files), bytes_=sum(file.metadata.size_bytes for _, _, file in files))
-
-    async def read(item: tuple[_Place, str, FileIndex]) -> Problem | None:
-        place, path, file = item
-        right = await _content_is_right(store, file)
-        progress.add(files=1, bytes_=file.metadata.size_bytes)
-        key = file.blobs[0].key if file.blobs else ""
-        return None if right else place.problem(ProblemKind.CONTENT_WRONG, key, path)
-
-    found = await map_bounded(read, files, in_flight_max=IN_FLIGHT_MAX)
-    return [problem for problem in found if problem is not None]
-
-
-def _blob_problems(index: SnapshotIndex, place: _Place, listed: dict[str, BlobInfo]) -> Iterable[Problem]:
-    for key, size_bytes in blobs_needed(index).items():
-        if key not in listed:
-            yield place.problem(ProblemKind.BLOB_MISSING, key, _first_file(index, key))
-        elif listed[key].size_bytes < size_bytes:
-            yield place.problem(ProblemKind.BLOB_SHORT, key, _first_file(index, key))
 
 
 def _first_file(index: SnapshotIndex, key: str) -> str:

@@ -1,8 +1,8 @@
 """What keeps blobs alive, as a collector reads it: open commits, live names, live pins (design 0002, D4 and D5)."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -76,6 +76,16 @@ class Roots(msgspec.Struct, frozen=True, kw_only=True):
     def named(self, scope: Scope) -> frozenset[CommitPointer]:
         """Return the records of a scope that a live name refers to."""
         return frozenset(name.source for name in self.names if name.scope == scope and name.stores)
+
+
+class RootStore(NamedTuple):
+    """One store of a root: of a commit, or of the lease of a name or a pin."""
+
+    source: CommitPointer
+    scope: Scope
+    store: StoreReference
+    # None: of a commit.
+    lease: Lease | None = None
 
 
 class References(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,15 +240,21 @@ def open_references(roots: Roots) -> References:
     return _references((commit for log in roots.logs for commit in log.commits), roots)
 
 
+def root_stores(commits: Iterable[Commit], leases: Iterable[Lease]) -> Iterator[RootStore]:
+    """Walk the stores of some roots."""
+    for commit in commits:
+        yield from (RootStore(commit.pointer, commit.scope, s) for s in commit.record.stores)
+    for lease in leases:
+        yield from (RootStore(lease.source, lease.scope, s, lease) for s in lease.stores)
+
+
 def _references(commits: Iterable[Commit], roots: Roots) -> References:
-    committed = [(commit.record.scope, s) for commit in commits for s in commit.record.stores]
-    named = [(name.scope, s) for name in roots.names for s in name.stores]
-    pinned = [(pin.scope, s) for pin in roots.pins for s in pin.stores]
-    places = {s.index: (str(scope), s.task, s.store, s.number, s.index.key) for scope, s in committed + named + pinned}
-    required = frozenset(s.index for _, s in committed + named)
+    required = list(root_stores(commits, roots.names))
+    pinned = list(root_stores((), roots.pins))
+    places = {s.index: (str(scope), s.task, s.store, s.number, s.index.key) for _, scope, s, _ in (*required, *pinned)}
     return References(
         neighbours=tuple(sorted(places, key=places.__getitem__)),
-        optional=frozenset(s.index for _, s in pinned) - required,
+        optional=frozenset(root.store.index for root in pinned) - {root.store.index for root in required},
     )
 
 

@@ -19,8 +19,8 @@ from engine.backup.backup import (
 from engine.backup.source import BackupSource, WholeDirectory
 from engine.clock import Runtime, SystemRuntime, read_now_ms
 from engine.collect.backend import CollectBackend
-from engine.collect.check.plan import PlanCheck, verify_plan
-from engine.collect.collect import DELETE_SHARE_MAX, collect
+from engine.collect.check import PlanCheck, verify_plan
+from engine.collect.collect import DELETE_SHARE_MAX, CollectOptions, collect
 from engine.collect.report import CollectReport
 from engine.commit.forget import ForgetReport, forget
 from engine.commit.naming import give_name, release_name
@@ -632,9 +632,7 @@ class Repository:
             self.store,
             self.record,
             retention,
-            dry_run=dry_run,
-            delete_share_max=delete_share_max,
-            plan_to=plan_to,
+            CollectOptions(dry_run=dry_run, delete_share_max=delete_share_max, plan_to=plan_to),
             backend=backend,
             runtime=self.opened.runtime,
             progress=progress,
@@ -649,7 +647,7 @@ class Repository:
         return await discard(self.store, key, dry_run=dry_run)
 
     async def verify_plan(self, plan: BlobStore, *, meant: Callable[[int], RetentionPolicy] | None = None) -> PlanCheck:
-        """Check the plan of a collection by deriving it another way; see `engine.collect.check.plan.verify_plan`."""
+        """Check the plan of a collection by deriving it another way; see `engine.collect.check.verify_plan`."""
         return await verify_plan(self.store, self.record, plan, meant=meant)
 
     async def verify(

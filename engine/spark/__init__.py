@@ -7,7 +7,7 @@ from engine.spark.checkpoint.backup import backup_checkpoint
 from engine.spark.checkpoint.check import check_checkpoint
 from engine.spark.checkpoint.listener import BackupListener
 from engine.spark.checkpoint.restore import restore_checkpoint
-from engine.spark.collection.job import collect
+from engine.spark.collection.backend import collect
 from engine.spark.sources.sources import register_sources
 from engine.spark.stateful_job import JobCommit, JobOptions, StatefulJob
 from engine.spark.tasks import backup_results, backup_stores, restore_stores

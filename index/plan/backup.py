@@ -1,7 +1,7 @@
 """What a backup uploads and in which form: decided from a diff, before anything is read or sent.
 
 A file that is added takes the first form that fits it: nothing (it is empty), the index itself (tiny, while there is
-room), a pack shared with its neighbours (small), a blob, or several blobs.
+space), a pack shared with its neighbours (small), a blob, or several blobs.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from index.snapshot.model import BlobKey, DirIndex, FileIndex, FilePath, Pack, S
 
 _Named = TypeVar("_Named", LocalFile, FileIndex)
 
-# A pack of which less than one part in so many is live is packed again (design 0002, P1).
+# A pack of which less than this part is live is packed again: one half (design 0002, P1).
 LIVE_SHARE_MIN: Final = 2
 
 
@@ -45,7 +45,7 @@ class PlannedFile(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlannedPack(msgspec.Struct, frozen=True, kw_only=True):
-    """One blob for several small files, which stand in it one after the other without gaps."""
+    """One blob for several small files, which follow one another in it without gaps."""
 
     # Number of the upload in its session.
     counter: int
@@ -73,7 +73,7 @@ class PlannedBlobs(msgspec.Struct, frozen=True, kw_only=True):
 class BackupPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Every added file in exactly one form, and what is kept of the previous snapshot."""
 
-    # The diff to build the new directory from: files that are packed again stand in it as removed and added.
+    # The diff to build the new directory from: files that are packed again are in it as removed and added.
     diff: DirDiff
     empty: tuple[PlannedFile, ...]
     inline: tuple[PlannedFile, ...]
@@ -144,7 +144,7 @@ def plan_backup(
             packed again (design 0006, M1).
 
     Returns:
-        A plan in which each file that is added or packed again stands once, in the order of paths within each form,
+        A plan in which each file that is added or packed again is once, in the order of paths within each form,
         and each upload has its number: packs first, then blobs.
 
     Raises:
@@ -194,7 +194,7 @@ def build_snapshot(
     uploaded: Mapping[FilePath, FileIndex],
     packs: Sequence[Pack],
 ) -> SnapshotIndex:
-    """The index of the new snapshot, once everything planned is uploaded.
+    """Build the index of the new snapshot, once everything planned is uploaded.
 
     Args:
         plan: The plan.
@@ -235,7 +235,7 @@ def _retained_files(diff: DirDiff) -> Iterator[FileIndex]:
 
 
 def _live_bytes(diff: DirDiff) -> dict[BlobKey, int]:
-    """The blobs that retained files have bytes in, and how many."""
+    """Return the blobs that retained files have bytes in, and how many."""
     live_bytes: dict[BlobKey, int] = {}
     for file in _retained_files(diff):
         for blob in file.blobs:
@@ -244,19 +244,19 @@ def _live_bytes(diff: DirDiff) -> dict[BlobKey, int]:
 
 
 def _thin_packs(packs: Mapping[BlobKey, int], live_bytes: Mapping[BlobKey, int]) -> set[BlobKey]:
-    """The packs of which less than half would be live in the new tree (design 0002, P1)."""
+    """Return the packs of which less than half would be live in the new tree (design 0002, P1)."""
     return {key for key, size_bytes in packs.items() if live_bytes.get(key, 0) * LIVE_SHARE_MIN < size_bytes}
 
 
 def _with_bytes_in(diff: DirDiff, keys: Collection[str]) -> dict[FilePath, FileIndex]:
-    """The retained files that have bytes in one of these blobs."""
+    """Return the retained files that have bytes in one of these blobs."""
     if not keys:
         return {}
     return {path: file for path, file in _retained(diff, ()) if any(blob.key in keys for blob in file.blobs)}
 
 
 def _found(local: LocalDir, repacked: Mapping[FilePath, FileIndex]) -> tuple[PlannedFile, ...]:
-    """The local files of the entries that are packed again."""
+    """Return the local files of the entries that are packed again."""
     if not repacked:
         return ()
     found = tuple(PlannedFile(path, file, repacked[path]) for path, file in _local_files(local, ()) if path in repacked)
@@ -273,9 +273,9 @@ def _local_files(local: LocalDir, path: FilePath) -> Iterator[tuple[FilePath, Lo
 
 
 def _choose_forms(
-    files: Iterable[PlannedFile], limits: BackupLimits, room_bytes: int
+    files: Iterable[PlannedFile], limits: BackupLimits, space_bytes: int
 ) -> tuple[list[PlannedFile], list[PlannedFile], list[PlannedFile], list[PlannedFile]]:
-    """Split files into empty, inline (while there is room in the index), small and large ones."""
+    """Split files into empty, inline (while there is space in the index), small and large ones."""
     empty: list[PlannedFile] = []
     inline: list[PlannedFile] = []
     small: list[PlannedFile] = []
@@ -284,9 +284,9 @@ def _choose_forms(
         size_bytes = item.size_bytes
         if size_bytes == 0:
             empty.append(item)
-        elif size_bytes <= limits.inline_file_bytes_max and size_bytes <= room_bytes:
+        elif size_bytes <= limits.inline_file_bytes_max and size_bytes <= space_bytes:
             inline.append(item)
-            room_bytes -= size_bytes
+            space_bytes -= size_bytes
         elif size_bytes <= limits.pack_file_bytes_max:
             small.append(item)
         else:
@@ -297,7 +297,7 @@ def _choose_forms(
 def _fill_packs(
     files: Iterable[PlannedFile], pack_bytes_max: int
 ) -> tuple[list[tuple[PlannedFile, ...]], list[PlannedFile]]:
-    """Fill packs in the order of the files; a file that has no company is no pack."""
+    """Fill packs in the order of the files; a file alone makes none."""
     shared: list[tuple[PlannedFile, ...]] = []
     alone: list[PlannedFile] = []
     pack: list[PlannedFile] = []
@@ -323,7 +323,7 @@ def _fill_packs(
 def _move_repacked(
     diff: DirDiff, previous: DirIndex, repacked: Collection[FilePath], planned: Iterable[PlannedFile]
 ) -> DirDiff:
-    """The diff with files that are packed again as removed and added: their bytes move to another place."""
+    """Return the diff with files that are packed again as removed and added: their bytes move to another place."""
     local = {item.path: item.file for item in planned if item.path in repacked}
     return _moved(diff, previous, local, ())
 

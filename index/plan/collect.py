@@ -75,14 +75,14 @@ class Upload(msgspec.Struct, frozen=True, gc=False):
 class UnfinishedUpload(msgspec.Struct, frozen=True, gc=False):
     """A listed put that was begun and is not visible; its key is any key of the store's, not always one of ours.
 
-    One that begins with a dot is no key but a name that the store itself has made (`blobstore.base.UnfinishedPut`).
+    One that begins with a dot is not a key but a name that the store itself has made (`blobstore.base.UnfinishedPut`).
     """
 
     key: str
     upload_id: str
     # By the store's clock.
     begun_at_ms: int
-    # What it holds, where the store tells.
+    # What it holds, where the store shows it.
     size_bytes: int = 0
 
 
@@ -119,7 +119,7 @@ def plan_scope(
     """Choose what stays open in one scope and the boundary that closes the rest (D3).
 
     Records above the newest valid one are left alone: they are void, and a boundary passes them once a newer valid
-    one stands. The newest valid record is always kept.
+    one is there. The newest valid record is always kept.
 
     Args:
         listing: The whole log of the scope, dense.
@@ -183,17 +183,17 @@ def choose_superseded_boundaries(boundaries: Sequence[Boundary], unreadable: Col
 
 
 def pin_is_live(pin: Pin, written_at_ms: int, now_ms: int) -> bool:
-    """Whether a pin protects: it was not released and its duration has not passed since its last write (D5)."""
+    """Return whether a pin protects: it was not released and its duration has not passed since its last write (D5)."""
     return pin.duration_ms > 0 and now_ms < written_at_ms + pin.duration_ms
 
 
 def pin_is_removable(pin: Pin, written_at_ms: int, now_ms: int, margin_ms: int) -> bool:
-    """Whether a pin's object may be deleted: released, or expired for so long that no renewal is on its way."""
+    """Return whether a pin's object may be deleted: released, or expired for so long that no renewal is on its way."""
     return pin.duration_ms == 0 or now_ms >= written_at_ms + pin.duration_ms + margin_ms
 
 
 def name_is_removable(name: NameRecord, now_ms: int, *, is_live: bool) -> bool:
-    """Whether a naming's object may be deleted: it protects nothing, and never will again.
+    """Return whether a naming's object may be deleted: it protects nothing, and never will again.
 
     Until `valid_until_ms` a released one holds its key, so that a request which created it and was sent twice cannot
     bring it back to life.
@@ -206,14 +206,14 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
     """Scopes of which no upload may go, because something of them cannot be read (D9)."""
 
     scopes: frozenset[Scope] = frozenset()
-    # Nothing tells which scopes it may refer to.
+    # Which scopes it may refer to is not known.
     everything: bool = False
 
     def plus(self, other: "Protection") -> "Protection":
         """Return what either protects."""
         return Protection(scopes=self.scopes | other.scopes, everything=self.everything or other.everything)
 
-    def told(self) -> tuple[str, ...]:
+    def scope_names(self) -> tuple[str, ...]:
         """Return the scopes by name; `*` for all."""
         return ("*",) if self.everything else tuple(sorted(map(str, self.scopes)))
 
@@ -253,7 +253,7 @@ def waiting_until_ms(waiting: Iterable[Upload], ttl_ms: int) -> int:
 
 
 def sum_deletes(deletes: Iterable[PlannedDelete]) -> tuple[ReasonTotal, ...]:
-    """How much goes for each reason, in the order of `DeleteReason`."""
+    """Sum deletes by reason, in the order of `DeleteReason`."""
     counts: Counter[DeleteReason] = Counter()
     sizes: Counter[DeleteReason] = Counter()
     for planned in deletes:
@@ -263,7 +263,7 @@ def sum_deletes(deletes: Iterable[PlannedDelete]) -> tuple[ReasonTotal, ...]:
 
 
 def sum_totals(totals: Iterable[ReasonTotal]) -> tuple[ReasonTotal, ...]:
-    """Totals of several parts as one, in the order of `DeleteReason`; reasons for which nothing goes are left out."""
+    """Sum the totals of several parts, in the order of `DeleteReason`, without reasons for which nothing goes."""
     counts: Counter[DeleteReason] = Counter()
     sizes: Counter[DeleteReason] = Counter()
     for total in totals:
@@ -276,7 +276,7 @@ def choose_unfinished(puts: Iterable[UnfinishedUpload], now_ms: int, ttl_ms: int
     """Choose the puts to abort: ours, and begun at least a TTL ago by the store's clock (design 0002, D10).
 
     Args:
-        puts: Every put that the store tells as unfinished.
+        puts: Every unfinished put that the store lists.
         now_ms: The store's clock, read before they were listed.
         ttl_ms: The repository's TTL: a blob that takes longer than that to put could not be committed any more (C5).
     """
@@ -294,7 +294,7 @@ def choose_unfinished(puts: Iterable[UnfinishedUpload], now_ms: int, ttl_ms: int
 
 
 def is_upload_key(key: str) -> bool:
-    """Whether a key is one that tidemark gives to blobs and indexes; any other is somebody else's."""
+    """Return whether a key is one that tidemark gives to blobs and indexes; any other is somebody else's."""
     try:
         parse_upload_key(key)
     except UnsafeNameError:

@@ -27,8 +27,9 @@ from index.text import iso_time, printable
 
 # What to say of a void record.
 NOTHING_VOUCHES: Final = "late: nothing vouches for it"
-# How far above the newest number the boundary stands. A writer may commit between the listing and the writing of the
-# boundary, and remember what it committed; nobody commits this often meanwhile (three years at ten a second).
+# How far above the newest number the boundary of `plan_forget` is. A writer may commit between the listing and the
+# writing of the boundary, and remember what it committed; nobody commits this often meanwhile (three years at ten a
+# second).
 FORGOTTEN_AHEAD: Final = 1_000_000_000
 
 
@@ -37,7 +38,7 @@ class ShortListingError(IndexInvariantError):
 
 
 class LogListing(msgspec.Struct, frozen=True, kw_only=True):
-    """What one LIST of a scope's log, or of its tail, told."""
+    """What one LIST of a scope's log, or of its tail, has shown."""
 
     scope: Scope
     # Number and store-side creation time of each record, ascending by number.
@@ -55,7 +56,7 @@ class LogListing(msgspec.Struct, frozen=True, kw_only=True):
         return max((self.records[-1][0] if self.records else 0), (self.boundaries[-1] if self.boundaries else 0))
 
     def created_at_ms(self, number: int) -> int | None:
-        """The store-side creation time of a record, None if it is not listed."""
+        """Return the store-side creation time of a record, None if it is not listed."""
         return dict(self.records).get(number)
 
 
@@ -82,9 +83,9 @@ class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
         return self.record.pointer
 
     def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `DisplayMixin`
-        """Which commit it is, and how much it holds."""
+        """Return which commit it is, and how much it holds."""
         stores = self.record.stores
-        told = {
+        shown = {
             "number": f"{self.record.number:,}",
             "of": printable(str(self.scope)),
             "version": f"{self.record.version:,}",
@@ -96,15 +97,15 @@ class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "offsets": format_value("offsets", self.record.offsets),
             "TTLs left to remove": "" if self.settled else "perhaps",
         }
-        return {name: text for name, text in told.items() if text}
+        return {name: text for name, text in shown.items() if text}
 
     def store(self, task: str, store: str) -> StoreReference | None:
-        """The reference of one store, None if the commit has no such store."""
+        """Return the reference of one store, None if the commit has no such store."""
         return next((s for s in self.record.stores if s.task == task and s.store == store), None)
 
 
 def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
-    """The listing of one scope from (key, creation time) pairs in any order.
+    """Return the listing of one scope from (key, creation time) pairs in any order.
 
     Raises:
         IndexInvariantError: A key belongs to another scope.
@@ -158,12 +159,12 @@ def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:
 
 
 def is_closed(pointer: CommitPointer, boundaries: Iterable[Boundary]) -> bool:
-    """Whether any boundary at or above the record's number does not list it (D3); closed stays closed."""
+    """Return whether any boundary at or above the record's number does not list it (D3); closed stays closed."""
     return any(b.number >= pointer.number and pointer not in b.kept for b in boundaries)
 
 
 def is_number_closed(number: int, boundaries: Iterable[Boundary]) -> bool:
-    """Return whether a boundary closes a number whoever wrote its record, which need not be read then (D3)."""
+    """Return whether a boundary closes a number, so that its record need not be read (D3)."""
     return any(b.number >= number and all(p.number != number for p in b.kept) for b in boundaries)
 
 
@@ -210,7 +211,7 @@ def lease_began_ms(record: CommitRecord, repository: RepositoryRecord) -> int:
 
 
 def commit_of(record: CommitRecord, created_at_ms: int, newer: Commit | None = None) -> Commit:
-    """Return the commit that a record stands for, with its time (C7).
+    """Return the commit of a record, with its time (C7).
 
     Args:
         record: The record.
@@ -247,7 +248,7 @@ def valid_commits(
 
 
 def descends_from(pointer: CommitPointer, newer: Sequence[Commit]) -> bool:
-    """Whether the newest of some valid commits has `pointer` among its predecessors (C4).
+    """Return whether the newest of some valid commits has `pointer` among its predecessors (C4).
 
     Args:
         pointer: The record in question.
@@ -263,7 +264,7 @@ def descends_from(pointer: CommitPointer, newer: Sequence[Commit]) -> bool:
 
 
 class Verdict(Enum):
-    """Why a record that was written is no commit."""
+    """Why a record that was written is not a commit."""
 
     FENCED = "a boundary at or above its number does not list it"
     VOID = "it was created after its lease"
@@ -274,7 +275,7 @@ class Verdict(Enum):
 def judge_record(
     record: CommitRecord, tail: LogListing, boundaries: Sequence[Boundary], newer: Sequence[Commit]
 ) -> Commit | Verdict:
-    """What became of a record, before it is acknowledged (C4 and C5).
+    """Judge what became of a record, before it is acknowledged (C4 and C5).
 
     The creation time in the listing decides whether it is void: nothing vouches yet for a record of which nobody has
     heard.
@@ -299,7 +300,7 @@ def judge_record(
 
 
 def fits(commit: Commit, *, number: int | None, version: int | None, unique_id: str | None, at_ms: int | None) -> bool:
-    """Whether a commit is of this number, version and unique id, and not later than this time; None asks nothing.
+    """Return whether a commit has this number, version and unique id, and is not later than this time, where given.
 
     A unique id is that of one of its stores, and the version then that store's; or it is the record's own write id.
     """
@@ -318,14 +319,14 @@ def fits(commit: Commit, *, number: int | None, version: int | None, unique_id: 
 def name_is_live(name: NameRecord, written_at_ms: int, repository_created_at_ms: int = 0) -> bool:
     """Return whether a name protects: not released, and written while its pin still held, or copied here (D5).
 
-    One whose pin is older than the repository record was copied with the repository: nobody writes before that stands.
+    One whose pin is older than the repository record was copied with the repository: nobody writes before that.
     """
     was_copied = name.valid_until_ms - PIN_DURATION_MS < repository_created_at_ms
     return not name.released and (written_at_ms <= name.valid_until_ms or was_copied)
 
 
 class Naming(msgspec.Struct, frozen=True, kw_only=True):
-    """One record of a name, as it stands in the store."""
+    """One record of a name, as it is in the store."""
 
     key: str
     # By the store's clock, as everything that decides.
@@ -342,12 +343,12 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_naming(namings: Iterable[Naming]) -> Naming | None:
-    """The one that a name stands for: the earliest that is live, by creation and then by id; None if none is."""
+    """Choose the record that counts for a name: the earliest live one, by creation and then id; None if none is."""
     return min((n for n in namings if n.is_live), key=lambda n: (n.created_at_ms, n.id), default=None)
 
 
 def commit_of_name(name: NameRecord) -> Commit:
-    """The commit as its name has kept it: the log's record may be gone."""
+    """Return the commit as its name has kept it: the log's record may be gone."""
     record = CommitRecord(
         scope=name.scope,
         number=name.source.number,
@@ -368,7 +369,7 @@ def commit_of_name(name: NameRecord) -> Commit:
 
 
 def plan_forget(listing: LogListing, boundaries: Sequence[Boundary]) -> Boundary | None:
-    """The boundary that closes every record of a scope, found or on its way.
+    """Plan the boundary that closes every record of a scope, found or on its way.
 
     Args:
         listing: The whole log of the scope.

@@ -1,4 +1,4 @@
-"""Write down what a collection plans, does and did: plan, run and audit record, both directions (design 0006).
+"""Encode and decode what a collection writes: plan, run and audit record (design 0006).
 
 A plan is files (P1 to P3):
 
@@ -8,7 +8,7 @@ plan.json         which repository, when, which retention, and every root that w
 summary.json      totals; written last, so that a plan without it is not whole
 ```
 
-A plan is evidence and no order: nothing ever deletes because of what stands here (P3).
+A plan is evidence and no order: nothing is ever deleted because of what it says (P3).
 
 A run is what a collection on Spark leaves in `runs/<run>/` while it works: shards, objects, the header (R2). Its plans
 are named by their own digests, so that of two collections that work on one run neither ever carries out what the other
@@ -37,7 +37,7 @@ PLAN_SUMMARY_NAME: Final = "summary.json"
 LINES_SUFFIX: Final = ".jsonl"
 PLAN_SCHEMA: Final = 1
 
-# Caps for whoever reads a file that anybody may have written.
+# Caps for the reader of a file that anyone may have written.
 PLAN_HEADER_BYTES_MAX: Final = 256 * 1024 * 1024
 LINE_BYTES_MAX: Final = 4096
 
@@ -52,13 +52,13 @@ Value = TypeVar("Value")
 RUN_HEADER: Final = "run"
 # The name of what says that a run has come to its end, and that what is left of it may go.
 RUN_ENDED: Final = "ended"
-# Newer releases may add fields, which an older one ignores; it takes up no run of a greater schema.
+# Newer releases may add fields, which an older one ignores; it resumes no run of a greater schema.
 RUN_SCHEMA: Final = 1
 RUN_HEADER_BYTES_MAX: Final = 64 * 1024
 
-_ROOMS: Final = (BLOBS, INDEXES)
+_KIND_PREFIXES: Final = (BLOBS, INDEXES)
 # Blobs and indexes, in the order of their keys.
-POSITIONS_COUNT: Final = len(_ROOMS) * SHARDS_COUNT
+POSITIONS_COUNT: Final = len(_KIND_PREFIXES) * SHARDS_COUNT
 
 AUDIT_SCHEMA: Final = 1
 
@@ -104,7 +104,7 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: int
     # When the run began.
     now_ms: int
-    # When the uploads were listed: the `now` of D2, earlier than `now_ms` where a listing was taken up (R3).
+    # When the uploads were listed: the `now` of D2, earlier than `now_ms` where a run was resumed (R3).
     listed_at_ms: int
     retention: RetentionPolicy
     commits: tuple[RootCommit, ...]
@@ -144,15 +144,15 @@ _line_decoder = msgspec.json.Decoder(_Line)
 
 
 def encode_plan_header(header: PlanHeader | PlanSummary) -> bytes:
-    """A header or a summary as indented JSON."""
+    """Return a header or a summary as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(header), indent=1) + b"\n"
 
 
 def decode_plan_header(data: bytes, *, subject: str) -> PlanHeader:
-    """The header that was written.
+    """Return the header that was written.
 
     Raises:
-        PlanFileError: It is no header.
+        PlanFileError: It is not a header.
         UnknownFormatError: A newer tidemark wrote it.
     """
     header = _decode_whole(data, PlanHeader, subject)
@@ -167,7 +167,7 @@ def decode_plan_header(data: bytes, *, subject: str) -> PlanHeader:
 
 
 def decode_plan_summary(data: bytes, *, subject: str) -> PlanSummary:
-    """The summary that was written; errors as in `decode_plan_header`."""
+    """Return the summary that was written; errors as in `decode_plan_header`."""
     summary = _decode_whole(data, PlanSummary, subject)
     _check_run(summary.run, subject)
     counts = (summary.lines_count, summary.listed_count, summary.waiting_count, *(t.count for t in summary.totals))
@@ -179,34 +179,34 @@ def decode_plan_summary(data: bytes, *, subject: str) -> PlanSummary:
 
 
 def encode_line(planned: PlannedUpload) -> bytes:
-    """One line of a plan, with its newline."""
+    """Return one line of a plan, with its newline."""
     line = _Line(planned.key, _REASON, planned.size_bytes, planned.created_at_ms)
     return _line_encoder.encode(line) + b"\n"
 
 
 def decode_line(line: bytes, *, subject: str) -> PlannedUpload:
-    """The upload that a line plans to delete.
+    """Return the upload that a line plans to delete.
 
     Args:
         line: The bytes between two newlines.
         subject: File and number of the line, for errors.
 
     Raises:
-        PlanFileError: It is no line of a plan.
+        PlanFileError: It is not a line of a plan.
     """
     if len(line) > LINE_BYTES_MAX:
         raise PlanFileError(f"is longer than {LINE_BYTES_MAX} bytes", subject=subject, hint=_PLAN_HINT)
     try:
         value = _line_decoder.decode(line)
     except UNDECODABLE as error:
-        raise PlanFileError(f"is no line of a plan: {error}", subject=subject, hint=_PLAN_HINT) from error
+        raise PlanFileError(f"not a line of a plan: {error}", subject=subject, hint=_PLAN_HINT) from error
     try:
         parse_upload_key(value.key)
     except UnsafeNameError as error:
         raise PlanFileError("has a key that no blob or index has", subject=subject, hint=_PLAN_HINT) from error
     if value.reason not in _REASONS:
         raise PlanFileError("has a reason for which no upload is deleted", subject=subject, hint=_PLAN_HINT)
-    # Milliseconds before 1970 are no sign of malice where a test's clock begins at 0; sizes below 0 are.
+    # Milliseconds before 1970 show no malice where a test's clock begins at 0; sizes below 0 are.
     if not 0 <= value.size_bytes <= SIZE_BYTES_MAX or abs(value.created_at_ms) > NEVER_MS:
         raise PlanFileError("has a size or a time that no upload has", subject=subject, hint=_PLAN_HINT)
     reason = DeleteReason.UNREACHABLE_UPLOAD
@@ -214,7 +214,7 @@ def decode_line(line: bytes, *, subject: str) -> PlannedUpload:
 
 
 def decode_lines(data: bytes, *, subject: str) -> Iterator[PlannedUpload]:
-    """Every upload of a file of lines.
+    """Return every upload of a file of lines.
 
     Raises:
         PlanFileError: A line is none, or the last one has no end.
@@ -231,7 +231,7 @@ def _decode_whole(data: bytes, kind: type[Value], subject: str) -> Value:
         if schema == PLAN_SCHEMA:
             return msgspec.json.decode(data, type=kind)
     except (*UNDECODABLE, IndexInvariantError) as error:
-        raise PlanFileError(f"is no part of a plan: {error}", subject=subject, hint=_PLAN_HINT) from error
+        raise PlanFileError(f"not a part of a plan: {error}", subject=subject, hint=_PLAN_HINT) from error
     raise UnknownFormatError(
         f"has schema {schema}, which this version of tidemark does not know", subject=subject, hint=_PLAN_HINT
     )
@@ -241,14 +241,14 @@ def _check_run(run: str, subject: str) -> None:
     try:
         check_run_id(run)
     except UnsafeNameError as error:
-        raise PlanFileError("has a run that is none", subject=subject, hint=_PLAN_HINT) from error
+        raise PlanFileError("has an invalid run", subject=subject, hint=_PLAN_HINT) from error
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Written before anything is listed; a run that has one is not finished (design 0006, R3 and R6)."""
 
     schema: int = RUN_SCHEMA
-    # It says when the run began, by the store's clock: the `now` of D2 for whoever takes the run up.
+    # It says when the run began, by the store's clock: the `now` of D2 for a collection that resumes the run.
     run: RunId
     repository_id: str
     # The version of tidemark that began it; for people only.
@@ -261,14 +261,14 @@ class Shard(msgspec.Struct, frozen=True, order=True):
     position: int
 
     @property
-    def room(self) -> str:
+    def kind_prefix(self) -> str:
         """`BLOBS` or `INDEXES`."""
-        return _ROOMS[self.position // SHARDS_COUNT]
+        return _KIND_PREFIXES[self.position // SHARDS_COUNT]
 
     @property
     def prefix(self) -> str:
         """What all of its keys begin with, and no others."""
-        return f"{self.room}{self.position % SHARDS_COUNT:02x}/"
+        return f"{self.kind_prefix}{self.position % SHARDS_COUNT:02x}/"
 
     @property
     def inventory_name(self) -> str:
@@ -290,7 +290,7 @@ class Shard(msgspec.Struct, frozen=True, order=True):
 
     @property
     def _name(self) -> str:
-        return f"{self.room.rstrip('/')}-{self.position % SHARDS_COUNT:02x}"
+        return f"{self.kind_prefix.rstrip('/')}-{self.position % SHARDS_COUNT:02x}"
 
 
 SHARDS: Final = tuple(Shard(position) for position in range(POSITIONS_COUNT))
@@ -301,7 +301,7 @@ _DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
 def carried_out_plans(names: Iterable[str]) -> dict[int, tuple[bytes, ...]]:
-    """Of the names of a run's objects, the digests of the plans that are marked as carried out, by their shards."""
+    """Return the digests of the plans that are marked as carried out, by shard, from the names of a run's objects."""
     found: dict[int, tuple[bytes, ...]] = {}
     for name in sorted(names):
         mark, _, digest = name.rpartition("-")
@@ -312,14 +312,14 @@ def carried_out_plans(names: Iterable[str]) -> dict[int, tuple[bytes, ...]]:
 
 
 def group_by_shard(keys: Iterable[str]) -> dict[Shard, list[str]]:
-    """The keys of blobs and indexes by the shards that they stand in.
+    """Return the keys of blobs and indexes by their shards.
 
     Raises:
         CorruptIndexError: One is the key of neither.
     """
     groups: dict[Shard, list[str]] = {}
     for key in keys:
-        # Two digits and a slash after the room.
+        # Two digits and a slash after the prefix of the kind.
         shard = _BY_PREFIX.get(key[: key.find("/") + 4])
         if shard is None:
             raise CorruptIndexError("is not the key of a blob or an index", subject=repr(key))
@@ -328,17 +328,17 @@ def group_by_shard(keys: Iterable[str]) -> dict[Shard, list[str]]:
 
 
 def digest_of(data: bytes) -> bytes:
-    """By which what stands in a run is told: SHA-256."""
+    """Return the SHA-256 by which an object of a run is identified."""
     return hashlib.sha256(data).digest()
 
 
 def encode_run_header(header: RunHeader) -> bytes:
-    """One JSON object."""
+    """Return a header as one JSON object."""
     return msgspec.json.encode(header)
 
 
 def decode_run_header(data: bytes, *, subject: str) -> RunHeader:
-    """The header that was stored.
+    """Return the header that was stored.
 
     Raises:
         CorruptIndexError: It is none.
@@ -372,54 +372,58 @@ class AuditedBoundary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One collection. Lists are cut at a maximum, and the counts beside them are not."""
+    """One collection. Lists are cut at a maximum, and the counts beside them are not.
+
+    What a run that failed did not come to has its default.
+    """
 
     schema: int = AUDIT_SCHEMA
     run: RunId
     release: str
-    # By the store's clock. An earlier listing was taken up where the second is before the first (R3); 0: none was made.
+    # By the store's clock. The run resumed an earlier one where the second is before the first (R3); 0: nothing was
+    # listed.
     began_at_ms: int
-    listed_at_ms: int
-    # The run whose listing that was, where this process knows it.
-    taken_up: RunId | None = None
+    listed_at_ms: int = 0
+    # The earlier run whose listing that was, where this process knows it.
+    resumed_from: RunId | None = msgspec.field(default=None, name="taken_up")
     # By this machine's clock.
-    seconds: float
-    outcome: Outcome
+    seconds: float = 0
+    outcome: Outcome = "failed"
     # What stopped it; empty if nothing did.
-    error: str
+    error: str = ""
     retention: RetentionPolicy
     delete_share_max: float
-    scopes_count: int
-    scopes: tuple[AuditedScope, ...]
-    names_count: int
-    pins_count: int
-    boundaries_count: int
-    boundaries: tuple[AuditedBoundary, ...]
-    listed_count: int
-    listed_bytes: int
-    live_count: int
-    live_bytes: int
-    waiting_count: int
-    waiting_bytes: int
-    spared_count: int
+    scopes_count: int = 0
+    scopes: tuple[AuditedScope, ...] = ()
+    names_count: int = 0
+    pins_count: int = 0
+    boundaries_count: int = 0
+    boundaries: tuple[AuditedBoundary, ...] = ()
+    listed_count: int = 0
+    listed_bytes: int = 0
+    live_count: int = 0
+    live_bytes: int = 0
+    waiting_count: int = 0
+    waiting_bytes: int = 0
+    excluded_count: int = msgspec.field(default=0, name="spared_count")
     # Blobs and indexes that were to go, and everything that went.
-    planned: tuple[ReasonTotal, ...]
-    deleted: tuple[ReasonTotal, ...]
-    failed_count: int
-    failed: tuple[str, ...]
-    # Keys of which nobody knows whether they are gone, because the store gave no answer or a task was lost; at most.
+    planned: tuple[ReasonTotal, ...] = ()
+    deleted: tuple[ReasonTotal, ...] = ()
+    failed_count: int = 0
+    failed: tuple[str, ...] = ()
+    # Keys that may be gone or not, because the store gave no answer or a task was lost; at most.
     unknown_count: int = 0
     # How far the store's clock was ahead of everything else; then nothing was deleted for its age.
     clock_ahead_ms: int = 0
 
 
 def encode_audit(record: AuditRecord) -> bytes:
-    """The record as JSON that people can read."""
+    """Return the record as JSON that people can read."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
 def decode_audit(data: bytes, *, subject: str) -> AuditRecord:
-    """The record that was written.
+    """Return the record that was written.
 
     Raises:
         CorruptIndexError: It is none.

@@ -9,12 +9,12 @@ from index.snapshot.dir_diff import LocalDir, LocalFile
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import BlobKey, DirIndex, FileIndex, FilePath, SnapshotIndex
 
-# Dead bytes of a pack that are fetched along, so that what stands before and after them is one request.
+# Dead bytes of a pack that are fetched along, so that what is before and after them is one request.
 GAP_BYTES_MAX: Final = 256 * 1024
 
 # A snapshot may come from anywhere: no restored file runs with its owner's rights. No store has such files.
 RESTORED_MODE: Final = 0o777
-# Whoever restores a directory may read, replace and remove it.
+# The user who restores a directory may read, replace and remove it.
 _READABLE: Final = 0o500
 
 
@@ -39,7 +39,7 @@ class ReusedFile(msgspec.Struct, frozen=True):
 
 
 class FetchedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of a pack, with the files that stand in it in the order of their offsets; they do not overlap."""
+    """A range of a pack, with the files in it, in the order of their offsets; they do not overlap."""
 
     key: BlobKey
     start: int
@@ -92,7 +92,7 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def written(self) -> Iterator[RestoredFile]:
-        """The files that need room on the disk: all but those that only get a second name."""
+        """The files that need space on the disk: all but those that only get a second name."""
         yield from self.empty
         yield from self.inline
         yield from self.fetched
@@ -101,7 +101,7 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_candidates(index: SnapshotIndex, local: LocalDir) -> tuple[tuple[FilePath, LocalFile, FileIndex], ...]:
-    """The local files that may turn out to be files of the snapshot: of the same path and size, and not empty.
+    """Return the local files that may turn out to be files of the snapshot: of the same path and size, and not empty.
 
     Args:
         index: The snapshot.
@@ -193,7 +193,7 @@ def _dirs(directory: DirIndex, path: FilePath) -> Iterator[tuple[FilePath, int |
 
 
 def _is_linkable(local: LocalFile, entry: FileIndex, *, owners_count: bool) -> bool:
-    """Whether a second name will do: the file never changes, and its metadata need not be changed either.
+    """Return whether a second name will do: the file never changes, and its metadata need not be changed either.
 
     A link shares the metadata with the old directory, which has to stay as it is until the new one is complete.
     """

@@ -62,7 +62,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     rules: tuple[RetentionRule, ...]
 
     def choose(self, job: str) -> Retention | None:
-        """The retention of a job; None keeps everything, as for a job that no rule matches."""
+        """Return the retention of a job; None keeps everything, as for a job that no rule matches."""
         rule = self._rule(job)
         return None if rule is None else rule.retention
 
@@ -78,12 +78,12 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def unused(self, jobs: Iterable[str]) -> tuple[str, ...]:
-        """The patterns of the rules that count for none of these jobs: perhaps they are misspelled."""
+        """Return the patterns of the rules that count for none of these jobs: perhaps they are misspelled."""
         used = {rule.pattern for job in jobs if (rule := self._rule(job)) is not None}
         return tuple(rule.pattern for rule in self.rules if rule.pattern not in used)
 
     def unruled(self, jobs: Iterable[str]) -> tuple[str, ...]:
-        """Those of the jobs that no rule matches: all of them is kept, perhaps because nobody thought of them."""
+        """Return the jobs that no rule matches: everything of them is kept, perhaps by oversight."""
         return tuple(job for job in sorted(set(jobs)) if self._rule(job) is None)
 
     def _rule(self, job: str) -> RetentionRule | None:
@@ -91,7 +91,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shadows(earlier: str, later: str) -> bool:
-    """Whether a pattern is known to match every job that a later one matches, so that the later one never counts."""
+    """Return whether a pattern is known to match all that a later one matches, so that the later one never counts."""
     # No job has an empty name.
     if earlier == later or (set(earlier) <= {"*", "?"} and "*" in earlier and earlier.count("?") <= 1):
         return True
@@ -102,7 +102,7 @@ def shadows(earlier: str, later: str) -> bool:
 
 
 def as_policy(retention: Retention | RetentionPolicy) -> RetentionPolicy:
-    """A retention as the policy that has it for every job."""
+    """Return a retention as the policy that has it for every job."""
     if isinstance(retention, RetentionPolicy):
         return retention
     return RetentionPolicy(rules=(RetentionRule(pattern="*", retention=retention),))
@@ -111,7 +111,7 @@ def as_policy(retention: Retention | RetentionPolicy) -> RetentionPolicy:
 def choose_kept(
     commits: Sequence[Commit], retention: Retention | None, named: Collection[CommitPointer] = ()
 ) -> dict[CommitPointer, KeepReason]:
-    """The commits to keep, each with the first reason that applies.
+    """Return the commits to keep, each with the first reason that applies.
 
     Args:
         commits: The valid commits of one scope, oldest first.

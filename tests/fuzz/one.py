@@ -26,7 +26,7 @@ _PARSERS: Final = [
     "engine.cli.config",
     "engine.local.cache",
     "engine.drill.record",
-    "engine.spark.collection.listing",
+    "engine.spark.collection.shards",
     "engine.spark.sources.rows",
     "engine.spark.sources.unsafe_rows",
     "engine.state.compression",

@@ -18,7 +18,7 @@ from engine.cli.result_file import ResultFile
 from engine.drill.record import FailedDrill
 from engine.metrics.exposition import expose
 from engine.metrics.names import Samples
-from engine.spark.collection.listing import encode_inventory
+from engine.spark.collection.shards import encode_inventory
 from engine.state.compression import CODECS, Compressor, compress_block
 from index.plan import plan_format
 from index.plan.collect import DeleteReason, PlannedUpload, Upload

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from engine.spark.collection.listing import decode_inventory
+from engine.spark.collection.shards import decode_inventory
 from engine.spark.sources.plan import Table
 from engine.spark.sources.rows import decode_keys, split_bytes, split_typed
 from engine.spark.sources.unsafe_rows import decode_pairs, decode_rows

@@ -37,8 +37,7 @@ from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.hedge import HedgeSettings
 from blobstore.wrappers.retry import RetrySettings
 from engine.backup.backup import BackupResult
-from engine.collect.backend import Listing
-from engine.collect.in_process import InProcessBackend
+from engine.collect.backend import InProcessBackend, Listing
 from engine.collect.report import CollectReport
 from engine.repository.repository import Repository
 from index.plan.commits import Commit

@@ -169,13 +169,13 @@ def test_every_key_is_told_by_whoever_follows_the_hints(families: Shell, limit: 
 
 def test_keys_go_on_at_a_place_only(families: Shell) -> None:
     assert families.run("keys", "--limit", "3").stdout.splitlines()[-1] == "more: --resume 'b\\x3a 2:'"
-    assert "is no place" in families.refused("keys", "--resume", "b", code=2)["message"]
+    assert "not a place" in families.refused("keys", "--resume", "b", code=2)["message"]
     assert families.refused("keys", "--resume", "absent:", code=7)["hint"] == "it has a, b: 2, default"
 
 
 def test_keys_that_cannot_be_browsed(keyed: Shell) -> None:
     assert keyed.refused("keys", "--family", "absent", code=7)["hint"] == "it has default"
-    assert "is no key" in keyed.refused("keys", "--prefix", "\\q", code=2)["message"]
+    assert "not a key" in keyed.refused("keys", "--prefix", "\\q", code=2)["message"]
     backup = '{"kind":"spark-checkpoint","format":1,"queryId":"q","batch":1,"oldestBatch":1}'
     keyed.run("backup", str(keyed.directory / "one"), "--offsets", backup, "--job", "query")
     assert "tidemark_state" in keyed.refused("keys", "--job", "query", code=2)["hint"]

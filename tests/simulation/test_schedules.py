@@ -98,7 +98,7 @@ def test_what_breaks_a_rule_is_told_with_the_shortest_schedule(monkeypatch: pyte
     async def nothing(*_: object, **__: object) -> frozenset[str]:
         return frozenset()
 
-    monkeypatch.setattr("engine.collect.in_process.reachable_keys", nothing)
+    monkeypatch.setattr("engine.collect.backend.reachable_keys", nothing)
     steps = (
         Do(process=WRITER, verb="push"),
         Do(process=READER, verb="restore"),

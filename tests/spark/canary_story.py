@@ -25,6 +25,7 @@ from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
+from engine.collect.collect import CollectOptions
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import RocksDbSettings
@@ -32,9 +33,7 @@ from engine.settings import TransferSettings
 from engine.spark import JobOptions, SparkOptions, StatefulJob, backup_results, backup_stores, collect, restore_stores
 from engine.spark.access import Access, open_on_driver
 from engine.spark.collection.backend import SparkBackend
-from engine.spark.collection.deleting import DeleteTask, SpareTask
-from engine.spark.collection.listing import ListTask
-from engine.spark.collection.marking import MarkTask, SweepTask
+from engine.spark.collection.tasks import DeleteTask, ExcludeTask, ListTask, MarkTask, SweepTask
 from engine.spark.spread import StoreWork, spread
 from engine.spark.store_task import RESULT_SPARK_SCHEMA, TASK_COLUMN, JobRun, UpdateTask
 from engine.spark.tasks import BackupStores, RestoreStores
@@ -199,7 +198,7 @@ def tell_good_story(spark: SparkSession, given: Settings, notebook: Notebook) ->
     restored = restore_stores(spark, url, SCOPE, disk / "restored", options=SparkOptions(store=settings))
     assert restored.where("NOT ok").count() == 0
     note_plan(notebook, "plan of outcomes", restored)
-    report = collect(spark, url, Retention(keep_last=1), delete_share_max=1, store_settings=settings)
+    report = collect(spark, url, Retention(keep_last=1), delete_share_max=1, options=SparkOptions(store=settings))
     assert report.deletes
     notebook.write("report", repr(report))
     with SyncRepository.open(open_store(url, settings)) as repository:
@@ -235,7 +234,7 @@ def fail(
     notebook.write(f"{name}: access", repr(access) + repr(vars_of(access)))
     if not raises:
         return
-    backend = SparkBackend(spark, access, MemoryStore(), partitions_max=1, cores=1, dry_run=True)
+    backend = SparkBackend(spark, access, MemoryStore(), CollectOptions(dry_run=True), partitions_max=1, cores=1)
     notebook.failing(f"{name}: workers list", backend._list)
     run = JobRun(
         access=access,
@@ -251,10 +250,10 @@ def fail(
     notebook.failing(f"{name}: workers back up", frame.mapInArrow(update, RESULT_SPARK_SCHEMA).toArrow)
     named = RunId(f"{1:020d}-{1:020x}")
     collecting = (
-        ListTask(access=access, run=named, standing=frozenset()),
+        ListTask(access=access, run=named, listed=frozenset()),
         MarkTask(access=access),
         SweepTask(access=access, run=named, now_ms=0, protected=NOTHING_PROTECTED, digests=(), carried_out={}),
-        SpareTask(access=access, run=named),
+        ExcludeTask(access=access, run=named),
         DeleteTask(access=access, run=named),
     )
     for one in (backup, restore, update, *collecting):

@@ -10,12 +10,13 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
+from engine.collect.collect import NO_OPTIONS, CollectOptions
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.access import Access
 from engine.spark.collection.backend import SparkBackend
-from engine.spark.collection.rows import Row, batch_of, rows_of
+from engine.spark.collection.shards import Row, batch_of, rows_of
 from index.snapshot.records import RepositoryRecord
 
 # Few, so that the rows of one shard come in several batches.
@@ -88,9 +89,11 @@ class OneProcessSpark:
         return Frame(lambda: rows)
 
 
-def backend_on(store: BlobStore, record: RepositoryRecord, **settings: Any) -> SparkBackend:
-    """Hands whose tasks work on a store of this process."""
+def backend_on(
+    store: BlobStore, record: RepositoryRecord, options: CollectOptions = NO_OPTIONS, **settings: Any
+) -> SparkBackend:
+    """Return a backend whose tasks work on a store of this process."""
     _stores.append(store)
     access = HereAccess(url=str(len(_stores) - 1), record=record, store=StoreSettings(), transfer=TransferSettings())
     session = cast("SparkSession", OneProcessSpark())
-    return SparkBackend(session, access, store, **({"partitions_max": 3, "cores": 2} | settings))
+    return SparkBackend(session, access, store, options, **({"partitions_max": 3, "cores": 2} | settings))

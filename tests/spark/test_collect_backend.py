@@ -1,4 +1,4 @@
-"""The hands that work in Spark's tasks: killed anywhere, taken up, and beside others; all of it in this process."""
+"""The backend that works in Spark's tasks: killed anywhere, resumed, and beside others; all of it in this process."""
 
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,13 +13,13 @@ from blobstore.errors import AccessDeniedError, StoreError, StoreUnavailableErro
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine.backup.backup import BackupResult
-from engine.collect.collect import collect
+from engine.collect.collect import CollectOptions, collect
 from engine.collect.report import CollectReport
-from engine.collect.runs import end_run, take_up_run
+from engine.collect.runs import end_run, resume_run
 from engine.errors import ConflictError, DamagedError, UnsafeStoreError
 from engine.repository.repository import Repository
 from engine.spark.collection.backend import TASKS_PER_CORE
-from engine.spark.collection.listing import NOTHING, encode_inventory
+from engine.spark.collection.shards import NOTHING, encode_inventory
 from engine.spark.errors import RunEndedError
 from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_deletes, sum_totals
 from index.plan.commits import Commit
@@ -118,13 +118,11 @@ class Bench:
         (directory / f"{generation - 1:06d}.sst").unlink(missing_ok=True)
         return result
 
-    async def collect(self, store: BlobStore | None = None, **settings: object) -> CollectReport:
+    async def collect(self, store: BlobStore | None = None, *, dry_run: bool = False) -> CollectReport:
         store = store or self.store
-        backend = backend_on(store, self.repository.record, **settings)
-        dry_run = bool(settings.get("dry_run"))
-        return await collect(
-            store, self.repository.record, KEEP_TWO, delete_share_max=1, backend=backend, dry_run=dry_run
-        )
+        options = CollectOptions(delete_share_max=1, dry_run=dry_run)
+        backend = backend_on(store, self.repository.record, options)
+        return await collect(store, self.repository.record, KEEP_TWO, options, backend=backend)
 
     async def carried_out(self) -> list[PlannedUpload]:
         """The lines of the plans that stand and are marked as carried out."""
@@ -142,42 +140,42 @@ class Bench:
 
 
 def facts(report: CollectReport) -> dict[str, object]:
-    """What a report says, but of which run it is and whether it was taken up."""
+    """What a report says, but of which run it is and whether it was resumed."""
     told = {name: getattr(report, name) for name in report.__struct_fields__}
     return {name: value for name, value in told.items() if name not in {"run", "dry_run", "resumed"}}
 
 
-async def test_a_dry_run_foresees_it_and_writes_its_plan_elsewhere(
+async def test_a_dry_run_plans_it_and_writes_its_plan_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if there were many: the keys of a shard are told in several rows.
     monkeypatch.setattr("engine.spark.collection.backend.REFERENCES_PER_ITEM", 1)
-    monkeypatch.setattr("engine.spark.collection.marking.KEYS_HELD_MAX", 2)
+    monkeypatch.setattr("engine.spark.collection.tasks.KEYS_HELD_MAX", 2)
     bench, elsewhere = await Bench(tmp_path).fill(), MemoryStore()
     before = await bench.keys()
     record = bench.repository.record
-    mine = await collect(bench.store, record, KEEP_TWO, delete_share_max=1, dry_run=True)
+    mine = await collect(bench.store, record, KEEP_TWO, CollectOptions(delete_share_max=1, dry_run=True))
     tasks_started.clear()
-    backend = backend_on(bench.store, record, partitions_max=200, cores=2, dry_run=True, plan_to=elsewhere)
-    foreseen = await collect(
-        bench.store, record, KEEP_TWO, delete_share_max=1, dry_run=True, plan_to=elsewhere, backend=backend
-    )
-    assert facts(foreseen) == facts(mine)
+    options = CollectOptions(delete_share_max=1, dry_run=True, plan_to=elsewhere)
+    backend = backend_on(bench.store, record, options, partitions_max=200, cores=2)
+    planned_only = await collect(bench.store, record, KEEP_TWO, options, backend=backend)
+    assert facts(planned_only) == facts(mine)
     # Lists; indexes; inventories: little work is not spread over 200 tasks.
     assert tasks_started == [2 * TASKS_PER_CORE, 1, 2]
     assert await bench.keys() == before
     lines = [blob.key async for blob in list_blobs(elsewhere, "") if blob.key.endswith(".jsonl")]
     planned = [p for name in lines for p in decode_lines(await read(elsewhere, name), subject=name)]
-    assert planned == [d for d in foreseen.deletes if d.key.startswith(("blobs/", "indexes/"))]
+    assert planned == [d for d in planned_only.deletes if d.key.startswith(("blobs/", "indexes/"))]
     assert {p.reason for p in planned} == {DeleteReason.UNREACHABLE_UPLOAD}
-    assert facts(await bench.collect()) == facts(foreseen)
+    assert facts(await bench.collect()) == facts(planned_only)
     await bench.check()
 
 
-async def die_and_be_taken_up(root: Path, dies_at: int, *, after: bool) -> bool:
+async def die_and_be_resumed(root: Path, dies_at: int, *, after: bool) -> bool:
     """A collection dies at a change, and the next one ends as a single one would have; whether it died at all."""
     bench = await Bench(root).fill()
-    expected = await collect(bench.store, bench.repository.record, KEEP_TWO, delete_share_max=1, dry_run=True)
+    options = CollectOptions(delete_share_max=1, dry_run=True)
+    expected = await collect(bench.store, bench.repository.record, KEEP_TWO, options)
     mortal = MortalStore(bench.store, dies_at, after=after)
     try:
         report = await bench.collect(mortal)
@@ -209,7 +207,7 @@ def uploads_of(*totals: ReasonTotal) -> tuple[ReasonTotal, ...]:
     return sum_totals(total for total in totals if total.reason in UPLOADS)
 
 
-async def test_what_a_run_has_deleted_is_not_told_again_by_who_takes_it_up(tmp_path: Path) -> None:
+async def test_what_a_run_has_deleted_is_not_told_again_by_who_resumes_it(tmp_path: Path) -> None:
     bench = await Bench(tmp_path).fill()
     before = await bench.collect(BrokenStore(bench.store, "put", "/ended", StoreUnavailableError))
     assert uploads_of(*before.totals)
@@ -224,16 +222,16 @@ async def test_what_a_run_has_deleted_is_not_told_again_by_who_takes_it_up(tmp_p
 
 # Among the inventories; among the deletes of indexes.
 @pytest.mark.parametrize("dies_at, after", [pytest.param(300, False, marks=pytest.mark.soak), (524, True)])
-async def test_a_collection_that_died_is_taken_up(tmp_path: Path, dies_at: int, after: bool) -> None:
-    assert await die_and_be_taken_up(tmp_path, dies_at, after=after)
+async def test_a_collection_that_died_is_resumed(tmp_path: Path, dies_at: int, after: bool) -> None:
+    assert await die_and_be_resumed(tmp_path, dies_at, after=after)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-async def test_a_collection_that_died_anywhere_is_taken_up(tmp_path: Path) -> None:
+async def test_a_collection_that_died_anywhere_is_resumed(tmp_path: Path) -> None:
     for after in (False, True):
         dies_at = 1
-        while await die_and_be_taken_up(tmp_path / f"{dies_at} {after}", dies_at, after=after):
+        while await die_and_be_resumed(tmp_path / f"{dies_at} {after}", dies_at, after=after):
             # One inventory is as good as another, and what follows them is tried change by change.
             dies_at += 100 if dies_at + 100 < POSITIONS_COUNT else 1
 
@@ -248,7 +246,7 @@ async def test_a_collection_that_died_anywhere_is_taken_up(tmp_path: Path) -> No
     ],
 )
 async def test_two_collections_on_one_run(tmp_path: Path, change: tuple[str, str]) -> None:
-    """The second begins while the first is at work, takes up its run and ends it."""
+    """The second begins while the first is at work, resumes its run and ends it."""
     bench = await Bench(tmp_path).fill()
     interposed = InterposedStore(bench.store)
     others: list[CollectReport] = []
@@ -280,16 +278,16 @@ async def test_what_is_protected_meanwhile_is_taken_out_of_the_plan(tmp_path: Pa
 
     interposed.before("put_if_absent", ".boundary", fork)
     report = await bench.collect(interposed)
-    assert report.spared_count > 0
-    assert await spared_by_one_process(tmp_path / "twin") == (report.spared_count, report.waiting_count)
-    spared = bench.commits[0].record.stores[0].index.key
-    assert spared not in {delete.key for delete in report.deletes}
+    assert report.excluded_count > 0
+    assert await excluded_by_one_process(tmp_path / "twin") == (report.excluded_count, report.waiting_count)
+    excluded = bench.commits[0].record.stores[0].index.key
+    assert excluded not in {delete.key for delete in report.deletes}
     await bench.check()
     forked = await bench.repository.commits(Scope("fork"))
     await bench.repository.restore(forked[0], tmp_path / "restored", task="0", store="facts")
 
 
-async def spared_by_one_process(root: Path) -> tuple[int, int]:
+async def excluded_by_one_process(root: Path) -> tuple[int, int]:
     bench = await Bench(root).fill()
     interposed = InterposedStore(bench.store)
 
@@ -297,8 +295,8 @@ async def spared_by_one_process(root: Path) -> tuple[int, int]:
         await bench.repository.fork(bench.commits[0], Scope("fork"))
 
     interposed.before("put_if_absent", ".boundary", fork)
-    report = await collect(interposed, bench.repository.record, KEEP_TWO, delete_share_max=1)
-    return report.spared_count, report.waiting_count
+    report = await collect(interposed, bench.repository.record, KEEP_TWO, CollectOptions(delete_share_max=1))
+    return report.excluded_count, report.waiting_count
 
 
 @pytest.mark.parametrize("dry_run", [False, pytest.param(True, marks=pytest.mark.soak)])
@@ -372,7 +370,7 @@ async def test_an_inventory_that_somebody_has_altered_is_refused(tmp_path: Path)
             await bench.collect()
 
 
-async def test_a_run_that_is_old_or_is_not_understood_is_not_taken_up(tmp_path: Path) -> None:
+async def test_a_run_that_is_old_or_is_not_understood_is_not_resumed(tmp_path: Path) -> None:
     bench = await Bench(tmp_path).fill()
     with pytest.raises(StoreUnavailableError):
         await bench.collect(MortalStore(bench.store, 5, after=True))
@@ -380,26 +378,26 @@ async def test_a_run_that_is_old_or_is_not_understood_is_not_taken_up(tmp_path: 
     bench.clock.advance(1000)
     key = run_key(RunId(old), RUN_HEADER)
     header = await read(bench.store, key)
-    assert await take_up(bench) == old
+    assert await resume(bench) == old
     others = RunHeader(run=RunId(old), repository_id="of another repository", release="1")
     for wrong in (b"{}", header.replace(b'"schema":1', b'"schema":99'), encode_run_header(others)):
         await bench.store.put(key, BytesBody(wrong))
-        begun = await take_up(bench)
+        begun = await resume(bench)
         assert begun != old
         await end_run(bench.store, begun)
     await bench.store.put(key, BytesBody(header))
-    assert await take_up(bench) == old
+    assert await resume(bench) == old
     bench.clock.advance(TTL_MS - 2000)
-    assert await take_up(bench) == old
+    assert await resume(bench) == old
     bench.clock.advance(2000)
     report = await bench.collect()
     assert not report.resumed
     assert await bench.keys(RUNS) == set()
 
 
-async def take_up(bench: Bench) -> RunId:
+async def resume(bench: Bench) -> RunId:
     now_ms = bench.clock.now_ms
-    run = await take_up_run(bench.store, bench.repository.record, make_run_id(now_ms, "f" * 20), now_ms, "1")
+    run = await resume_run(bench.store, bench.repository.record, make_run_id(now_ms, "f" * 20), now_ms, "1")
     return run.id
 
 

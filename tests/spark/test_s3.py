@@ -206,7 +206,7 @@ def test_a_stateful_job_lives_on_s3_and_each_process_opens_it_once(
         found = job.read(spark, read_sums, SUMS_DDL)
         assert sorted(found.toArrow().to_pylist(), key=str) == sorted(expected.toArrow().to_pylist(), key=str)
         report = collect(
-            spark, storage.url, Retention(keep_last=1), delete_share_max=1, store_settings=storage.settings
+            spark, storage.url, Retention(keep_last=1), delete_share_max=1, options=SparkOptions(store=storage.settings)
         )
         assert report.deletes
         assert [c.pointer.number for c in job._repository.commits(job.scope)] == [3]

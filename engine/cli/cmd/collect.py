@@ -165,6 +165,7 @@ def _opened(plan_dir: Path | None, repository: SyncRepository) -> Iterator[BlobS
 
 def _collect_on_spark(session: Session, retention: RetentionPolicy, **limits: Unpack[_Limits]) -> CollectReport:
     # PySpark takes a second to import, which a collection without it need not wait for.
+    from engine.spark import SparkOptions  # noqa: PLC0415
     from engine.spark import collect as collect_with_spark  # noqa: PLC0415
 
     with spark_session() as spark:
@@ -172,8 +173,7 @@ def _collect_on_spark(session: Session, retention: RetentionPolicy, **limits: Un
             spark,
             session.common.repository,
             retention,
-            transfer=session.common.transfer,
-            store_settings=session.store_settings(),
+            options=SparkOptions(transfer=session.common.transfer, store=session.store_settings()),
             **limits,
         )
 

@@ -9,7 +9,7 @@ from engine.cli.choices import RetentionOptions, retention_options
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options
 from engine.cli.session import Session, with_session
-from engine.collect.check.plan import PlanCheck
+from engine.collect.check import PlanCheck
 from engine.text import table
 from index.text import count, human_bytes, printable
 

@@ -130,7 +130,9 @@ def keys(session: Session, options: KeysOptions) -> None:
     one. State of a Spark query is read as rows with the data source `tidemark_state`.
     """
     scope = options.scope
-    wanted = KeyRange(prefix=options.prefix or b"", start=options.start or b"", stop=options.stop)
+    wanted = KeyRange(
+        prefix=options.prefix or b"", start=options.start or b"", stop=options.stop, family=options.family
+    )
     where = options.scratch or session.cache_dir() or Path(tempfile.gettempdir())
     with (
         session.open() as repository,
@@ -147,7 +149,6 @@ def keys(session: Session, options: KeysOptions) -> None:
                 directory,
                 wanted,
                 keys_max=options.limit,
-                family=options.family,
                 resume=options.resume,
                 values=options.values,
                 counted=options.counted,

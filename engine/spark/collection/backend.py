@@ -1,4 +1,9 @@
-"""The hands of a collection that work in Spark's tasks; the driver holds numbers, and a digest of each shard (R1)."""
+"""Collection on Spark, for inventories that one machine would take too long to list, to mark and to delete.
+
+The steps and their order are those of `engine.collect.collect` (design 0002, D4; 0006, Steps on Spark). Records,
+boundaries, names and pins stay with the driver, with numbers and a digest of each shard; tasks do what grows with the
+number of uploads (R1).
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,18 +19,15 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.release import installed_release
-from engine.collect.backend import KEYS_TOLD_MAX, CollectBackend, Deleted, Listing, Swept
+from engine.collect.backend import KEYS_LISTED_MAX, CollectBackend, Deleted, Listing, SweepResult
+from engine.collect.collect import DELETE_SHARE_MAX, NO_OPTIONS, CollectOptions
 from engine.collect.plan_writer import write_lines
-from engine.collect.runs import Run, end_run, take_up_run
+from engine.collect.report import CollectReport
+from engine.collect.runs import Run, end_run, resume_run
 from engine.errors import UnsafeStoreError
 from engine.records.roots import References
-from engine.spark.access import Access
-from engine.spark.collection.deleting import DeletedShard, DeleteTask, SparedShard, SpareItem, SpareTask
-from engine.spark.collection.failures import raise_failures
-from engine.spark.collection.listing import ListedShard, ListTask
-from engine.spark.collection.marking import REFERENCES_PER_ITEM, MarkTask, SweepTask, SweptShard
-from engine.spark.collection.plans import read_plan
-from engine.spark.collection.rows import (
+from engine.spark.access import Access, SparkOptions, open_on_driver
+from engine.spark.collection.shards import (
     ANSWER,
     FAILED,
     INVENTORY,
@@ -33,14 +35,29 @@ from engine.spark.collection.rows import (
     PLAN,
     ROWS,
     ROWS_DDL,
-    SHARDS_AT_ONCE,
     ArrowTask,
     Row,
     batch_of,
+    raise_failures,
+    read_plan,
     rows_of,
 )
+from engine.spark.collection.tasks import (
+    REFERENCES_PER_ITEM,
+    SHARDS_AT_ONCE,
+    DeletedShard,
+    DeleteTask,
+    ExcludedShard,
+    ExcludeItem,
+    ExcludeTask,
+    ListedShard,
+    ListTask,
+    MarkTask,
+    SweepShard,
+    SweepTask,
+)
 from engine.spark.errors import TaskFailedError, last_error
-from engine.spark.spread import frame_of
+from engine.spark.spread import default_partitions, frame_of
 from index.plan.collect import PlannedUpload, ReasonTotal, sum_totals
 from index.plan.plan_format import (
     LINES_SUFFIX,
@@ -51,14 +68,68 @@ from index.plan.plan_format import (
     decode_lines,
     group_by_shard,
 )
+from index.plan.retention import Retention, RetentionPolicy
 from index.snapshot.keys import RunId
 
 Answer = TypeVar("Answer")
 
 # A task of fewer uploads costs more to start than it saves, once every core has one.
 UPLOADS_PER_TASK: Final = 50_000
-# Parts of a step of which nobody knows yet how much work it is, for each core, so that none waits long for another.
+# Parts of a step whose work is not known yet, for each core, so that none waits long for another.
 TASKS_PER_CORE: Final = 2
+
+
+def collect(
+    spark: SparkSession,
+    url: str,
+    retention: Retention | RetentionPolicy,
+    *,
+    dry_run: bool = False,
+    delete_share_max: float = DELETE_SHARE_MAX,
+    plan_to: BlobStore | None = None,
+    options: SparkOptions | None = None,
+) -> CollectReport:
+    """Delete what nothing keeps: `engine.collect.collect`, with the lists, the marks and the deletes in tasks.
+
+    A collection that died is resumed where it was (design 0006, R3 and R5).
+
+    Args:
+        spark: The session.
+        url: A repository that every executor can reach.
+        retention: Which commits stay; the newest of every scope always does.
+        dry_run: Plan only: nothing is written or deleted, no TTL is removed.
+        delete_share_max: The largest share of all bytes that may go (P4).
+        plan_to: Where the driver writes the plan.
+        options: The most tasks of a step, the session's shuffle partitions if not given; how bytes are moved, and how
+            the repository's store is asked.
+
+    Returns:
+        What went, and what stayed. Foreign keys outside the 256 shards of a prefix are not seen.
+
+    Raises:
+        UnsafeStoreError: The store cannot be collected, or a listing had holes: nothing was deleted.
+        TooMuchToDeleteError: The plan is too large a share of all bytes: nothing was deleted.
+        DamagedError: Something is missing or altered: nothing was deleted of its job and of those it may refer to.
+        FormatError: Something was written by a newer tidemark: the same.
+        RunEndedError: Another collection that worked on the same run has ended it: nothing was deleted after that.
+        StoreError: As the store says: nothing was deleted after it but what the same step had begun.
+        TaskFailedError: A task failed for good by something else: nothing was deleted after that step.
+    """
+    options = options or SparkOptions()
+    partitions_max = options.partitions_max or int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
+    with repository:
+        backend = SparkBackend(
+            spark,
+            access,
+            repository.asynchronous.store,
+            CollectOptions(dry_run=dry_run, delete_share_max=delete_share_max, plan_to=plan_to),
+            partitions_max=partitions_max,
+            cores=default_partitions(spark),
+        )
+        return repository.collect(
+            retention, dry_run=dry_run, delete_share_max=delete_share_max, plan_to=plan_to, backend=backend
+        )
 
 
 class SparkBackend(CollectBackend):
@@ -68,11 +139,11 @@ class SparkBackend(CollectBackend):
         spark: The session.
         access: What tasks open.
         store: The same store, open in the driver.
-        partitions_max: Each step runs in at most so many tasks.
-        cores: So many tasks run at once; a step has fewer only if there is less to do.
-        dry_run: Nothing is written to the repository: inventory and plan stand in Spark's local checkpoints, which are
-            never computed again; if one is lost, the collection fails.
-        plan_to: Where the plan's lines are to go.
+        options: With `dry_run` nothing is written to the repository: inventory and plan are in Spark's local
+            checkpoints, which are never computed again; if one is lost, the collection fails. `plan_to` is where the
+            plan's lines go.
+        partitions_max: The most tasks of a step.
+        cores: Tasks that run at once; a step has fewer only if there is less to do.
     """
 
     def __init__(
@@ -80,11 +151,10 @@ class SparkBackend(CollectBackend):
         spark: SparkSession,
         access: Access,
         store: BlobStore,
+        options: CollectOptions = NO_OPTIONS,
         *,
         partitions_max: int,
         cores: int,
-        dry_run: bool = False,
-        plan_to: BlobStore | None = None,
     ) -> None:
         self._spark = spark
         self._access = access
@@ -92,16 +162,16 @@ class SparkBackend(CollectBackend):
         self._partitions_max = partitions_max
         self._cores = cores
         self._listed_count = 0
-        self._dry_run = dry_run
-        self._plan_to = plan_to
+        self._dry_run = options.dry_run
+        self._plan_to = options.plan_to
         self._plan_names = frozenset[str]()
         # None in a dry run.
         self._run: Run | None = None
         self._digests: tuple[bytes, ...] = ()
-        # What SweepTask takes of inventories: where they stand, or they themselves.
+        # In a dry run, the inventories.
         self._inventories: DataFrame | None = None
         # Of the last sweep, but for what is to go.
-        self._swept = Swept()
+        self._sweep_result = SweepResult()
         self._totals: dict[Shard, tuple[ReasonTotal, ...]] = {}
         # Of the plans that are not empty.
         self._plans: dict[Shard, bytes] = {}
@@ -112,7 +182,7 @@ class SparkBackend(CollectBackend):
     async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
         listed_at_ms = now_ms
         if not self._dry_run:
-            self._run = await take_up_run(self._store, self._access.record, run, now_ms, installed_release())
+            self._run = await resume_run(self._store, self._access.record, run, now_ms, installed_release())
             listed_at_ms = self._run.began_at_ms
         listed = await asyncio.to_thread(self._list)
         self._digests = tuple(shard.digest for shard in listed)
@@ -124,67 +194,67 @@ class SparkBackend(CollectBackend):
             size_bytes=sum(shard.size_bytes for shard in listed),
             newest_created_at_ms=max(shard.newest_created_at_ms for shard in listed),
             foreign_count=sum(shard.foreign_count for shard in listed),
-            foreign=tuple(foreign[:KEYS_TOLD_MAX]),
-            taken_up=self._run.id if self._run is not None and self._run.id != run else None,
+            foreign=tuple(foreign[:KEYS_LISTED_MAX]),
+            resumed_from=self._run.id if self._run is not None and self._run.id != run else None,
         )
 
     @override
-    async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> Swept:
+    async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> SweepResult:
         answers = await asyncio.to_thread(self._sweep, references, now_ms)
         self._totals = {shard: answer.totals for shard, answer in answers.items()}
         self._plans = {shard: answer.digest for shard, answer in answers.items() if answer.digest is not None}
-        swept = answers.values()
-        self._swept = Swept(
-            waiting_count=sum(s.waiting_count for s in swept),
-            waiting_bytes=sum(s.waiting_bytes for s in swept),
-            waiting_until_ms=max(s.waiting_until_ms for s in swept),
-            live_count=sum(s.live_count for s in swept),
-            live_bytes=sum(s.live_bytes for s in swept),
+        sweep_result = answers.values()
+        self._sweep_result = SweepResult(
+            waiting_count=sum(s.waiting_count for s in sweep_result),
+            waiting_bytes=sum(s.waiting_bytes for s in sweep_result),
+            waiting_until_ms=max(s.waiting_until_ms for s in sweep_result),
+            live_count=sum(s.live_count for s in sweep_result),
+            live_bytes=sum(s.live_bytes for s in sweep_result),
         )
-        return await self._with_plan(self._swept)
+        return await self._with_plan(self._sweep_result)
 
     @override
-    async def spare(self, keys: frozenset[str]) -> Swept:
+    async def exclude(self, keys: frozenset[str]) -> SweepResult:
         groups = group_by_shard(keys)
         items = {
-            shard: msgspec.msgpack.encode(SpareItem(digest=self._plans[shard], keys=frozenset(group)))
+            shard: msgspec.msgpack.encode(ExcludeItem(digest=self._plans[shard], keys=frozenset(group)))
             for shard, group in sorted(groups.items())
             if shard in self._plans
         }
-        task = SpareTask(access=self._access, run=self._run_id())
-        answers = await asyncio.to_thread(self._carry_out, items, task, SparedShard)
+        task = ExcludeTask(access=self._access, run=self._run_id())
+        answers = await asyncio.to_thread(self._carry_out, items, task, ExcludedShard)
         for shard, answer in answers.items():
             self._totals[shard] = answer.totals
             del self._plans[shard]
             if answer.digest is not None:
                 self._plans[shard] = answer.digest
-        spared_count = sum(answer.spared_count for answer in answers.values())
-        spared_bytes = sum(answer.spared_bytes for answer in answers.values())
+        excluded_count = sum(answer.excluded_count for answer in answers.values())
+        excluded_bytes = sum(answer.excluded_bytes for answer in answers.values())
         return await self._with_plan(
             replace(
-                self._swept,
-                live_count=self._swept.live_count + spared_count,
-                live_bytes=self._swept.live_bytes + spared_bytes,
-                spared_count=spared_count,
-                spared_bytes=spared_bytes,
+                self._sweep_result,
+                live_count=self._sweep_result.live_count + excluded_count,
+                live_bytes=self._sweep_result.live_bytes + excluded_bytes,
+                excluded_count=excluded_count,
+                excluded_bytes=excluded_bytes,
             )
         )
 
     @override
-    async def delete(self, room: str) -> Deleted:
-        items = {shard: digest for shard, digest in sorted(self._plans.items()) if shard.room == room}
+    async def delete(self, prefix: str) -> Deleted:
+        items = {shard: digest for shard, digest in sorted(self._plans.items()) if shard.kind_prefix == prefix}
         task = DeleteTask(access=self._access, run=self._run_id())
         answers = await asyncio.to_thread(self._carry_out, items, task, DeletedShard)
         failed = [key for answer in answers.values() for key in answer.failed]
         return Deleted(
             totals=sum_totals(total for answer in answers.values() for total in answer.totals),
             failed_count=sum(answer.failed_count for answer in answers.values()),
-            failed=tuple(failed[:KEYS_TOLD_MAX]),
+            failed=tuple(failed[:KEYS_LISTED_MAX]),
         )
 
     @override
-    def planned_count(self, room: str) -> int:
-        return sum(t.count for shard, totals in self._totals.items() if shard.room == room for t in totals)
+    def planned_count(self, prefix: str) -> int:
+        return sum(t.count for shard, totals in self._totals.items() if shard.kind_prefix == prefix for t in totals)
 
     @override
     async def end(self) -> None:
@@ -192,17 +262,17 @@ class SparkBackend(CollectBackend):
             await end_run(self._store, self._run.id)
 
     def _list(self) -> list[ListedShard]:
-        """Every shard's answer, in order; nothing is listed again later."""
+        """Return every shard's answer, in order; nothing is listed again later."""
         run, names = (None, frozenset[str]()) if self._run is None else (self._run.id, self._run.names)
-        standing = frozenset(shard for shard in SHARDS if shard.inventory_name in names)
-        task = ListTask(access=self._access, run=run, standing=standing)
+        is_listed = frozenset(shard for shard in SHARDS if shard.inventory_name in names)
+        task = ListTask(access=self._access, run=run, listed=is_listed)
         rows = [Row(shard.position, ITEM, None) for shard in SHARDS]
         frame = self._frame(rows, TASKS_PER_CORE * self._cores).mapInArrow(task, ROWS_DDL)
         frame, answers = self._evaluate(task, frame)
         self._inventories = frame.where(f"kind = '{INVENTORY}'") if run is None else None
         return list(self._all_answers(answers, ListedShard).values())
 
-    def _sweep(self, references: References, now_ms: int) -> dict[Shard, SweptShard]:
+    def _sweep(self, references: References, now_ms: int) -> dict[Shard, SweepShard]:
         in_order = [(reference, reference in references.optional) for reference in references.neighbours]
         starts = range(0, len(in_order), REFERENCES_PER_ITEM)
         items = [msgspec.msgpack.encode(in_order[start : start + REFERENCES_PER_ITEM]) for start in starts]
@@ -221,14 +291,14 @@ class SparkBackend(CollectBackend):
         by_shard = _by_partition(marks.union(inventories), count, f"position * {count} DIV {POSITIONS_COUNT}")
         frame, rows = self._evaluate(sweep, by_shard.mapInArrow(sweep, ROWS_DDL))
         self._planned = frame.where(f"kind = '{PLAN}'") if self._dry_run else None
-        return self._all_answers(rows, SweptShard)
+        return self._all_answers(rows, SweepShard)
 
     @staticmethod
     def _all_answers(rows: Sequence[Row], kind: type[Answer]) -> dict[Shard, Answer]:
-        """One answer of each shard, in order.
+        """Return one answer of each shard, in order.
 
         Raises:
-            UnsafeStoreError: One is missing or told twice: what Spark has promised does not hold.
+            UnsafeStoreError: One is missing or comes twice: what Spark has promised does not hold.
         """
         if [row.position for row in rows] != list(range(POSITIONS_COUNT)):
             raise UnsafeStoreError(
@@ -236,26 +306,26 @@ class SparkBackend(CollectBackend):
             )
         return _answers(rows, kind)
 
-    async def _with_plan(self, swept: Swept) -> Swept:
-        """The plan as it is now; its lines are written to where they are wanted, one shard after the other."""
-        told: list[PlannedUpload] = []
+    async def _with_plan(self, sweep_result: SweepResult) -> SweepResult:
+        """Return a result with the plan as it is now; write its lines where they are wanted, shard by shard."""
+        first: list[PlannedUpload] = []
         names: set[str] = set()
         async for shard, planned in self._read_plans():
-            told += planned[: KEYS_TOLD_MAX - len(told)]
+            first += planned[: KEYS_LISTED_MAX - len(first)]
             if self._plan_to is not None:
                 names.add(shard.plan_file)
                 await write_lines(self._plan_to, shard.plan_file, planned)
-            elif len(told) == KEYS_TOLD_MAX:
+            elif len(first) == KEYS_LISTED_MAX:
                 break
         if self._plan_to is not None:
             # At most one for each shard: a batch.
             await self._plan_to.delete([f"{name}{LINES_SUFFIX}" for name in sorted(self._plan_names - names)])
             self._plan_names = frozenset(names)
         totals = sum_totals(total for totals in self._totals.values() for total in totals)
-        return replace(swept, totals=totals, told=tuple(told))
+        return replace(sweep_result, totals=totals, first=tuple(first))
 
     async def _read_plans(self) -> AsyncIterator[tuple[Shard, tuple[PlannedUpload, ...]]]:
-        """The plans that are not empty, in the order of their keys, one at a time."""
+        """Read the plans that are not empty, in the order of their keys, one at a time."""
         if self._planned is None:
             for shard, digest in sorted(self._plans.items()):
                 yield shard, await read_plan(self._store, self._run_id(), shard, digest)
@@ -279,7 +349,7 @@ class SparkBackend(CollectBackend):
         return max(1, min(self._partitions_max, tasks_max, -(-rows_count // SHARDS_AT_ONCE)))
 
     def _frame(self, rows: Sequence[Row], tasks_max: int) -> DataFrame:
-        """Rows in at most as many partitions as allowed, neighbours together."""
+        """Return rows in at most as many partitions as allowed, neighbours together."""
         table = pa.Table.from_batches([batch_of(rows)])
         count = self._tasks(len(rows), tasks_max)
         partitions = pa.array([number * count // len(rows) for number in range(len(rows))], pa.int32())
@@ -287,7 +357,7 @@ class SparkBackend(CollectBackend):
         return _by_partition(frame, count, "partition")
 
     def _evaluate(self, task: ArrowTask, frame: DataFrame) -> tuple[DataFrame, list[Row]]:
-        """The rows that are no shard's inventory or plan, in order; and the frame, which has them all in a dry run."""
+        """Return the answers in order; and the frame, which in a dry run has inventories or plans, too."""
         try:
             if self._dry_run:
                 frame = frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
@@ -309,7 +379,7 @@ class SparkBackend(CollectBackend):
 
 
 def _by_partition(frame: DataFrame, count: int, partition: str) -> DataFrame:
-    """Rows where an expression says, in order there."""
+    """Return rows in the partitions that an expression names, in order there."""
     numbered = frame.selectExpr(*ROWS.names, f"CAST({partition} AS INT) AS partition")
     return numbered.repartitionById(count, "partition").sortWithinPartitions("position").select(*ROWS.names)
 

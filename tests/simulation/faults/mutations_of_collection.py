@@ -11,13 +11,14 @@ from blobstore.base import BlobStore
 from blobstore.errors import StoreError
 from engine.backup.backup import BackupResult
 from engine.clock import Runtime
+from engine.collect import backend as in_process_backend
 from engine.collect import collect as run
-from engine.collect import in_process as in_process_backend
-from engine.collect import state as facts
-from engine.collect.backend import Swept
+from engine.collect.backend import CollectBackend, Listing, SweepResult
+from engine.collect.results import Deletion, Listed, Rules
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, EngineError
 from engine.inspect import discard
+from engine.progress import Progress
 from engine.records import damage, repository, roots
 from engine.records.pins import PinLease, check_open, hold_pin
 from index.plan import collect as collect_plan
@@ -38,14 +39,12 @@ from tests.simulation.scenarios import interleavings_of_collection, interleaving
     shows="['blobs', 'indexes', 'log']",
 )
 def blobs_go_first() -> Iterator[None]:
-    async def delete(self: run._Run) -> None:
-        facts = self._facts
-        for room in (BLOBS, INDEXES):
-            facts.deleted = {**facts.deleted, room: await self._backend.delete(room)}
-        facts.log_left = frozenset(await in_process_backend.delete_keys(self._store, facts.log_deletes))
-        await self._backend.end()
+    async def delete(store: BlobStore, deletion: Deletion, backend: CollectBackend, _progress: Progress) -> None:
+        for prefix in (BLOBS, INDEXES):
+            deletion.uploads[prefix] = await backend.delete(prefix)
+        await in_process_backend.delete_keys(store, deletion.plan.log_deletes, tally=deletion.log_tally)
 
-    with mock.patch.object(run._Run, "delete", delete):
+    with everywhere(run._delete, delete):
         yield
 
 
@@ -208,17 +207,17 @@ def nothing_is_written_down() -> Iterator[None]:
 
 @mutation(
     "D4",
-    "what the second reading of the roots leads to is not spared",
-    interleavings_of_collection.a_fork_between_the_two_readings_is_spared,
+    "what the second reading of the roots leads to is not excluded",
+    interleavings_of_collection.a_fork_between_the_two_readings_is_kept,
     shows=NO_BLOB,
 )
-def nothing_is_spared() -> Iterator[None]:
-    real = in_process_backend.InProcessBackend.spare
+def nothing_is_excluded() -> Iterator[None]:
+    real = in_process_backend.InProcessBackend.exclude
 
-    async def spare(self: in_process_backend.InProcessBackend, _keys: frozenset[str]) -> Swept:
+    async def exclude(self: in_process_backend.InProcessBackend, _keys: frozenset[str]) -> SweepResult:
         return await real(self, frozenset())
 
-    with mock.patch.object(in_process_backend.InProcessBackend, "spare", spare):
+    with mock.patch.object(in_process_backend.InProcessBackend, "exclude", exclude):
         yield
 
 
@@ -389,5 +388,8 @@ def discarded_at_the_newest() -> Iterator[None]:
     shows=IS_DAMAGED,
 )
 def any_clock_is_believed() -> Iterator[None]:
-    with mock.patch.object(facts.Facts, "age_now_ms", property(lambda it: it.now_ms)):
+    def judge(rules: Rules, listing: Listing, _local_now_ms: int) -> Listed:
+        return Listed(listing=listing, clock_ahead_ms=0, age_now_ms=rules.now_ms, policy=rules.policy)
+
+    with everywhere(run.judge_clock, judge):
         yield

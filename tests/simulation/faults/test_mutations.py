@@ -20,7 +20,7 @@ def test_a_story_ends_well(story: str, seeds: range, fast_directory: Path) -> No
 
 
 def test_a_story_is_the_same_for_the_same_seed(fast_directory: Path) -> None:
-    name = "a_fork_between_the_two_readings_is_spared"
+    name = "a_fork_between_the_two_readings_is_kept"
     first, again, other = (run_story(name, seed, fast_directory / "story") for seed in (1, 1, 2))
     assert first == again != other
 

@@ -346,7 +346,7 @@ class Actions:
         except UnsafeStoreError:
             self._met(Moment.STALE_LISTS_REFUSED, int(member.is_stale))
             raise
-        self._met(Moment.SPARED, int(report.spared_count > 0))
+        self._met(Moment.SPARED, int(report.excluded_count > 0))
         if member.is_stale:
             self._call_log.errors.append("4: a store with stale lists was collected")
 

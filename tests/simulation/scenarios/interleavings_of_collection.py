@@ -157,7 +157,7 @@ async def the_last_boundary_stays(scene: Scene) -> None:
 
 
 @story()
-async def a_fork_between_the_two_readings_is_spared(scene: Scene) -> None:
+async def a_fork_between_the_two_readings_is_kept(scene: Scene) -> None:
     writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
     old = await writer.push("one")
     await writer.push("two")

@@ -83,10 +83,10 @@ def test_keys_beyond_those_that_are_told_are_counted() -> None:
 
 
 def test_programs_are_told_why_something_is_missing() -> None:
-    changes = {"audit_missing": "denied", "run_left": "no answer", "spared_count": 2, "unruled": ("ledger",)}
+    changes = {"audit_missing": "denied", "run_left": "no answer", "excluded_count": 2, "unruled": ("ledger",)}
     view = view_collect(msgspec.structs.replace(REPORT, **changes))
     assert (view.audit, view.audit_missing, view.run_left) == ("", "denied", "no answer")
-    assert (view.spared_count, view.unruled) == (2, ("ledger",))
+    assert (view.excluded_count, view.unruled) == (2, ("ledger",))
 
 
 def test_a_plan_below_the_cache_gets_the_name_of_its_run(tmp_path: Path) -> None:

@@ -82,13 +82,13 @@ def test_a_time_that_is_over_counts(tmp_path: Path, since: str) -> None:
         ('[[job]]\nmatch = "**"\nkeep_last = 1\n\n[[job]]\nmatch = "a"\nkeep_last = 9', 5, "never counts", "'**'"),
         ('[[job]]\nmatch = "a*"\nkeep_last = 1\n\n[[job]]\nmatch = "ab"\nkeep_last = 9', 5, "never counts", "'a*'"),
         ('[[job]]\nmatch = "a"\nkeep_since = "1960-01-01"', 3, "before 1970", "later"),
-        ("a = " + "[" * 5000, 0, "nested too deeply", "no file of rules"),
-        ("a = " + "1" * 5000, 0, "is no TOML", "correct it"),
+        ("a = " + "[" * 5000, 0, "nested too deeply", "not a file of rules"),
+        ("a = " + "1" * 5000, 0, "invalid TOML", "correct it"),
         ("[jobs]\nmatch = 1", 1, "unknown key 'jobs'", "[[job]]"),
         ("keep_last = 1", 1, "unknown key 'keep_last'", "[[job]]"),
         ("", 0, "has no rule", "[[job]]"),
         ('job = "a"', 0, "has no rule", "[[job]]"),
-        ("[[job]", 0, "is no TOML", "correct it"),
+        ("[[job]", 0, "invalid TOML", "correct it"),
     ],
 )
 def test_what_would_not_be_obeyed_is_refused_with_its_line(

@@ -14,13 +14,13 @@ from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.release import installed_release
 from blobstore.wrappers.forwarding import ForwardingStore
-from engine.collect.backend import CollectBackend, Deleted, Listing
-from engine.collect.collect import AUDITS_KEPT_MAX, collect
-from engine.collect.in_process import InProcessBackend
+from engine.clock import SystemRuntime
+from engine.collect.backend import CollectBackend, Deleted, InProcessBackend, Listing
+from engine.collect.collect import collect
 from engine.collect.plan_writer import PlanLinesWriter
-from engine.collect.report import POINTERS_TOLD_MAX, make_audit
-from engine.collect.runs import end_run, take_up_run
-from engine.collect.state import Facts
+from engine.collect.report import POINTERS_LISTED_MAX, Audit
+from engine.collect.results import Rules
+from engine.collect.runs import AUDITS_KEPT_MAX, end_run, resume_run
 from engine.errors import TargetError, TooMuchToDeleteError, UsageError
 from engine.repository.repository import Repository
 from index.errors import CorruptIndexError, UnknownFormatError
@@ -293,7 +293,7 @@ async def test_a_run_that_fails_leaves_a_record_too(world: World, operation: str
 async def test_what_is_gone_when_a_deletion_fails_is_told_and_of_what_nobody_knows(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.collect.in_process.DELETE_BATCH_MAX", 1)
+    monkeypatch.setattr("engine.collect.backend.DELETE_BATCH_MAX", 1)
     repository = await world.process()
     await world.old_history(repository, "one", "two", "three", "four", "five")
     told: list[tuple[dict[DeleteReason, int], int, int]] = []
@@ -334,7 +334,7 @@ async def test_what_lost_tasks_did_is_told_as_unknown(world: World) -> None:
     assert (audit.unknown_count, audit.failed_count) == (3, 0)
 
 
-async def test_of_lost_tasks_nobody_knows_of_their_own_room_only(world: World) -> None:
+async def test_of_lost_tasks_nobody_knows_of_their_own_prefix_only(world: World) -> None:
     repository = await world.process()
     await world.old_history(repository, "one", "two", "three")
     world.store.fail("delete", INDEXES)
@@ -358,21 +358,22 @@ async def test_a_record_says_of_a_store_s_error_what_was_asked_and_not_what_it_a
 
 async def test_of_a_long_boundary_the_newest_records_are_told(world: World) -> None:
     repository = await world.process()
-    kept = tuple(CommitPointer(number, WriteId(f"{number:032x}")) for number in range(1, POINTERS_TOLD_MAX + 3))
-    facts = Facts(
+    kept = tuple(CommitPointer(number, WriteId(f"{number:032x}")) for number in range(1, POINTERS_LISTED_MAX + 3))
+    rules = Rules(
         run=make_run_id(0, "a" * 20),
         repository=repository.record,
         policy=as_policy(LAST),
         now_ms=0,
         dry_run=False,
         delete_share_max=1,
-        boundaries=(Boundary(scope=JOB, number=99, kept=kept),),
     )
-    (told,) = make_audit(facts, seconds=0, outcome="done").boundaries
-    assert (told.kept_count, told.kept) == (len(kept), kept[2:])
+    audit = Audit(rules, SystemRuntime())
+    audit.add_boundaries((Boundary(scope=JOB, number=99, kept=kept),))
+    (listed,) = audit.record("done").boundaries
+    assert (listed.kept_count, listed.kept) == (len(kept), kept[2:])
 
 
-class _TakesUp(InProcessBackend):
+class _Resuming(InProcessBackend):
     """Goes on with a listing of before the newest commit."""
 
     @override
@@ -380,7 +381,7 @@ class _TakesUp(InProcessBackend):
         self._uploads = tuple(u for u in self._uploads if u.created_at_ms < LISTED_AT_MS)
         listing = await super().list_uploads(run, now_ms)
         self._uploads = tuple(u for u in self._uploads if u.created_at_ms < LISTED_AT_MS)
-        return replace(listing, listed_at_ms=LISTED_AT_MS, taken_up=make_run_id(LISTED_AT_MS, "a" * 20))
+        return replace(listing, listed_at_ms=LISTED_AT_MS, resumed_from=make_run_id(LISTED_AT_MS, "a" * 20))
 
 
 async def test_a_newest_commit_that_an_old_listing_lacks_is_settled(world: World) -> None:
@@ -391,10 +392,10 @@ async def test_a_newest_commit_that_an_old_listing_lacks_is_settled(world: World
     world.store.fail("remove_ttl", unsettled.new_keys[0])
     await repository.commit(JOB, [unsettled])
     world.clock.advance(1000)
-    await (await world.process()).collect(LAST, delete_share_max=1, backend=_TakesUp(world.store))
+    await (await world.process()).collect(LAST, delete_share_max=1, backend=_Resuming(world.store))
     assert await expiring(world) == []
     (audit,) = await audits(world)
-    assert audit.taken_up == make_run_id(LISTED_AT_MS, "a" * 20)
+    assert audit.resumed_from == make_run_id(LISTED_AT_MS, "a" * 20)
 
 
 class _StuckBackend(InProcessBackend):
@@ -412,8 +413,8 @@ async def test_a_run_that_was_recorded_as_done_is_done_though_its_objects_stay(w
     assert (await audits(world))[0].outcome == "done"
 
 
-async def test_what_only_waited_is_waiting_though_the_second_reading_spares_it(world: World) -> None:
-    # As the tasks of Spark count: what left the plan is spared, and nothing else.
+async def test_what_only_waited_is_waiting_though_the_second_reading_excludes_it(world: World) -> None:
+    # As the tasks of Spark count: what left the plan is excluded, and nothing else.
     repository, other = await world.process(), await world.process()
     await world.old_history(repository, "one", "two")
 
@@ -426,7 +427,7 @@ async def test_what_only_waited_is_waiting_though_the_second_reading_spares_it(w
     uploaded = await world.backup(other, "three")
     world.store.after("put_if_absent", ".boundary", commit)
     report = await repository.collect(LAST, delete_share_max=1)
-    assert (report.spared_count, report.waiting_count) == (0, len(uploaded.new_keys))
+    assert (report.excluded_count, report.waiting_count) == (0, len(uploaded.new_keys))
 
 
 async def test_a_record_that_cannot_be_written_is_told_and_stops_nothing(world: World) -> None:
@@ -505,17 +506,17 @@ async def test_runs_that_began_a_ttl_ago_go_header_last_and_younger_ones_stay(wo
     assert [(t.reason, t.count) for t in report.totals] == [(DeleteReason.LEFT_RUN, 3)]
 
 
-async def test_a_run_that_has_ended_is_not_taken_up_and_what_is_left_of_it_goes(world: World) -> None:
+async def test_a_run_that_has_ended_is_not_resumed_and_what_is_left_of_it_goes(world: World) -> None:
     repository = await world.process()
     store, now_ms = world.store.inner, world.clock.now_ms
-    begun = (await take_up_run(store, repository.record, make_run_id(now_ms, "c" * 20), now_ms, installed_release())).id
+    begun = (await resume_run(store, repository.record, make_run_id(now_ms, "c" * 20), now_ms, installed_release())).id
     await leave_run(world, now_ms, "unrelated")
     await store.put(run_key(begun, "plan-of-yesterday"), BytesBody(b"x"))
     world.store.fail("delete", RUNS)
     with pytest.raises(StoreUnavailableError):
         await end_run(world.store, begun)
     again = make_run_id(now_ms, "d" * 20)
-    assert (await take_up_run(store, repository.record, again, now_ms, installed_release())).id == again
+    assert (await resume_run(store, repository.record, again, now_ms, installed_release())).id == again
     world.store.requests.clear()
     await repository.collect(LAST)
     deleted = [key for operation, key in world.store.requests if operation == "delete"]
@@ -536,12 +537,12 @@ async def test_of_an_ended_run_nothing_goes_before_what_has_to_go_first(
     assert report.failed_count == len(left)
     assert sorted(report.failed) == await keys(world.store.inner, RUNS)
     again = make_run_id(now_ms, "d" * 20)
-    assert (await take_up_run(world.store, repository.record, again, now_ms, installed_release())).id == again
+    assert (await resume_run(world.store, repository.record, again, now_ms, installed_release())).id == again
     assert (await repository.collect(LAST)).failed == ()
 
 
 async def test_an_audit_record_that_stays_keeps_no_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.collect.collect.AUDITS_KEPT_MAX", 1)
+    monkeypatch.setattr("engine.collect.runs.AUDITS_KEPT_MAX", 1)
     repository = await world.process()
     await leave_run(world, world.clock.now_ms, "plan", RUN_HEADER, RUN_ENDED)
     old = audit_key(make_run_id(1, "0" * 20))
@@ -555,8 +556,8 @@ async def test_an_audit_record_that_stays_keeps_no_run(world: World, monkeypatch
 
 
 async def test_of_many_keys_some_are_told_and_all_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("state", "in_process"):
-        monkeypatch.setattr(f"engine.collect.{module}.KEYS_TOLD_MAX", 2)
+    for module in ("results", "backend"):
+        monkeypatch.setattr(f"engine.collect.{module}.KEYS_LISTED_MAX", 2)
     repository = await world.process()
     await world.old_history(repository, *(f"text {n}" for n in range(6)))
     planned = await repository.collect(LAST, dry_run=True)
@@ -591,10 +592,10 @@ class _Backend(InProcessBackend):
         self.ended = bool(await keys(self._store, AUDIT))
 
 
-async def test_what_the_store_would_not_delete_is_counted_and_no_later_room_is_begun(
+async def test_what_the_store_would_not_delete_is_counted_and_no_later_prefix_is_begun(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.collect.in_process.KEYS_TOLD_MAX", 1)
+    monkeypatch.setattr("engine.collect.backend.KEYS_LISTED_MAX", 1)
     repository = await world.process()
     await world.old_history(repository, "one", "two", "three", "four")
     backend = _Backend(_Refusing(world.store, INDEXES))

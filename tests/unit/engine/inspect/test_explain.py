@@ -4,7 +4,7 @@ import pytest
 
 from blobstore.base import BytesBody, list_blobs
 from engine.errors import UnsafeStoreError
-from engine.inspect.explain import PATHS_TOLD_MAX, Explanation, Fate, KeyKind, RootKind, kind_of
+from engine.inspect.explain import PATHS_LISTED_MAX, Explanation, Fate, KeyKind, RootKind, kind_of
 from engine.repository.repository import Repository
 from index.plan.collect import DeleteReason
 from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule
@@ -129,11 +129,11 @@ async def test_what_an_index_that_cannot_be_read_may_need_is_not_said_to_go(worl
 async def test_paths_are_bounded_and_those_that_keep_come_first(world: World) -> None:
     repository = await world.process()
     uploads = await history(world, repository, "one")
-    for number in range(PATHS_TOLD_MAX + 5):
+    for number in range(PATHS_LISTED_MAX + 5):
         await repository.commit(JOB, [], offsets=str(number))
     told = await repository.explain(blob_of(uploads["one"]), Retention(keep_last=1))
-    assert (told.paths_count, len(told.paths)) == (PATHS_TOLD_MAX + 6, PATHS_TOLD_MAX)
-    assert [path.keeps for path in told.paths] == [True] + [False] * (PATHS_TOLD_MAX - 1)
+    assert (told.paths_count, len(told.paths)) == (PATHS_LISTED_MAX + 6, PATHS_LISTED_MAX)
+    assert [path.keeps for path in told.paths] == [True] + [False] * (PATHS_LISTED_MAX - 1)
 
 
 async def test_the_base_of_a_delta_is_reached_through_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

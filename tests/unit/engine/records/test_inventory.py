@@ -8,7 +8,7 @@ import pytest
 from blobstore.base import BytesBody, ListPage
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
-from engine.collect.in_process import list_uploads
+from engine.collect.backend import list_uploads
 from engine.records.roots import IN_FLIGHT_MAX, list_prefix
 from index.snapshot.keys import BLOBS, INDEXES, upload_key
 from index.snapshot.model import Scope

@@ -123,7 +123,7 @@ def _audit(**changes: Any) -> AuditRecord:
         live_bytes=3 * MIB,
         waiting_count=0,
         waiting_bytes=0,
-        spared_count=0,
+        excluded_count=0,
         planned=(),
         deleted=(ReasonTotal(reason=DeleteReason.UNREACHABLE_UPLOAD, count=7, size_bytes=5 * MIB),),
         failed_count=0,

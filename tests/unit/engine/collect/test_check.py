@@ -7,7 +7,7 @@ import pytest
 
 from blobstore.base import BytesBody, list_blobs, read_blob
 from blobstore.memory import MemoryStore
-from engine.collect.check.plan import PlanCheck, WrongKind, verify_plan
+from engine.collect.check import PlanCheck, WrongKind, verify_plan
 from engine.errors import DamagedError, UsageError
 from engine.records.indexes import read_index_chain
 from engine.repository.repository import Repository
@@ -392,7 +392,7 @@ async def test_a_planner_that_takes_what_has_not_expired_is_found_out(
         )
         return tuple(planned)
 
-    monkeypatch.setattr("engine.collect.in_process.choose_uploads", everything)
+    monkeypatch.setattr("engine.collect.backend.choose_uploads", everything)
     planned.plan = MemoryStore(clock=planned.world.clock)
     await planned.make()
     assert WrongKind.UNEXPIRED in {wrong.kind for wrong in (await planned.check()).wrong}

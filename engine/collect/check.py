@@ -1,0 +1,590 @@
+"""Check the plan of a collection by deriving it another way (design 0006, P6). Nothing is written to the repository.
+
+Uploads are listed, then roots are read and followed; what nothing keeps is compared with the plan's lines, in memory.
+This shares with the planner (`engine.records.roots`, `index.plan.commits`, `index.plan.retention`) the codecs alone:
+keys are listed, decoded and followed here once more, so that a fault over there does not call itself right. The
+repository may have moved on since the plan was made: what only newer roots reach, what came later and what is gone is
+counted, and makes no plan wrong.
+"""
+
+import fnmatch
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from typing import ClassVar, Final
+
+import msgspec
+
+from blobstore.base import BlobInfo, BlobStore, Capabilities, list_blobs, read_blob
+from blobstore.concurrency import map_bounded, run_all
+from blobstore.errors import BlobNotFoundError
+from engine.clock import read_now_ms
+from engine.errors import DamagedError, UnsafeStoreError, UsageError
+from index.display import DisplayMixin
+from index.errors import FormatError, PlanFileError, UnsafeNameError
+from index.plan.collect import PlannedUpload, is_upload_key
+from index.plan.plan_format import (
+    LINES_SUFFIX,
+    PLAN_HEADER_BYTES_MAX,
+    PLAN_HEADER_NAME,
+    PLAN_SUMMARY_NAME,
+    PlanHeader,
+    PlanSummary,
+    RootCommit,
+    decode_lines,
+    decode_plan_header,
+    decode_plan_summary,
+)
+from index.plan.retention import RetentionPolicy, RetentionRule
+from index.snapshot.codec import (
+    INDEX_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    decode_boundary,
+    decode_commit,
+    decode_index,
+    decode_name,
+    decode_pin,
+)
+from index.snapshot.delta import apply_delta
+from index.snapshot.keys import (
+    BLOBS,
+    INDEXES,
+    LOG,
+    NAMES,
+    PINS,
+    REPOSITORY,
+    RunId,
+    parse_log_key,
+    parse_name_key,
+    parse_pin_key,
+    run_began_at_ms,
+)
+from index.snapshot.model import DirIndex, IndexReference, Scope, SnapshotIndex
+from index.snapshot.records import (
+    NEVER_MS,
+    PIN_DURATION_MS,
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    RepositoryRecord,
+    StoreReference,
+)
+
+OPERATION: Final = "verify-plan"
+IN_FLIGHT_MAX: Final = 16
+# The most readings of the roots: a collection beside this one may delete what they lead to; then they have changed.
+READINGS_MAX: Final = 5
+LINES_FILE_BYTES_MAX: Final = 1 << 30
+# "7d" is worked out when a command begins, which may have to start Spark before its run does.
+SINCE_LATE_MAX_MS: Final = 10 * 60 * 1000
+# Keys of one kind that are named in the result.
+NAMED_MAX: Final = 1000
+
+# ("commit", scope, number), ("name", scope, name, number) or ("pin", id).
+RootId = tuple[str | int | Scope, ...]
+
+
+class WrongKind(StrEnum):
+    """Why a line should not be in a plan."""
+
+    REACHABLE = "something that is kept leads to it"
+    UNEXPIRED = "it was younger than the TTL"
+    SIZE = "its size is another"
+    TIMES = "its creation time is another"
+    REPEATED = "it is planned twice"
+
+
+class WrongKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One planned key that is wrong."""
+
+    key: str
+    kind: WrongKind
+
+
+class PlanCheck(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """What the check of a plan has found. Of keys the first `NAMED_MAX` are named, the counts are of all."""
+
+    json_properties: ClassVar = {name: name for name in ("is_right", "is_complete", "is_over")}
+
+    run: RunId
+    planned_count: int
+    planned_bytes: int
+    listed_count: int
+    indexes_count: int
+    wrong_count: int
+    wrong: tuple[WrongKey, ...]
+    # Eligible when the plan was made, and not in it.
+    missed_count: int
+    missed_bytes: int
+    missed: tuple[str, ...]
+    # Where header or totals say something else than the store, the rules or the lines do.
+    contradictions: tuple[str, ...]
+    # Roots of the plan that are gone by now: what only they kept looks missed.
+    changed: tuple[str, ...]
+    # Neither wrong nor missed: came after the plan; planned and gone; planned, and kept by what came later.
+    later_count: int
+    gone_count: int
+    rescued_count: int
+    # Unreachable and younger than the TTL: rightly in no plan.
+    waiting_count: int
+    # Whether what is meant to be kept was given to compare with; else the plan's own retention is believed.
+    retention_compared: bool
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing in the plan is wrong."""
+        return not self.wrong_count and not self.contradictions
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is missed."""
+        return not self.missed_count
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that was planned is gone, by a collection since: then there is nothing left to compare."""
+        return 0 < self.planned_count == self.gone_count
+
+
+class Root(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that keeps indexes now."""
+
+    id: RootId
+    created_at_ms: int
+    stores: tuple[StoreReference, ...]
+    # Of a commit.
+    committed_at_ms: int = 0
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps something: of the plan's own roots, and of those that came later."""
+
+    # Has to be there.
+    then: frozenset[IndexReference]
+    later: frozenset[IndexReference]
+    # Those that pins alone lead to, and that may be gone.
+    optional: frozenset[IndexReference]
+    # Where the plan's header says something else than the store and the rules do.
+    contradictions: tuple[str, ...]
+    # Roots that protected something when the plan was made, and are gone.
+    changed: tuple[str, ...]
+
+
+async def verify_plan(
+    store: BlobStore,
+    repository: RepositoryRecord,
+    plan: BlobStore,
+    *,
+    meant: Callable[[int], RetentionPolicy] | None = None,
+) -> PlanCheck:
+    """Derive again what a collection may delete, and compare it with a plan.
+
+    Requests: a LIST per 1,000 uploads; the lists of logs, names and pins and a GET for each record, name
+    and pin; a GET for each index that is alive, more for deltas. Memory: the keys of all uploads, and of the plan.
+
+    Args:
+        store: The repository's.
+        repository: Its record.
+        plan: Where the plan's files are.
+        meant: What is meant to be kept, at a time by the store's clock; compared with what the plan says that it keeps.
+            If not given, the plan is believed.
+
+    Returns:
+        What is wrong, what is missed, and what is not known because the repository has moved on.
+
+    Raises:
+        PlanFileError: A file of the plan is missing, or is not part of one.
+        UnknownFormatError: A newer tidemark wrote the plan, or something in the repository.
+        UsageError: The plan is another repository's.
+        DamagedError: An index that a root needs is missing or altered.
+        UnsafeStoreError: The roots kept changing.
+        StoreError: As the store says.
+    """
+    header = decode_plan_header(await _read_part(plan, PLAN_HEADER_NAME), subject=PLAN_HEADER_NAME)
+    summary = decode_plan_summary(await _read_part(plan, PLAN_SUMMARY_NAME), subject=PLAN_SUMMARY_NAME)
+    if header.repository_id != repository.id:
+        message = f"is of repository {header.repository_id}, and this is {repository.id}"
+        raise UsageError(message, operation=OPERATION, subject="the plan")
+    now_ms = await read_now_ms(store)
+    # Before the roots, as a collection does (D2).
+    uploads = [
+        blob for prefix in (BLOBS, INDEXES) async for blob in list_blobs(store, prefix) if is_upload_key(blob.key)
+    ]
+    reach, reached = await _read_reach(store, repository, header)
+    lines: list[PlannedUpload] = []
+    async for blob in list_blobs(plan, ""):
+        if blob.key.endswith(LINES_SUFFIX):
+            lines += decode_lines(await _read_part(plan, blob.key), subject=blob.key)
+    by_key: dict[str, tuple[PlannedUpload, ...]] = {}
+    for line in lines:
+        there = by_key.get(line.key, ())
+        by_key[line.key] = there if line in there else (*there, line)
+    contradictions = [
+        *_compare_header(header, repository, now_ms, late_ms=store.capabilities.created_late_ms),
+        *(_compare_retention(header, meant) if meant is not None else ()),
+        *_compare_totals(summary, header, lines),
+        *reach.contradictions,
+    ]
+    if repeated := len(lines) - sum(map(len, by_key.values())):
+        contradictions.append(f"{repeated} lines repeat another one")
+    # When the plan's uploads were listed; never later than it is now, whatever the plan says.
+    due_ms = min(header.listed_at_ms, now_ms) - repository.ttl_ms
+    found: defaultdict[str, list[BlobInfo]] = defaultdict(list)
+    for upload in uploads:
+        named, fate = by_key.pop(upload.key, ()), reached.get(upload.key)
+        if fate is None:
+            is_later = upload.created_at_ms >= header.listed_at_ms
+            fate = _judge(upload, named, store.capabilities, is_due=upload.created_at_ms <= due_ms, is_later=is_later)
+        elif not named:
+            continue
+        found[fate].append(upload)
+    wrong = [WrongKey(key=upload.key, kind=kind) for kind in WrongKind for upload in found[kind]]
+    return PlanCheck(
+        run=header.run,
+        planned_count=len(lines),
+        planned_bytes=sum(line.size_bytes for line in lines),
+        listed_count=len(uploads),
+        indexes_count=len(reach.then | reach.later),
+        wrong_count=len(wrong),
+        wrong=tuple(wrong[:NAMED_MAX]),
+        missed_count=len(found["missed"]),
+        missed_bytes=sum(upload.size_bytes for upload in found["missed"]),
+        missed=tuple(upload.key for upload in found["missed"][:NAMED_MAX]),
+        contradictions=tuple(contradictions),
+        changed=reach.changed,
+        later_count=len(found["later"]),
+        gone_count=len(by_key),
+        rescued_count=len(found["rescued"]),
+        waiting_count=len(found["waiting"]),
+        retention_compared=meant is not None,
+    )
+
+
+def _judge(
+    upload: BlobInfo, lines: Sequence[PlannedUpload], capabilities: Capabilities, *, is_due: bool, is_later: bool
+) -> str:
+    """Judge an upload that nothing leads to, by the lines that name it."""
+    if not lines:
+        return "later" if is_later else "missed" if is_due else "waiting"
+    if not is_due:
+        return WrongKind.UNEXPIRED
+    if len(lines) > 1:
+        return WrongKind.REPEATED
+    if upload.size_bytes != lines[0].size_bytes:
+        return WrongKind.SIZE
+    moved = not capabilities.keeps_created_at and lines[0].created_at_ms < upload.created_at_ms
+    return "right" if moved or upload.created_at_ms == lines[0].created_at_ms else WrongKind.TIMES
+
+
+async def _read_reach(
+    store: BlobStore, repository: RepositoryRecord, header: PlanHeader
+) -> tuple[Reach, dict[str, str]]:
+    """Read the roots, and follow them; return each key that is reached, with what a line about it is.
+
+    Raises:
+        DamagedError: Something is missing though the roots still need it.
+        UnsafeStoreError: The roots kept changing.
+    """
+    before = None
+    for _ in range(READINGS_MAX):
+        try:
+            reach = compare_roots(header, await read_now_roots(store, repository, await read_now_ms(store)))
+        except BlobNotFoundError:
+            continue  # collected since it was listed
+        try:
+            then = await follow(store, reach.then, reach.optional)
+            later = await follow(store, reach.later, reach.optional)
+            return reach, dict.fromkeys(later, "rescued") | dict.fromkeys(then, WrongKind.REACHABLE)
+        except DamagedError as error:
+            if not isinstance(error.__cause__, BlobNotFoundError) or reach == before:
+                raise
+            before = reach
+    raise UnsafeStoreError(f"the roots changed in each of {READINGS_MAX} readings", operation=OPERATION)
+
+
+async def _read_part(plan: BlobStore, name: str) -> bytes:
+    cap = LINES_FILE_BYTES_MAX if name.endswith(LINES_SUFFIX) else PLAN_HEADER_BYTES_MAX
+    try:
+        return await read_blob(plan, name, size_bytes_max=cap)
+    except BlobNotFoundError as error:
+        message = "is missing: not a plan, or one that was not finished"
+        raise PlanFileError(message, subject=name, hint="make it by a dry run") from error
+
+
+def _compare_header(header: PlanHeader, repository: RepositoryRecord, now_ms: int, *, late_ms: int) -> Iterator[str]:
+    """Yield where a plan's TTL and times cannot be: its own clock would say which TTLs are over."""
+    if header.ttl_ms != (ttl_ms := repository.ttl_ms):
+        yield f"the plan has a TTL of {header.ttl_ms} ms, and the repository one of {ttl_ms} ms"
+    if header.now_ms > now_ms + late_ms:
+        yield "the plan was made later than it is now by the store's clock"
+    if header.now_ms != run_began_at_ms(header.run):
+        yield "the plan was made at another time than its run began"
+    # A run is resumed for so long (R3).
+    if header.listed_at_ms < header.now_ms - header.ttl_ms:
+        yield "the plan's listing is older than a TTL"
+
+
+def _compare_totals(summary: PlanSummary, header: PlanHeader, lines: Sequence[PlannedUpload]) -> Iterator[str]:
+    """Yield where the summary of a plan says something else than its lines add up to, together and by reason."""
+    size_bytes = sum(line.size_bytes for line in lines)
+    for what, said, there in (
+        ("lines", summary.lines_count, len(lines)),
+        ("bytes", summary.size_bytes, size_bytes),
+        ("lines by reason", sum(total.count for total in summary.totals), len(lines)),
+        ("bytes by reason", sum(total.size_bytes for total in summary.totals), size_bytes),
+    ):
+        if said != there:
+            yield f"the summary has {said} {what}, and there are {there}"
+    if summary.run != header.run:
+        yield "the summary is of another run"
+
+
+def _compare_retention(header: PlanHeader, meant: Callable[[int], RetentionPolicy]) -> Iterator[str]:
+    """Yield where a plan keeps something else than is meant, given what is meant at a time by the store's clock."""
+    latest, earliest = meant(header.now_ms).rules, meant(max(0, header.now_ms - SINCE_LATE_MAX_MS)).rules
+    planned = header.retention.rules
+    if len(planned) != len(latest):
+        yield f"the plan has {len(planned)} rules of retention, and {len(latest)} are meant"
+        return
+    for place, (mine, low, high) in enumerate(zip(planned, earliest, latest, strict=True), start=1):
+        if not _is_meant(mine, low, high):
+            yield f"the plan's rule {place} of retention, for jobs {mine.pattern}, is not the one that is meant"
+
+
+def _is_meant(mine: RetentionRule, low: RetentionRule, high: RetentionRule) -> bool:
+    """Return whether a rule is the one that is meant; its time may lie between two."""
+    if mine.retention is not None and low.retention is not None and high.retention is not None:
+        since_ms, low_ms = mine.retention.keep_since_ms, low.retention.keep_since_ms
+        high_ms = high.retention.keep_since_ms
+        if since_ms is not None and low_ms is not None and high_ms is not None and low_ms <= since_ms <= high_ms:
+            same = msgspec.structs.replace(mine.retention, keep_since_ms=high_ms)
+            mine = msgspec.structs.replace(mine, retention=same)
+    return mine == high
+
+
+# ---------------------------------------------------------------------- roots
+
+
+async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms: int) -> list[Root]:
+    """Read every root as it is: pins, then names, then logs, so that what changes from one to another is seen (D4).
+
+    Raises:
+        BlobNotFoundError: Something went between its listing and its reading: read again.
+        FormatError: A record is damaged.
+    """
+    roots = []
+    for key, created_at_ms, data in await _read_all(store, PINS, parse_pin_key):
+        pin = decode_pin(data, subject=key)
+        if pin.duration_ms and now_ms < created_at_ms + pin.duration_ms:
+            roots.append(Root(id=("pin", pin.id), created_at_ms=created_at_ms, stores=pin.stores))
+    for key, created_at_ms, data in await _read_all(store, NAMES, parse_name_key):
+        name = decode_name(data, subject=key)
+        is_late = created_at_ms > name.valid_until_ms
+        if not name.released and not (is_late and await _was_written_here(store, name.valid_until_ms, PIN_DURATION_MS)):
+            root_id = ("name", name.scope, name.name, name.source.number)
+            roots.append(Root(id=root_id, created_at_ms=created_at_ms, stores=name.stores))
+    boundaries: defaultdict[Scope, list[Boundary]] = defaultdict(list)
+    records: list[tuple[CommitRecord, int]] = []
+    for key, created_at_ms, data in await _read_all(store, LOG, parse_log_key):
+        parsed = parse_log_key(key)
+        if parsed.kind == "boundary":
+            boundaries[parsed.scope].append(decode_boundary(data, subject=key))
+        else:
+            records.append((decode_commit(data, subject=key), created_at_ms))
+    # By scope, when the commit before the next valid one was committed, as that one says (C7).
+    said_ms: dict[Scope, int] = {}
+    for record, created_at_ms in sorted(records, key=lambda r: -r[0].number):
+        me = CommitPointer(record.number, record.write_id)
+        closing = boundaries[record.scope]
+        is_open = all(b.number < record.number or me in b.kept for b in closing)
+        # A record that came in time, or that a boundary or a later record vouches for, is valid (C5).
+        later = [r for r, _ in records if r.scope == record.scope and r.number > record.number]
+        is_valid = (
+            created_at_ms <= record.valid_until_ms
+            or any(r.predecessor == me for r in later)
+            or any(me in b.kept for b in closing)
+            or (not later and await _is_settled(store, repository, record))
+        )
+        if is_open and is_valid:
+            roots.append(
+                Root(
+                    id=("commit", record.scope, record.number),
+                    created_at_ms=created_at_ms,
+                    stores=record.stores,
+                    committed_at_ms=min(
+                        max(created_at_ms, record.predecessor_committed_at_ms),
+                        said_ms.get(record.scope, NEVER_MS),
+                    ),
+                )
+            )
+            if record.predecessor is not None:
+                said_ms[record.scope] = record.predecessor_committed_at_ms
+    return roots
+
+
+async def _is_settled(store: BlobStore, repository: RepositoryRecord, record: CommitRecord) -> bool:
+    """Return whether a newest record that came late counts: its uploads were kept, or it was copied here (C5)."""
+    lease_ms = repository.ttl_ms - repository.margin_ms if record.kind == "commit" else PIN_DURATION_MS
+    named = [s for s in record.stores if s.number == record.number] or record.stores
+    brought = [await store.stat(s.index.key) for s in named]
+    if not await _was_written_here(store, record.valid_until_ms, lease_ms):
+        return None not in brought
+    if record.kind != "commit" or not store.capabilities.removes_ttl:
+        return False
+    there = [info for info in brought if info is not None]
+    return bool(there) and all(info.expires_at_ms is None for info in there)
+
+
+async def _was_written_here(store: BlobStore, valid_until_ms: int, lease_ms: int) -> bool:
+    """Return whether a lease began after the repository record was created, and so was no other repository's."""
+    there = await store.stat(REPOSITORY)
+    return there is None or valid_until_ms - lease_ms >= there.created_at_ms - store.capabilities.created_late_ms
+
+
+def _is_name(data: bytes) -> bool:
+    try:
+        decode_name(data, subject="")
+    except FormatError:
+        return False
+    return True
+
+
+async def _read_all(store: BlobStore, prefix: str, parse: Callable[[str], object]) -> list[tuple[str, int, bytes]]:
+    """Read every object below a prefix but those that tidemark never wrote.
+
+    Raises:
+        UnsafeNameError: One is a name of the first commits, which is not to be passed over.
+    """
+
+    async def read(blob: tuple[str, int]) -> tuple[str, int, bytes]:
+        key, created_at_ms = blob
+        return key, created_at_ms, await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX)
+
+    # One that ends in a slash is a console's, and no key of ours.
+    listed = [(b.key, b.created_at_ms) async for b in list_blobs(store, prefix) if not b.key.endswith("/")]
+    found = []
+    for key, created_at_ms, data in await map_bounded(read, listed, in_flight_max=IN_FLIGHT_MAX):
+        try:
+            parse(key)
+        except UnsafeNameError:
+            if _is_name(data):
+                raise
+            continue
+        found.append((key, created_at_ms, data))
+    return found
+
+
+def compare_roots(header: PlanHeader, roots: list[Root]) -> Reach:
+    """Compare the roots of the plan with those of today, and check what its header says of them."""
+    named = {root.id[1::2] for root in roots if root.id[0] == "name" and root.created_at_ms < header.now_ms}
+    kept = _choose_kept(header, named)
+    commits: dict[RootId, RootCommit] = {("commit", c.scope, c.number): c for c in header.commits}
+    planned: set[RootId] = {("name", n.scope, n.name, n.number) for n in header.names if n.is_live}
+    # A pin moves whenever it is renewed: whether it was there is known by its id alone.
+    planned |= {("pin", pin.id) for pin in header.pins if pin.is_live} | commits.keys()
+    closed = commits.keys() - kept
+    there = {root.id: root for root in roots}
+    contradictions = [
+        f"{_label(root.id)} was there, and is not among the roots"
+        for root in roots
+        if root.id not in planned and root.id[0] != "pin" and root.created_at_ms < header.now_ms
+    ]
+    for root_id, commit in commits.items():
+        if (commit.kept is not None) != (root_id in kept):
+            fate = "is kept" if root_id in kept else "is to be closed"
+            contradictions.append(f"{_label(root_id)} {fate} by the retention, and the plan says otherwise")
+        if root_id in there and there[root_id].committed_at_ms != commit.committed_at_ms:
+            contradictions.append(f"{_label(root_id)} was committed at another time")
+    keeping = [root for root in roots if root.id not in closed]
+    then = frozenset(s.index for root in keeping if root.id in planned for s in root.stores)
+    later = frozenset(s.index for root in keeping if root.id not in planned for s in root.stores)
+    required = frozenset(s.index for root in keeping if root.id[0] != "pin" for s in root.stores)
+    return Reach(
+        then=then,
+        later=later - then,
+        optional=(then | later) - required,
+        contradictions=tuple(contradictions),
+        changed=tuple(_label(gone) for gone in sorted(planned - closed - there.keys(), key=str)),
+    )
+
+
+def _label(root: RootId) -> str:
+    if root[0] == "pin":
+        return f"pin {root[1]}"
+    return f"commit {root[2]} of {root[1]}" if root[0] == "commit" else f"the name {root[2]} of {root[1]}"
+
+
+def _choose_kept(header: PlanHeader, named: set[RootId]) -> set[RootId]:
+    """Choose what the plan's retention keeps of the commits that were there, by rules that are written once more."""
+    named = named | {(n.scope, n.number) for n in header.names if n.is_live}
+    by_scope: defaultdict[Scope, list[RootCommit]] = defaultdict(list)
+    for commit in sorted(header.commits, key=lambda c: c.number, reverse=True):
+        by_scope[commit.scope].append(commit)
+    kept: set[RootId] = set()
+    for scope, newest_first in by_scope.items():
+        rule = next((r for r in header.retention.rules if fnmatch.fnmatchcase(scope.job, r.pattern)), None)
+        retention = rule.retention if rule is not None else None
+        newer_ms = None
+        for place, commit in enumerate(newest_first):
+            since_ms = retention.keep_since_ms if retention is not None else None
+            if (
+                retention is None
+                or newer_ms is None
+                or place < retention.keep_last
+                or (retention.keep_named and (scope, commit.number) in named)
+                # Since then, or the newest at that time.
+                or (since_ms is not None and max(commit.committed_at_ms, newer_ms) >= since_ms)
+            ):
+                kept.add(("commit", scope, commit.number))
+            newer_ms = commit.committed_at_ms
+    return kept
+
+
+async def follow(
+    store: BlobStore, references: frozenset[IndexReference], optional: frozenset[IndexReference]
+) -> set[str]:
+    """Return every key that some indexes keep: themselves, what they are a delta on, and the blobs.
+
+    Raises:
+        DamagedError: An index is missing or altered, and not only a pin leads to it.
+        FormatError: An index is damaged.
+    """
+    reached: set[str] = set()
+
+    async def walk(reference: IndexReference) -> None:
+        keys: set[str] = set()
+        try:
+            index = await _resolve(store, reference, keys)
+        except DamagedError as error:
+            if reference in optional and isinstance(error.__cause__, BlobNotFoundError):
+                return
+            raise
+        _walk_dir(index.dir, keys)
+        reached.update(keys)
+
+    await run_all(walk, sorted(references, key=lambda r: r.key), in_flight_max=IN_FLIGHT_MAX)
+    return reached
+
+
+async def _resolve(store: BlobStore, reference: IndexReference, keys: set[str]) -> SnapshotIndex:
+    try:
+        data = await read_blob(store, reference.key, size_bytes_max=min(reference.size_bytes, INDEX_BYTES_MAX))
+    except BlobNotFoundError as error:
+        raise DamagedError("is not there", operation=OPERATION, subject=reference.key) from error
+    if hashlib.sha256(data).digest() != reference.sha256:
+        raise DamagedError("is not what the reference to it says", operation=OPERATION, subject=reference.key)
+    if reference.key in keys:
+        raise DamagedError("leads to itself", operation=OPERATION, subject=reference.key)
+    keys.add(reference.key)
+    index = decode_index(data, subject=reference.key)
+    if isinstance(index, SnapshotIndex):
+        return index
+    return apply_delta(await _resolve(store, index.base, keys), index)
+
+
+def _walk_dir(directory: DirIndex, keys: set[str]) -> None:
+    for file in directory.files_present:
+        keys.update(blob.key for blob in file.blobs)
+    for sub in directory.sub_dirs_present:
+        _walk_dir(sub, keys)

@@ -1,1 +1,0 @@
-"""The check of a collection's plan, derived another way."""
