@@ -31,7 +31,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,11 +72,23 @@ class CommitChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What a settings file says."""
+    """What a settings file says: the values of each table, those at its top under the empty name."""
 
     path: Path | None = None
-    shared: Mapping[str, Value] = {}
-    by_table: Mapping[str, Mapping[str, Value]] = {}
+    tables: Mapping[str, Mapping[str, Value]] = {}
+
+    def place(self, table: str, option: str) -> tuple[str, str] | None:
+        """Return the table and the key that an option of a verb is read from: first the table of the verb."""
+        places = ((table, option), shared_place(option))
+        return next(((name, key) for name, key in places if key in self.tables.get(name, {})), None)
+
+
+def shared_place(option: str) -> tuple[str, str]:
+    """Return the table, empty for the top, and the key that a setting of all verbs has in a settings file."""
+    if option in TRANSFER_KEYS:
+        return TRANSFER, option
+    table, _, key = option.partition("_")
+    return (S3, key) if table == S3 and key in S3_KEYS else ("", option)
 
 
 # ---------------------------------------------------------------------- files
@@ -84,40 +96,33 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 def config_paths(environment: Mapping[str, str], directory: Path) -> tuple[Path, ...]:
     """Return where a settings file may be; the first that is there is the only one read."""
-    home = environment.get("HOME", "")
-    of_user = environment.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
-    return (directory / "tidemark.toml", *([Path(of_user) / "tidemark" / "config.toml"] if of_user else []))
+    of_user = _user_dir(environment, "XDG_CONFIG_HOME", ".config")
+    return (directory / "tidemark.toml", *([of_user / "config.toml"] if of_user else []))
 
 
 def cache_path(environment: Mapping[str, str]) -> Path | None:
     """Return the default directory of digest caches; None on a machine without a home."""
-    home = environment.get("HOME", "")
-    of_user = environment.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
-    return Path(of_user) / "tidemark" if of_user else None
+    return _user_dir(environment, "XDG_CACHE_HOME", ".cache")
 
 
 def state_path(environment: Mapping[str, str]) -> Path | None:
     """Return the default directory of histories; None on a machine without a home."""
+    return _user_dir(environment, "XDG_STATE_HOME", ".local/state")
+
+
+def _user_dir(environment: Mapping[str, str], variable: str, below_home: str) -> Path | None:
     home = environment.get("HOME", "")
-    of_user = environment.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
+    of_user = environment.get(variable) or (f"{home}/{below_home}" if home else "")
     return Path(of_user) / "tidemark" if of_user else None
 
 
-def read_config(
-    path: Path,
-    *,
-    shared: Collection[str],
-    by_verb: Mapping[str, Collection[str]],
-    repeatable: Mapping[str, Collection[str]] | None = None,
-    is_named: bool = True,
-) -> Config:
+def read_config(path: Path, keys: Mapping[str, Mapping[str, bool]], *, is_named: bool = True) -> Config:
     """Read a settings file and refuse what nobody would ever look at.
 
     Args:
         path: The file.
-        shared: Keys that may be at the top.
-        by_verb: The keys of each verb's own table.
-        repeatable: Those of them that take several values; in the settings they are tuples, however they are written.
+        keys: The keys of each table, those of the top under the empty name; whether one may have several values, which
+            are a tuple in the settings, also where the file has only one.
         is_named: The user named this file. One that was found may send requests, signed, wherever its writer likes: it
             has to be the user's own.
 
@@ -125,29 +130,21 @@ def read_config(
         UsageError: Others can write it, or it was found and is another's. It cannot be read, is not TOML, or has an
             unknown key, such as one for a credential.
     """
-    tables: dict[str, Collection[str]] = {**by_verb, TRANSFER: TRANSFER_KEYS, S3: S3_KEYS}
-    top: dict[str, Value] = {}
-    by_table: dict[str, Mapping[str, Value]] = {}
-    for key, value in _read_toml(path, is_named=is_named).items():
-        if isinstance(value, dict):
-            if key not in tables:
-                raise _unknown(path, key, f"table {key!r}", _nearest(key, {f"[{name}]": name for name in tables}))
-            for inner in value:
-                if inner not in tables[key]:
-                    raise _unknown(
-                        path, inner, f"key {inner!r} in [{key}]", _nearest(inner, dict.fromkeys(tables[key]))
-                    )
-            several = (repeatable or {}).get(key, ())
-            by_table[key] = {
-                inner: _values(path, f"{key}.{inner}", v) if inner in several else _scalar(path, f"{key}.{inner}", v)
-                for inner, v in value.items()
-            }
-        else:
-            if key not in shared:
-                places = {f"{inner} in [{table}]": inner for table, keys in tables.items() for inner in sorted(keys)}
-                raise _unknown(path, key, f"key {key!r}", _nearest(key, {**places, **{name: name for name in shared}}))
-            top[key] = _scalar(path, key, value)
-    return Config(path=path, shared=top, by_table=by_table)
+    tables: dict[str, dict[str, Value]] = {}
+    for name, value in _read_toml(path, is_named=is_named).items():
+        table, entries = (name, value) if isinstance(value, dict) else ("", {name: value})
+        if isinstance(value, dict) and (not name or name not in keys):
+            raise _unknown(path, name, f"table {name!r}", {known: f"[{known}]" for known in keys if known})
+        for key, entry in entries.items():
+            if key not in keys[table]:
+                everywhere = {k: f"{k} in [{t}]" if t else k for t, known in keys.items() for k in sorted(known)}
+                here = {known: known for known in keys[table]}
+                what = f"key {key!r} in [{table}]" if table else f"key {key!r}"
+                raise _unknown(path, key, what, here if table else everywhere)
+            shown = f"{table}.{key}" if table else key
+            read = _values if keys[table][key] else _scalar
+            tables.setdefault(table, {})[key] = read(path, shown, entry)
+    return Config(path=path, tables=tables)
 
 
 def _read_toml(path: Path, *, is_named: bool) -> dict[str, Any]:
@@ -189,15 +186,8 @@ def _check_owner(path: Path, found: os.stat_result, *, is_named: bool) -> None:
     raise UsageError(message, operation="settings", subject=str(path), hint=hint)
 
 
-def _nearest(word: str, known: Mapping[str, str | None]) -> str:
-    """Return the place whose word is nearest; the last one if several have it."""
-    places = {spelling or place: place for place, spelling in known.items()}
-    # A cutoff of 0 always finds one: the nearest name says more than a list of thirty.
-    nearest = difflib.get_close_matches(word, sorted(places), n=1, cutoff=0)
-    return places[nearest[0]] if nearest else ""
-
-
-def _unknown(path: Path, key: str, what: str, nearest: str) -> UsageError:
+def _unknown(path: Path, key: str, what: str, places: Mapping[str, str]) -> UsageError:
+    """Refuse a name; the hint is the place of the known name that is nearest to it."""
     if _CREDENTIAL.search(key):
         return UsageError(
             f"{what} looks like a credential, and those are no settings",
@@ -206,12 +196,10 @@ def _unknown(path: Path, key: str, what: str, nearest: str) -> UsageError:
             hint="take it out, and change it if it is real; the standard chain finds credentials: AWS_PROFILE, "
             "AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of this machine",
         )
-    return UsageError(
-        f"unknown {what}",
-        operation="settings",
-        subject=str(path),
-        hint=f"did you mean `{nearest}`?" if nearest else "remove it",
-    )
+    # A cutoff of 0 always finds one: the nearest name says more than a list of thirty.
+    nearest = difflib.get_close_matches(key, sorted(places), n=1, cutoff=0)
+    hint = f"did you mean `{places[nearest[0]]}`?" if nearest else "remove it"
+    return UsageError(f"unknown {what}", operation="settings", subject=str(path), hint=hint)
 
 
 def _values(path: Path, key: str, value: object) -> tuple[Scalar, ...]:

@@ -9,12 +9,14 @@ How an S3 server is reached is a table of its own: `endpoint_url` in `[s3]` is `
 are no options: the standard chain of the SDK finds them.
 """
 
+import contextlib
 import importlib
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import click
 import msgspec
@@ -34,6 +36,7 @@ from engine.cli.config import (
     parse_store,
     parse_version,
     read_config,
+    shared_place,
 )
 from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import TEXT, LogFormat
@@ -102,8 +105,19 @@ TRUST_STAT: Final = "trust_stat"
 class Setting(click.Option):
     """An option that makes sense for more than one run."""
 
+    @override
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        is_given = ctx.get_parameter_source(self.name or "") is ParameterSource.COMMANDLINE
+        if is_given or not getattr(ctx.command, "shows_settings", False):
+            return super().process_value(ctx, value)
+        # Eager ones say how the verb itself prints what it has to print.
+        with contextlib.suppress(click.BadParameter):
+            if self.is_eager:
+                return super().process_value(ctx, value)
+        return self.default if self.is_flag else None
 
-class Verbs(MutableMapping[str, click.Command]):
+
+class Verbs(UserDict[str, click.Command]):
     """The commands of a `click.Group`, each imported when it is asked for: a run of one verb does not load the others.
 
     Args:
@@ -111,32 +125,16 @@ class Verbs(MutableMapping[str, click.Command]):
     """
 
     def __init__(self, places: Mapping[str, str | click.Command]) -> None:
-        self._verbs = dict(places)
+        super().__init__()
+        self.data.update(cast("Mapping[str, click.Command]", places))
 
     @override
     def __getitem__(self, name: str) -> click.Command:
-        verb = self._verbs[name]
+        verb: object = self.data[name]
         if isinstance(verb, str):
             module, _, attribute = verb.partition(":")
-            loaded: click.Command = getattr(importlib.import_module(f"engine.cli.cmd.{module}"), attribute)
-            self._verbs[name] = verb = loaded
-        return verb
-
-    @override
-    def __setitem__(self, name: str, verb: click.Command) -> None:
-        self._verbs[name] = verb
-
-    @override
-    def __delitem__(self, name: str) -> None:
-        del self._verbs[name]
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._verbs)
-
-    @override
-    def __len__(self) -> int:
-        return len(self._verbs)
+            self.data[name] = getattr(importlib.import_module(f"engine.cli.cmd.{module}"), attribute)
+        return self.data[name]
 
 
 class OrderedGroup(click.Group):
@@ -154,6 +152,7 @@ class Verb(click.Command):
         words: As people say it: "backup", or "spark backup" of the group `spark`.
         prints: What it shows, one of these each time: with `--json`, the fields of the object.
         needs_repository: Whether it cannot do without one.
+        shows_settings: It runs whatever the environment and the settings file say, for it is asked what is wrong.
     """
 
     def __init__(
@@ -163,12 +162,14 @@ class Verb(click.Command):
         example: str = "",
         group: str = "",
         needs_repository: bool = True,
+        shows_settings: bool = False,
         **kwargs: Any,  # noqa: ANN401  (click passes them on)
     ) -> None:
         super().__init__(*args, **kwargs)
         self.words = f"{group} {self.name}".strip()
         self.prints = prints
         self.needs_repository = needs_repository
+        self.shows_settings = shows_settings
         self.example = example
         for param in self.params:
             if isinstance(param, click.Option) and param.name and param.envvar is None:
@@ -238,63 +239,44 @@ def table_name(command: click.Command) -> str:
     return command.words.replace(" ", "-") if isinstance(command, Verb) else command.name or ""
 
 
-def setting_keys(group: click.Group) -> tuple[frozenset[str], dict[str, frozenset[str]]]:
-    """Return the keys that a settings file may have: at its top, and in the table of each verb."""
-    by_verb = {
-        table_name(verb): frozenset(
-            p.name for p in verb.params if isinstance(p, click.Option) and p.name and p.name != "config"
-        )
-        for verb in walk_verbs(group)
-    }
-    shared = frozenset(
-        p.name
-        for command in walk_verbs(group)
-        for p in command.params
-        if isinstance(p, Setting) and p.name and p.name not in {*TRANSFER_KEYS, *_S3_OPTIONS}
-    )
-    return shared, by_verb
-
-
-def _repeatable_keys(group: click.Group) -> dict[str, frozenset[str]]:
-    """Return those keys of each verb's table that take several values."""
-    return {
-        table_name(verb): frozenset(
-            p.name for p in verb.params if isinstance(p, click.Option) and p.name and p.multiple
-        )
-        for verb in walk_verbs(group)
-    }
+def setting_keys(group: click.Group) -> dict[str, dict[str, bool]]:
+    """Return the keys of a settings file, as `read_config` takes them."""
+    by_verb: dict[str, dict[str, bool]] = {}
+    shared: dict[str, dict[str, bool]] = {TRANSFER: {}, S3: {}, "": {}}
+    for verb in walk_verbs(group):
+        options = {p.name: p for p in verb.params if isinstance(p, click.Option) and p.name and p.name != "config"}
+        by_verb[table_name(verb)] = {name: option.multiple for name, option in options.items()}
+        for table, key in (shared_place(name) for name, option in options.items() if isinstance(option, Setting)):
+            shared[table][key] = False
+    return {**by_verb, **shared}
 
 
 # ---------------------------------------------------------------------- the settings file
+
+CONFIG_META: Final = "tidemark.config"
+# The options that say how an error of the same command line is printed are noted in `ctx.obj` by their names.
+JSON_META: Final = "json"
+DEBUG_META: Final = "debug"
+LOG_META: Final = "log_format"
 
 
 def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
     """Eager: runs before any other option is looked at, so that the file can speak for them."""
     group = ctx.find_root().command
-    if not isinstance(group, click.Group):
+    found = (path for path in config_paths(os.environ, Path.cwd()) if path.is_file())
+    path = Path(value) if value is not None else next(found, None)
+    if path is None or not isinstance(group, click.Group):
         return
-    if value is not None:
-        path: Path | None = Path(value)
-    else:
-        path = next((p for p in config_paths(os.environ, Path.cwd()) if p.is_file()), None)
-    if path is None:
-        return
-    shared, by_verb = setting_keys(group)
-    repeatable = _repeatable_keys(group)
-    config = read_config(path, shared=shared, by_verb=by_verb, repeatable=repeatable, is_named=value is not None)
-    ctx.obj[CONFIG_META] = config
+    config = ctx.obj[CONFIG_META] = read_config(path, setting_keys(group), is_named=value is not None)
     table = table_name(ctx.command)
-    ctx.default_map = default_map(config, table, by_verb.get(table, frozenset()))
+    options = [str(param.name) for param in ctx.command.params if isinstance(param, click.Option)]
+    places = {option: config.place(table, option) for option in options}
+    ctx.default_map = {option: config.tables[at[0]][at[1]] for option, at in places.items() if at is not None}
 
 
-CONFIG_META: Final = "tidemark.config"
-
-
-def default_map(config: Config, table: str, options: frozenset[str]) -> dict[str, Any]:
-    """Return the values that a settings file has for one verb; the most particular table wins."""
-    s3 = {f"{S3}_{key}": value for key, value in config.by_table.get(S3, {}).items()}
-    merged = {**config.shared, **config.by_table.get(TRANSFER, {}), **s3, **config.by_table.get(table, {})}
-    return {key: value for key, value in merged.items() if key in options}
+def _note(ctx: click.Context, param: click.Parameter, value: object) -> object:
+    ctx.obj[param.name] = value
+    return value
 
 
 def origin_hint(ctx: click.Context | None, param: click.Parameter | None) -> str:
@@ -362,23 +344,17 @@ def common_options(function: Decorated) -> Decorated:
     for key in reversed(S3_KEYS):
         flag = _S3_SHORT.get(key, f"--{S3}-{key.replace('_', '-')}")
         function = click.option(flag, f"{S3}_{key}", cls=Setting, type=_s3_type(key), hidden=True)(function)
+    seen_first: dict[str, Any] = {"cls": Setting, "is_eager": True, "hidden": True}
+    choice = click.Choice([TEXT, JSON_LOG])
     for add in (
         click.option("--bwlimit", cls=Setting, type=RATE, metavar="SIZE", hidden=True),
-        click.option(
-            "--log-format",
-            cls=Setting,
-            type=click.Choice([TEXT, JSON_LOG]),
-            default=TEXT,
-            is_eager=True,
-            hidden=True,
-            callback=_note_log_format,
-        ),
+        click.option("--log-format", type=choice, default=TEXT, callback=_note, **seen_first),
         click.option("--cache/--no-cache", cls=Setting, default=True, hidden=True),
         click.option("--cache-dir", cls=Setting, metavar="DIR", hidden=True),
         click.option("--repository", "-r", cls=Setting, metavar="URL", hidden=True),
-        click.option("-q", "--quiet", cls=Setting, is_flag=True, is_eager=True, hidden=True),
-        click.option("--debug", cls=Setting, is_flag=True, is_eager=True, hidden=True, callback=_note_debug),
-        click.option("--json", cls=Setting, is_flag=True, is_eager=True, hidden=True, callback=_note_json),
+        click.option("-q", "--quiet", is_flag=True, **seen_first),
+        click.option("--debug", is_flag=True, callback=_note, **seen_first),
+        click.option("--json", is_flag=True, callback=_note, **seen_first),
         click.option(
             "--config",
             metavar="FILE",
@@ -402,26 +378,6 @@ def _s3_type(key: str) -> "click.ParamType[Any, Any]":
     if kind is int and "bytes" in key:
         return SIZE
     return {bool: _Switch(), int: click.INT, float: click.FLOAT}.get(kind, click.STRING)
-
-
-JSON_META: Final = "tidemark.json"
-DEBUG_META: Final = "tidemark.debug"
-LOG_META: Final = "tidemark.log_format"
-
-
-def _note_json(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:  # noqa: FBT001  (click calls it)
-    ctx.obj[JSON_META] = value
-    return value
-
-
-def _note_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:  # noqa: FBT001  (click calls it)
-    ctx.obj[DEBUG_META] = value
-    return value
-
-
-def _note_log_format(ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    ctx.obj[LOG_META] = value
-    return value
 
 
 def take_common(values: dict[str, Any]) -> Common:
@@ -489,14 +445,9 @@ def scope_options(*, job_required: bool = True) -> Callable[[Decorated], Decorat
     """Add the options for a job, and whether it commits task by task."""
 
     def decorate(function: Decorated) -> Decorated:
-        for add in (
-            click.option(
-                "--commit-per-task", cls=Setting, is_flag=True, help="Each task commits by itself; --task says which."
-            ),
-            click.option("--job", "-j", cls=Setting, required=job_required, metavar="JOB", help="The job."),
-        ):
-            function = add(function)
-        return function
+        text = "Each task commits by itself; --task says which."
+        function = click.option("--commit-per-task", cls=Setting, is_flag=True, help=text)(function)
+        return click.option("--job", "-j", cls=Setting, required=job_required, metavar="JOB", help="The job.")(function)
 
     return decorate
 
@@ -505,15 +456,13 @@ def store_options(*, default: bool) -> Callable[[Decorated], Decorated]:
     """Add the options for a store of a job; without `default` none given means all."""
 
     def decorate(function: Decorated) -> Decorated:
-        for name, value, text in (("store", "default", "The store."), ("task", "0", "The task.")):
-            function = click.option(
-                f"--{name}",
-                cls=Setting,
-                metavar=name.upper(),
-                default=value if default else None,
-                show_default=default,
-                help=text if default else f"{text} [default: all]",
-            )(function)
+        for name, value in (("store", "default"), ("task", "0")):
+            text = f"The {name}." if default else f"The {name}. [default: all]"
+            chosen = value if default else None
+            add = click.option(
+                f"--{name}", cls=Setting, metavar=name.upper(), default=chosen, show_default=default, help=text
+            )
+            function = add(function)
         return function
 
     return decorate

@@ -188,7 +188,7 @@ def run_result(data: bytes) -> None:
 
 
 def run_settings(data: bytes) -> None:
-    read_config(_scratch.file(data), shared={"store", "json"}, by_verb={"backup": {"job", "task"}})
+    read_config(_scratch.file(data), {"": {"store": False, "json": False}, "backup": {"job": False, "files": True}})
 
 
 def run_policy(data: bytes) -> None:

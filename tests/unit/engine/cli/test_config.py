@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 
 from engine.cli.config import (
+    TRANSFER,
+    TRANSFER_KEYS,
     CommitChoice,
     Config,
     cache_path,
@@ -17,8 +19,12 @@ from engine.errors import UsageError
 from engine.text import Moment, parse_duration_ms, parse_moment, parse_share, parse_size_bytes
 from index.snapshot.model import UniqueId
 
-SHARED = frozenset({"repository", "job", "json"})
-BY_VERB = {"backup": frozenset({"job", "offsets"}), "collect": frozenset({"keep_last", "dry_run"})}
+KEYS = {
+    "backup": dict.fromkeys(("job", "offsets"), False),
+    "collect": dict.fromkeys(("keep_last", "dry_run"), False),
+    TRANSFER: dict.fromkeys(TRANSFER_KEYS, False),
+    "": dict.fromkeys(("repository", "job", "json"), False),
+}
 
 
 def _file(directory: Path, text: str) -> Path:
@@ -177,10 +183,13 @@ def test_a_settings_file_is_split_into_its_top_and_its_tables(tmp_path: Path) ->
     path = _file(
         tmp_path, 'job = "flights"\njson = true\n[collect]\nkeep_last = 3\n[transfer]\npack_bytes_max = "1MiB"'
     )
-    config = read_config(path, shared=SHARED, by_verb=BY_VERB)
+    config = read_config(path, KEYS)
     assert config.path == path
-    assert config.shared == {"job": "flights", "json": True}
-    assert config.by_table == {"collect": {"keep_last": 3}, "transfer": {"pack_bytes_max": "1MiB"}}
+    assert config.tables == {
+        "": {"job": "flights", "json": True},
+        "collect": {"keep_last": 3},
+        "transfer": {"pack_bytes_max": "1MiB"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -196,11 +205,12 @@ def test_a_settings_file_is_split_into_its_top_and_its_tables(tmp_path: Path) ->
         ("jobb = 3", "'jobb'", "`job`"),
         ("xyzzy = 3", "'xyzzy'", "`"),
         ('[job]\nname = "x"', "table 'job'", "`["),
+        ('[""]\njob = "x"', "table ''", "`["),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path, text: str, key: str, nearest: str) -> None:
     with pytest.raises(UsageError) as refused:
-        read_config(_file(tmp_path, text), shared=SHARED, by_verb=BY_VERB)
+        read_config(_file(tmp_path, text), KEYS)
     assert key in str(refused.value)
     assert f"did you mean {nearest}" in refused.value.hint
 
@@ -217,18 +227,18 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path, text: st
 )
 def test_a_file_that_says_nothing_usable_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        read_config(_file(tmp_path, text), shared=SHARED, by_verb=BY_VERB)
+        read_config(_file(tmp_path, text), KEYS)
 
 
 def test_a_file_that_is_no_text_or_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tidemark.toml").write_bytes(b"job = '\xff'")
     for path in (tmp_path / "tidemark.toml", tmp_path / "absent.toml", tmp_path):
         with pytest.raises(UsageError):
-            read_config(path, shared=SHARED, by_verb=BY_VERB)
+            read_config(path, KEYS)
 
 
 def _read(path: Path, *, is_named: bool) -> Config:
-    return read_config(path, shared=SHARED, by_verb=BY_VERB, is_named=is_named)
+    return read_config(path, KEYS, is_named=is_named)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +261,7 @@ def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int, is_n
             _read(path, is_named=is_named)
         assert "chmod go-w" in refused.value.hint
     else:
-        assert _read(path, is_named=is_named).shared == {"job": "x"}
+        assert _read(path, is_named=is_named).tables == {"": {"job": "x"}}
 
 
 def test_another_users_file_is_obeyed_only_if_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,13 +269,13 @@ def test_another_users_file_is_obeyed_only_if_it_is_named(tmp_path: Path, monkey
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
     owner = path.stat().st_uid
     if owner == 0:  # root's is anybody's
-        assert _read(path, is_named=False).shared == {"job": "x"}
+        assert _read(path, is_named=False).tables == {"": {"job": "x"}}
         os.chown(path, 65_534, -1)
         owner = 65_534
     with pytest.raises(UsageError, match=f"another user .uid {owner}.") as refused:
         _read(path, is_named=False)
     assert "--config" in refused.value.hint
-    assert _read(path, is_named=True).shared == {"job": "x"}
+    assert _read(path, is_named=True).tables == {"": {"job": "x"}}
 
 
 def test_another_users_pipe_is_obeyed_only_if_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,6 +300,6 @@ def test_a_pipe_can_be_named(tmp_path: Path) -> None:
     os.write(writing, b'job = "x"')
     os.close(writing)
     try:
-        assert _read(Path(f"/dev/fd/{reading}"), is_named=True).shared == {"job": "x"}
+        assert _read(Path(f"/dev/fd/{reading}"), is_named=True).tables == {"": {"job": "x"}}
     finally:
         os.close(reading)
