@@ -63,42 +63,20 @@ def backstop_days(*, ttl_ms: int, margin_ms: int, collection_period_ms: int) -> 
 
 
 def backstop_rules(prefix: str, *, days: int) -> tuple[Rule, Rule]:
-    """Return the two rules of a repository.
-
-    Args:
-        prefix: Of the repository in the bucket, without slashes at its ends; empty for the whole bucket.
-        days: As `backstop_days`.
-    """
-    expire_id, abort_id = rule_ids(prefix)
+    """Return the two rules of a repository; an empty prefix is the whole bucket."""
+    expire, abort = rule_ids(prefix)
     tag = {"Key": TTL_TAG, "Value": EXPIRING}
     root = f"{prefix}/" if prefix else ""
+    tagged = {"And": {"Prefix": root, "Tags": [tag]}} if root else {"Tag": tag}
+    aborted = {"DaysAfterInitiation": days}
     return (
-        {
-            "ID": expire_id,
-            "Status": "Enabled",
-            "Filter": {"And": {"Prefix": root, "Tags": [tag]}} if root else {"Tag": tag},
-            "Expiration": {"Days": days},
-        },
-        {
-            "ID": abort_id,
-            "Status": "Enabled",
-            "Filter": {"Prefix": root},
-            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": days},
-        },
+        {"ID": expire, "Status": "Enabled", "Filter": tagged, "Expiration": {"Days": days}},
+        {"ID": abort, "Status": "Enabled", "Filter": {"Prefix": root}, "AbortIncompleteMultipartUpload": aborted},
     )
 
 
 def plan_lifecycle(existing: Iterable[Rule], wanted: Sequence[Rule] | None, *, prefix: str) -> LifecyclePlan:
-    """Decide what becomes of a bucket's rules.
-
-    Args:
-        existing: All rules of the bucket.
-        wanted: Those that this repository is to have, as `backstop_rules`; None: those that it has.
-        prefix: Of the repository.
-
-    Returns:
-        `others` + `kept` + `removed` are exactly `existing`; `kept` + `added` do exactly what `wanted` say.
-    """
+    """Plan a bucket's rules: `wanted` in place of those that are ours by their ids; None keeps these."""
     rules, ids = tuple(existing), rule_ids(prefix)
     others = tuple(rule for rule in rules if rule.get("ID") not in ids)
     ours = tuple(rule for rule in rules if rule.get("ID") in ids)
@@ -108,28 +86,27 @@ def plan_lifecycle(existing: Iterable[Rule], wanted: Sequence[Rule] | None, *, p
 
 
 def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: bool = False) -> tuple[str, ...]:
-    """Name the rules of a bucket, of any author, that delete or archive what a repository needs.
+    """Describe the rules of a bucket, anybody's, that delete or archive what a repository needs.
+
+    These are enabled, reach a place of the repository, and delete current versions or move them to an archive. Harmless
+    are those that go by a tag that no object of ours has, or take only what is tagged `expiring`, late enough. A filter
+    by size is no excuse.
 
     Args:
         rules: All rules of the bucket.
         prefix: Of the repository.
         days_min: After how many days at the earliest an upload may go that nobody has committed: `backstop_days`.
         ttls_stay: Commits cannot replace the tag that an upload is created with.
-
-    Returns:
-        A sentence for each that is enabled, reaches a place where something of the repository is, and deletes
-        current versions or moves them to an archive. Not for those that go by a tag that no object of ours has, nor
-        those that take only what is tagged `expiring`, late enough. A filter by size is no excuse.
     """
     found = []
     for rule in rules:
-        below, tags, rest = _parts(rule)
+        below, tags, _ = _parts(rule)
         # All tags of a filter have to be there, and ours are one of two.
         is_excluded = any(tag not in {(TTL_TAG, EXPIRING), (TTL_TAG, KEPT)} for tag in tags) or len(set(tags)) > 1
-        ends = _ends(rest)
-        if rest.get("Status") != "Enabled" or is_excluded or not ends or not _reaches(below, prefix):
+        ends = _takes(rule, prefix)
+        if is_excluded or not ends:
             continue
-        if not is_tagged_expiring(rule):
+        if not _is_tagged_expiring(rule):
             why = "whether it is committed or not"
         elif ttls_stay:
             why = "and commits cannot take the tag away on this store"
@@ -146,43 +123,22 @@ def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: boo
     return tuple(found)
 
 
+def is_backstop(rule: Rule, prefix: str) -> bool:
+    """Return whether a rule, of any author, deletes uploads of a repository by their tag."""
+    return _is_tagged_expiring(rule) and bool(_takes(rule, prefix))
+
+
 def cut_short(rules: Iterable[Rule], prefix: str, *, days: int) -> tuple[Rule, ...]:
     """Return the backstops of repositories below a prefix that keep uploads longer than one of the prefix itself."""
     root = f"{prefix}/" if prefix else ""
     return tuple(
         rule
         for rule in rules
-        if is_tagged_expiring(rule)
+        if _is_tagged_expiring(rule)
         and (below := _parts(rule)[0]) != root
         and below.startswith(root)
         and any(kept is not None and kept > days for _, kept in _ends(rule))
     )
-
-
-def is_backstop(rule: Rule, prefix: str) -> bool:
-    """Return whether a rule, of any author, deletes uploads of a repository by their tag."""
-    below, _, rest = _parts(rule)
-    return (
-        rest.get("Status") == "Enabled" and is_tagged_expiring(rule) and bool(_ends(rest)) and _reaches(below, prefix)
-    )
-
-
-def is_tagged_expiring(rule: Rule) -> bool:
-    """Return whether a rule goes by the tag of uploads that have a TTL, and by no other."""
-    return set(_parts(rule)[1]) == {(TTL_TAG, EXPIRING)}
-
-
-def _reaches(below: str, prefix: str) -> bool:
-    root = f"{prefix}/" if prefix else ""
-    return any((root + place).startswith(below) or below.startswith(root + place) for place in PLACES)
-
-
-def _ends(rule: Rule) -> list[tuple[str, int | None]]:
-    """Return how a rule takes objects away: what it does, and after how many days (None: at a date)."""
-    moves = [*(rule.get("Transitions") or ()), *([rule["Transition"]] if rule.get("Transition") else ())]
-    done = [("deleted", rule.get("Expiration") or {})]
-    done += [(f"moved to {move['StorageClass']}", move) for move in moves if move.get("StorageClass") in _ARCHIVES]
-    return [(verb, when.get("Days")) for verb, when in done if when.get("Days") is not None or when.get("Date")]
 
 
 def same_rules(one: Iterable[Rule], other: Iterable[Rule]) -> bool:
@@ -193,16 +149,33 @@ def same_rules(one: Iterable[Rule], other: Iterable[Rule]) -> bool:
     return first == second
 
 
+def _is_tagged_expiring(rule: Rule) -> bool:
+    """Return whether a rule goes by the tag of uploads that have a TTL, and by no other."""
+    return set(_parts(rule)[1]) == {(TTL_TAG, EXPIRING)}
+
+
+def _takes(rule: Rule, prefix: str) -> list[tuple[str, int | None]]:
+    """Return how a rule takes objects of a repository away, as `_ends`; empty if it is off, or reaches none."""
+    below, root = _parts(rule)[0], f"{prefix}/" if prefix else ""
+    reaches = any((root + place).startswith(below) or below.startswith(root + place) for place in PLACES)
+    return _ends(rule) if reaches and rule.get("Status") == "Enabled" else []
+
+
+def _ends(rule: Rule) -> list[tuple[str, int | None]]:
+    """Return how a rule takes objects away: what it does, and after how many days (None: at a date)."""
+    moves = [*(rule.get("Transitions") or ()), *([rule["Transition"]] if rule.get("Transition") else ())]
+    done = [("deleted", rule.get("Expiration") or {})]
+    done += [(f"moved to {move['StorageClass']}", move) for move in moves if move.get("StorageClass") in _ARCHIVES]
+    return [(verb, when.get("Days")) for verb, when in done if when.get("Days") is not None or when.get("Date")]
+
+
 def _parts(rule: Rule) -> tuple[str, list[tuple[str, str]], Rule]:
     """Return prefix, tags, and the rest of a rule, however its filter is spelled."""
-    rest = {name: value for name, value in rule.items() if name not in {"Filter", "Prefix"}}
     found = rule.get("Filter") or {}
     both = found.get("And") or {}
     prefix = found.get("Prefix") or both.get("Prefix") or rule.get("Prefix") or ""
     tags = [*([found["Tag"]] if found.get("Tag") else []), *(both.get("Tags") or [])]
-    more = {
-        name: value
-        for name, value in {**found, **both}.items()
-        if name not in {"And", "Prefix", "Tag", "Tags"} and value
-    }
+    known = {"And", "Prefix", "Tag", "Tags"}
+    more = {name: value for name, value in {**found, **both}.items() if name not in known and value}
+    rest = {name: value for name, value in rule.items() if name not in {"Filter", "Prefix"}}
     return prefix, sorted((tag["Key"], tag["Value"]) for tag in tags), {**rest, **({"Filter": more} if more else {})}

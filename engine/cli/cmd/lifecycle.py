@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -34,17 +34,13 @@ if TYPE_CHECKING:
     from blobstore.s3.store import S3Store
 
 
-class LifecycleView(msgspec.Struct, frozen=True, kw_only=True):
+class LifecycleView(LifecyclePlan, frozen=True, kw_only=True):
     """`lifecycle`. If one of our rules changes, both are in `removed` as they were and in `added` as they will be."""
 
     # Whether it was done, and not only shown.
     done: bool
     # After how many days uploads may go; null: there is no repository that says so.
     days: int | None
-    others: tuple[dict[str, Any], ...]
-    kept: tuple[dict[str, Any], ...]
-    removed: tuple[dict[str, Any], ...]
-    added: tuple[dict[str, Any], ...]
     # Rules that take away what the repository needs, anybody's: a sentence for each.
     threats: tuple[str, ...]
 
@@ -70,9 +66,9 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
     can be installed with other tools, too, and the command that removes our rules is printed.
     """
     store = open_bucket(session, session.store_settings())
-    days, ttls_stay = _read_needs(session, install=install)
     loop = LoopThread()
     try:
+        days, ttls_stay = _read_needs(session, install=install)
         before = loop.run(store.read_lifecycle())
         wanted = None if days is None or ttls_stay else backstop_rules(store.prefix, days=days)
         plan = plan_lifecycle(before, wanted, prefix=store.prefix)
@@ -80,28 +76,36 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
         found = threats(after if install else before, store.prefix, days_min=days or DAYS_MIN, ttls_stay=ttls_stay)
         for text in found:
             session.warn(text)
+        lines = _lines(store, plan)
+        if install and (others := cut_short(before, store.prefix, days=days or DAYS_MIN)):
+            raise UnsafeStoreError(
+                f"our rule would delete uploads of another repository after {days} days, too early: "
+                f"{printable(str(others[0].get('ID', '(no id)')))}",
+                operation="lifecycle",
+                subject=store.bucket,
+                hint="give one of the two repositories a place outside of the other, or both the same TTL",
+            )
         done = install and bool(plan.added)
-        if install:
-            _check_others(store, before, days or DAYS_MIN)
         if done:
-            sure = yes or session.confirm("change the rules of the bucket so?", lines=_lines(store, plan))
+            sure = yes or session.confirm("change the rules of the bucket so?", lines=lines)
             if sure is None:
                 raise UsageError("nobody can be asked here", operation="lifecycle", hint="look first, then say --yes")
             if not sure:
                 return ExitCode.OK
-            _write(loop, store, before, after)
+            loop.run(_write(store, before, after))
     finally:
         loop.run(store.close())
         loop.stop()
-    view = LifecycleView(done=done, days=days, threats=found, **msgspec.structs.asdict(plan))
-    outcome = "nothing was changed: --install adds what is missing" if plan.added else "nothing to change"
     if done:
         outcome = "the rules were installed and read back"
     elif ttls_stay:
         outcome = "nothing was changed: TTLs cannot be removed on this store, so --install is refused"
     elif days is None:
         outcome = "nothing to change: after how many days a rule may delete is known once there is a repository"
-    session.show(view, [*([] if done and not yes else _lines(store, plan)), outcome])
+    else:
+        outcome = "nothing was changed: --install adds what is missing" if plan.added else "nothing to change"
+    view = LifecycleView(done=done, days=days, threats=found, **msgspec.structs.asdict(plan))
+    session.show(view, [*([] if done and not yes else lines), outcome])
     return ExitCode.OK
 
 
@@ -110,7 +114,7 @@ def _read_needs(session: Session, *, install: bool) -> tuple[int | None, bool]:
 
     Raises:
         NotFoundError: There is no repository, and rules are to be installed.
-        UsageError, UnsafeStoreError: As `_check_harmless`, if they are.
+        UsageError, UnsafeStoreError: Rules that are to be installed would delete what is committed.
     """
     try:
         with session.open() as repository:
@@ -145,9 +149,8 @@ def _check_harmless(session: Session, repository: SyncRepository, *, ttls_stay: 
     if not works:
         raise UsageError(refused, operation="lifecycle", hint=hint)
     with session.progress("verify") as progress:
-        report = repository.verify(progress=progress)
-    at_risk = [problem.key for problem in report.problems if problem.kind is ProblemKind.AT_RISK]
-    if at_risk:
+        problems = repository.verify(progress=progress).problems
+    if at_risk := [problem.key for problem in problems if problem.kind is ProblemKind.AT_RISK]:
         raise UnsafeStoreError(
             f"{len(at_risk)} uploads of commits still carry a TTL: the rule would delete them",
             operation="lifecycle",
@@ -156,52 +159,33 @@ def _check_harmless(session: Session, repository: SyncRepository, *, ttls_stay: 
         )
 
 
-def _check_others(store: "S3Store", before: tuple[Rule, ...], days: int) -> None:
-    """Refuse to delete uploads of a repository below ours earlier than its own rule does.
-
-    Raises:
-        UnsafeStoreError: Our rule would.
-    """
-    others = cut_short(before, store.prefix, days=days)
-    if others:
-        raise UnsafeStoreError(
-            f"our rule would delete uploads of another repository after {days} days, too early: "
-            f"{printable(str(others[0].get('ID', '(no id)')))}",
-            operation="lifecycle",
-            subject=store.bucket,
-            hint="give one of the two repositories a place outside of the other, or both the same TTL",
-        )
-
-
-def _write(loop: LoopThread, store: "S3Store", before: tuple[Rule, ...], after: tuple[Rule, ...]) -> None:
-    """Write the rules, with a look at what is there just before and just after: S3 has no condition for this write.
+async def _write(store: "S3Store", before: tuple[Rule, ...], after: tuple[Rule, ...]) -> None:
+    """Write the rules, and read them just before and just after: S3 has no condition for this write.
 
     Raises:
         ConflictError: Somebody else changed the rules meanwhile, or the store keeps them in another way.
     """
-    is_same = same_rules(loop.run(store.read_lifecycle()), before)
-    if is_same:
-        loop.run(store.write_lifecycle(after))
-    if not is_same or not same_rules(loop.run(store.read_lifecycle()), after):
-        raise ConflictError(
-            f"somebody else changed the rules meanwhile; {'ours were' if is_same else 'nothing was'} written",
-            operation="lifecycle",
-            hint="run `tidemark lifecycle` to see what is there now",
-        )
+    written = "nothing was"
+    if same_rules(await store.read_lifecycle(), before):
+        await store.write_lifecycle(after)
+        if same_rules(await store.read_lifecycle(), after):
+            return
+        written = "ours were"
+    raise ConflictError(
+        f"somebody else changed the rules meanwhile; {written} written",
+        operation="lifecycle",
+        hint="run `tidemark lifecycle` to see what is there now",
+    )
 
 
 def _lines(store: "S3Store", plan: LifecyclePlan) -> list[str]:
     groups = (("others'", plan.others), ("ours", plan.kept), ("- remove", plan.removed), ("+ add", plan.added))
-    lines = [f"  {sign:8}  {_json(rule)}" for sign, rules in groups for rule in rules]
+    # Others may have written rules: they are printed in ASCII.
+    lines = [f"  {sign:8}  {json.dumps(msgspec.to_builtins(rule))}" for sign, rules in groups for rule in rules]
     if plan.kept or plan.removed:
         command = ["aws", "s3api", "delete-bucket-lifecycle", "--bucket", store.bucket]
         if plan.others:
-            rules = _json({"Rules": plan.others})
+            rules = json.dumps(msgspec.to_builtins({"Rules": plan.others}))
             command[2:3] = ["put-bucket-lifecycle-configuration", "--lifecycle-configuration", rules]
         lines.append(f"to remove ours: {shlex.join(command)}")
     return [f"lifecycle rules of the bucket {store.bucket}:", *(lines or ["  none"])]
-
-
-def _json(value: Rule) -> str:
-    """Encode rules, which others may have written, in ASCII."""
-    return json.dumps(msgspec.to_builtins(value))
