@@ -227,7 +227,7 @@ def test_numbers_of_families_are_never_given_twice() -> None:
     assert families.is_internal(b"\x08\x00key")
     assert not families.is_internal(b"\x04\x00key")
     for name in ("", " a", "a\n", "x" * 2000):
-        with pytest.raises(UsageError, match="no name"):
+        with pytest.raises(UsageError, match="not a name"):
             families.add(name, is_internal=False)
     families.id_max = 2**15 - 1
     with pytest.raises(UsageError, match="all 32767 numbers are given"):

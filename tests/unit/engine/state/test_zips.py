@@ -126,7 +126,7 @@ def test_a_name_that_is_there_twice_is_refused() -> None:
 
 
 def test_a_symbolic_link_is_refused() -> None:
-    with pytest.raises(DamagedError, match="no regular file"):
+    with pytest.raises(DamagedError, match="not a regular file"):
         read_state_zip(zipped((link("CURRENT"), b"/etc/passwd"), LAST), subject="1.zip")
 
 
