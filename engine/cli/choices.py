@@ -21,8 +21,6 @@ from index.plan.retention import RetentionPolicy
 from index.snapshot.model import Scope
 from index.snapshot.records import StoreReference
 
-# Of the option --task, where it chooses a log.
-TASK_HELP: Final = "With --commit-per-task: whose commits.  [default: 0]"
 # Indexes of a commit that are in memory at a time.
 INDEXES_IN_FLIGHT_MAX: Final = 8
 

@@ -441,10 +441,16 @@ def _default(key: str) -> object:
     return dict(zip(TRANSFER_KEYS, TransferSettings.__struct_defaults__, strict=True))[key]
 
 
-def scope_options(*, job_required: bool = True) -> Callable[[Decorated], Decorated]:
-    """Add the options for a job, and whether it commits task by task."""
+def scope_options(*, job_required: bool = True, task: bool = False) -> Callable[[Decorated], Decorated]:
+    """Add the options for a job, whether it commits task by task, and with `task` for the task that does.
+
+    A verb with `task` takes the three as its parameter `scope`.
+    """
 
     def decorate(function: Decorated) -> Decorated:
+        if task:
+            text = "With --commit-per-task: whose commits.  [default: 0]"
+            function = click.option("--task", cls=Setting, metavar="TASK", help=text)(function)
         text = "Each task commits by itself; --task says which."
         function = click.option("--commit-per-task", cls=Setting, is_flag=True, help=text)(function)
         return click.option("--job", "-j", cls=Setting, required=job_required, metavar="JOB", help="The job.")(function)

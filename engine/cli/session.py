@@ -314,9 +314,11 @@ def _recorded(session: Session) -> Iterator[Callable[[ExitCode | None], None]]:
 def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., ExitCode | None]:
     """Give a verb its session in place of the options that every verb has.
 
-    Its own options come one by one, or as the struct that its parameter `options` is.
+    Its own options come one by one, or as the struct that its parameter `options` is; those of a job and a task as its
+    parameter `scope`.
     """
     options = function.__annotations__.get("options")
+    takes_scope = "scope" in function.__annotations__
 
     @functools.wraps(function)
     def run(**values: Any) -> ExitCode | None:  # noqa: ANN401  (each verb has its own options)
@@ -333,6 +335,9 @@ def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., Exit
         session = Session(verb, common)
         session.describe_run(given)
         with _recorded(session) as ended:
+            if takes_scope:
+                job, by_task, task = (values.pop(name) for name in ("job", "commit_per_task", "task"))
+                values["scope"] = choose_scope(job, commit_per_task=by_task, task=task)
             code = function(session, options(**values)) if options is not None else function(session, **values)
             ended(code)
         return code

@@ -10,7 +10,7 @@ import msgspec
 from engine.backup.backup import BackupResult
 from engine.cli.config import CommitChoice
 from engine.cli.options import STORE, Verb, common_options, figures_option, scope_options
-from engine.cli.output import CommitView, committed_line, view_commit
+from engine.cli.output import committed_line
 from engine.cli.result_file import check_uploaded, read_result
 from engine.cli.session import Session, choose_scope, with_session
 from engine.commit.record import ANY
@@ -62,7 +62,7 @@ def commit_until_known(
 class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
     """`commit`."""
 
-    commit: CommitView
+    commit: Commit
     settled: bool
     # True: an earlier run of the same command had made this commit already.
     already: bool
@@ -140,7 +140,7 @@ def commit(
             repository.loop.run(settle_record(repository.asynchronous.store, already.record))
             done = msgspec.structs.replace(already, settled=True)
     session.record.commit_skipped = already is not None
-    view = CommitResultView(commit=view_commit(done), settled=done.settled, already=already is not None)
+    view = CommitResultView(commit=done, settled=done.settled, already=already is not None)
     session.show(view, [f"{committed_line(done)}{' (it stood already)' if already else ''}"])
 
 

@@ -14,7 +14,7 @@ from engine.cli.session import Session, choose_scope, with_session
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from index.plan.commits import Commit
-from index.snapshot.delta import ComparedFile, IndexDifference, diff_indexes
+from index.snapshot.delta import ComparedFile, diff_indexes
 from index.snapshot.model import DirIndex
 from index.snapshot.records import StoreReference
 from index.text import human_bytes, printable
@@ -106,40 +106,27 @@ async def _compare(
 
     async def compare(pair: tuple[StoreReference | None, StoreReference | None]) -> StoreDifferenceView:
         before, after = pair
+        one = after or before
+        view = StoreDifferenceView(
+            task=one.task if one else "",
+            store=one.store if one else "",
+            before_unique_id=before.unique_id if before else None,
+            after_unique_id=after.unique_id if after else None,
+        )
         if before is not None and after is not None and before.index == after.index:
-            return _view_same(after)
-        return _view_difference(before, after, diff_indexes(await directory(before), await directory(after)))
+            # The later commit carries it over: nothing differs, and nothing has to be read.
+            return msgspec.structs.replace(view, unchanged_count=after.files_count, unchanged_bytes=after.size_bytes)
+        difference = diff_indexes(await directory(before), await directory(after))
+        return msgspec.structs.replace(
+            view,
+            added=difference.added,
+            removed=difference.removed,
+            changed=difference.changed,
+            unchanged_count=len(difference.unchanged),
+            unchanged_bytes=sum(file.after_bytes or 0 for file in difference.unchanged),
+        )
 
     return tuple(await map_bounded(compare, pairs, in_flight_max=INDEXES_IN_FLIGHT_MAX))
-
-
-def _view_difference(
-    before: StoreReference | None, after: StoreReference | None, difference: IndexDifference
-) -> StoreDifferenceView:
-    one = after or before
-    return StoreDifferenceView(
-        task=one.task if one else "",
-        store=one.store if one else "",
-        before_unique_id=before.unique_id if before else None,
-        after_unique_id=after.unique_id if after else None,
-        added=difference.added,
-        removed=difference.removed,
-        changed=difference.changed,
-        unchanged_count=len(difference.unchanged),
-        unchanged_bytes=sum(file.after_bytes or 0 for file in difference.unchanged),
-    )
-
-
-def _view_same(reference: StoreReference) -> StoreDifferenceView:
-    """Show a store that the later commit carries over: nothing differs, and nothing has to be read."""
-    return StoreDifferenceView(
-        task=reference.task,
-        store=reference.store,
-        before_unique_id=reference.unique_id,
-        after_unique_id=reference.unique_id,
-        unchanged_count=reference.files_count,
-        unchanged_bytes=reference.size_bytes,
-    )
 
 
 def _difference_lines(store: StoreDifferenceView) -> list[str]:

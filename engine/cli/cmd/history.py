@@ -6,8 +6,8 @@ from typing import Final
 import click
 import msgspec
 
-from engine.cli.options import MOMENT, Setting, Verb, common_options, scope_options
-from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.options import MOMENT, Verb, common_options, scope_options
+from engine.cli.session import Session, with_session
 from engine.errors import NotFoundError
 from engine.inspect.history import ENTRIES_MAX, History, HistoryEntry, State, format_offsets
 from engine.text import Moment, table
@@ -59,8 +59,7 @@ class HistoryEntryView(msgspec.Struct, frozen=True, kw_only=True):
 class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
     """`history`."""
 
-    job: str
-    commit_task: str | None
+    scope: Scope
     # Records that exist and were not asked for.
     older_count: int
     entries: tuple[HistoryEntryView, ...]
@@ -74,8 +73,7 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
     prints=(HistoryView,),
     example="tidemark history -r file:///backups --job flights --since 7d",
 )
-@scope_options()
-@click.option("--task", cls=Setting, metavar="TASK", help="With --commit-per-task: whose commits.  [default: 0]")
+@scope_options(task=True)
 @click.option(
     "--limit",
     type=click.IntRange(1, 10_000),
@@ -91,9 +89,7 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
 def history(
     session: Session,
     *,
-    job: str,
-    commit_per_task: bool,
-    task: str | None,
+    scope: Scope,
     limit: int,
     since: Moment | None,
     no_sizes: bool,
@@ -103,7 +99,6 @@ def history(
     New is what a commit uploaded, retained what earlier ones had; the index of each store that is new in a commit is
     read for it. Damage is shown in its place, and the rest goes on.
     """
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
     with session.open() as repository:
         since_ms = session.resolve_ms(repository, since) if since is not None else None
         with session.progress("history") as progress:
@@ -126,8 +121,7 @@ def history(
 def view_history(found: History) -> HistoryView:
     """Return the history for programs."""
     return HistoryView(
-        job=found.scope.job,
-        commit_task=found.scope.task,
+        scope=found.scope,
         older_count=found.older_count,
         entries=tuple(_view_entry(entry) for entry in found.entries),
         problems=found.problems,
@@ -200,11 +194,10 @@ def history_lines(view: HistoryView) -> list[str]:
 
 def describe_entry(entry: HistoryEntryView, of: HistoryView) -> str:
     """Say in a few words what became of a record."""
-    scope = Scope(of.job, of.commit_task)
     parts = []
     if entry.kind in {"rewind", "fork"} and entry.source_number is not None:
-        source = Scope(entry.source_job, entry.source_commit_task) if entry.source_job is not None else scope
-        where = f" of {printable(str(source))}" if source != scope else ""
+        source = Scope(entry.source_job, entry.source_commit_task) if entry.source_job is not None else of.scope
+        where = f" of {printable(str(source))}" if source != of.scope else ""
         parts.append(f"{entry.kind} {'to' if entry.kind == 'rewind' else 'from'} {entry.source_number}{where}")
     if entry.rewound_by is not None:
         parts.append(f"left behind by {entry.rewound_by}")

@@ -7,8 +7,7 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
-from engine.cli.choices import TASK_HELP
-from engine.cli.options import Setting, Verb, common_options, scope_options
+from engine.cli.options import Verb, common_options, scope_options
 from engine.cli.output import CommitView, names_by_commit, view_commit
 from engine.cli.session import Session, choose_scope, with_session
 from engine.errors import NotFoundError
@@ -26,8 +25,7 @@ OFFSETS_SHOWN_MAX: Final = 32
 class ScopeView(msgspec.Struct, frozen=True, kw_only=True):
     """What commits as one, with its newest commit."""
 
-    job: str
-    commit_task: str | None
+    scope: Scope
     newest: CommitView | None
     # All its commits were closed for ever (`forget`), and nothing was committed since.
     forgotten: bool = False
@@ -42,8 +40,7 @@ class ScopesView(msgspec.Struct, frozen=True, kw_only=True):
 class CommitsView(msgspec.Struct, frozen=True, kw_only=True):
     """`list` of a job."""
 
-    job: str
-    commit_task: str | None
+    scope: Scope
     commits: tuple[CommitView, ...]
     # Numbers of records that came after their lease and for which nothing vouches: no commits.
     late: tuple[int, ...]
@@ -56,8 +53,7 @@ class CommitsView(msgspec.Struct, frozen=True, kw_only=True):
     prints=(CommitsView, ScopesView),
     example="tidemark list -r file:///backups --job flights",
 )
-@scope_options(job_required=False)
-@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@scope_options(job_required=False, task=True)
 @click.option("--jobs", is_flag=True, help="List the jobs even if a job is set.")
 @common_options
 @with_session
@@ -75,8 +71,7 @@ def _list_scopes(session: Session, repository: SyncRepository) -> None:
     async def look_at(scope: Scope) -> ScopeView:
         log = await load_log(repository.asynchronous.store, scope, past_damage=True)
         return ScopeView(
-            job=scope.job,
-            commit_task=scope.task,
+            scope=scope,
             newest=view_commit(log.newest) if log.newest else None,
             # Nothing else closes the newest commit (design 0002, D3).
             forgotten=log.newest is None and bool(log.boundaries),
@@ -99,9 +94,7 @@ def _list_commits(session: Session, repository: SyncRepository, scope: Scope) ->
     # A name keeps a commit of which retention has taken the record.
     there = {commit.pointer for commit in commits}
     views += [view_commit(repository.find(scope, name=n.name)) for n in names if n.source not in there]
-    view = CommitsView(
-        job=scope.job, commit_task=scope.task, commits=tuple(views), late=tuple(record.number for record in log.void)
-    )
+    view = CommitsView(scope=scope, commits=tuple(views), late=tuple(record.number for record in log.void))
     session.show(view, [*_commits_table(views), *late])
 
 
@@ -129,7 +122,7 @@ def _commits_table(commits: Sequence[CommitView]) -> list[str]:
 def _scopes_table(scopes: Sequence[ScopeView]) -> list[str]:
     rows = []
     for scope in scopes:
-        name = printable(str(Scope(scope.job, scope.commit_task)))
+        name = printable(str(scope.scope))
         if scope.newest is None:
             rows.append((name, "-", "-", "forgotten" if scope.forgotten else "-", "-", "-", "-"))
             continue

@@ -3,10 +3,9 @@
 import click
 import msgspec
 
-from engine.cli.choices import TASK_HELP
 from engine.cli.config import CommitChoice, check_new_name
-from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_options
-from engine.cli.session import Session, check_component, choose_scope, with_session
+from engine.cli.options import COMMIT, Verb, common_options, scope_options
+from engine.cli.session import Session, check_component, with_session
 from index.snapshot.model import Scope
 from index.text import iso_time, printable
 
@@ -15,8 +14,7 @@ class NameView(msgspec.Struct, frozen=True, kw_only=True):
     """`name`."""
 
     name: str
-    job: str
-    commit_task: str | None
+    scope: Scope
     number: int
     version: int
     committed_at_ms: int
@@ -31,23 +29,18 @@ class NameView(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.argument("commit", type=COMMIT)
 @click.argument("name")
-@scope_options()
-@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@scope_options(task=True)
 @common_options
 @with_session
-def name(
-    session: Session, *, commit: CommitChoice, name: str, job: str, commit_per_task: bool, task: str | None
-) -> None:
+def name(session: Session, *, commit: CommitChoice, name: str, scope: Scope) -> None:
     """Keep a commit under a name until the name is released, whatever retention says."""
     check_component("NAME", check_new_name(name))
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
     with session.open() as repository:
         found = session.find(repository, scope, commit)
         record = repository.name(found, name)
     view = NameView(
         name=record.name,
-        job=scope.job,
-        commit_task=scope.task,
+        scope=scope,
         number=record.source.number,
         version=record.version,
         committed_at_ms=record.committed_at_ms,
@@ -60,8 +53,7 @@ class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
     """`unname`."""
 
     name: str
-    job: str
-    commit_task: str | None
+    scope: Scope
 
 
 @click.command(
@@ -72,21 +64,19 @@ class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
     example="tidemark unname -r file:///backups --job flights before-upgrade",
 )
 @click.argument("name")
-@scope_options()
-@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@scope_options(task=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
 @common_options
 @with_session
-def unname(session: Session, *, name: str, job: str, commit_per_task: bool, task: str | None, yes: bool) -> None:
+def unname(session: Session, *, name: str, scope: Scope, yes: bool) -> None:
     """Release a name; the next collection takes what only it kept."""
     check_component("NAME", name)
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
     if not yes and session.confirm(_release_question(scope, name)) is False:
         return
     with session.open() as repository, session.explaining(repository, scope):
         repository.release_name(scope, name)
     line = f"{printable(name)} of {printable(str(scope))} is released"
-    session.show(ReleasedView(name=name, job=scope.job, commit_task=scope.task), [line])
+    session.show(ReleasedView(name=name, scope=scope), [line])
 
 
 def _release_question(scope: Scope, name: str) -> str:

@@ -6,10 +6,9 @@ from typing import Final
 import click
 import msgspec
 
-from engine.cli.choices import TASK_HELP
 from engine.cli.cmd.bench_restore import drills_directory
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import Setting, Verb, common_options, scope_options
+from engine.cli.options import Verb, common_options, scope_options
 from engine.cli.session import Session, choose_scope, with_session
 from engine.drill.record import DrillHistory, history_path, read_history
 from engine.errors import NotFoundError, TargetError
@@ -40,8 +39,7 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
     prints=(ReportResult,),
     example="tidemark report -r file:///backups -o report.html",
 )
-@scope_options(job_required=False)
-@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@scope_options(job_required=False, task=True)
 @click.option("--jobs", is_flag=True, help="All jobs, even if a job is set.")
 @click.option(
     "--output",

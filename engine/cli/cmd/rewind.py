@@ -3,18 +3,19 @@
 import click
 import msgspec
 
-from engine.cli.choices import TASK_HELP
 from engine.cli.config import CommitChoice
-from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_options
-from engine.cli.output import CommitView, committed_line, view_commit
+from engine.cli.options import COMMIT, Verb, common_options, scope_options
+from engine.cli.output import committed_line
 from engine.cli.session import Session, choose_scope, with_session
+from index.plan.commits import Commit
+from index.snapshot.model import Scope
 from index.text import printable
 
 
 class CommittedView(msgspec.Struct, frozen=True, kw_only=True):
     """`rewind` and `fork`."""
 
-    commit: CommitView
+    commit: Commit
     source_number: int
 
 
@@ -26,21 +27,19 @@ class CommittedView(msgspec.Struct, frozen=True, kw_only=True):
     example="tidemark rewind -r file:///backups --job flights v7",
 )
 @click.argument("commit", type=COMMIT)
-@scope_options()
-@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@scope_options(task=True)
 @common_options
 @with_session
-def rewind(session: Session, *, commit: CommitChoice, job: str, commit_per_task: bool, task: str | None) -> None:
+def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
     """Make an older commit the newest again, as a new commit.
 
     COMMIT is a number, v8, 8_<uid>, @TIME or a name. No bytes are copied and nothing is lost: the commits in between
     stay until retention takes them.
     """
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
     with session.open() as repository:
         target = session.find(repository, scope, commit)
         made = repository.rewind(target)
-    view = CommittedView(commit=view_commit(made), source_number=target.pointer.number)
+    view = CommittedView(commit=made, source_number=target.pointer.number)
     line = f"{committed_line(made)}; the same as commit {target.pointer.number}"
     session.show(view, [line])
 
@@ -54,8 +53,7 @@ def rewind(session: Session, *, commit: CommitChoice, job: str, commit_per_task:
 )
 @click.argument("commit", type=COMMIT)
 @click.argument("new_job")
-@scope_options()
-@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@scope_options(task=True)
 @click.option("--new-task", metavar="TASK", help="With --commit-per-task: the task to begin.  [default: the same]")
 @common_options
 @with_session
@@ -64,20 +62,17 @@ def fork(
     *,
     commit: CommitChoice,
     new_job: str,
-    job: str,
-    commit_per_task: bool,
-    task: str | None,
+    scope: Scope,
     new_task: str | None,
 ) -> None:
     """Begin a new job with the stores of a commit. No bytes are copied.
 
     COMMIT is latest, a number, v8, 8_<uid>, @TIME or a name; NEW_JOB must have no commits yet.
     """
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
-    new_scope = choose_scope(new_job, commit_per_task=commit_per_task, task=new_task or task)
+    new_scope = choose_scope(new_job, commit_per_task=scope.task is not None, task=new_task or scope.task)
     with session.open() as repository:
         source = session.find(repository, scope, commit)
         made = repository.fork(source, new_scope)
-    view = CommittedView(commit=view_commit(made), source_number=source.pointer.number)
+    view = CommittedView(commit=made, source_number=source.pointer.number)
     line = f"{committed_line(made)}; the same as commit {source.pointer.number} of {printable(str(scope))}"
     session.show(view, [line])

@@ -3,10 +3,9 @@
 import click
 import msgspec
 
-from engine.cli.choices import TASK_HELP
 from engine.cli.config import CommitChoice
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import COMMIT, SHARE, Setting, Verb, common_options, figures_option, scope_options
+from engine.cli.options import COMMIT, SHARE, Verb, common_options, figures_option, scope_options
 from engine.cli.session import Session, choose_scope, with_session
 from engine.errors import UsageError
 from engine.inspect.verify import GONE, Level, ProblemKind, VerifyReport
@@ -36,8 +35,7 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     example="tidemark verify -r file:///backups --level content --sample 10%",
 )
 @click.argument("commits", type=COMMIT, nargs=-1, metavar="[COMMIT]...")
-@scope_options(job_required=False)
-@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@scope_options(job_required=False, task=True)
 @click.option(
     "--level",
     type=click.Choice([level.value for level in Level]),
