@@ -28,7 +28,10 @@ READ_BYTES: Final = 1024 * 1024
 # Reading is spread over this many threads once there is so much of it that it pays.
 READERS_MAX: Final = 4
 READ_ALONE_BYTES_MAX: Final = 16 * 1024 * 1024
+# Files that wait for these threads at a time.
+_SUBMITTED_MAX: Final = 1024
 
+_Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
 
@@ -154,13 +157,10 @@ def find_present(
         elif known.blake3 == entry.blake3:
             present[path] = file
     if wanted:
+        size_bytes = sum(item.file.metadata.size_bytes for item, _ in wanted)
         with _opened(root) as descriptor:
-            read = _map_read(functools.partial(_try_one, root, descriptor, stop), [w for w, _ in wanted], stop)
-        present.update(
-            (item.path, item.file)
-            for (item, blake3), found in zip(wanted, read, strict=True)
-            if found is not None and found.blake3 == blake3
-        )
+            equal = _map_read(functools.partial(_is_equal, root, descriptor, stop), wanted, size_bytes, stop)
+        present.update((item.path, item.file) for (item, _), is_equal in zip(wanted, equal, strict=True) if is_equal)
     return present
 
 
@@ -179,8 +179,9 @@ def _read(
     """Read facts from the disk, several files at once where there is much to hash, and remember them."""
     if not wanted:
         return {}
+    size_bytes = sum(item.file.metadata.size_bytes for item in wanted if item.digest)
     with _opened(root) as descriptor:
-        read = _map_read(functools.partial(_read_one, root, descriptor, stop), wanted, stop)
+        read = _map_read(functools.partial(_read_one, root, descriptor, stop), wanted, size_bytes, stop)
     for item, file in zip(wanted, read, strict=True):
         cache.record(file, looked_at_ns=looked_at_ns, sst_read=item.sst)
     return {item.path: file for item, file in zip(wanted, read, strict=True)}
@@ -196,24 +197,30 @@ def _opened(root: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _map_read(read: Callable[[Wanted], _Found], wanted: Sequence[Wanted], stop: threading.Event) -> list[_Found]:
+def _map_read(
+    read: Callable[[_Item], _Found], items: Sequence[_Item], size_bytes: int, stop: threading.Event
+) -> list[_Found]:
     """Read one file after the other, or several at once where there is much to hash."""
-    if sum(item.file.metadata.size_bytes for item in wanted if item.digest) <= READ_ALONE_BYTES_MAX:
-        return [read(item) for item in wanted]
+    if size_bytes <= READ_ALONE_BYTES_MAX:
+        return [read(item) for item in items]
+    found: list[_Found] = []
     with ThreadPoolExecutor(READERS_MAX, "tidemark-read") as readers:
         try:
-            return list(readers.map(read, wanted))
+            # The pool makes a future of each item that it is given, and those of many files take much memory.
+            for at in range(0, len(items), _SUBMITTED_MAX):
+                found += readers.map(read, items[at : at + _SUBMITTED_MAX])
         except BaseException:
             stop.set()
             raise
+    return found
 
 
-def _try_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wanted) -> LocalFile | None:
-    """As `_read_one`; None for a file that cannot be read or does not hold still: it is not reused then."""
+def _is_equal(root: Path, root_descriptor: int, stop: threading.Event, item: tuple[Wanted, bytes]) -> bool:
+    """Compare a file with a hash; one that cannot be read or does not hold still is not equal, and not reused."""
     try:
-        return _read_one(root, root_descriptor, stop, item)
+        return _read_one(root, root_descriptor, stop, item[0]).blake3 == item[1]
     except UnsafeSourceError:
-        return None
+        return False
 
 
 def _read_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wanted) -> LocalFile:
