@@ -221,15 +221,18 @@ class Session:
         """Return whether a question can be asked: at a terminal, without `--json` and `--quiet`."""
         return sys.stdin.isatty() and not (self.common.json or self.common.quiet)
 
-    def confirm(self, question: str, *, lines: Sequence[str] = ()) -> bool | None:
-        """Ask at the terminal; without one, None.
+    def confirm(self, question: str, *, lines: Sequence[str] = (), refused: UsageError | None = None) -> bool:
+        """Ask at the terminal. Without one raise `refused`; without that too, the answer is yes.
 
         Args:
             question: To be answered with yes or no.
             lines: What it is about.
+            refused: Why nothing is done without an answer.
         """
         if not self.can_ask():
-            return None
+            if refused is not None:
+                raise refused
+            return True
         for line in lines:
             click.echo(line, err=True)
         if click.confirm(question, err=True):

@@ -1,11 +1,12 @@
 """The verb `backup`."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import click
 import msgspec
 
-from engine.backup.backup import BackupOptions, BackupResult, BackupStats
+from engine.backup.backup import BackupOptions, BackupResult
 from engine.cli.choices import StoreOptions
 from engine.cli.cmd.commit import commit_until_known
 from engine.cli.options import (
@@ -18,14 +19,14 @@ from engine.cli.options import (
     transfer_options,
     trust_stat_option,
 )
-from engine.cli.output import CommitView, committed_line, view_commit
+from engine.cli.output import committed_line
 from engine.cli.result_file import ResultFile, write_result
 from engine.cli.session import Session, check_component, with_session
 from engine.errors import DamagedError, UsageError
 from engine.text import table
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit
-from index.snapshot.model import UniqueId
+from index.snapshot.model import Scope, UniqueId
 from index.text import count, human_bytes, human_duration, printable
 
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -62,17 +63,18 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
 class BackupView(msgspec.Struct, frozen=True, kw_only=True):
     """`backup`. Without a commit the result is in `result_file`."""
 
-    job: str
-    commit_task: str | None
-    task: str
-    store: str
-    version: int
-    unique_id: str
-    stats: BackupStats
-    commit: CommitView | None
+    json_omitted: ClassVar = ("made",)
+    json_properties: ClassVar = {
+        **{name: f"made.reference.{name}" for name in ("task", "store", "version", "unique_id")},
+        "stats": "made.stats",
+    }
+
+    scope: Scope
+    made: BackupResult
+    commit: Commit | None
     # False: some TTLs are left to remove; the next commit or collection does it.
     settled: bool
-    result_file: str | None
+    result_file: Path | None
 
 
 class BackupArguments(StoreOptions, frozen=True, kw_only=True):
@@ -165,7 +167,9 @@ def backup(session: Session, options: BackupArguments) -> None:
                 made = back_up()
                 committed = commit()
     session.record.note(made)
-    session.show(_view_backup(made, committed, options.result), _backup_lines(made, committed, options.result))
+    settled = committed is not None and committed.settled
+    view = BackupView(scope=made.scope, made=made, commit=committed, settled=settled, result_file=options.result)
+    session.show(view, _backup_lines(made, committed, options.result))
 
 
 def _check_result_options(options: BackupArguments) -> None:
@@ -179,21 +183,6 @@ def _check_result_options(options: BackupArguments) -> None:
         )
     if options.no_commit and options.offsets is not None:
         raise UsageError("offsets belong to the commit", operation="backup", hint="give them to `tidemark commit`")
-
-
-def _view_backup(made: BackupResult, commit: Commit | None, result_file: Path | None) -> BackupView:
-    return BackupView(
-        job=made.scope.job,
-        commit_task=made.scope.task,
-        task=made.reference.task,
-        store=made.reference.store,
-        version=made.reference.version,
-        unique_id=made.reference.unique_id,
-        stats=made.stats,
-        commit=view_commit(commit) if commit is not None else None,
-        settled=commit is not None and commit.settled,
-        result_file=str(result_file) if result_file is not None else None,
-    )
 
 
 def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path | None) -> list[str]:

@@ -1,21 +1,22 @@
 """The verb `discard`: one damaged object less."""
 
+from typing import ClassVar
+
 import click
-import msgspec
 
 from engine.cli.options import Verb, common_options
+from engine.cli.output import extend
 from engine.cli.session import Session, with_session
 from engine.errors import UsageError
 from engine.inspect.discard import Discarded
 from index.text import printable
 
 
-class DiscardView(msgspec.Struct, frozen=True, kw_only=True):
+class DiscardView(Discarded, frozen=True, kw_only=True):
     """`discard`."""
 
-    key: str
-    dry_run: bool
-    meaning: str
+    json_omitted: ClassVar = ("boundary",)
+
     # Of the boundary written in its place; None of a name or a pin.
     boundary_number: int | None
 
@@ -40,24 +41,17 @@ def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
     """
     with session.open() as repository:
         planned = repository.discard(key, dry_run=True)
-        if not dry_run and not yes:
-            answer = session.confirm("discard it for ever?", lines=[f"to discard: {printable(_what(planned))}"])
-            if answer is None:
-                raise UsageError(
-                    f"this is for ever, and was not confirmed: {planned.meaning}",
-                    operation="discard",
-                    subject=key,
-                    hint="say --yes to do it",
-                )
-            if not answer:
-                return
+        refused = UsageError(
+            f"this is for ever, and was not confirmed: {planned.meaning}",
+            operation="discard",
+            subject=key,
+            hint="say --yes to do it",
+        )
+        lines = [f"to discard: {printable(_what(planned))}"]
+        if not dry_run and not yes and not session.confirm("discard it for ever?", lines=lines, refused=refused):
+            return
         done = planned if dry_run else repository.discard(key)
-    view = DiscardView(
-        key=done.key,
-        dry_run=dry_run,
-        meaning=done.meaning,
-        boundary_number=done.boundary.number if done.boundary is not None else None,
-    )
+    view = extend(DiscardView, done, boundary_number=done.boundary.number if done.boundary is not None else None)
     session.show(view, [printable(f"{'would discard' if dry_run else 'discarded'} {_what(done)}")])
 
 

@@ -1,13 +1,14 @@
 """The verb `export`."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import click
-import msgspec
 
 from engine.cli.choices import StoreOptions
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, Verb, common_options, scope_options, store_options
+from engine.cli.output import extend
 from engine.cli.session import Session, with_session
 from engine.errors import TargetError
 from engine.repository.samza_export import SamzaExport, export_to_samza
@@ -16,17 +17,13 @@ from index.plan.commits import Commit
 from index.text import printable
 
 
-class ExportView(msgspec.Struct, frozen=True, kw_only=True):
+class ExportView(SamzaExport, frozen=True, kw_only=True):
     """`export`."""
 
-    output: str
-    checkpoint_id: str
-    files_count: int
-    unpacked: bool
-    # The commit that holds the blobs, and the name that keeps it from being collected.
-    job: str
-    number: int
-    name: str
+    json_omitted: ClassVar = ("index_json", "commit")
+    json_properties: ClassVar = {"job": "commit.scope.job", "number": "commit.pointer.number"}
+
+    output: Path
 
 
 class ExportOptions(StoreOptions, frozen=True, kw_only=True):
@@ -64,20 +61,11 @@ def export(session: Session, options: ExportOptions) -> None:
         found = session.find(repository, options.scope, options.commit)
         made = _export(repository, found, options)
     options.output.write_bytes(made.index_json)
-    view = ExportView(
-        output=str(options.output),
-        checkpoint_id=made.checkpoint_id,
-        files_count=made.files_count,
-        unpacked=made.unpacked,
-        job=made.commit.scope.job,
-        number=made.commit.pointer.number,
-        name=made.name,
-    )
     line = (
         f"{made.files_count} files of commit {made.commit.pointer.number} of {printable(str(made.commit.scope))} "
         f"as Samza's checkpoint {made.checkpoint_id}; kept by the name {printable(made.name)}"
     )
-    session.show(view, [line])
+    session.show(extend(ExportView, made, output=options.output), [line])
 
 
 def _export(repository: SyncRepository, commit: Commit, options: ExportOptions) -> SamzaExport:

@@ -72,16 +72,15 @@ def _confirmed(session: Session, job: str, planned: Sequence[ForgetReport]) -> b
     Raises:
         UsageError: There is nobody to ask.
     """
-    planned_texts = [_what(report) for report in planned]
-    answer = session.confirm("forget this for ever?", lines=[f"to forget: {printable(what)}" for what in planned_texts])
-    if answer is None:
-        raise UsageError(
-            f"this is for ever, and was not confirmed: {'; '.join(planned_texts)}",
-            operation="forget",
-            subject=job,
-            hint="say --yes to do it, or -n to see it in full",
-        )
-    return answer
+    texts = [_what(report) for report in planned]
+    refused = UsageError(
+        f"this is for ever, and was not confirmed: {'; '.join(texts)}",
+        operation="forget",
+        subject=job,
+        hint="say --yes to do it, or -n to see it in full",
+    )
+    lines = [f"to forget: {printable(text)}" for text in texts]
+    return session.confirm("forget this for ever?", lines=lines, refused=refused)
 
 
 def _choose_scopes(

@@ -87,10 +87,8 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
             )
         done = install and bool(plan.added)
         if done:
-            sure = yes or session.confirm("change the rules of the bucket so?", lines=lines)
-            if sure is None:
-                raise UsageError("nobody can be asked here", operation="lifecycle", hint="look first, then say --yes")
-            if not sure:
+            refused = UsageError("nobody can be asked here", operation="lifecycle", hint="look first, then say --yes")
+            if not yes and not session.confirm("change the rules of the bucket so?", lines=lines, refused=refused):
                 return ExitCode.OK
             loop.run(_write(store, before, after))
     finally:

@@ -71,7 +71,7 @@ class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
 def unname(session: Session, *, name: str, scope: Scope, yes: bool) -> None:
     """Release a name; the next collection takes what only it kept."""
     check_component("NAME", name)
-    if not yes and session.confirm(_release_question(scope, name)) is False:
+    if not yes and not session.confirm(_release_question(scope, name)):
         return
     with session.open() as repository, session.explaining(repository, scope):
         repository.release_name(scope, name)

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import click
 import msgspec
@@ -61,16 +61,26 @@ class RestoreArguments(CommitOptions, frozen=True, kw_only=True):
         return RestoreOptions(owners=OwnerPolicy(self.owners), replace=self.replace, files=self.files)
 
 
-class RestoredStoreView(msgspec.Struct, frozen=True, kw_only=True):
+class TargetView(msgspec.Struct, frozen=True, kw_only=True):
+    """A store of a commit, and where it goes."""
+
+    json_omitted: ClassVar = ("reference",)
+    json_properties: ClassVar = {name: f"reference.{name}" for name in ("task", "store", "version", "unique_id")}
+
+    reference: StoreReference
+    target: Path
+    failure: Failure | None = None
+
+    @property
+    def place(self) -> str:
+        """The task and the store, for people."""
+        return printable(f"{self.reference.task}/{self.reference.store}")
+
+
+class RestoredStoreView(TargetView, frozen=True, kw_only=True):
     """One store that was restored, or was not: then `failure` says why and there is no `result`."""
 
-    task: str
-    store: str
-    version: int
-    unique_id: str
-    target: str
     result: RestoreResult | None
-    failure: Failure | None = None
 
 
 class RestoreView(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,14 +94,9 @@ class RestoreView(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[RestoredStoreView, ...]
 
 
-class PlannedStoreView(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedStoreView(TargetView, frozen=True, kw_only=True):
     """One store that would be restored, or would not: then `failure` says why, and nothing is counted."""
 
-    task: str
-    store: str
-    version: int
-    unique_id: str
-    target: str
     # All that would be restored.
     files_total: int = 0
     bytes_total: int = 0
@@ -106,7 +111,6 @@ class PlannedStoreView(msgspec.Struct, frozen=True, kw_only=True):
     files_empty: int = 0
     fetched: tuple[str, ...] = ()
     reused: tuple[str, ...] = ()
-    failure: Failure | None = None
 
 
 class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +168,7 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
         view = restore_them(session, repository, options)
     for one in view.stores:
         if one.result is not None:
-            session.record.note(one.result, task=one.task, store=one.store)
+            session.record.note(one.result, task=one.reference.task, store=one.reference.store)
     session.record.note_value("restore_stores_failed", sum(one.failure is not None for one in view.stores))
     session.show(view, _restore_lines(view))
     if view.instead_because:
@@ -190,7 +194,7 @@ def _restore_one(session: Session, repository: SyncRepository, options: RestoreA
             **session.choose(repository, options.choice),
         )
     reference = _the_store(restored.commit, options)
-    view = _view_restored(reference, options.target, restored.result)
+    view = RestoredStoreView(reference=reference, target=options.target, result=restored.result)
     return RestoreView(
         commit=view_commit(restored.commit),
         pinned=restored.pinned,
@@ -212,22 +216,11 @@ def _restore_all(session: Session, repository: SyncRepository, options: RestoreA
 
     choice, instead_because = _choose_complete(session, repository, options)
     with _chosen_commit(session, repository, options, choice, purpose="restore") as (commit, lease):
-        stores = tuple(_view_restored(*outcome) for outcome in _store_by_store(repository, options, commit, restore))
+        stores = tuple(
+            RestoredStoreView(reference=reference, target=target, result=result, failure=failure)
+            for reference, target, result, failure in _store_by_store(repository, options, commit, restore)
+        )
     return RestoreView(commit=view_commit(commit), pinned=lease.pinned, instead_because=instead_because, stores=stores)
-
-
-def _view_restored(
-    reference: StoreReference, target: Path, result: RestoreResult | None, failure: Failure | None = None
-) -> RestoredStoreView:
-    return RestoredStoreView(
-        task=reference.task,
-        store=reference.store,
-        version=reference.version,
-        unique_id=reference.unique_id,
-        target=str(target),
-        result=result,
-        failure=failure,
-    )
 
 
 def _exit_code(view: RestoreView) -> ExitCode:
@@ -237,8 +230,8 @@ def _exit_code(view: RestoreView) -> ExitCode:
 def _restore_lines(view: RestoreView) -> list[str]:
     rows = [
         (
-            printable(f"{store.task}/{store.store}"),
-            printable(store.target),
+            store.place,
+            printable(str(store.target)),
             f"{r.files_total:,}",
             human_bytes(r.bytes_total),
             human_bytes(r.bytes_fetched),
@@ -251,7 +244,7 @@ def _restore_lines(view: RestoreView) -> list[str]:
     ]
     lines = [view.commit.line, "", *_stores_table(("fetched", "reused", "requests", "time"), rows)]
     for store in view.stores:
-        lines += _failure_lines(store.task, store.store, store.failure)
+        lines += _failure_lines(store)
     return lines
 
 
@@ -296,14 +289,7 @@ def _choose(session: Session, repository: SyncRepository, options: RestoreArgume
 def _view_plan(
     reference: StoreReference, target: Path, plan: RestorePlan | None, failure: Failure | None
 ) -> PlannedStoreView:
-    view = PlannedStoreView(
-        task=reference.task,
-        store=reference.store,
-        version=reference.version,
-        unique_id=reference.unique_id,
-        target=str(target),
-        failure=failure,
-    )
+    view = PlannedStoreView(reference=reference, target=target, failure=failure)
     if plan is None:
         return view
     reused: tuple[ReusedFile, ...] = (*plan.links, *plan.copies)
@@ -328,8 +314,8 @@ def _view_plan(
 def _plan_lines(view: RestorePlanView) -> list[str]:
     rows = [
         (
-            printable(f"{store.task}/{store.store}"),
-            printable(store.target),
+            store.place,
+            printable(str(store.target)),
             f"{store.files_total:,}",
             human_bytes(store.bytes_total),
             human_bytes(store.fetch_bytes),
@@ -341,7 +327,7 @@ def _plan_lines(view: RestorePlanView) -> list[str]:
     ]
     lines = [view.commit.line, "", *_stores_table(("would fetch", "would reuse", "requests"), rows)]
     for store in view.stores:
-        lines += _failure_lines(store.task, store.store, store.failure)
+        lines += _failure_lines(store)
     return [*lines, "nothing was written"]
 
 
@@ -414,10 +400,7 @@ def _stores_table(columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> li
     return table(("store", "target", "files", "size", *columns), rows, right=("files", "size", *columns))
 
 
-def _failure_lines(task: str, store: str, failure: Failure | None) -> list[str]:
-    if failure is None:
+def _failure_lines(store: TargetView) -> list[str]:
+    if store.failure is None:
         return []
-    return [
-        f"FAILED {printable(f'{task}/{store}')}: {printable(failure.message)}",
-        f"  hint: {printable(failure.hint)}",
-    ]
+    return [f"FAILED {store.place}: {printable(store.failure.message)}", f"  hint: {printable(store.failure.hint)}"]
