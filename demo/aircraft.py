@@ -91,7 +91,7 @@ TIMES: Final = {"time_hour", "scheduled", "last_arrival"}
 
 
 def _schema(struct: type[msgspec.Struct], *keys: str) -> pa.Schema:
-    """The columns of a struct, behind those that stand in its key."""
+    """Return the columns of a struct, after those of its key."""
     fields = [(key, pa.string()) for key in keys]
     for field in msgspec.structs.fields(struct):
         text = str in (field.type, *get_args(field.type))
@@ -174,7 +174,7 @@ def read_routes(store: StoreReader, _task: str) -> Iterator[pa.RecordBatch]:
 
 
 def ddl(schema: pa.Schema) -> str:
-    """A schema as Spark reads it."""
+    """Return a schema as Spark reads it."""
     names = {pa.int64(): "bigint", pa.string(): "string", TIME: "timestamp"}
     return ", ".join(f"{field.name} {names[field.type]}" for field in schema)
 

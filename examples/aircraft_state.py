@@ -63,7 +63,7 @@ def _name(month: int) -> str:
 
 
 def _flights(month: int) -> list[dict[str, Any]]:
-    """The flights of a month, in the order in which they were due."""
+    """Return the flights of a month, in the order in which they were due."""
     flights = _table().filter(pc.equal(_table()["month"], month)).sort_by([(name, "ascending") for name in ORDER])
     return list(flights.to_pylist())
 

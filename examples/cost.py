@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def count(options: argparse.Namespace) -> Day:
-    """The formulas, with the letters of design 0002 where it has one.
+    """Apply the formulas, with the letters of design 0002 where it has one.
 
     `f` here are all blobs that a backup of a store uploads: files by themselves, packs of small ones, and the further
     blobs of files that need more than one.

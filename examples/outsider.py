@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def newest_commit(repository: Path, job: str) -> dict[str, Any]:
-    """The record with the highest number that no boundary has closed and that is not void [K4, section 4]."""
+    """Return the record with the highest number that no boundary has closed and that is not void [K4, section 4]."""
     log = repository / "log" / encode(job)
     boundaries = [read(path, "B", RECORD_BYTES_MAX) for path in log.glob("*.boundary")]
     for path in sorted(log.glob("*.commit"), reverse=True):
@@ -59,7 +59,7 @@ def newest_commit(repository: Path, job: str) -> dict[str, Any]:
 
 
 def read_index(repository: Path, reference: dict[str, Any]) -> dict[str, Any]:
-    """An index; a delta is applied to what it stands on [X1, X2]."""
+    """Read an index; a delta is applied to its base [X1, X2]."""
     path = repository / PurePosixPath(reference["key"])
     if not reference["key"].startswith("indexes/") or ".." in path.parts:
         raise FormatError(f"{reference['key']} is no key of an index")
@@ -99,7 +99,7 @@ def restore_dir(repository: Path, directory: list[Any], target: Path) -> int:
 
 
 def read_file(repository: Path, file: list[Any]) -> bytes:
-    """The bytes of a file: in the index, in blobs in the order given, or none [section 4, "To read a file"]."""
+    """Return the bytes of a file: in the index, in blobs in the order given, or none [section 4, "To read a file"]."""
     # Fields at the end may be missing [F6].
     _, _, _, _, blobs, inline, *_ = (*file, [], None) if len(file) == FILE_FIELDS_LEAST else (*file, None)
     if inline is not None:
@@ -115,7 +115,7 @@ def read_file(repository: Path, file: list[Any]) -> bytes:
 
 
 def read(path: Path, kind: str, raw_bytes_max: int) -> dict[str, Any]:
-    """The payload of an envelope, in the order of F8."""
+    """Return the payload of an envelope, in the order of F8."""
     stored = path.read_bytes()
     head, payload = stored[:ENVELOPE_BYTES], stored[ENVELOPE_BYTES:]
     if len(head) < ENVELOPE_BYTES or head[:8] != b"TIDEMARK" or head[8:9] != kind.encode():
@@ -137,19 +137,19 @@ def read(path: Path, kind: str, raw_bytes_max: int) -> dict[str, Any]:
 
 
 def filled(array: list[Any], length: int) -> list[Any]:
-    """The first fields of an array; those that are missing are empty lists [F6]."""
+    """Return the first fields of an array; those that are missing are empty lists [F6]."""
     return [*array, *([[]] * length)][:length]
 
 
 def encode(name: str) -> str:
-    """A name as a component of a key [K1]."""
+    """Return a name as a component of a key [K1]."""
     letters = set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
     text = "".join(chr(b) if b in letters else f"~{b:02X}" for b in name.encode())
     return f"~2E{text[1:]}" if text.startswith(".") else text
 
 
 def component(name: str) -> str:
-    """A name that may be joined to a path [N1]."""
+    """Return a name that may be joined to a path [N1]."""
     if not name or name in {".", ".."} or any(c in name for c in "/\\\0") or len(name.encode()) > NAME_BYTES_MAX:
         raise FormatError(f"{name!r} is no name of a file")
     return name

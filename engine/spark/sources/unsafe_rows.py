@@ -227,7 +227,7 @@ def element_bytes(of: DataType) -> int:
 
 
 def decode_rows(of: StructType, rows: Sequence[bytes] | Iterable[bytes], *, subject: str) -> pa.Array:
-    """Encoded rows as an array of structs.
+    """Decode rows to an array of structs.
 
     Args:
         of: What they are, of types that `engine.spark.sources.arrow_types.is_known` knows.
