@@ -90,7 +90,7 @@ def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: boo
 
     These are enabled, reach a place of the repository, and delete current versions or move them to an archive. Harmless
     are those that go by a tag that no object of ours has, or take only what is tagged `expiring`, late enough. A filter
-    by size is no excuse.
+    by size excuses nothing.
 
     Args:
         rules: All rules of the bucket.

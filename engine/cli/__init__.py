@@ -1,4 +1,4 @@
-"""The command line: `tidemark`. The one door to click."""
+"""The command line: `tidemark`. The sole importer of click."""
 
 from engine.cli.app import main, tidemark
 

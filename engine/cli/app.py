@@ -133,7 +133,7 @@ class Tidemark(OrderedGroup):
             # The reader, `head` perhaps, has seen enough.
             close_quietly()
             return ExitCode.UNEXPECTED
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (the edge of the program: told, never swallowed)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (the edge of the program: shown, never swallowed)
             failure = describe(error, verb)
             is_logged = meta.get(LOG_META, _log_format(words)) == JSON_LOG
             report(

@@ -25,16 +25,11 @@ from index.snapshot.records import StoreReference
 INDEXES_IN_FLIGHT_MAX: Final = 8
 
 
-class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`scope_options`, of a verb that is about one job."""
+class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`scope_options` with `store_options`."""
 
     job: str
     commit_per_task: bool
-
-
-class StoreOptions(JobOptions, frozen=True, kw_only=True):
-    """`scope_options` with `store_options`."""
-
     task: str
     store: str
 

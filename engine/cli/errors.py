@@ -73,7 +73,7 @@ def describe(error: BaseException, verb: str) -> Failure:
 
 
 def report(failure: Failure, *, as_json: bool, log_of: str | None = None, trace: str = "") -> None:
-    """Tell it on stderr.
+    """Report it on stderr.
 
     Args:
         as_json: As one JSON object.

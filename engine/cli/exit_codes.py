@@ -111,7 +111,7 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     BlobNotFoundError: ExitCode.NOT_FOUND,
     BlobDeletedError: ExitCode.NOT_FOUND,
     AccessDeniedError: ExitCode.DENIED,
-    # Nothing is wrong with the data or the command; once there is room, the same command works.
+    # Nothing is wrong with the data or the command; once there is space, the same command works.
     StoreFullError: ExitCode.UNAVAILABLE,
     StoreMissingError: ExitCode.NOT_FOUND,
     BlobCorruptError: ExitCode.DAMAGED,
@@ -145,7 +145,7 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     SnapshotRepairError: ExitCode.DAMAGED,
     # Its changelog exists, and the next commit makes another snapshot.
     SnapshotUploadError: ExitCode.UNAVAILABLE,
-    # FormatError: names and files that people give are checked before, as usage; what is left stood in the store.
+    # FormatError: names and files that people give are checked before, as usage; what is left was in the store.
     FormatError: ExitCode.DAMAGED,
     CorruptIndexError: ExitCode.DAMAGED,
     UnknownFormatError: ExitCode.UNSAFE,
@@ -162,14 +162,14 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     RowChecksumError: ExitCode.DAMAGED,
     StateMetadataError: ExitCode.DAMAGED,
     UnsupportedRecordError: ExitCode.USAGE,
-    # Nobody can tell a version that never was from one that was deleted.
+    # A version that never was looks the same as one that was deleted.
     VersionMissingError: ExitCode.NOT_FOUND,
 }
 
 
 # By what `failures.interrupted_by` notes.
 _SIGNALLED: Final = {(signal.SIGTERM,): ExitCode.TERMINATED, (signal.SIGHUP,): ExitCode.HUNG_UP}
-# What a store does before its first request can only go wrong by what it was told.
+# What a store does before its first request can only go wrong by its settings.
 _FIRST_STEPS: Final = frozenset({"open", "connect", "sign"})
 
 

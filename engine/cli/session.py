@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from blobstore.s3.store import S3Store
     from engine.spark.session import SparkSession
 
-SCOPES_TOLD_MAX: Final = 8
+SCOPES_SHOWN_MAX: Final = 8
 
 
 class Session:
@@ -210,7 +210,7 @@ class Session:
             self._say("info", text, printable(text))
 
     def _say(self, level: Level, text: str, line: str) -> None:
-        # That nobody reads it any more is no reason to give up the work, or to say that it failed.
+        # The work goes on, and succeeds, also where nobody reads this any more.
         with contextlib.suppress(OSError, ValueError):
             if self.logs_json:
                 log(level, self.verb, text)
@@ -294,8 +294,8 @@ def _hint_for_missing(scope: Scope, there: Sequence[Scope]) -> str:
 def some(names: Iterable[str]) -> str:
     """List the first few of many names."""
     all_ = list(names)
-    more = f" and {len(all_) - SCOPES_TOLD_MAX} more" if len(all_) > SCOPES_TOLD_MAX else ""
-    return ", ".join(all_[:SCOPES_TOLD_MAX]) + more
+    more = f" and {len(all_) - SCOPES_SHOWN_MAX} more" if len(all_) > SCOPES_SHOWN_MAX else ""
+    return ", ".join(all_[:SCOPES_SHOWN_MAX]) + more
 
 
 @contextlib.contextmanager

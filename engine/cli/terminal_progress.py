@@ -24,10 +24,10 @@ _CLEAR_LINE: Final = "\r\x1b[K"
 
 
 class TerminalProgress:
-    """Tells files, bytes, rate and time left on a stream.
+    """Shows files, bytes, rate and time left on a stream.
 
     A terminal gets one line that is redrawn in place and is gone at the end; between two calls nothing is drawn, so
-    that a transfer which stands still leaves the last line standing. Anything else gets a line each ten seconds, also
+    that a transfer which stalls leaves the last line in place. Anything else gets a line each ten seconds, also
     while nothing moves: within a `with`, a thread sees to that.
     """
 
@@ -153,7 +153,7 @@ class TerminalProgress:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            # Nobody reads it any more, and that is no reason to give up the work.
+            # The work goes on also where nobody reads this any more.
             self._on_screen = False
 
 

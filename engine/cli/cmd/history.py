@@ -80,7 +80,7 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
     default=ENTRIES_MAX,
     show_default=True,
     metavar="N",
-    help="So many records at most, the newest first.",
+    help="Maximum number of records, the newest first.",
 )
 @click.option("--since", type=MOMENT, metavar="TIME", help="None from before: 7d, 2026-05-01, 'yesterday 18:00' (UTC).")
 @click.option("--no-sizes", is_flag=True, help="No reading of indexes, and so no sizes of what each commit brought.")

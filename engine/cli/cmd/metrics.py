@@ -90,7 +90,7 @@ def metrics(
     every: int,
     names: bool,
 ) -> ExitCode:
-    """Tell what can be restored, what is at risk and what nobody needs, in the form that Prometheus reads.
+    """Show what can be restored, what is at risk and what nobody needs, in the form that Prometheus reads.
 
     Nothing is written to the repository. A reading costs what `verify` and `collect -n` cost: choose --every by that.
     Figures of runs come from the option --metrics-file of the verbs that do work, not from here.

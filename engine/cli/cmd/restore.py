@@ -158,7 +158,7 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
     """Bring a store back into the directory TARGET, whole or not at all.
 
     The newest commit, unless one of --number, --version, --at and --name chooses another. Ends with 3 if with --all
-    some stores came back and others did not; --dry-run ends as the restore would, as far as looking can tell.
+    some stores came back and others did not; --dry-run ends as the restore would, as far as reading can show.
     """
     check_patterns(options.files)
     with session.open() as repository:
@@ -255,7 +255,7 @@ def _show_plan(session: Session, repository: SyncRepository, options: RestoreArg
     """Show what a restore would do, without a write.
 
     Returns:
-        What the restore would end with, as far as looking can tell.
+        What the restore would end with, as far as reading can show.
 
     Raises:
         Exception: What the restore would end with, if no store would come back.

@@ -253,7 +253,7 @@ def _stores_table(stores: Sequence[StoreView]) -> list[str]:
 
 
 def _store_lines(store: StoreView) -> list[str]:
-    """Format what the table has no room for: packs, lineage and, where asked for, files."""
+    """Format what the table does not show: packs, lineage and, where asked for, files."""
     lines = [
         f"index    {store.index_key} ({human_bytes(store.index_bytes)})",
         f"blobs    {count(store.blobs_count, 'blob')} with {human_bytes(store.blobs_bytes)} of files",
