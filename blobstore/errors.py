@@ -6,7 +6,7 @@ StoreError
 ├── BlobNotFoundError          plan again: the key is not there
 │   └── BlobDeletedError       the store knows that it was there and was deleted
 ├── AccessDeniedError          ask for the permission
-├── StoreFullError             make room
+├── StoreFullError             free space
 ├── StoreMissingError          make the bucket, or correct its name
 ├── BlobCorruptError           the bytes are not what was put: fetch again or heal
 ├── CapabilityMissingError     this store cannot do it: choose another store or setting

@@ -84,8 +84,8 @@ def open_store(
     """Open a store in all its wrappers.
 
     From the outside in: `PacedStore`, where there is a limit on bytes per second, so that to all others a reader that
-    is held up is no slow store; `LimitedStore`, so that a request that waits to be repeated keeps its place and a store
-    that asks for less gets less, and so that waiting in the queue is no part of a deadline; `RetryingStore`, which
+    is held up is not a slow store; `LimitedStore`, so that a request that waits to be repeated keeps its place and a
+    store that asks for less gets less, and so that a wait in the queue is not part of a deadline; `RetryingStore`, which
     passes what the store asks for to the limit; for a server, `HedgedStore`, so that both of two requests are one
     attempt; `MeteredStore`, which so counts every request; the store.
 
@@ -146,7 +146,7 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
     scheme = _SCHEME.match(url)
     parts = _split(url, scheme[1].lower() if scheme else "")
     if parts.scheme != "s3":
-        raise _refused(parts.scheme, "is no S3 store")
+        raise _refused(parts.scheme, "is not an S3 store")
     try:
         # Here: a program without S3 needs none of its libraries, and does not wait for them.
         from blobstore.s3.store import S3Store  # noqa: PLC0415

@@ -169,7 +169,7 @@ class UsageError(EngineError):
 class SnapshotUploadError(EngineError):
     """A snapshot could not be uploaded in the background (design 0004, C7)."""
 
-    default_hint = "no commit is lost: its changelog stands, and the next commit makes another snapshot"
+    default_hint = "no commit is lost: its changelog exists, and the next commit makes another snapshot"
 
 
 class SnapshotRepairError(DamagedError):

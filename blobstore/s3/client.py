@@ -181,7 +181,7 @@ class S3Client:
         else:
             self._is_proven = True
             return answer
-        # Out here, so that the library's error, which holds the request with its signature and token, is no context.
+        # Out here: the library's error, which holds the request with its signature and token, must not become context.
         if isinstance(outcome, Exception):
             raise outcome
         is_stale = _is_stale(outcome, method)
@@ -351,7 +351,7 @@ def check_endpoint(url: str, *, allow_http: bool) -> None:
     """Refuse an endpoint to which data would go in the open, or that holds a secret itself.
 
     Raises:
-        InvalidRequestError: It is plain HTTP to another machine, is no URL, or holds credentials.
+        InvalidRequestError: It is plain HTTP to another machine, is not a URL, or holds credentials.
     """
     if may_hold_credentials(url):
         raise InvalidRequestError(
@@ -380,7 +380,7 @@ def read_time(text: str) -> datetime:
         other: datetime = botocore.utils.parse_timestamp(text)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
         # What the SDK's parser of any form that there is comes to, where the text is of none.
-        raise ValueError("is no time that a calendar has") from error
+        raise ValueError("is not a time of the calendar") from error
     return other
 
 

@@ -75,7 +75,7 @@ class S3Store(BlobStore):
         bandwidth: What every body goes through on its way to the server. Blobs that come back are for `PacedStore`.
 
     Raises:
-        InvalidRequestError: The bucket or the prefix is no valid name.
+        InvalidRequestError: The bucket or the prefix is not a valid name.
     """
 
     def __init__(

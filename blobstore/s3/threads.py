@@ -1,6 +1,6 @@
 """Bodies of answers that are read in threads: the SDK signs and asks, and its blocking HTTP client moves the bytes.
 
-aiohttp hands each piece of a body through the event loop, and to a thread that hashes and writes it. Here that thread
+aiohttp passes each piece of a body through the event loop, and to a thread that hashes and writes it. Here that thread
 itself reads from the socket, which takes less than half of the CPU (design 0008, B1). Everything else of a request is
 the SDK's as ever: endpoint, credentials, signature, certificates, proxies, and what a refusal says.
 """

@@ -108,7 +108,7 @@ class RetryingStore(ForwardingStore):
 
     A read that broke off, or came too slowly, goes on from the byte that it had reached. It ends with an
     error after as many failed attempts as any other operation, counted since it last made progress, which is more than
-    a few bytes (`RetrySettings.progress_bytes`): a store that hands out a little and breaks off, again and again, holds
+    a few bytes (`RetrySettings.progress_bytes`): a store that sends a little and breaks off, again and again, holds
     nobody.
     Going on joins two requests, so a blob that `put` replaces just in between can come out mixed: only blobs of less
     than a chunk are ever replaced here.
@@ -352,7 +352,7 @@ class RetryingStore(ForwardingStore):
         answers_s = self._settings.answers_within_s
         if tries.failed >= self._settings.attempts_max or (answers_s and tries.unanswered >= len(answers_s)):
             return True
-        # One more request in a window is no storm, and a line that is slow but steady shall not use up the reserve.
+        # One more request in a window is not a storm, and a line that is slow but steady shall not use up the reserve.
         if not isinstance(_error(state), _TooSlowError | _NoAnswerError if answers_s else _TooSlowError):
             tries.is_out_of_budget = not self._budget.take()
         return tries.is_out_of_budget

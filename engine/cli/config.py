@@ -23,7 +23,7 @@ files = ["*.sst", "CURRENT"]
 
 An option that may be repeated takes a list, or a text, which is one value.
 
-Credentials are no settings: a key that could hold one is refused.
+Credentials are not settings: a key that could hold one is refused.
 """
 
 import difflib
@@ -190,7 +190,7 @@ def _unknown(path: Path, key: str, what: str, places: Mapping[str, str]) -> Usag
     """Refuse a name; the hint is the place of the known name that is nearest to it."""
     if _CREDENTIAL.search(key):
         return UsageError(
-            f"{what} looks like a credential, and those are no settings",
+            f"{what} looks like a credential, and those are not settings",
             operation="settings",
             subject=str(path),
             hint="take it out, and change it if it is real; the standard chain finds credentials: AWS_PROFILE, "

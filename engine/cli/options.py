@@ -1,12 +1,12 @@
 """Options, where their values come from, and the words that they take.
 
 A value comes from the command line, else from the environment, else from the settings file, else it is the default.
-An option that makes sense for more than one run (a *setting*) is `TIDEMARK_JOB` in the environment and stands at the
+An option that makes sense for more than one run (a *setting*) is `TIDEMARK_JOB` in the environment and is at the
 top of the file; every option, settings included, is also `TIDEMARK_BACKUP_JOB` and a key of the table `[backup]`; of a
 verb of the group `spark` `TIDEMARK_SPARK_BACKUP_JOB`, and a key of the table `[spark-backup]`.
 
 How an S3 server is reached is a table of its own: `endpoint_url` in `[s3]` is `TIDEMARK_S3_ENDPOINT_URL`. Credentials
-are no options: the standard chain of the SDK finds them.
+are not options: the standard chain of the SDK finds them.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ class _Switch(click.types.BoolParamType):
 
 
 def _parse_rate(text: str) -> int:
-    """Parse bytes per second; 0 is no limit."""
+    """Parse bytes per second; 0 means no limit."""
     rate = parse_size_bytes(text)
     if 0 < rate < BYTES_PER_S_MIN:
         hint = "give at least 64KiB, or 0 for no limit"
@@ -215,7 +215,7 @@ class VerbGroup(Verb, OrderedGroup):
         # They would be the group's own, and go unheard.
         early = [p for p in self.params if p.name and ctx.get_parameter_source(p.name) is ParameterSource.COMMANDLINE]
         if early:
-            ctx.fail(f"{max(early[0].opts, key=len)} stands before {found[0]}: options come after the verb")
+            ctx.fail(f"{max(early[0].opts, key=len)} is before {found[0]}: options come after the verb")
         return found
 
 
@@ -289,9 +289,9 @@ def origin_hint(ctx: click.Context | None, param: click.Parameter | None) -> str
     match ctx.get_parameter_source(param.name):
         case ParameterSource.DEFAULT_MAP:
             config = ctx.obj.get(CONFIG_META)
-            return f"the value stands in {config.path if isinstance(config, Config) else 'the settings file'}"
+            return f"the value is in {config.path if isinstance(config, Config) else 'the settings file'}"
         case ParameterSource.ENVIRONMENT:
-            return f"the value stands in {next((n for n in names if os.environ.get(n)), 'the environment')}"
+            return f"the value is in {next((n for n in names if os.environ.get(n)), 'the environment')}"
         case ParameterSource.COMMANDLINE:
             return f"see `{ctx.command_path} --help`"
         case _:

@@ -118,8 +118,8 @@ async def check_uploaded(repository: Repository, path: Path, result: BackupResul
             raise LeaseExpiredError(f"upload {key} is gone", operation="commit", subject=str(path))
         return info.created_at_ms
 
-    # First: what a collection took after the TTL is no damage, also where it is the index.
-    births_ms = await map_bounded(birth_ms, result.new_keys, in_flight_max=IN_FLIGHT_MAX)
+    # First: what a collection took after the TTL is not damage, also where it is the index.
+    created_ms = await map_bounded(birth_ms, result.new_keys, in_flight_max=IN_FLIGHT_MAX)
     index = await repository.read_index(reference.index)
     if not _same_snapshot(result, index):
         raise _refused(path, "does not say what the index in the store says")
@@ -130,7 +130,7 @@ async def check_uploaded(repository: Repository, path: Path, result: BackupResul
     if set(result.new_keys) != {*new_blob_keys(index), reference.index.key}:
         raise _refused(path, "does not name exactly the new uploads of its index")
 
-    return msgspec.structs.replace(result, oldest_birth_ms=min(births_ms))
+    return msgspec.structs.replace(result, oldest_birth_ms=min(created_ms))
 
 
 def _needs_nothing_missing(result: BackupResult, index: SnapshotIndex) -> bool:

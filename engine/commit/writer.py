@@ -336,7 +336,7 @@ class CommitWriter:
                 del self._unresolved[record.pointer]
             raise _gone(record) from error
         except (StoreError, FormatError) as error:
-            raise _unknown(record, f"record {record.number} stood, and what became of it cannot be read") from error
+            raise _unknown(record, f"record {record.number} was there, and its outcome cannot be read") from error
 
     def _sent_before(self, request: Request, head: Head) -> CommitRecord | None:
         """Return the record of an unanswered attempt, if it still fits: the same bytes are sent again (C3)."""
@@ -390,7 +390,7 @@ class CommitWriter:
         try:
             there = (await self._read(record)).pointer
         except (StoreError, FormatError) as error:
-            raise _unknown(record, f"record {record.number} stands, and cannot be read") from error
+            raise _unknown(record, f"record {record.number} exists and cannot be read") from error
         if there == record.pointer:
             return True
         del self._unresolved[record.pointer]
@@ -443,7 +443,7 @@ class CommitWriter:
         self._unresolved.pop(commit.pointer, None)
         if gone is not None and not await self._is_superseded(commit):
             raise CommitDamagedError(
-                f"is gone: commit {commit.pointer.number} of {self._scope} stands and is damaged",
+                f"is gone: commit {commit.pointer.number} of {self._scope} is committed and damaged",
                 operation=commit.record.kind,
                 subject=gone.subject,
             ) from gone.__cause__

@@ -181,7 +181,7 @@ async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int) ->
                 )
             if found.size_bytes != body.size_bytes:
                 raise DamagedError(
-                    f"a new upload of {body.size_bytes} bytes was refused, and {found.size_bytes} bytes stand there",
+                    f"a new upload of {body.size_bytes} bytes was refused, and {found.size_bytes} bytes are there",
                     operation="backup",
                     subject=key,
                     hint="somebody else writes to this repository's keys",

@@ -149,7 +149,7 @@ _BACKUP: Final = (
 _COMMIT: Final = (
     _metric("commit_calls_total", "counter", "Commits that were asked for.", samza=("commit-calls",)),
     _metric("commits_timed_out_total", "counter", "Commits of unknown outcome.", samza=("commits-timed-out",)),
-    _metric("commits_skipped_total", "counter", "Commits that stood already.", samza=("commits-skipped",)),
+    _metric("commits_skipped_total", "counter", "Commits that existed already.", samza=("commits-skipped",)),
     _metric("commit_exceptions_total", "counter", "Commits that failed.", samza=("commit-exceptions",)),
     _gauge(
         "commit_seconds",
@@ -176,7 +176,7 @@ _RESTORE: Final = (
         spark=("rocksdbFilesCopied",),
     ),
     _gauge("restore_restored_bytes", "Their bytes.", samza=("bytes-restored",), spark=("rocksdbBytesCopied",)),
-    _gauge("restore_files_reused", "Files that stood there already.", spark=("rocksdbFilesReused",)),
+    _gauge("restore_files_reused", "Files that were there already.", spark=("rocksdbFilesReused",)),
     _gauge("restore_fetched_bytes", "Bytes that were asked for, dead ones of packs included."),
     _gauge(
         "restore_seconds",
@@ -185,7 +185,7 @@ _RESTORE: Final = (
         spark=("rocksdbLoadLatencyMs",),
     ),
     _gauge("restore_get_snapshot_index_seconds", "Reading the index.", samza=("get-snapshot-index-ns",)),
-    _gauge("restore_pre_restore_seconds", "Looking at what is there, and making room.", samza=("<s>-pre-restore-ns",)),
+    _gauge("restore_pre_restore_seconds", "Scanning the target, and preparing it.", samza=("<s>-pre-restore-ns",)),
     _gauge(
         "restore_post_restore_seconds",
         "From the last byte to the rename; bytes are verified as they come.",
@@ -254,7 +254,7 @@ REPOSITORY_METRICS: Final = (
     _repository(
         "orphan_bytes",
         "Bytes that nothing needs: state=waiting until they are a TTL old, expired until a collection comes; "
-        "unfinished: of files that are being written, or that a killed writer has left (S3 does not tell).",
+        "unfinished: of files that are being written, or that a killed writer has left (S3 does not report them).",
         ("state",),
     ),
     _repository("orphan_objects", "Blobs and indexes that nothing needs, and unfinished ones.", ("state",)),

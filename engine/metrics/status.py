@@ -21,7 +21,7 @@ from index.snapshot.keys import AUDIT, parse_audit_key, run_began_at_ms
 from index.snapshot.model import Scope
 
 AUDIT_BYTES_MAX: Final = 64 * 1024 * 1024
-# Of many collections that failed one after the other, so many are looked at.
+# Of many collections that failed one after the other, this many are read.
 AUDITS_READ_MAX: Final = 100
 # No rule: everything is kept, and what a collection would delete then is what nothing needs.
 _KEEP_ALL: Final = RetentionPolicy(rules=())
@@ -42,7 +42,7 @@ async def gather_status(
     Args:
         repository: Whose.
         monotonic_s: Seconds that never go backwards.
-        jobs: Tell commits of these only; none given means all.
+        jobs: Report commits of these only; none given means all.
         commits_only: Read the logs of commits and nothing else: no orphans, nothing at risk, no collections.
 
     There are no orphans in it where they are unknown: an index that a commit needs is missing, the store is one

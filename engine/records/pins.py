@@ -24,8 +24,8 @@ class PinLease:
     """A held pin.
 
     Attributes:
-        pinned: False where the store denied the write or was full, or once the pin has lapsed (this process stood
-            still for longer than it lasts): nothing protects the reader any more, who plans again on a missing blob.
+        pinned: False where the store denied the write or was full, or once the pin has lapsed (this process slept
+            for longer than it lasts): nothing protects the reader any more, who plans again on a missing blob.
         valid_until_ms: Until when, by the store's clock, a record that rests on the pin may be created: a margin before
             the end of the pin as first written, which is what the check for a boundary has followed. Renewing does not
             move it. 0 if not pinned.

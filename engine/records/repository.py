@@ -113,7 +113,7 @@ async def read_repository_record(store: BlobStore, operation: str) -> Repository
         return await read_record(store, REPOSITORY, decode)
     except BlobNotFoundError as error:
         raise NotFoundError(
-            "this store is no repository",
+            "this store is not a repository",
             operation=operation,
             hint="make it one with `tidemark init`, or check the URL",
         ) from error
@@ -203,7 +203,7 @@ async def _check_refuses_a_second(store: BlobStore) -> None:
                 "the store said Created to a second create of one key: two writers could both win",
                 operation="init",
                 subject=REPOSITORY,
-                hint="run `tidemark doctor`. Nothing opens this store now: an object that says why stands at this key; "
+                hint="run `tidemark doctor`. Nothing opens this store now: an object that says why is at this key; "
                 "once the store is right, delete it and run `tidemark init` again",
             )
         case Unknown(reason=reason):
@@ -229,7 +229,7 @@ def check_commits(store: BlobStore, operation: str) -> None:
         raise UnsafeStoreError(
             "of two creates of one key the store may let both win",
             operation=operation,
-            hint="use a store with atomic create-if-absent; `tidemark doctor` tells, and a restore still works",
+            hint="use a store with atomic create-if-absent; `tidemark doctor` shows it, and a restore still works",
         )
 
 

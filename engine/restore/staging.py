@@ -208,7 +208,7 @@ class Staging:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-        raise TargetError("its lock keeps changing hands", operation="restore", subject=str(self.target))
+        raise TargetError("its lock keeps changing owners", operation="restore", subject=str(self.target))
 
     def _clean_up(self) -> None:
         """Remove what dead restores left. What one of them had moved aside comes back, if it may be of use."""
@@ -236,7 +236,7 @@ class Staging:
     def _check_moved_aside(self) -> None:
         if self._there is None or not os.path.samestat(self._stat(self._old_name), self._there):
             raise TargetError(
-                "has changed since the restore began: another directory stands there",
+                "has changed since the restore began: another directory is there",
                 operation="restore",
                 subject=str(self.target),
                 hint="see who else works there, then restore again",
@@ -332,7 +332,7 @@ def look_at_target(target: Path, *, replace: bool, parent: int | None = None) ->
 
 def _check_named(target: Path) -> None:
     if not target.name or target.name == "..":
-        raise TargetError("is no name for a directory", operation="restore", subject=str(target))
+        raise TargetError("is not a name for a directory", operation="restore", subject=str(target))
 
 
 @contextmanager
@@ -363,5 +363,8 @@ def target_errors(path: Path) -> Iterator[None]:
 
 def _full(path: Path, reason: str) -> TargetError:
     return TargetError(
-        f"there is no room: {reason}", operation="restore", subject=str(path), hint="make room, or choose another disk"
+        f"there is no space: {reason}",
+        operation="restore",
+        subject=str(path),
+        hint="free some, or choose another disk",
     )

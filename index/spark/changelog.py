@@ -124,11 +124,11 @@ def decode_header(start: bytes, *, complete: bool, subject: str = "changelog") -
         subject: The name of the file, for errors.
 
     Returns:
-        None if more bytes are needed to tell, which never is so when `complete`.
+        None if more bytes are needed, which never is so when `complete`.
 
     Raises:
         UnknownFormatError: The file is of a version above 4.
-        DamagedChangelogError: The lineage is cut short or is no lineage.
+        DamagedChangelogError: The lineage is cut short or is not a lineage.
         UnsafeNameError: An id in the lineage cannot be part of a file name.
 
     Source:
@@ -242,7 +242,7 @@ class ChangelogDecoder:
         if self._ended:
             return
         if self.header is None:
-            # To tell a cut header from a cut record: whatever it is, it has no end mark.
+            # To distinguish a cut header from a cut record: whatever it is, it has no end mark.
             self.header = decode_header(b"".join(self._pending), complete=True, subject=self._subject)
         raise self._damaged("ends without its end mark", self._pending_bytes)
 

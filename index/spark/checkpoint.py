@@ -127,7 +127,7 @@ def choose_checkpoint_backup(
     """Choose the backup to restore from (R1); None if there is none that fits.
 
     Where a query was taken back and went on, there are two of some batches: those that led to the newest backup come
-    first, as far as the numbers tell.
+    first, as far as the numbers show.
 
     Args:
         backups: Newest first.

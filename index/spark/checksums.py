@@ -11,7 +11,7 @@
   it verifies nothing.
 
 ```
-"crc" 00 | bytes per checksum (4) | CRC32 of each so many bytes of the file (4 each)
+"crc" 00 | bytes per checksum (4) | CRC32 of each chunk of that size (4 each)
 ```
 
 Source:
@@ -48,7 +48,7 @@ _FILE_HINT: Final = "the file or its .crc is damaged; take both from a backup, o
 _MAGIC: Final = b"crc\0"
 _HEAD_BYTES: Final = 8
 _CRC_BYTES: Final = 4
-# What Hadoop writes is 512. More than this is no chunk that anybody sums up at once.
+# What Hadoop writes is 512. More than this is not a chunk that anybody sums up at once.
 CHUNK_BYTES_MAX: Final = 1024 * 1024
 _HADOOP_HINT: Final = (
     "one of the two was altered without the other; a reader through Hadoop's local file system refuses the file"
@@ -289,7 +289,7 @@ class HadoopSums:
         subject: What errors call the file that is compared.
 
     Raises:
-        FileChecksumError: What is stored is no such file. From the methods: the file is another one.
+        FileChecksumError: What is stored is not such a file. From the methods: the file is another one.
     """
 
     def __init__(self, stored: bytes, *, subject: str) -> None:

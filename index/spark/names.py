@@ -137,7 +137,7 @@ def check_unique_id(unique_id: str) -> UniqueId:
     """
     hint = "unique ids are UUIDs; take the one in the commit log"
     if _UNIQUE_ID.fullmatch(unique_id) is None:
-        raise UnsafeNameError("cannot stand in the name of a state file", subject=f"unique id {unique_id!r}", hint=hint)
+        raise UnsafeNameError("cannot be in the name of a state file", subject=f"unique id {unique_id!r}", hint=hint)
     check_file_name(checksum_name(changelog_name(StateVersion(STATE_VERSION_MAX, UniqueId(unique_id)))))
     return UniqueId(unique_id)
 
@@ -195,7 +195,7 @@ def check_zip_entry(name: str) -> str:
     """
     check_file_name(name)
     if not is_zip_entry(name):
-        raise UnsafeNameError("never stands in a snapshot", subject=repr(name), hint=_HINT)
+        raise UnsafeNameError("is never in a snapshot", subject=repr(name), hint=_HINT)
     return name
 
 

@@ -182,7 +182,7 @@ def encode_offsets(offsets: BatchOffsets) -> bytes:
     _check_version(offsets.version, OFFSETS_VERSION_MAX, "offsets")
     named = offsets.version >= SOURCE_NAMES_VERSION
     if not named and (offsets.sources or offsets.control is not None):
-        raise BatchLogError("version 1 has no room for sources by name", subject="offsets")
+        raise BatchLogError("version 1 has no field for sources by name", subject="offsets")
     wire = _OffsetsWire(offsets.watermark_ms, offsets.timestamp_ms, offsets.conf)
     if named:
         control = msgspec.UNSET if offsets.control is None else offsets.control
@@ -193,7 +193,7 @@ def encode_offsets(offsets: BatchOffsets) -> bytes:
         if "\n" in text or "\r" in text:
             raise BatchLogError("is more than one line", subject=f"offset of source {item.source}")
         if not named and item.source != str(at):
-            raise BatchLogError("version 1 has no room for the name of a source", subject=f"source {item.source}")
+            raise BatchLogError("version 1 has no field for the name of a source", subject=f"source {item.source}")
         if named and (not item.source or any(c in item.source for c in ":\n\r")):
             raise BatchLogError("cannot be distinguished from its offset", subject=f"source {item.source!r}")
         lines.append(f"{item.source}:{text}" if named else text)
@@ -252,9 +252,9 @@ def encode_commit(commit: BatchCommit) -> bytes:
     """
     _check_version(commit.version, COMMITS_VERSION_MAX, "commit")
     if commit.unique_ids is not None and commit.version < UNIQUE_IDS_VERSION:
-        raise BatchLogError("version 1 has no room for unique ids", subject="commit")
+        raise BatchLogError("version 1 has no field for unique ids", subject="commit")
     if commit.sinks and commit.version < SINKS_VERSION:
-        raise BatchLogError(f"version {commit.version} has no room for sinks", subject="commit")
+        raise BatchLogError(f"version {commit.version} has no field for sinks", subject="commit")
     wire = _CommitWire(commit.next_watermark_ms)
     if commit.unique_ids is not None:
         wire.state_unique_ids = commit.unique_ids
@@ -313,7 +313,7 @@ def encode_operator(operator: OperatorMetadata) -> bytes:
     _check_version(operator.version, OPERATOR_VERSION_MAX, "operator metadata")
     is_first = operator.version == 1
     if is_first and (operator.properties or any(store.schema_paths for store in operator.stores)):
-        raise BatchLogError("version 1 has no room for schemas and properties", subject="operator metadata")
+        raise BatchLogError("version 1 has no field for schemas and properties", subject="operator metadata")
     wire = _OperatorWire(
         _OperatorInfoWire(operator.id, operator.name),
         tuple(

@@ -172,8 +172,8 @@ def choose_oldest_kept(
 ) -> int | BaseNeeded:
     """Choose the oldest snapshot to keep: the newest that the oldest version to retain can be made from (G1).
 
-    Numbers alone tell that only where one history is there. A snapshot of an attempt that lost, or of a history that
-    was left, is no base of anything that is to be retained (G7).
+    Numbers alone show that only where one history is there. A snapshot of an attempt that lost, or of a history that
+    was left, is not a base of anything that is to be retained (G7).
 
     Args:
         listing: All that is there, of every unique id.
@@ -184,7 +184,7 @@ def choose_oldest_kept(
             are counted from where the first two histories part.
 
     Returns:
-        Its version, 0 if nothing can go; or the version that it is the base of, if only headers tell.
+        Its version, 0 if nothing can go; or the version that it is the base of, if only headers show it.
 
     Source:
         Spark `RocksDBFileManager.deleteOldVersions`.

@@ -229,7 +229,7 @@ def _read_family(reader: _Reader, subject: str) -> StateSchema:
 def _schema(key_json: str, value_json: str, subject: str) -> StateSchema:
     key, value = (decode_type(json, subject=subject) for json in (key_json, value_json))
     if not isinstance(key, StructType) or not isinstance(value, StructType):
-        raise BatchLogError("has a key or a value that is no row", subject=subject)
+        raise BatchLogError("has a key or a value that is not a row", subject=subject)
     return StateSchema(key=key, value=value)
 
 

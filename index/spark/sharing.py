@@ -134,7 +134,7 @@ def choose_reused(
 def find_altered(local: Iterable[LocalStateFile], shared: SharedFiles) -> tuple[str, ...]:
     """Find the local names of files that were written to since they were put there or fetched (S5).
 
-    RocksDB never writes to an SST again. Another inode of the same identity is no proof, but a copy:
+    RocksDB never writes to an SST again. Another inode of the same identity is not proof, but a copy:
     the file system, if it knows no hard links, and that may use an inode again.
     """
     return tuple(
@@ -153,7 +153,7 @@ def _has_changed(now: FileStamp | None, then: FileStamp | None) -> bool:
 
 
 def is_stale(newest_use: int, newest_snapshot: int, versions_retained: int) -> bool:
-    """Return whether a file last used by `newest_use` may have been deleted, if so many versions are retained (S4).
+    """Return whether a file last used by `newest_use` may have been deleted, if that many versions are retained (S4).
 
     Args:
         newest_use: The newest version known to name the file.

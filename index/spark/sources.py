@@ -1,7 +1,7 @@
 """Fit a query's sources and paths to the place and the batch that are restored (design 0005, R2 and R5).
 
 The log of a file source, `sources/<n>/`, is cut back to the offsets that are restored with it (R2). A file source notes
-in an entry of its log which files it has seen, before the offsets of a batch name the entry, and takes up whatever its
+in an entry of its log which files it has seen, before the offsets of a batch name the entry, and reads whatever its
 log is ahead of the offsets as *one* batch. A checkpoint whose log leads further than its offsets so goes on with other
 rows under the numbers of batches that a sink has seen already.
 
@@ -31,7 +31,7 @@ from index.spark.query_logs import SourceOffset, decode_operator
 
 _NAME: Final = re.compile(r"(?P<entry>0|[1-9][0-9]{0,17})(?P<compact>\.compact)?")
 _COMPACT: Final = ".compact"
-_MISSING_TOLD_MAX: Final = 16
+_MISSING_LISTED_MAX: Final = 16
 _VERSION: Final = re.compile(rb"v[0-9]+\r?")
 
 _SCHEMA_PATH: Final = re.compile(r"(?P<root>.*)/state/(?P<operator>[0-9]+)/_stateSchema/(?P<rest>.+)", re.DOTALL)
@@ -89,7 +89,7 @@ def plan_cut(names: Collection[str], newest: int) -> LogCut:
     first = older[-1] if older else -1
     is_whole = plain.issuperset(range(first + 1, newest + 1))
     # Spark takes the distance of compact entries from the last two, so two have to be left, or all. If none is, every
-    # entry stood alone: the distance, which only the query's settings say, is greater than their number.
+    # entry was alone: the distance, which only the query's settings say, is greater than their number.
     if is_whole and (not older or len(older) > 1 or compacts == set(older)):
         return LogCut(dropped=_names(plain, compacts, above=newest))
     later = min((entry for entry in compacts if entry > newest), default=None)
@@ -136,7 +136,7 @@ def missing_entries(names: Collection[str], newest: int) -> tuple[str, ...]:
         return ()
     first = max(compacts, default=-1) + 1
     lacking = (str(entry) for entry in range(first, newest + 1) if entry not in plain)
-    return tuple(itertools.islice(lacking, _MISSING_TOLD_MAX))
+    return tuple(itertools.islice(lacking, _MISSING_LISTED_MAX))
 
 
 def is_entry(name: str) -> bool:
@@ -200,8 +200,8 @@ def relocate_operator(data: bytes, target: str, *, exact: bool = False, subject:
         The file; the same bytes if it names no path.
 
     Raises:
-        BatchLogError: It is not what Spark writes, or names what is no schema file of a checkpoint.
-        UnsafeNameError: A part of what stays of a path is no safe name.
+        BatchLogError: It is not what Spark writes, or names what is not a schema file of a checkpoint.
+        UnsafeNameError: A part of what stays of a path is not a safe name.
     """
     if not any(store.schema_paths for store in decode_operator(data, subject=subject).stores):
         return data
@@ -216,7 +216,7 @@ def relocate_operator(data: bytes, target: str, *, exact: bool = False, subject:
 def _relocate_schema(path: str, target: str, *, exact: bool, subject: str) -> str:
     m = _SCHEMA_PATH.fullmatch(path)
     if m is None:
-        raise BatchLogError(f"names {path!r}, which is no schema file of a checkpoint", subject=subject)
+        raise BatchLogError(f"names {path!r}, which is not a schema file of a checkpoint", subject=subject)
     for name in m["rest"].split("/"):
         check_file_name(name)
     root = target.rstrip("/") if exact else _as_spark_writes(target, m["root"])

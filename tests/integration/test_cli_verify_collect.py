@@ -149,4 +149,4 @@ def test_each_job_has_a_rule_of_its_own(two_commits: Shell) -> None:
     assert shell.refused("collect", "--policy", "rules.toml", "--keep-last", "1", code=2)["error"] == "UsageError"
     assert shell.refused("collect", "--keep-last", "1", "explained", code=2)["error"] == "UsageError"
     early = shell.refused("collect", "--keep-last", "1", "explain", "KEY", code=2)
-    assert "--keep-last stands before explain" in early["message"]
+    assert "--keep-last is before explain" in early["message"]

@@ -74,7 +74,7 @@ async def test_what_does_not_fit_is_refused_before_a_byte_is_fetched(
     bench.write({f"{i:03d}": os.urandom(size) for i in range(files)})
     await bench.backup()
     bench.meter.reset()
-    with pytest.raises(TargetError, match="there is no room") as raised:
+    with pytest.raises(TargetError, match="there is no space") as raised:
         await bench.restore(target=small_disk / "target")
     assert lacking in str(raised.value)
     assert bench.meter.requests == {"get": 1}
@@ -95,7 +95,7 @@ async def test_disk_that_gets_full_meanwhile_leaves_the_target_as_it_was(
     bench.write({f"{i:04d}": os.urandom(size) for i in range(files)})
     await bench.backup()
     before = open_descriptors()
-    with pytest.raises(TargetError, match="there is no room") as raised:
+    with pytest.raises(TargetError, match="there is no space") as raised:
         await bench.restore(target=target, replace=replace)
     assert isinstance(raised.value.__cause__, OSError)
     assert raised.value.hint

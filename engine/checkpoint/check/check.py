@@ -98,7 +98,7 @@ async def finish_check(
 ) -> CheckReport:
     """Put together what came of the logs and of all stores.
 
-    What a query has deleted since the logs were listed is no finding: if it has gone on, they are read again.
+    What a query has deleted since the logs were listed is not a finding: if it has gone on, they are read again.
 
     Raises:
         As `check_checkpoint`.

@@ -163,7 +163,7 @@ class StoreContents:
                     kind="warning",
                     path=f"{self._work.id.path}/{path}",
                     message=f"{report.reason}: it cannot be decided whether it is whole",
-                    hint="only a comparison with a backup can tell",
+                    hint="only a comparison with a backup can show it",
                     rule="K3",
                 )
             )

@@ -58,7 +58,7 @@ async def check_store(root: CheckpointDir, work: StoreWork, *, scratch: Path | N
     On a local directory files are read in place; from another store each is fetched once, to a private
     directory that is gone when this ends.
 
-    What a running query has deleted or overwritten since the logs were read is no damage: if it has gone on, a store
+    What a running query has deleted or overwritten since the logs were read is not damage: if it has gone on, a store
     that is damaged is looked at again, as the logs have it by then, until it is whole or twice damaged in the same way.
 
     Args:

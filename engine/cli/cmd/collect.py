@@ -201,7 +201,7 @@ def collect_lines(report: CollectReport, plan: Path | None = None, *, verbose: b
     waiting = f"{count(report.waiting_count, 'upload')} ({human_bytes(report.waiting_bytes)})"
     until = iso_time(report.waiting_until_ms)
     notes = {
-        "took up the listing of an earlier run": report.resumed,
+        "resumed the listing of an earlier run": report.resumed,
         f"unreachable, and younger than the TTL: {waiting}; a collection after {until} deletes the last of them": (
             report.waiting_count
         ),

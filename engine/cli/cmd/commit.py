@@ -141,7 +141,7 @@ def commit(
             done = msgspec.structs.replace(already, settled=True)
     session.record.commit_skipped = already is not None
     view = CommitResultView(commit=done, settled=done.settled, already=already is not None)
-    session.show(view, [f"{committed_line(done)}{' (it stood already)' if already else ''}"])
+    session.show(view, [f"{committed_line(done)}{' (it was committed already)' if already else ''}"])
 
 
 def _scope_of(paths: Sequence[Path], results: Sequence[BackupResult], job: str, *, commit_per_task: bool) -> Scope:

@@ -212,7 +212,7 @@ def _lines(view: ConfigView, *, origin: bool) -> Iterator[str]:
         (s.key, _text(s.value), f"{s.origin} {s.place}".strip(), ", ".join((s.flag, *s.variables)))[:columns]
         for s in view.settings
     ]
-    yield from table(("setting", "value", "from", "could stand in")[:columns], rows)
+    yield from table(("setting", "value", "from", "can also be set by")[:columns], rows)
     for s in view.settings:
         if s.problem:
             yield f"WRONG: {s.key}: {s.problem} (from {f'{s.origin} {s.place}'.strip()})"

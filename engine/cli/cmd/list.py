@@ -84,7 +84,7 @@ def _list_scopes(session: Session, repository: SyncRepository) -> None:
 def _list_commits(session: Session, repository: SyncRepository, scope: Scope) -> None:
     log = repository.log(scope)
     commits = log.commits[::-1]
-    late = [f"record {record.number} is {NOTHING_VOUCHES}, so that it is no commit" for record in log.void]
+    late = [f"record {record.number} is {NOTHING_VOUCHES}, so it is not a commit" for record in log.void]
     if not commits:
         with session.explaining(repository, scope):
             raise NotFoundError("has no commits", operation="list", subject=str(scope), hint="; ".join(late))

@@ -16,8 +16,8 @@ from engine.cli.session import Session, spark_session, with_session
 from engine.text import table
 from index.text import count, human_bytes, human_duration, printable
 
-# Of each kind, so many findings are printed; JSON has all of them.
-FINDINGS_TOLD_MAX: Final = 50
+# Findings of each kind that are printed; JSON has all of them.
+FINDINGS_SHOWN_MAX: Final = 50
 
 
 class SparkCheckView(CheckReport, frozen=True, kw_only=True):
@@ -98,12 +98,12 @@ def _lines(report: CheckReport) -> Iterator[str]:
     hints: list[str] = []
     for kind in ("damage", "warning", "waste"):
         found = report.of_kind(kind)
-        for f in found[:FINDINGS_TOLD_MAX]:
+        for f in found[:FINDINGS_SHOWN_MAX]:
             size = human_bytes(f.size_bytes) if f.size_bytes else ""
             rows.append((f.kind, printable(f.path), size, printable(f.message)))
             hints.append(printable(f.hint))
-        if len(found) > FINDINGS_TOLD_MAX:
-            rows.append((kind, f"and {len(found) - FINDINGS_TOLD_MAX} more", "", ""))
+        if len(found) > FINDINGS_SHOWN_MAX:
+            rows.append((kind, f"and {len(found) - FINDINGS_SHOWN_MAX} more", "", ""))
             hints.append(hints[-1])
     if rows:
         header, *lines = table(("finding", "file", "size", "what is wrong"), rows, right=("size",))

@@ -150,7 +150,7 @@ def _show(session: Session, restored: RestoredCheckpoint) -> None:
     if restored.changelogs:
         lines.append(f"replayed {count(restored.changelogs, 'changelog')}, {restored.records:,} records")
     if restored.moved_aside:
-        lines.append(f"what stood there is {printable(restored.moved_aside)} now")
+        lines.append(f"the former content is at {printable(restored.moved_aside)}")
     session.show(restored, lines)
     if not restored.pinned:
         session.warn("no pin could be written: a collection at the same time could have taken the commit")

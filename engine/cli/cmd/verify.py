@@ -102,7 +102,7 @@ def _verify_lines(report: VerifyReport) -> list[str]:
     )
     if not report.problems:
         lines = []
-    lines += [f"{printable(key)} is {NOTHING_VOUCHES}, so that it is no commit" for key in report.late]
+    lines += [f"{printable(key)} is {NOTHING_VOUCHES}, so it is not a commit" for key in report.late]
     seen = [
         count(report.commits_count, "commit"),
         count(report.indexes_count, "index", "indexes"),

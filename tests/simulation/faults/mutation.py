@@ -13,7 +13,7 @@ from tests.simulation.scenarios.interleavings import Story
 # What several of them lead to.
 NO_INDEX: Final = "IncompleteError: read index"
 INDEX_GONE: Final = "cannot be had: get indexes/"
-IS_DAMAGED: Final = "stands and is damaged"
+IS_DAMAGED: Final = "is committed and damaged"
 NO_BLOB: Final = "its blob is missing"
 OTHER_BYTES: Final = "other bytes were restored than backed up"
 

@@ -74,11 +74,11 @@ def test_a_policy_is_printed_without_asking_anybody(run: Run, role: str) -> None
 @pytest.mark.parametrize(
     "words, message",
     [
-        (("doctor", "memory://a", "--policy", "writer"), "is no S3 store"),
+        (("doctor", "memory://a", "--policy", "writer"), "is not an S3 store"),
         (("doctor", "s3://UPPER/x", "--policy", "writer"), "is not the name of a bucket"),
         (("doctor", "s3://b:c@bucket/x", "--policy", "writer"), "holds credentials"),
         (("doctor", "memory://a", "--policy", "reader"), "is not one of"),
-        (("lifecycle", "file:///tmp/nothing"), "is no S3 store"),
+        (("lifecycle", "file:///tmp/nothing"), "is not an S3 store"),
     ],
 )
 def test_what_only_s3_has_is_refused_elsewhere(run: Run, words: tuple[str, ...], message: str) -> None:

@@ -199,9 +199,9 @@ def test_what_tells_one_run_from_the_next_is_read_from_the_verbs_variable_only()
 def test_a_refused_value_is_told_with_where_it_stands(run: Run, tmp_path: Path) -> None:
     words = ("collect", "-r", "memory://a")
     (tmp_path / "tidemark.toml").write_text('[collect]\nkeep_last = "many"')
-    assert f"hint: the value stands in {tmp_path / 'tidemark.toml'}" in run(*words).stderr
+    assert f"hint: the value is in {tmp_path / 'tidemark.toml'}" in run(*words).stderr
     environment = {"TIDEMARK_COLLECT_KEEP_LAST": "many"}
-    assert "hint: the value stands in TIDEMARK_COLLECT_KEEP_LAST" in run(*words, **environment).stderr
+    assert "hint: the value is in TIDEMARK_COLLECT_KEEP_LAST" in run(*words, **environment).stderr
     assert "hint: see `tidemark collect --help`" in run(*words, "--keep-last", "many").stderr
 
 

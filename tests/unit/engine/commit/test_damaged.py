@@ -18,7 +18,7 @@ async def test_a_commit_of_which_something_new_is_gone_says_so_and_the_next_back
     gone = result.new_keys[place]
     await world.store.inner.delete([gone])
     for _ in range(2):
-        with pytest.raises(CommitDamagedError, match="commit 2 of job stands and is damaged") as caught:
+        with pytest.raises(CommitDamagedError, match="commit 2 of job is committed and damaged") as caught:
             await writer.commit(JOB, [result])
         assert caught.value.subject == gone
         assert "back up again" in caught.value.hint
