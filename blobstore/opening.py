@@ -85,8 +85,8 @@ def open_store(
 
     From the outside in: `PacedStore`, where there is a limit on bytes per second, so that to all others a reader that
     is held up is not a slow store; `LimitedStore`, so that a request that waits to be repeated keeps its place and a
-    store that asks for less gets less, and so that a wait in the queue is not part of a deadline; `RetryingStore`, which
-    passes what the store asks for to the limit; for a server, `HedgedStore`, so that both of two requests are one
+    store that asks for less gets less, and so that a wait in the queue is not part of a deadline; `RetryingStore`,
+    which passes what the store asks for to the limit; for a server, `HedgedStore`, so that both of two requests are one
     attempt; `MeteredStore`, which so counts every request; the store.
 
     Args:

@@ -86,7 +86,7 @@ GROUPS_HELP: Final = {
         ("   in_flight_max = 32", "transfer settings in [transfer], or TIDEMARK_IN_FLIGHT_MAX"),
         ("   path_style = true", "S3 settings in [s3], or TIDEMARK_S3_PATH_STYLE; docs/how-to/s3.md has all"),
     ],
-    "Credentials are no setting": [
+    "Credentials are not settings": [
         ("AWS_PROFILE, ~/.aws, ...", "the standard chain of AWS's tools finds them on the machine that runs"),
     ],
 }
