@@ -14,7 +14,7 @@ Everything is output of schema 1: fields are only ever added, and sizes are in b
 import functools
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from enum import Enum, IntEnum
 from operator import attrgetter
 from pathlib import PurePath
 from types import UnionType
@@ -166,6 +166,8 @@ def json_type_of(kind: Any) -> Any:  # noqa: ANN401  (a type)
         return CommitView
     if kind is bytes or (isinstance(kind, type) and issubclass(kind, PurePath)):
         return str
+    if isinstance(kind, type) and issubclass(kind, IntEnum):
+        return int
     if isinstance(kind, type) and issubclass(kind, Enum):
         return Literal[tuple(member.name.lower() for member in kind)]
     if origin is Annotated:
@@ -184,6 +186,8 @@ def to_json(value: Any) -> Any:  # noqa: ANN401, PLR0911  (a result, or what is 
             return to_json(view_commit(value))
         case msgspec.Struct():
             return {field.name: _read(value, field) for field in json_fields(type(value))}
+        case IntEnum():
+            return int(value)
         case Enum():
             return value.name.lower()
         case bytes():

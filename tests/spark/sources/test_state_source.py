@@ -87,7 +87,7 @@ def test_a_backup_is_read_as_the_checkpoint_it_is_of(counted: StatefulQuery, tmp
     session = reading_session(counted)
     read = session.read.format("tidemark_state").option("repository", url)
     assert rows_of(read.load()) == rows_of(by_us(session, counted))
-    with pytest.raises(PySparkException, match="has no backup"):
+    with pytest.raises(PySparkException, match="has no checkpoint backup"):
         read.option("job", "other").load()
     older = read.option("job", "query").option("batch", oldest).option("partition", "1").load()
     assert rows_of(older) == rows_of(by_us(session, counted, batch=oldest, partition=1))

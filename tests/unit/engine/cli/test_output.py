@@ -1,6 +1,6 @@
 """Results as JSON has them: by their own fields, and by the rules of `engine.cli.output`."""
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +12,10 @@ from index.snapshot.model import Scope
 
 class Colour(StrEnum):
     DEEP_RED = "deep red"
+
+
+class Code(IntEnum):
+    UNSAFE = 9
 
 
 class Inner(msgspec.Struct, frozen=True):
@@ -27,6 +31,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     made_at_ms: int
     seen_at_ms: int | None = None
     colour: Colour = Colour.DEEP_RED
+    code: Code = Code.UNSAFE
     place: Path | None = Path("/there")
     inner: Inner = Inner(("a", "b"))
     kept: int = msgspec.field(default=1, name="stays")
@@ -52,6 +57,7 @@ def test_a_result_is_its_own_schema() -> None:
         "seen_at_ms": None,
         "seen_at": None,
         "colour": "deep_red",
+        "code": 9,
         "place": "/there",
         "inner": {"path": "a/b", "blake3": "0f"},
         "stays": 1,
@@ -61,5 +67,5 @@ def test_a_result_is_its_own_schema() -> None:
     }
     types = {field.name: field.type for field in json_fields(Extended)}
     assert list(types) == list(fields)
-    assert (types["made_at"], types["seen_at"], types["size"]) == (str, str | None, int)
+    assert (types["made_at"], types["seen_at"], types["size"], types["code"]) == (str, str | None, int, int)
     assert (types["place"], types["more"], types["first"]) == (str | None, frozenset[str], str)
