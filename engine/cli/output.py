@@ -158,7 +158,7 @@ def _type_at(kind: Any, path: str) -> Any:  # noqa: ANN401  (a type)
     return kind
 
 
-def json_type_of(kind: Any) -> Any:  # noqa: ANN401  (a type)
+def json_type_of(kind: Any) -> Any:  # noqa: ANN401, PLR0911  (a type: one answer for each kind)
     """Return what a type is in JSON."""
     kind = getattr(kind, "__supertype__", kind)
     origin, inner = get_origin(kind), get_args(kind)
