@@ -241,13 +241,9 @@ class _Lane(Sink):
         self._shared.sink.write(data)
 
     @override
-    async def take(self, chunks: Sequence[Buffer]) -> None:
+    async def write_here(self, chunks: Sequence[Buffer]) -> None:
         if self._shared.claim(self):
             self._set_taken()
-        await super().take(chunks)
-
-    @override
-    async def write_here(self, chunks: Sequence[Buffer]) -> None:
         await self._shared.sink.write_here(chunks)
 
     def _set_taken(self) -> None:

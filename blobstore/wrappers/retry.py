@@ -15,7 +15,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, Body, Created, CreateOutcome, Unknown
 from blobstore.concurrency import give_up
 from blobstore.errors import StoreError, StoreUnavailableError
-from blobstore.sink import SINK_BYTES, Sink, WatchedSink
+from blobstore.sink import HELD_S, SINK_BYTES, Sink, WatchedSink
 from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.limit import InFlightLimit
 
@@ -199,8 +199,11 @@ class RetryingStore(ForwardingStore):
             read = self._inner.read_into(
                 key, watched, start=start + got_bytes, size_bytes=left, deleted=deleted, fresh=fresh
             )
+            # A range as large as that may be read in large pieces; of anything else the sink has what is a second old.
+            is_large = left is not None and left >= SINK_BYTES
+            unseen_bytes = SINK_BYTES if is_large else HELD_S * self._settings.bytes_per_s_min
             try:
-                await self._watch(read, watched, key, self._answer_s(tries))
+                await self._watch(read, watched, key, self._answer_s(tries), unseen_bytes)
             finally:
                 if watched.size_bytes - counted_bytes >= self._settings.progress_bytes:
                     counted_bytes = watched.size_bytes
@@ -209,13 +212,15 @@ class RetryingStore(ForwardingStore):
 
         await self._try(attempt, tries)
 
-    async def _watch(self, read: Coroutine[Any, Any, None], sink: WatchedSink, key: str, deadline_s: float) -> None:
+    async def _watch(
+        self, read: Coroutine[Any, Any, None], sink: WatchedSink, key: str, deadline_s: float, unseen_bytes: float
+    ) -> None:
         """Await a read for as long as it makes progress; `deadline_s` is for its first bytes.
 
         Raises:
             _NoAnswerError: Nothing has come for as long as the deadline allows.
-            _TooSlowError: Since its first bytes came it has fallen behind the floor, by more than is held for a sink:
-                that much may be on its way unseen.
+            _TooSlowError: Since its first bytes came it has fallen behind the floor, by more than `unseen_bytes`, which
+                may be on their way unseen.
         """
         settings, clock = self._settings, asyncio.get_running_loop().time
         reading = asyncio.ensure_future(read)
@@ -233,7 +238,7 @@ class RetryingStore(ForwardingStore):
                     raise _NoAnswerError(f"no answer within {deadline_s:g} s", operation="get", key=key)
                 if has_begun:
                     behind_bytes = max(0.0, behind_bytes + settings.bytes_per_s_min * waited_s - came_bytes)
-                if came_bytes and behind_bytes > SINK_BYTES:
+                if came_bytes and behind_bytes > unseen_bytes:
                     raise _too_slow(came_bytes / waited_s, settings, key)
                 if came_bytes:
                     has_begun, deadline_s = True, settings.deadline_s

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -12,9 +12,10 @@ from typing_extensions import override
 from blobstore.base import BlobStore, BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.memory import MemoryStore
-from blobstore.sink import Buffer, Sink
+from blobstore.sink import Buffer, MemorySink, Sink
 from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
 from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.meter import MeteredStore
 from blobstore.wrappers.retry import RetryingStore
 from tests.contract.sink_contract import Collecting
 from tests.simulation.model.virtual_loop import run_jumping
@@ -311,3 +312,19 @@ def test_cancelled_at_any_moment_it_leaves_nothing_under_way(read: Callable[[Blo
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)).partition("_")[0]):
         HedgeSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_sink_in_memory_that_is_held_up_gets_the_bytes_of_one_read() -> None:
+    class HeldUp(MemorySink):
+        @override
+        async def write_here(self, chunks: Sequence[Buffer]) -> None:
+            await asyncio.sleep(9)
+            await super().write_here(chunks)
+
+    async def main() -> tuple[bytes, int]:
+        inner, _ = await filled()
+        sink = HeldUp()
+        await HedgedStore(MeteredStore(inner), SETTINGS).read_into("k", sink)
+        return sink.data, len(inner.requests)
+
+    assert run_jumping(main())[0] == (DATA, 1)

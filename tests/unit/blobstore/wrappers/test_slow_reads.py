@@ -88,6 +88,15 @@ def test_a_drip_is_cut_off_and_goes_on_from_its_byte_without_using_up_the_budget
     assert data == DATA
 
 
+def test_a_drip_of_an_open_range_is_cut_off_after_a_window() -> None:
+    async def main() -> list[int]:
+        inner = PacedStore(3, 0.1)
+        assert await read_blob(RetryingStore(inner, SETTINGS), "k", size_bytes_max=len(DATA)) == DATA
+        return inner.starts
+
+    assert run_jumping(main())[0] == [0, 2 * PIECE_BYTES]
+
+
 def test_a_drip_on_every_connection_ends_as_an_error() -> None:
     inner, data, error, _ = read(30, settings=msgspec.structs.replace(SETTINGS, progress_window_s=10))
     assert len(inner.starts) == SETTINGS.attempts_max
