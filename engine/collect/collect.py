@@ -133,9 +133,8 @@ async def collect(
         leftovers = await _find_leftovers(store, rules, listed)
         kept = await _choose_kept(store, rules, listed)
         audit.add_kept(kept)
-        marking = _Marking(store, rules, listed, backend, options.plan_to)
+        marking = _Marking(store, rules, listed, backend, options.plan_to, audit)
         marked = await _mark(marking, kept)
-        audit.add_sweep_result(marked.sweep_result)
         if rules.dry_run:
             return make_report(rules, listed, Deletion.complete(plan_close(marked), leftovers))
         if is_too_much(rules, listed, marked.sweep_result):
@@ -143,7 +142,6 @@ async def collect(
         boundaries = await _close_commits(store, marked)
         audit.add_boundaries(boundaries)
         plan = await _read_again(marking, marked, boundaries)
-        audit.add_kept(plan.kept)
         audit.add_sweep_result(plan.sweep_result)
         deletion = Deletion(plan=plan, leftovers=leftovers)
         audit.add_deletion(deletion)
@@ -228,6 +226,7 @@ class _Marking(msgspec.Struct, frozen=True):
     listed: Listed
     backend: CollectBackend
     plan_to: BlobStore | None
+    audit: Audit
 
 
 async def _mark(marking: _Marking, kept: Kept) -> Marked:
@@ -264,7 +263,9 @@ async def _sweep(marking: _Marking, kept: Kept, broken: dict[IndexReference, Unr
     # Before anything that can fail or be refused every night: it protects, and nobody else may do it in time.
     unsettled = () if rules.dry_run else await settle_newest(marking.store, kept.roots)
     now_ms = min(listed.listing.listed_at_ms, listed.age_now_ms)
+    marking.audit.add_kept(kept)
     sweep_result = await marking.backend.sweep(kept.references, now_ms, rules.repository.ttl_ms)
+    marking.audit.add_sweep_result(sweep_result)
     if plan_to is not None:
         await write_header(plan_to, make_header(rules, listed, kept))
         await write_summary(plan_to, make_summary(rules, listed, sweep_result))
@@ -290,6 +291,7 @@ async def _read_again(marking: _Marking, marked: Marked, boundaries: tuple[Bound
         return await reachable_keys(store, unmarked, optional=kept.references.optional)
 
     kept, reached = await read_until_not_overtaken(await read(first.roots), read, follow)
+    marking.audit.add_kept(kept)
     if not set(kept.damage.reasons) <= set(first.damage.reasons):
         raise _damaged(kept.damage, "something more cannot be read than before; nothing was deleted")
     return DeletePlan(

@@ -70,7 +70,7 @@ class Fate(StrEnum):
     LEFT_ALONE = "is left alone"
     ABSENT = "is not there"
     # An index that is kept cannot be read, and may lead to it.
-    UNKNOWN = "unknown"
+    UNKNOWN = "is unknown"
 
 
 class RootKind(StrEnum):

@@ -46,7 +46,10 @@ async def find_commit(store: BlobStore, scope: Scope, **choice: Unpack[Choice]) 
         NotFoundError: None fits.
         FormatError: A record that may be the one that fits cannot be read.
         UsageError: A name and something else is given.
+        TypeError: Something is given that `Choice` does not have.
     """
+    if unknown := choice.keys() - Choice.__annotations__.keys():
+        raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(unknown))}")
     given = {key: value for key, value in choice.items() if value is not None}
     name = choice.get("name")
     if name is not None:

@@ -374,7 +374,7 @@ class AuditedBoundary(msgspec.Struct, frozen=True, kw_only=True):
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One collection. Lists are cut at a maximum, and the counts beside them are not.
 
-    What a run that failed did not come to has its default.
+    What a run that failed did not come to is 0 or empty.
     """
 
     schema: int = AUDIT_SCHEMA
@@ -383,34 +383,34 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     # By the store's clock. The run resumed an earlier one where the second is before the first (R3); 0: nothing was
     # listed.
     began_at_ms: int
-    listed_at_ms: int = 0
+    listed_at_ms: int
     # The earlier run whose listing that was, where this process knows it.
     resumed_from: RunId | None = msgspec.field(default=None, name="taken_up")
     # By this machine's clock.
-    seconds: float = 0
-    outcome: Outcome = "failed"
+    seconds: float
+    outcome: Outcome
     # What stopped it; empty if nothing did.
-    error: str = ""
+    error: str
     retention: RetentionPolicy
     delete_share_max: float
-    scopes_count: int = 0
-    scopes: tuple[AuditedScope, ...] = ()
-    names_count: int = 0
-    pins_count: int = 0
-    boundaries_count: int = 0
-    boundaries: tuple[AuditedBoundary, ...] = ()
-    listed_count: int = 0
-    listed_bytes: int = 0
-    live_count: int = 0
-    live_bytes: int = 0
-    waiting_count: int = 0
-    waiting_bytes: int = 0
-    excluded_count: int = msgspec.field(default=0, name="spared_count")
+    scopes_count: int
+    scopes: tuple[AuditedScope, ...]
+    names_count: int
+    pins_count: int
+    boundaries_count: int
+    boundaries: tuple[AuditedBoundary, ...]
+    listed_count: int
+    listed_bytes: int
+    live_count: int
+    live_bytes: int
+    waiting_count: int
+    waiting_bytes: int
+    excluded_count: int = msgspec.field(name="spared_count")
     # Blobs and indexes that were to go, and everything that went.
-    planned: tuple[ReasonTotal, ...] = ()
-    deleted: tuple[ReasonTotal, ...] = ()
-    failed_count: int = 0
-    failed: tuple[str, ...] = ()
+    planned: tuple[ReasonTotal, ...]
+    deleted: tuple[ReasonTotal, ...]
+    failed_count: int
+    failed: tuple[str, ...]
     # Keys that may be gone or not, because the store gave no answer or a task was lost; at most.
     unknown_count: int = 0
     # How far the store's clock was ahead of everything else; then nothing was deleted for its age.

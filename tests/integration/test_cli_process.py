@@ -157,6 +157,8 @@ def test_an_interrupted_run_cleans_up_and_leaves_the_repository_as_it_was(
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Whatever started the tests may have had hanging up ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509  (it takes no lock)
         text=True,
     )
     assert process.stderr is not None

@@ -116,7 +116,9 @@ def collect(
         TaskFailedError: A task failed for good by something else: nothing was deleted after that step.
     """
     options = options or SparkOptions()
-    partitions_max = options.partitions_max or int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    partitions_max = options.partitions_max
+    if partitions_max is None:
+        partitions_max = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
     with repository:
         backend = SparkBackend(

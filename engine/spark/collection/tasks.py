@@ -57,11 +57,18 @@ Item = TypeVar("Item")
 
 
 def work_through(
-    access: Access, items: Iterator[Item], work: Callable[[BlobStore, Item], Awaitable[list[Row]]]
+    access: Access,
+    items: Iterator[Item],
+    work: Callable[[BlobStore, Item], Awaitable[list[Row]]],
+    failed_before: Callable[[Item], Iterable[Row]] = lambda _: (),
 ) -> Iterator[pa.RecordBatch]:
-    """Work on a few items at a time; the rows of each come in one batch, and nothing is begun after a failure."""
+    """Work on a few items at a time; the rows of each come in one batch, and nothing is begun after a failure.
+
+    Failures of earlier tasks that come with an item are passed on, whatever becomes of the items beside it.
+    """
     failed: list[Row] = []
     while not failed and (some := tuple(itertools.islice(items, SHARDS_AT_ONCE))):
+        failed += [row for item in some for row in failed_before(item)]
         found: list[list[Row]] = []
         with failures_to(failed), access.borrow() as repository:
             store = repository.asynchronous.store
@@ -223,12 +230,12 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
         """Return the rows of one shard after the other; a failure is the last one."""
         shards = itertools.groupby(rows_of(batches), key=lambda row: row.position)
         inputs = (_SweepInput.of(SHARDS[position], rows) for position, rows in shards)
-        return work_through(self.access, inputs, self._sweep)
+        return work_through(self.access, inputs, self._sweep, lambda given: given.failed)
 
     async def _sweep(self, store: BlobStore, given: "_SweepInput") -> list[Row]:
         shard, inventory = given.shard, given.inventory
         if given.failed:
-            return given.failed
+            return []
         if self.digests[shard.position] == NOTHING_DIGEST:
             return [_answer(shard, SweepShard())]
         if inventory is None and self.run is not None:

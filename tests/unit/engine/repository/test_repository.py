@@ -57,6 +57,13 @@ async def test_a_name_and_another_choice_do_not_go_together(world: World) -> Non
         await repository.find(JOB, name="golden", version=99)
 
 
+async def test_a_misspelt_choice_is_not_the_newest_commit(world: World) -> None:
+    repository = await world.process()
+    await repository.commit(JOB, [await world.backup(repository, "one")])
+    with pytest.raises(TypeError, match="verson"):
+        await repository.find(JOB, verson=7)  # type: ignore[call-arg]
+
+
 async def test_hashes_are_remembered_of_the_directories_used_last(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
