@@ -247,6 +247,8 @@ class CheckpointRestore:
         self._repository = repository
         self._target = target
         self._choice = choice
+        # Empty until it is found.
+        self.job = choice.job or ""
         self._runtime = runtime
         self._begun_s = runtime.monotonic_s()
         self._resources = contextlib.AsyncExitStack()
@@ -260,9 +262,10 @@ class CheckpointRestore:
 
     def naming_complete(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Let an error of a block that something is missing say which backup is whole (design 0006, M2)."""
-        return naming_complete(
-            self._repository.store, lambda: self._repository.commits(Scope(self.job)), name=_name_backup
-        )
+        return naming_complete(self._repository.store, self._commits, name=_name_backup)
+
+    async def _commits(self) -> Sequence[Commit]:
+        return await self._repository.commits(Scope(self.job)) if self.job else ()
 
     @contextlib.contextmanager
     def naming_aside(self) -> Iterator[None]:
@@ -292,7 +295,7 @@ class CheckpointRestore:
                 "Spark would take it for a relative path", operation="restore", subject=choice.spark_location, hint=hint
             )
         await check_apart(self._target, self._repository.store)
-        self.job = choice.job or await find_job(self._repository)
+        self.job = self.job or await find_job(self._repository)
         self.commit, self.backup, self._lease = await self._resources.enter_async_context(
             pinned_checkpoint_backup(
                 self._repository,

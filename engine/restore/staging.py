@@ -184,10 +184,11 @@ class Staging:
                 os.unlink(self._lock_name, dir_fd=self._parent)
             except OSError:
                 self.leftovers.append(str(self.target.parent / self._lock_name))
-        for descriptor in (self.descriptor, self._staging, self._lock, self._parent):
+        descriptors = self.descriptor, self._staging, self._lock, self._parent
+        self.descriptor = self._staging = self._lock = self._parent = -1
+        for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
-        self.descriptor = self._staging = self._lock = self._parent = -1
 
     def _take_lock(self) -> int:
         for _ in range(LOCK_ATTEMPTS_MAX):

@@ -248,7 +248,7 @@ class StateStore:
                     metrics = LoadMetrics(of=target, base=loaded.resolution.base, was_loaded=True)
                 else:
                     loaded, metrics = await self._build(target, read_only=read_only, empty=empty)
-                self._loaded, self.last_load = loaded, metrics
+                self.last_load = metrics
                 await self._begin(loaded, read_only=read_only)
                 if not read_only and not empty:
                     self._needed = loaded.resolution
@@ -263,7 +263,9 @@ class StateStore:
         known = {target: self.lineage[:at]} if at else {}
         await self._unload()
         try:
-            return await self._loader.load(target, known, read_only=read_only, empty=empty)
+            # Kept at once: whatever fails from here on, the caller closes it.
+            self._loaded, metrics = await self._loader.load(target, known, read_only=read_only, empty=empty)
+            return self._loaded, metrics
         finally:
             # Also what a failed load has fetched: before the next one, the store may have been healed.
             await run_blocking(self._place.clear_fetched)

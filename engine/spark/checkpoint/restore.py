@@ -136,8 +136,8 @@ def restore_checkpoint(
     settings, partitions_max = choice.target_settings or options.store, options.partitions_max
     choice = msgspec.structs.replace(choice, target_settings=settings)
     runtime = SystemRuntime()
-    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
     place = make_target(target, runtime, choice)
+    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
 
     async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
         is_directory = isinstance(place, DirectoryTarget)
@@ -152,9 +152,10 @@ def restore_checkpoint(
         if isinstance(place, ObjectTarget):
             if place.has_content:
                 trial = msgspec.structs.replace(task, is_trial=True)
-                await asyncio.to_thread(_carry_out, spark, trial, partitions_max)
+                await run_blocking(_carry_out, spark, trial, partitions_max)
             await place.clear()
-        return await asyncio.to_thread(_carry_out, spark, task, partitions_max)
+        # To its end: tasks still write to the staging directory, and rely on the pin.
+        return await run_blocking(_carry_out, spark, task, partitions_max)
 
     with repository:
         return repository.loop.run(run_restore(repository.asynchronous, place, choice, restore_stores, runtime))
