@@ -1,5 +1,8 @@
 """Read what an SST says of itself: where its blocks are (design 0005, K3) and its identity (design 0001, I1).
 
+The identity is the session id of the database that wrote the file, the file's number in it, and the size
+(`index.snapshot.model.SstIdentity`).
+
 ```
 file        = data blocks … | properties block | metaindex block | [index block] | footer
 block       = contents | compression type (1 byte) | checksum (4 bytes)
