@@ -146,7 +146,7 @@ class TestPutNew:
     async def test_anything_else_under_our_key_is_damage(self) -> None:
         store = MemoryStore()
         await store.put_if_absent(KEY, BytesBody(b"foreign"), ttl_ms=5000)
-        with pytest.raises(DamagedError, match="7 bytes stand") as raised:
+        with pytest.raises(DamagedError, match="7 bytes are there") as raised:
             await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000)
         assert raised.value.subject == KEY
 

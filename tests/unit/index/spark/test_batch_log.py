@@ -231,12 +231,12 @@ def test_offsets_that_would_not_come_back_are_refused(offsets: BatchOffsets) -> 
 
 
 def test_a_version_cannot_hold_what_came_later() -> None:
-    with pytest.raises(BatchLogError, match="no room for unique ids"):
+    with pytest.raises(BatchLogError, match="no field for unique ids"):
         encode_commit(BatchCommit(unique_ids={}))
     sink = SinkMetadata(sink_name="s", commit_offset="-", provider_name="noop", api_version="v2", is_active=True)
-    with pytest.raises(BatchLogError, match="no room for sinks"):
+    with pytest.raises(BatchLogError, match="no field for sinks"):
         encode_commit(BatchCommit(version=2, sinks={"s": sink}))
-    with pytest.raises(BatchLogError, match="no room for schemas"):
+    with pytest.raises(BatchLogError, match="no field for schemas"):
         encode_operator(change(decode_operator(OPERATOR_2), version=1))
 
 

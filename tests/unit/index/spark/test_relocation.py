@@ -73,7 +73,7 @@ def test_an_operator_without_paths_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("path", ["file:/somewhere/else", "", f"file:/old/{SCHEMA}".replace("_stateSchema", "schema")])
 def test_what_is_no_schema_file_is_refused(path: str) -> None:
-    with pytest.raises(BatchLogError, match="no schema file"):
+    with pytest.raises(BatchLogError, match="not a schema file"):
         relocated(path, "/new")
 
 
