@@ -16,7 +16,7 @@ from benchmarks.peers.servers import BenchServer
 from benchmarks.peers.trees import difference, tree_bytes, tree_digests
 
 UP, DOWN = "up", "down"
-DisplayMixin = Callable[[str], None]
+Report = Callable[[str], None]
 _NOTHING = Usage(wall_s=0.0, user_s=0.0, system_s=0.0, peak_bytes=0)
 
 
@@ -40,7 +40,7 @@ class Copying:
         source: Path,
         room: Path,
         outcome: Outcome,
-        told: DisplayMixin,
+        told: Report,
     ) -> None:
         self._server = server
         self._contestants = contestants

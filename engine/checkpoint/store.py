@@ -37,7 +37,6 @@ from index.snapshot.records import StoreReference
 from index.spark.checkpoint import StoreId
 from index.spark.checksums import FileChecksum, encode_file_checksum
 from index.spark.lineage import Resolution, target_in_index
-from index.spark.metadata import StateMetadata
 from index.spark.names import changelog_name, checksum_name, snapshot_name
 from index.spark.retention import SCHEMA_PATH
 
@@ -235,14 +234,7 @@ def _capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState) 
     loaded.write_operands()
     loaded.db.flush()
     loaded.db.checkpoint(directory)
-    metadata = StateMetadata(
-        num_keys=loaded.counts.keys,
-        num_internal_keys=loaded.counts.internal_keys,
-        column_family_ids=loaded.families.ids,
-        column_family_internal=loaded.families.internal,
-        column_family_id_max=loaded.families.id_max,
-    )
-    return manager.capture(directory, loaded.target, metadata)
+    return manager.capture(directory, loaded.target, loaded.metadata)
 
 
 class _Builder:

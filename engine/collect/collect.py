@@ -132,7 +132,6 @@ async def collect(
         audit.add_listed(listed)
         leftovers = await _find_leftovers(store, rules, listed)
         kept = await _choose_kept(store, rules, listed)
-        audit.add_kept(kept)
         marking = _Marking(store, rules, listed, backend, options.plan_to, audit)
         marked = await _mark(marking, kept)
         if rules.dry_run:
@@ -260,10 +259,10 @@ async def _mark(marking: _Marking, kept: Kept) -> Marked:
 
 async def _sweep(marking: _Marking, kept: Kept, broken: dict[IndexReference, Unread]) -> Marked:
     rules, listed, plan_to = marking.rules, marking.listed, marking.plan_to
+    marking.audit.add_kept(kept)
     # Before anything that can fail or be refused every night: it protects, and nobody else may do it in time.
     unsettled = () if rules.dry_run else await settle_newest(marking.store, kept.roots)
     now_ms = min(listed.listing.listed_at_ms, listed.age_now_ms)
-    marking.audit.add_kept(kept)
     sweep_result = await marking.backend.sweep(kept.references, now_ms, rules.repository.ttl_ms)
     marking.audit.add_sweep_result(sweep_result)
     if plan_to is not None:

@@ -24,7 +24,6 @@ from engine.state.local_files import WorkingDir, remove_tree
 from engine.state.metrics import Deleted, SaveMetrics, SnapshotUploaded
 from engine.state.settings import StateStoreSettings
 from index.snapshot.model import UniqueId
-from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion
 
 # One under way and one that waits.
@@ -315,13 +314,7 @@ class StateCommits:
     async def _capture(self, loaded: LoadedState, of: StateVersion) -> CapturedSnapshot:
         """Capture what is there now, so that nothing that follows can change it (design 0004, S3)."""
         directory = self._place.new_captured()
-        metadata = StateMetadata(
-            num_keys=loaded.counts.keys,
-            num_internal_keys=loaded.counts.internal_keys,
-            column_family_ids=loaded.families.ids,
-            column_family_internal=loaded.families.internal,
-            column_family_id_max=loaded.families.id_max,
-        )
+        metadata = loaded.metadata
 
         made: list[CapturedSnapshot] = []
 

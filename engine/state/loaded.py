@@ -21,6 +21,7 @@ from index.snapshot.model import LineageItem, UniqueId
 from index.spark.changelog import Record, changelog_version
 from index.spark.checksums import Crc32c, split_values, unwrap_record, unwrap_value, wrap_deleted_key, wrap_value
 from index.spark.lineage import LINEAGE_BYTES_MAX, Resolution, lineage_fits
+from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion
 
 # Above this they are written before any read.
@@ -291,6 +292,17 @@ class LoadedState:
     def write_operands(self) -> None:
         """Bring RocksDB up to date with what was merged: before it is read by other methods than `get` and `items`."""
         self._operands.write()
+
+    @property
+    def metadata(self) -> StateMetadata:
+        """What a snapshot of it says beside its files."""
+        return StateMetadata(
+            num_keys=self.counts.keys,
+            num_internal_keys=self.counts.internal_keys,
+            column_family_ids=self.families.ids,
+            column_family_internal=self.families.internal,
+            column_family_id_max=self.families.id_max,
+        )
 
     # --- rows
 

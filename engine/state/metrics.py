@@ -1,9 +1,7 @@
-"""What the last load and the last commit of a state store did and what they cost.
+"""Metrics of the last load and the last commit of a state store, and of what its file manager moved.
 
 Where Spark has a number for it, its name is beside it: a metric of the operator in the query's progress, or a key of
-its load and commit latencies.
-
-What the last load and the last save of a file manager moved; Spark's `RocksDBFileManagerMetrics`.
+its load and commit latencies; of the file manager, Spark's `RocksDBFileManagerMetrics`.
 """
 
 import msgspec
