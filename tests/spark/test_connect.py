@@ -16,8 +16,9 @@ from tests.servers.spark_connect import ROOT, SparkConnectServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
-PARTS = ("the_example", "a_job", "a_listener_and_the_sources")
+PARTS = ("a_job", "a_listener_and_the_sources")
 LONG = (
+    "the_example",
     "cores",
     "stores",
     "a_collection",
