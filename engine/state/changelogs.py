@@ -31,17 +31,18 @@ from engine.state.compression import Codec, Compressor, decompress_chunks
 from engine.state.sources import StateFiles
 from index.snapshot.model import LineageItem
 from index.spark.changelog import (
+    DELETE,
+    DELETE_RANGE,
+    MERGE,
+    PUT,
     ChangelogDecoder,
     ChangelogHeader,
     ChangelogVersion,
     Record,
     check_header,
-    encode_delete,
-    encode_delete_range,
     encode_end,
     encode_header,
-    encode_merge,
-    encode_put,
+    encode_record,
 )
 from index.spark.checksums import (
     FILE_CHECKSUM_BYTES_MAX,
@@ -239,19 +240,19 @@ class ChangelogWriter:
 
     def put(self, key: bytes, value: bytes) -> None:
         """Add a key and its new value."""
-        self._take(encode_put(self._version, key, value))
+        self._take((PUT, key, value))
 
     def merge(self, key: bytes, operand: bytes) -> None:
         """Add a key and what is appended to its value."""
-        self._take(encode_merge(self._version, key, operand))
+        self._take((MERGE, key, operand))
 
     def delete(self, key: bytes) -> None:
         """Add the removal of a key. With row checksums the key begins with its own, as Spark has it."""
-        self._take(encode_delete(self._version, key))
+        self._take((DELETE, key, b""))
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
         """Add the removal of every key from `begin` on and before `end`."""
-        self._take(encode_delete_range(self._version, begin, end))
+        self._take((DELETE_RANGE, begin, end))
 
     def finish(self) -> int:
         """Write the rest and the end mark, and close the file. It is not synced.
@@ -276,10 +277,11 @@ class ChangelogWriter:
         self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def _take(self, record: bytes) -> None:
+    def _take(self, record: Record) -> None:
+        data = encode_record(self._version, record)
         if self._ended:
             raise self._ended_error()
-        self._buffer += record
+        self._buffer += data
         self._records += 1
         if len(self._buffer) >= _BUFFER_BYTES:
             self._write(self._compressor.write(self._buffer))

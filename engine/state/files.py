@@ -47,8 +47,7 @@ from index.snapshot.model import UniqueId
 from index.spark.lineage import Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata, StoredFile
 from index.spark.names import StateVersion, changelog_name, checksum_name, parse_state_name, snapshot_name, stored_name
-from index.spark.retention import StateListing
-from index.spark.sharing import LocalStateFile, is_stale
+from index.spark.retention import LocalStateFile, StateListing, is_stale
 
 _MISSING_HINT: Final = (
     "it was deleted or never uploaded; load a version that is still there, or restore the directory from a backup"

@@ -44,8 +44,8 @@ from engine.local.identify import READ_BYTES, read_sst
 from engine.local.scan import READ_FLAGS
 from index.errors import UnsafeNameError
 from index.spark.metadata import StoredFile
-from index.spark.names import LOGS, SSTS, StateVersion, check_log_name, check_sst_name, stored_name
-from index.spark.sharing import (
+from index.spark.names import LOGS, SSTS, StateVersion, check_local_name, stored_name
+from index.spark.retention import (
     FileStamp,
     LocalStateFile,
     SharedFile,
@@ -79,7 +79,7 @@ def list_shared(directory: Path) -> tuple[Path, ...]:
         found = [path for path in _entries(directory) if path.name.endswith(".sst")]
         found += [path for path in _entries(directory / ARCHIVE) if path.name.endswith(".log")]
         for path in found:
-            (check_sst_name if path.name.endswith(".sst") else check_log_name)(path.name)
+            check_local_name(path.name, path.suffix)
     except OSError as error:
         raise _unreadable(directory, error) from error
     except UnsafeNameError as error:

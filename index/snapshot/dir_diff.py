@@ -1,7 +1,7 @@
 """Split a directory into files to upload, to keep and to drop: Samza's `DirDiff`.
 
-First come the values of a directory on disk, then the rules that say when a file on disk is the file of a snapshot
-(design 0002, I1; Samza's own rule beside it), then the diff.
+First come the values of a directory on disk, then the rule that says when a file on disk is the file of a snapshot
+(design 0002, I1), then the diff.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,10 +14,6 @@ from index.errors import IndexInvariantError
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.model import DirIndex, FileIndex, FileMetadata, FilePath, SstIdentity
 
-# Samza compares no checksum of a larger file unless configured to; one of exactly this size is still compared.
-SAMZA_LARGE_FILE_BYTES: Final = 1024 * 1024
-
-_OWNER_BITS: Final = 0o700
 _BUILD_HINT: Final = "the uploads do not belong to this diff; run the backup again"
 
 _Entry = TypeVar("_Entry", FileIndex, DirIndex)
@@ -99,43 +95,6 @@ def is_same_file(local: LocalFile, remote: FileIndex) -> bool:
     if local.sst is not None and remote.sst is not None:
         return local.sst == remote.sst
     return local.blake3 is not None and local.blake3 == remote.blake3
-
-
-def is_same_file_samza_v1(*, compare_large_file_checksums: bool, compare_file_owners: bool) -> SameFile:
-    """Make Samza's own rule, for a caller that must decide as Samza does.
-
-    Name and size are equal; with `compare_file_owners` the names of owner and group are; the owner's read, write and
-    execute bits are, and no other bit of the mode counts; timestamps never count. Then the CRC32 decides, except that
-    a file above 1,048,576 bytes is the same unread unless `compare_large_file_checksums`. That exception takes a
-    changed file for an unchanged one wherever large files are not immutable, or where two forks of one store write
-    the same file number: never use it where `is_same_file` can be used.
-
-    Args:
-        compare_large_file_checksums: Compare the CRC32 of large files too.
-        compare_file_owners: Compare the names of owner and group.
-
-    Returns:
-        A predicate that needs the local `crc32` wherever the checksum decides and the file is not empty; without it
-        the files are not the same.
-
-    Source:
-        Samza `DirDiffUtil.areSameFile`.
-    """
-
-    def is_same(local: LocalFile, remote: FileIndex) -> bool:
-        mine, theirs = local.metadata, remote.metadata
-        if local.name != remote.name or mine.size_bytes != theirs.size_bytes:
-            return False
-        if compare_file_owners and (mine.group, mine.owner) != (theirs.group, theirs.owner):
-            return False
-        if (mine.mode ^ theirs.mode) & _OWNER_BITS:
-            return False
-        if mine.size_bytes > SAMZA_LARGE_FILE_BYTES and not compare_large_file_checksums:
-            return True
-        crc32 = 0 if mine.size_bytes == 0 else local.crc32
-        return crc32 == remote.crc32
-
-    return is_same
 
 
 def is_stored_alike(a: FileIndex, b: FileIndex) -> bool:

@@ -1,4 +1,4 @@
-"""What a changelog holds once it is decompressed: records of changes, in four versions (design 0004, 3).
+"""Read and write what a changelog holds once it is decompressed: records of changes, in four versions (design 0004, 3).
 
 The decoder takes a file in chunks as they come and never holds more of it than one chunk and one record (L5).
 """
@@ -34,6 +34,8 @@ _NO_VALUE: Final = -1
 _TYPED: Final[frozenset[int]] = frozenset({2, 4})
 _WITH_LINEAGE: Final[frozenset[int]] = frozenset({3, 4})
 _KINDS: Final = frozenset({PUT, DELETE, MERGE, DELETE_RANGE})
+# Spark reads the second from 4.2 on.
+_ONLY_TYPED: Final = {MERGE: "MERGE", DELETE_RANGE: "DELETE_RANGE"}
 # A file that says `v1` says it with the length and the beginning of its first key.
 _WRITTEN_VERSIONS: Final[dict[bytes, ChangelogVersion]] = {b"v2": 2, b"v3": 3, b"v4": 4}
 # Spark reads the version as a Java short.
@@ -70,11 +72,6 @@ def changelog_version(*, column_families: bool, unique_ids: bool) -> ChangelogVe
 def check_header(header: ChangelogHeader, of: StateVersion, *, subject: str = "changelog") -> None:
     """Refuse a changelog that is of another kind than its name says (design 0004, L6).
 
-    Args:
-        header: Of the file.
-        of: The version and id of its name.
-        subject: The name, for errors.
-
     Raises:
         DamagedChangelogError: The name has an id and the content no lineage, not even an empty one, or the reverse.
     """
@@ -89,16 +86,14 @@ def check_header(header: ChangelogHeader, of: StateVersion, *, subject: str = "c
 
 
 def check_leads_back(header: ChangelogHeader, of: StateVersion, before: StateVersion) -> None:
-    """Refuse a changelog that was not written on top of the version that it is to be replayed on (design 0004, R8).
+    """Refuse the changelog of `of` if it was not written on top of the version `before` (design 0004, R8).
 
     Args:
-        header: Of the changelog.
-        of: Whose changelog it is.
         before: What was replayed before it, or the base; version 0 if it is to be replayed on nothing.
 
     Raises:
-        LineageError: Its lineage ends with another version, or there is one where it is to follow a version without
-            an id, or none where it is to follow one with an id.
+        LineageError: Its lineage ends with another version, or there is one where it is to follow a version without an
+            id, or none where it is to follow one with an id.
     """
     if of.unique_id is None:
         return
@@ -113,7 +108,7 @@ def check_leads_back(header: ChangelogHeader, of: StateVersion, before: StateVer
 
 
 def decode_header(start: bytes, *, complete: bool, subject: str = "changelog") -> ChangelogHeader | None:
-    """Decode the header of a changelog from its first bytes.
+    """Decode the header of a changelog from its first bytes; None if more are needed: never when `complete`.
 
     Version 1 has none, and its first bytes are the length of a key. Whatever does not read as a version is of version
     1, however it fails to.
@@ -121,10 +116,6 @@ def decode_header(start: bytes, *, complete: bool, subject: str = "changelog") -
     Args:
         start: The first bytes of the decompressed file; at most 65,543 are ever needed.
         complete: Whether the file has no more bytes than these.
-        subject: The name of the file, for errors.
-
-    Returns:
-        None if more bytes are needed, which never is so when `complete`.
 
     Raises:
         UnknownFormatError: The file is of a version above 4.
@@ -196,7 +187,6 @@ class ChangelogDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes were fed and are held back until the record that they begin is whole."""
         return self._pending_bytes
 
     def feed(self, chunk: bytes) -> list[Record]:
@@ -204,8 +194,7 @@ class ChangelogDecoder:
 
         Raises:
             DamagedChangelogError: The bytes break design 0004, L2. The decoder is of no use after that.
-            UnknownFormatError: As for `decode_header`.
-            UnsafeNameError: As for `decode_header`.
+            UnknownFormatError, UnsafeNameError: As for `decode_header`.
         """
         records: list[Record] = []
         if not chunk:
@@ -352,8 +341,8 @@ def encode_header(version: ChangelogVersion, lineage: Iterable[LineageItem] = ()
 
     Args:
         version: From `changelog_version`.
-        lineage: From the newest snapshot known at load to the version before this one, ascending; versions 1 and 2
-            have none.
+        lineage: From the newest snapshot known at load to the version before this one, ascending; versions 1 and 2 have
+            none.
 
     Raises:
         UnsupportedRecordError: The version is not 1 to 4, or 1 or 2 and there is a lineage.
@@ -382,86 +371,31 @@ def encode_header(version: ChangelogVersion, lineage: Iterable[LineageItem] = ()
         ) from error
 
 
-def encode_put(version: ChangelogVersion, key: bytes, value: bytes) -> bytes:
-    """Encode a key and its new value.
-
-    Raises:
-        UnsupportedRecordError: Key or value is above FIELD_BYTES_MAX.
-    """
-    _check_sizes(key, value)
-    if version in _TYPED:
-        return _TYPE_AND_LENGTH.pack(PUT, len(key)) + key + _INT.pack(len(value)) + value
-    return _INT.pack(len(key)) + key + _INT.pack(len(value)) + value
-
-
-def encode_merge(version: ChangelogVersion, key: bytes, value: bytes) -> bytes:
-    """Encode a key and what is appended to its value.
-
-    Raises:
-        UnsupportedRecordError: The version is 1 or 3 (design 0004, L3), or key or value is above FIELD_BYTES_MAX.
-    """
-    return _encode_typed(version, MERGE, "MERGE", key, value)
-
-
-def encode_delete(version: ChangelogVersion, key: bytes) -> bytes:
-    """Encode a key that is deleted.
-
-    Raises:
-        UnsupportedRecordError: The key is above FIELD_BYTES_MAX.
-    """
-    _check_sizes(key, b"")
-    if version in _TYPED:
-        return _TYPE_AND_LENGTH.pack(DELETE, len(key)) + key + _INT.pack(_NO_VALUE)
-    return _INT.pack(len(key)) + key + _INT.pack(_NO_VALUE)
-
-
-def encode_delete_range(version: ChangelogVersion, begin: bytes, end: bytes) -> bytes:
-    """Encode the deletion of every key from `begin` to before `end`. Spark reads this from 4.2 on.
-
-    Raises:
-        UnsupportedRecordError: The version is 1 or 3 (design 0004, L3), or a key is above FIELD_BYTES_MAX.
-    """
-    return _encode_typed(version, DELETE_RANGE, "DELETE_RANGE", begin, end)
-
-
 def encode_end(version: ChangelogVersion) -> bytes:
     """Encode the end mark, without which a changelog is damaged (design 0004, L2)."""
     return bytes([_END]) if version in _TYPED else _INT.pack(_END_V1)
 
 
 def encode_record(version: ChangelogVersion, record: Record) -> bytes:
-    """Any record, as the decoder gives it.
+    """Encode a record, as the decoder gives it.
 
     Raises:
-        UnsupportedRecordError: As for the function of its kind, or the kind is unknown.
+        UnsupportedRecordError: Key or value is above FIELD_BYTES_MAX, the kind is unknown, or the version is 1 or 3 and
+            knows neither MERGE nor DELETE_RANGE (design 0004, L3).
     """
     kind, key, value = record
-    match kind:
-        case 0x01:
-            return encode_put(version, key, value)
-        case 0x10:
-            return encode_delete(version, key)
-        case 0x11:
-            return encode_merge(version, key, value)
-        case 0x20:
-            return encode_delete_range(version, key, value)
-        case _:
-            raise UnsupportedRecordError("is unknown", subject=f"record type {kind}", hint="pass a kind of this module")
-
-
-def _encode_typed(version: ChangelogVersion, kind: int, word: str, key: bytes, value: bytes) -> bytes:
-    if version not in _TYPED:
+    if kind not in _KINDS:
+        raise UnsupportedRecordError("is unknown", subject=f"record type {kind}", hint="pass a kind of this module")
+    is_typed = version in _TYPED
+    if not is_typed and kind in _ONLY_TYPED:
         raise UnsupportedRecordError(
-            f"cannot hold a {word}",
+            f"cannot hold a {_ONLY_TYPED[kind]}",
             subject=f"changelog version {version}",
             hint="only stores with column families (versions 2 and 4) have them",
         )
-    _check_sizes(key, value)
-    return _TYPE_AND_LENGTH.pack(kind, len(key)) + key + _INT.pack(len(value)) + value
-
-
-def _check_sizes(key: bytes, value: bytes) -> None:
     if len(key) > FIELD_BYTES_MAX or len(value) > FIELD_BYTES_MAX:
         raise UnsupportedRecordError(
             f"has a field of over {FIELD_BYTES_MAX} bytes", subject="changelog record", hint="split the row"
         )
+    start = _TYPE_AND_LENGTH.pack(kind, len(key)) if is_typed else _INT.pack(len(key))
+    return start + key + (_INT.pack(_NO_VALUE) if kind == DELETE else _INT.pack(len(value)) + value)

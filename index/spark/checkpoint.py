@@ -39,7 +39,6 @@ class StoreId(msgspec.Struct, frozen=True, order=True):
 
     @property
     def task(self) -> str:
-        """The task that it is committed under."""
         return f"{self.operator}-{self.partition}"
 
     @property
@@ -54,7 +53,6 @@ class StoreId(msgspec.Struct, frozen=True, order=True):
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __str__(self) -> str:  # type: ignore[explicit-override]
-        """Format as `0/3` or `0/3/left-keyToNumValues`."""
         return self.path.removeprefix(f"{STATE}/")
 
     @classmethod
@@ -78,7 +76,6 @@ class CheckpointBackup(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     location: str = ""
 
     def encode(self) -> str:
-        """Encode as a commit record has it."""
         return msgspec.json.encode(self).decode()
 
 
@@ -155,7 +152,7 @@ def _current(backups: Sequence[StoredBackup]) -> list[StoredBackup]:
 
 
 def select_query_files(paths: Iterable[FilePath], *, oldest_batch: int, batch: int) -> tuple[FilePath, ...]:
-    """Select the files of the query that belong to a batch and nothing newer (R2).
+    """Select the files of the query, of those that the backup has, that belong to a batch and nothing newer (R2).
 
     Args:
         paths: Of the files that the backup has of the query.

@@ -1,21 +1,16 @@
 """Check what Spark and Hadoop have written with checksums: rows, files, and the blocks of files.
 
 - *Row checksums* (Spark 4.2): a CRC32C in front of every value, and of every key that a changelog deletes. A value is
-  stored as `checksum, length, value`, both numbers little-endian; values that were merged follow each other
-  with the delimiter of the merge operator between them. The checksum is over the key as it is in RocksDB, with the
-  prefix of its column family, and the value. Off unless the query's offset log says otherwise (design 0004, L4).
+  stored as `checksum, length, value`, both numbers little-endian; values that were merged follow each other with the
+  delimiter of the merge operator between them. The checksum is over the key as it is in RocksDB, with the prefix of its
+  column family, and the value. Off unless the query's offset log says otherwise (design 0004, L4).
 - *File checksums* (Spark 4.1): the content of `<name>.crc` beside a snapshot or a changelog. A file without one is read
   without verification, as Spark does: the two are published one after the other.
-- *Hadoop's hidden checksum files*: `.<name>.crc` beside every file that its local file system has written. Numbers are
-  big-endian, and the CRC is the one of zip files. Hadoop refuses a file that does not fit; where there is no such file,
-  it verifies nothing.
+- *Hadoop's hidden checksum files*: `.<name>.crc` beside every file that its local file system (`ChecksumFs`) has
+  written: "crc" and NUL, the bytes per checksum (4), and a CRC32 of each chunk of that size (4 each), all big-endian.
+  Hadoop refuses a file that does not fit; where there is no such file, it verifies nothing.
 
-```
-"crc" 00 | bytes per checksum (4) | CRC32 of each chunk of that size (4 each)
-```
-
-Source:
-    Hadoop `ChecksumFileSystem`, `ChecksumFs`; looked at in checkpoints of Spark 4.3.
+In every function `crc32c` is None where nothing is to be verified, and a key has the prefix of its column family.
 """
 
 import struct
@@ -41,7 +36,7 @@ _ROW_HINT: Final = "the row is damaged; load an older version, or restore the st
 CRC32C: Final = "CRC32C"
 FILE_CHECKSUM_BYTES_MAX: Final = 64 * 1024
 
-_UINT32 = 1 << 32
+_UINT32: Final = 1 << 32
 _INT32_MAX: Final = (1 << 31) - 1
 _FILE_HINT: Final = "the file or its .crc is damaged; take both from a backup, or load an older version"
 
@@ -69,10 +64,10 @@ def split_values(key: bytes, stored: bytes, *, delimiter: bytes, crc32c: Crc32c 
     """Split what is stored under a key: the value that was put, and those merged to it, in order.
 
     Args:
-        key: With the prefix of its column family.
+        key: Of the value.
         stored: The value in RocksDB.
         delimiter: Of the merge operator: `,` with its version 1, nothing with 2.
-        crc32c: None: do not verify.
+        crc32c: As in all functions.
 
     Raises:
         RowChecksumError: A value does not fit its checksum, or the lengths do not add up.
@@ -101,20 +96,12 @@ def split_values(key: bytes, stored: bytes, *, delimiter: bytes, crc32c: Crc32c 
 
 
 def unwrap_value(key: bytes, stored: bytes, *, delimiter: bytes, crc32c: Crc32c | None) -> bytes:
-    """Return the value as it would be without row checksums: merged values joined by the delimiter.
-
-    Raises:
-        RowChecksumError: As for `split_values`.
-    """
+    """Return the value as it would be without row checksums: merged values joined by the delimiter."""
     return delimiter.join(split_values(key, stored, delimiter=delimiter, crc32c=crc32c))
 
 
 def unwrap_deleted_key(stored: bytes, crc32c: Crc32c | None) -> bytes:
     """Return the key that a DELETE of a changelog is about.
-
-    Args:
-        stored: The key of the record.
-        crc32c: None: do not verify.
 
     Raises:
         RowChecksumError: The key does not fit its checksum, or is too short to have one.
@@ -131,13 +118,7 @@ def unwrap_deleted_key(stored: bytes, crc32c: Crc32c | None) -> bytes:
 def unwrap_record(record: Record, *, delimiter: bytes, crc32c: Crc32c | None) -> Record:
     """Return a record of a changelog as it is replayed: the key without checksum, and the value with it.
 
-    Args:
-        record: From the decoder, of a store with row checksums.
-        delimiter: As for `split_values`.
-        crc32c: None: do not verify. Spark verifies every record that it replays.
-
-    Raises:
-        RowChecksumError: As for `split_values` and `unwrap_deleted_key`.
+    Spark verifies every record that it replays. Errors are those of `split_values` and `unwrap_deleted_key`.
     """
     kind, key, value = record
     if kind == DELETE:
@@ -153,18 +134,23 @@ def _broken_row(key: bytes, message: str) -> RowChecksumError:
     return RowChecksumError(message, subject=f"row with the key {key[:64].hex()}", hint=_ROW_HINT)
 
 
-class FileChecksum(msgspec.Struct, frozen=True, kw_only=True):
-    """The checksum of one file, over its bytes as stored."""
+class ChecksumCreator(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Who made a checksum; for people only."""
 
-    algorithm: str = CRC32C
-    # A Java int: the CRC as a signed number of 32 bits.
-    value: int
-    main_file_size_bytes: int
-    # By the clock of the machine that wrote it.
-    timestamp_ms: int
-    # For people only: Spark's executor and task.
     executor_id: str = ""
     task_info: str = ""
+
+
+class FileChecksum(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The checksum of one file, over its bytes as stored; fields as in Spark's JSON, in its order."""
+
+    algorithm: str
+    # A Java int: the CRC as a signed number of 32 bits.
+    value: int
+    main_file_size_bytes: int = msgspec.field(name="mainFileSize")
+    # By the clock of the machine that wrote it.
+    timestamp_ms: int
+    creator: ChecksumCreator
 
     @property
     def crc32c(self) -> int:
@@ -172,55 +158,27 @@ class FileChecksum(msgspec.Struct, frozen=True, kw_only=True):
         return self.value % _UINT32
 
     @classmethod
-    def of_file(
-        cls, *, crc32c: int, size_bytes: int, timestamp_ms: int, executor_id: str = "", task_info: str = ""
-    ) -> "FileChecksum":
+    def of_file(cls, *, crc32c: int, size_bytes: int, timestamp_ms: int, executor_id: str = "") -> "FileChecksum":
         """Make the checksum of a file from its unsigned CRC32C and size."""
         return cls(
+            algorithm=CRC32C,
             value=crc32c if crc32c <= _INT32_MAX else crc32c - _UINT32,
             main_file_size_bytes=size_bytes,
             timestamp_ms=timestamp_ms,
-            executor_id=executor_id,
-            task_info=task_info,
+            creator=ChecksumCreator(executor_id=executor_id),
         )
 
 
-class _SparkCreator(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    executor_id: str = ""
-    task_info: str = ""
-
-
-class _SparkChecksum(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    algorithm: str
-    value: int
-    main_file_size: int
-    timestamp_ms: int
-    creator: _SparkCreator
-
-
-_decoder = msgspec.json.Decoder(_SparkChecksum)
+_decoder = msgspec.json.Decoder(FileChecksum)
 
 
 def encode_file_checksum(checksum: FileChecksum) -> bytes:
     """Encode the `.crc` file as Spark writes it, for every value that `decode_file_checksum` returns."""
-    creator = _SparkCreator(executor_id=checksum.executor_id, task_info=checksum.task_info)
-    return encode_jackson(
-        _SparkChecksum(
-            algorithm=checksum.algorithm,
-            value=checksum.value,
-            main_file_size=checksum.main_file_size_bytes,
-            timestamp_ms=checksum.timestamp_ms,
-            creator=creator,
-        )
-    )
+    return encode_jackson(checksum)
 
 
 def decode_file_checksum(data: bytes, *, subject: str) -> FileChecksum:
     """Decode what `encode_file_checksum` encodes; unknown fields are ignored.
-
-    Args:
-        data: The whole `.crc` file.
-        subject: Its name, for errors.
 
     Raises:
         FileChecksumError: It is not JSON of this form, or a number is out of range.
@@ -228,29 +186,16 @@ def decode_file_checksum(data: bytes, *, subject: str) -> FileChecksum:
     if len(data) > FILE_CHECKSUM_BYTES_MAX:
         raise FileChecksumError(f"is {len(data)} bytes long", subject=subject, hint=_FILE_HINT)
     try:
-        wire = _decoder.decode(data)
+        checksum = _decoder.decode(data)
     except UNDECODABLE as error:
         raise FileChecksumError(f"is not a checksum file: {error}", subject=subject, hint=_FILE_HINT) from error
-    if not -_INT32_MAX - 1 <= wire.value <= _INT32_MAX or not 0 <= wire.main_file_size <= SIZE_BYTES_MAX:
+    if not -_INT32_MAX - 1 <= checksum.value <= _INT32_MAX or not 0 <= checksum.main_file_size_bytes <= SIZE_BYTES_MAX:
         raise FileChecksumError("has a number that is out of range", subject=subject, hint=_FILE_HINT)
-    return FileChecksum(
-        algorithm=wire.algorithm,
-        value=wire.value,
-        main_file_size_bytes=wire.main_file_size,
-        timestamp_ms=wire.timestamp_ms,
-        executor_id=wire.creator.executor_id,
-        task_info=wire.creator.task_info,
-    )
+    return checksum
 
 
 def check_file_checksum(expected: FileChecksum, *, crc32c: int, size_bytes: int, subject: str) -> None:
-    """Compare a file that was read with its checksum.
-
-    Args:
-        expected: From the `.crc` file.
-        crc32c: Of the bytes as stored, unsigned.
-        size_bytes: How many bytes there were.
-        subject: The name of the file, for errors.
+    """Compare a file that was read with its checksum; `crc32c` is unsigned, over the bytes as stored.
 
     Raises:
         FileChecksumError: They differ: Spark's CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED.
@@ -282,11 +227,7 @@ def hadoop_checksum_bytes(size_bytes: int, chunk_bytes: int = 512) -> int:
 
 
 class HadoopSums:
-    """Compares a file, as it is read, with its hidden checksum file.
-
-    Args:
-        stored: Content of the hidden file.
-        subject: What errors call the file that is compared.
+    """Compares a file, as it is read, with `stored`, the content of its hidden checksum file.
 
     Raises:
         FileChecksumError: What is stored is not such a file. From the methods: the file is another one.
@@ -298,16 +239,12 @@ class HadoopSums:
         self._at = _HEAD_BYTES
         self._rest = b""
         self._chunk_bytes = int.from_bytes(stored[4:_HEAD_BYTES], "big")
-        if (
-            stored[:4] != _MAGIC
-            or len(stored) < _HEAD_BYTES
-            or (len(stored) - _HEAD_BYTES) % _CRC_BYTES
-            or not 0 < self._chunk_bytes <= CHUNK_BYTES_MAX
-        ):
+        sums_bytes = len(stored) - _HEAD_BYTES
+        is_sized = sums_bytes >= 0 and sums_bytes % _CRC_BYTES == 0
+        if stored[:4] != _MAGIC or not is_sized or not 0 < self._chunk_bytes <= CHUNK_BYTES_MAX:
             raise self._misfit("has a hidden .crc that is none of Hadoop's")
 
     def update(self, data: bytes) -> None:
-        """Add the next bytes of the file."""
         view = memoryview(self._rest + data)
         size, stored, at, crc32 = self._chunk_bytes, self._stored, self._at, zlib.crc32
         whole = len(view) // size * size

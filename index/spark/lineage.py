@@ -63,7 +63,6 @@ class Present(msgspec.Struct, frozen=True):
         return cls(frozenset(found["snapshot"]), frozenset(found["changelog"]))
 
     def with_header(self, of: StateVersion, lineage: Iterable[LineageItem]) -> "Present":
-        """Return the same with the header of the changelog of `of`."""
         return self.with_headers({of: tuple(lineage)})
 
     def with_headers(self, headers: Mapping[StateVersion, Lineage]) -> "Present":
@@ -132,12 +131,8 @@ def resolve(version: int, unique_id: UniqueId | None, present: Present) -> Resol
 
     With an id only files of that id and of its lineage count, and the base is the newest snapshot among them. Where the
     lineage begins above version 1 with nothing before it, the query ran without ids before, and its base is found by
-    numbers, as it is when `unique_id` is None.
-
-    Args:
-        version: 0 is empty and takes no file.
-        unique_id: From the commit log; None with checkpoint format V1, and for version 0.
-        present: What is there.
+    numbers, as it is when `unique_id` is None: with checkpoint format V1, and for version 0, which is empty and takes
+    no file.
 
     Returns:
         A `Resolution` of files that all are present, or a `HeaderNeeded` of a changelog that is present, whose header
@@ -235,7 +230,6 @@ def _resolve_by_number(
 
 
 def _missing(target: StateVersion, of: StateVersion, present: Present) -> VersionMissingError:
-    """Neither the snapshot nor the changelog of a version with an id is there."""
     others = sorted((o for o in present.changelogs | present.snapshots if o.version == of.version), key=by_version)
     other = "" if not others else f"; of that version there are only {', '.join(map(str, others[:_GAPS_MAX]))}"
     return VersionMissingError(
@@ -288,17 +282,13 @@ def full_lineage(
 ) -> Lineage | HeaderNeeded:
     """Return the lineage from `start_version` to `end`, inclusive, by following headers back from `end`.
 
-    Args:
-        start_version: At least 1 and at most the version of `end`.
-        end: Where to start from; when it is at `start_version`, no header is needed.
-        headers: The lineages that are known, as in `Present.headers`.
-
     Returns:
         Ascending by one from `start_version` to `end`, or the changelog whose header has to be known next.
 
     Raises:
         LineageError: The headers leave a gap ("not increasing by one") or do not lead back ("Cannot find version
-            smaller than"); Spark's INVALID_CHECKPOINT_LINEAGE.
+            smaller than"); Spark's INVALID_CHECKPOINT_LINEAGE. Or `start_version` is not within 1 and the version of
+            `end`.
 
     Source:
         Spark's `RocksDB.getFullLineage`, RocksDBLineageSuite.
@@ -356,12 +346,12 @@ def present_in_index(index: SnapshotIndex) -> Present:
 
 
 def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex) -> Resolution | HeaderNeeded:
-    """Resolve from a snapshot index alone: no listing, and no header where the index has the lineage.
+    """Resolve from a snapshot index alone: no listing, and no header where the index has the lineage (design 0004, R6).
 
     Args:
         version: The version of the index, or an older one that its directory still holds.
-        unique_id: The id of that version; None for a directory of checkpoint format V1. The index's own id is also
-            for its own version in a directory without ids, because a backup always has one.
+        unique_id: The id of that version; None for a directory of checkpoint format V1. The index's own id is also for
+            its own version in a directory without ids, because a backup always has one.
         index: Of the directory of a state store.
 
     Returns:
@@ -370,11 +360,7 @@ def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex
 
     Raises:
         VersionMissingError: As for `resolve`, and if the index is of a plain directory.
-        LineageError: As for `resolve`.
-        UnsafeNameError: As for `resolve`.
-
-    Source:
-        Design 0004, R6.
+        LineageError, UnsafeNameError: As for `resolve`.
     """
     return resolve(version, target_in_index(version, unique_id, index), present_in_index(index))
 

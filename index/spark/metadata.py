@@ -8,7 +8,7 @@ from index.decoding import UNDECODABLE
 from index.errors import FormatError, StateMetadataError, UnknownFormatError
 from index.java_text import encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX
-from index.spark.names import check_log_name, check_sst_name, check_stored_name
+from index.spark.names import check_local_name, check_stored_name
 
 # Some 250,000 files, more than any RocksDB has, and few enough to be read at once: what is read takes ten times that.
 STATE_METADATA_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -110,10 +110,6 @@ def encode_state_metadata(metadata: StateMetadata) -> bytes:
 def decode_state_metadata(data: bytes, *, subject: str = "metadata") -> StateMetadata:
     """Decode the entry of a snapshot of Spark 3.2 or newer, or of tidemark; unknown fields are ignored.
 
-    Args:
-        data: The whole entry.
-        subject: Where it is, for errors; for example `3.zip/metadata`.
-
     Raises:
         UnknownFormatError: The first line is not `v1`.
         StateMetadataError: It is not JSON of this form, or breaks a rule of `encode_state_metadata`.
@@ -146,44 +142,36 @@ def decode_state_metadata(data: bytes, *, subject: str = "metadata") -> StateMet
 def _from_wire(wire: _SparkMetadata) -> StateMetadata:
     ids = wire.column_family_mapping
     internal = wire.column_family_type_map
+    internal_keys = wire.num_internal_keys
+    if internal_keys is None:
+        # Spark 4.0 has column families and no such number; before it there was nothing to count.
+        internal_keys = 0 if ids is None else NOT_COUNTED
     return StateMetadata(
         sst_files=tuple(StoredFile(f.local_file_name, f.dfs_sst_file_name, f.size_bytes) for f in wire.sst_files),
         log_files=tuple(StoredFile(f.local_file_name, f.dfs_log_file_name, f.size_bytes) for f in wire.log_files or ()),
         # Some of Spark 4.0 counts a removal of what is not there: a number below nothing is none.
         num_keys=max(NOT_COUNTED, wire.num_keys),
-        # Spark 4.0 has column families and no such number; before it there was nothing to count.
-        num_internal_keys=max(NOT_COUNTED, _internal_keys(wire)),
+        num_internal_keys=max(NOT_COUNTED, internal_keys),
         column_family_ids=None if ids is None else tuple(ids.items()),
         column_family_internal=None if internal is None else tuple(internal.items()),
         column_family_id_max=wire.max_column_family_id,
     )
 
 
-def _internal_keys(wire: _SparkMetadata) -> int:
-    if wire.num_internal_keys is not None:
-        return wire.num_internal_keys
-    return 0 if wire.column_family_mapping is None else NOT_COUNTED
-
-
 def _check(metadata: StateMetadata) -> None:
     if len(metadata.sst_files) + len(metadata.log_files) > STATE_FILES_MAX:
         raise _broken(f"names more than {STATE_FILES_MAX} files")
-    for file in metadata.sst_files:
-        check_sst_name(file.local_name)
-        check_stored_name(file.stored_name, ".sst")
-    for file in metadata.log_files:
-        check_log_name(file.local_name)
-        check_stored_name(file.stored_name, ".log")
-    files = (*metadata.sst_files, *metadata.log_files)
-    if len({file.local_name for file in files}) != len(files):
-        raise _broken("names a local file twice")
-    for file in files:
-        if not 0 <= file.size_bytes <= SIZE_BYTES_MAX:
-            raise _broken(f"gives {file.local_name} a size of {file.size_bytes}")
-    if not NOT_COUNTED <= metadata.num_keys <= SIZE_BYTES_MAX:
-        raise _broken(f"counts {metadata.num_keys} keys")
-    if not NOT_COUNTED <= metadata.num_internal_keys <= SIZE_BYTES_MAX:
-        raise _broken(f"counts {metadata.num_internal_keys} internal keys")
+    for files, extension in ((metadata.sst_files, ".sst"), (metadata.log_files, ".log")):
+        for file in files:
+            check_local_name(file.local_name, extension)
+            check_stored_name(file.stored_name, extension)
+            if not 0 <= file.size_bytes <= SIZE_BYTES_MAX:
+                raise _broken(f"gives {file.local_name} a size of {file.size_bytes}")
+        if len({file.local_name for file in files}) != len(files):
+            raise _broken("names a local file twice")
+    for count, what in ((metadata.num_keys, "keys"), (metadata.num_internal_keys, "internal keys")):
+        if not NOT_COUNTED <= count <= SIZE_BYTES_MAX:
+            raise _broken(f"counts {count} {what}")
     _check_column_families(metadata)
 
 

@@ -1,4 +1,7 @@
-"""The names of files in the directory of a Spark state store: one grammar, both directions (design 0004, N1 to N4)."""
+"""The names of files in the directory of a Spark state store: one grammar, both directions (design 0004, N1 to N4).
+
+Every `check_` function raises UnsafeNameError for a name from outside that is not what it should be.
+"""
 
 import re
 from typing import Final, Literal
@@ -22,15 +25,15 @@ STATE_VERSION_MAX: Final = SIZE_BYTES_MAX
 _COMPONENT = re.compile(r"[A-Za-z0-9_@~%+=,-][A-Za-z0-9_@~%+=,.-]{0,254}")
 _ID: Final = r"[A-Za-z0-9@~%+=,.-]+"
 _UNIQUE_ID = re.compile(_ID)
+_DIGITS = re.compile("[0-9]+")
 _STATE_NAME = re.compile(
     rf"(?P<version>0|[1-9][0-9]{{0,18}})(?:_(?P<unique_id>{_ID}))?\.(?P<kind>zip|changelog)(?P<checksum>\.crc)?"
 )
-_SST = re.compile(r"[0-9]+\.sst")
-_LOG = re.compile(r"[0-9]+\.log")
+
 _UUID: Final = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _SHARED = re.compile(rf"SSTs/[0-9]+-{_UUID}\.sst|logs/[0-9]+-{_UUID}\.log")
 _NO_ENTRY = re.compile(r"LOG(\.old\..*)?|LOCK|IDENTITY|rocksdict-config\.json|archive|\..*", re.DOTALL)
-_SUFFIXES: Final = {"snapshot": ".zip", "changelog": ".changelog"}
+
 _HINT: Final = "the snapshot is damaged or hostile; nothing was written"
 
 StateFileKind = Literal["snapshot", "changelog"]
@@ -48,7 +51,6 @@ class StateVersion(msgspec.Struct, frozen=True):
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __str__(self) -> str:  # type: ignore[explicit-override]
-        """Format as in a file name: `3` or `3_<uid>`."""
         return str(self.version) if self.unique_id is None else f"{self.version}_{self.unique_id}"
 
     def __lt__(self, other: "StateVersion") -> bool:
@@ -70,12 +72,10 @@ def by_version(of: StateVersion) -> tuple[int, str]:
 
 
 def parse_state_name(name: str) -> StateFileName | None:
-    """Parse the name of a file in the directory of a state store; None if it is foreign.
+    """Parse the name of a file in the directory of a state store; None if it is foreign (design 0004, N1).
 
-    Hadoop's hidden `.1.zip.crc`, left-overs of Spark's (`.<name>.<uuid>.tmp`) and directories are foreign.
-
-    Source:
-        Design 0004, N1. Spark itself fails on what it cannot parse; we pass it over.
+    Hadoop's hidden `.1.zip.crc`, left-overs of Spark's (`.<name>.<uuid>.tmp`) and directories are foreign. Spark itself
+    fails on what it cannot parse; we pass it over.
     """
     m = _STATE_NAME.fullmatch(name)
     if m is None:
@@ -101,7 +101,7 @@ def changelog_name(of: StateVersion) -> str:
 
 def state_name(kind: StateFileKind, of: StateVersion) -> str:
     """Return the name of a snapshot or a changelog; the inverse of `parse_state_name` without a checksum."""
-    return f"{of}{_SUFFIXES[kind]}"
+    return snapshot_name(of) if kind == "snapshot" else changelog_name(of)
 
 
 def checksum_name(name: str) -> str:
@@ -110,14 +110,9 @@ def checksum_name(name: str) -> str:
 
 
 def stored_name(local_name: str, upload_id: str) -> str:
-    """Return the name that a local SST or log is stored under: `000008.sst` becomes `000008-<upload id>.sst`.
+    """Return the name that a local name is stored under: `000008.sst` becomes `000008-<upload id>.sst` (0004, N3).
 
-    Args:
-        local_name: A checked local name (`check_sst_name`, `check_log_name`).
-        upload_id: A UUID; the same for all new files of one snapshot.
-
-    Source:
-        Design 0004, N3.
+    The local name is checked, and the upload id is a UUID, the same for all new files of one snapshot.
     """
     stem, dot, extension = local_name.rpartition(".")
     return f"{stem}-{upload_id}{dot}{extension}"
@@ -131,9 +126,7 @@ def is_shared_path(path: str) -> bool:
 def check_unique_id(unique_id: str) -> UniqueId:
     """Check that an id from outside makes a safe file name that parses back to it (design 0004, N1).
 
-    Raises:
-        UnsafeNameError: It is empty, has a character that no key of a store has, or `_`, or makes a name of over 255
-            bytes.
+    It is refused if it is empty, has a character that no key of a store has, or `_`, or makes a name of over 255 bytes.
     """
     hint = "unique ids are UUIDs; take the one in the commit log"
     if _UNIQUE_ID.fullmatch(unique_id) is None:
@@ -142,40 +135,22 @@ def check_unique_id(unique_id: str) -> UniqueId:
     return UniqueId(unique_id)
 
 
-def check_sst_name(name: str) -> str:
-    """Check that the local name of an SST from outside is `<digits>.sst` (design 0004, N4).
-
-    Raises:
-        UnsafeNameError: It is anything else.
-    """
-    return _check_local_name(name, _SST, "is not the name of an SST")
-
-
-def check_log_name(name: str) -> str:
-    """Check that the local name of an archived WAL from outside is `<digits>.log` (design 0004, N4).
-
-    Raises:
-        UnsafeNameError: It is anything else.
-    """
-    return _check_local_name(name, _LOG, "is not the name of a WAL")
+def check_local_name(name: str, extension: str) -> str:
+    """Check that the local name of an SST (`.sst`) or archived WAL (`.log`) is `<digits><extension>` (0004, N4)."""
+    check_file_name(name)
+    if not name.endswith(extension) or _DIGITS.fullmatch(name.removesuffix(extension)) is None:
+        raise UnsafeNameError(f"is not <digits>{extension}", subject=repr(name), hint=_HINT)
+    return name
 
 
 def check_stored_name(name: str, extension: str) -> str:
     """Check that a name in `SSTs/` or `logs/` from outside is one component with this extension (0004, N4).
 
-    Args:
-        name: For example `000008-<uuid>.sst`. What is before the extension is up to its writer.
-        extension: `.sst` or `.log`.
-
-    Raises:
-        UnsafeNameError: It is anything else.
+    What is before the extension is up to its writer, such as `000008-<uuid>.sst`.
     """
-    check_file_name(name)
     if not name.endswith(extension):
         raise UnsafeNameError(f"does not end in {extension}", subject=repr(name), hint=_HINT)
-    if _COMPONENT.fullmatch(name) is None:
-        raise UnsafeNameError("has a character that no name in a store has", subject=repr(name), hint=_HINT)
-    return name
+    return _check_component(name, repr(name))
 
 
 def is_zip_entry(name: str) -> bool:
@@ -188,11 +163,7 @@ def is_zip_entry(name: str) -> bool:
 
 
 def check_zip_entry(name: str) -> str:
-    """Check that the name of an entry of a snapshot is one safe component that belongs there (design 0004, N4).
-
-    Raises:
-        UnsafeNameError: It is not a single path component, or names what is never in a snapshot: an SST for one.
-    """
+    """Check that the name of an entry of a snapshot is one safe component that belongs there (design 0004, N4)."""
     check_file_name(name)
     if not is_zip_entry(name):
         raise UnsafeNameError("is never in a snapshot", subject=repr(name), hint=_HINT)
@@ -200,19 +171,12 @@ def check_zip_entry(name: str) -> str:
 
 
 def check_store_dir(name: str) -> str:
-    """Check that the name of a state store from outside is one component of a key (design 0004, N4).
+    """Check that the name of a state store from outside is one component of a key (design 0004, N4)."""
+    return _check_component(name, f"store {name!r}")
 
-    Raises:
-        UnsafeNameError: It is anything else.
-    """
+
+def _check_component(name: str, subject: str) -> str:
     check_file_name(name)
     if _COMPONENT.fullmatch(name) is None:
-        raise UnsafeNameError("has a character that no name in a store has", subject=f"store {name!r}", hint=_HINT)
-    return name
-
-
-def _check_local_name(name: str, form: re.Pattern[str], message: str) -> str:
-    check_file_name(name)
-    if form.fullmatch(name) is None:
-        raise UnsafeNameError(message, subject=repr(name), hint=_HINT)
+        raise UnsafeNameError("has a character that no name in a store has", subject=subject, hint=_HINT)
     return name

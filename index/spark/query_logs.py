@@ -1,8 +1,10 @@
-"""The small files at the root of a streaming checkpoint, as Spark 2.1 to 4.3 writes them, both directions.
+"""The small files at the root of a streaming checkpoint, as Spark 2.1 to 4.3 writes them.
 
 `offsets/<batch>` says what a batch reads and which settings the query is pinned to, `commits/<batch>` that it is done
 and under which ids its stores are kept, `metadata` whose checkpoint it is, and the metadata of an operator which stores
 it has. Each but `metadata` begins with a line `v<n>`: every file is read by its own (design 0004, B2).
+
+The functions that decode raise BatchLogError for what Spark does not write, and UnknownFormatError for a newer version.
 """
 
 import re
@@ -106,11 +108,11 @@ class BatchCommit(msgspec.Struct, frozen=True, kw_only=True):
 class OperatorStore(msgspec.Struct, frozen=True, kw_only=True):
     """A store of a stateful operator."""
 
-    name: str
-    prefix_columns_count: int
-    partitions_count: int
+    name: str = msgspec.field(name="storeName")
+    prefix_columns_count: int = msgspec.field(name="numColsPrefixKey")
+    partitions_count: int = msgspec.field(name="numPartitions")
     # Of version 2 only; absolute, so Spark reads a checkpoint that was moved only once they are rewritten.
-    schema_paths: tuple[str, ...] = ()
+    schema_paths: tuple[str, ...] = msgspec.field(default=(), name="stateSchemaFilePaths")
 
 
 class OperatorMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,17 +149,10 @@ class _OperatorInfoWire(msgspec.Struct, rename="camel"):
     operator_name: str
 
 
-class _StoreWire(msgspec.Struct, rename="camel"):
-    store_name: str
-    num_cols_prefix_key: int
-    num_partitions: int
-    state_schema_file_paths: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-
-
 class _OperatorWire(msgspec.Struct, rename="camel"):
     operator_info: _OperatorInfoWire
-    state_store_info: tuple[_StoreWire, ...]
-    operator_properties_json: str | msgspec.UnsetType = msgspec.UNSET
+    state_store_info: tuple[OperatorStore, ...]
+    operator_properties_json: str = ""
 
 
 class _QueryWire(msgspec.Struct):
@@ -201,46 +196,28 @@ def encode_offsets(offsets: BatchOffsets) -> bytes:
 
 
 def decode_offsets(data: bytes, *, subject: str = "offsets") -> BatchOffsets:
-    """Decode a file of `offsets/`.
-
-    Args:
-        data: The file.
-        subject: What to call it in an error.
-
-    Raises:
-        BatchLogError: It is not what Spark writes.
-        UnknownFormatError: It is of a newer version.
-    """
+    """Decode a file of `offsets/`."""
     version, lines = _split(data, OFFSETS_VERSION_MAX, subject)
     if not lines:
         raise BatchLogError("ends after its version", subject=subject)
     named = version >= SOURCE_NAMES_VERSION
-    offsets = [SourceOffset(str(at), line) for at, line in enumerate(lines[1:])]
-    if named:
-        offsets = []
-        for line in lines[1:]:
-            source, colon, offset = line.partition(":")
-            if not colon:
-                raise BatchLogError(f"has a line without a source: {line!r}", subject=subject)
-            offsets.append(SourceOffset(source, offset))
-    found = tuple(SourceOffset(o.source, None if o.offset == _NO_OFFSET else o.offset) for o in offsets)
-    if not lines[0].strip():
-        return BatchOffsets(version=version, has_metadata=False, offsets=found)
+    found: list[SourceOffset] = []
+    for at, line in enumerate(lines[1:]):
+        source, colon, offset = line.partition(":") if named else (str(at), ":", line)
+        if not colon:
+            raise BatchLogError(f"has a line without a source: {line!r}", subject=subject)
+        found.append(SourceOffset(source, None if offset == _NO_OFFSET else offset))
+    offsets = BatchOffsets(version=version, has_metadata=bool(lines[0].strip()), offsets=tuple(found))
+    if not offsets.has_metadata:
+        return offsets
     wire: _OffsetsWire = _parse(lines[0], _NamedOffsetsWire if named else _OffsetsWire, subject)
-    sources: dict[str, SourceMetadata] = {}
-    control = None
-    if isinstance(wire, _NamedOffsetsWire):
-        sources = wire.source_metadata_info
-        control = None if wire.control_batch_info is msgspec.UNSET else wire.control_batch_info
-    return BatchOffsets(
-        version=version,
-        watermark_ms=wire.batch_watermark_ms,
-        timestamp_ms=wire.batch_timestamp_ms,
-        conf=wire.conf,
-        sources=sources,
-        control=control,
-        offsets=found,
+    offsets = msgspec.structs.replace(
+        offsets, watermark_ms=wire.batch_watermark_ms, timestamp_ms=wire.batch_timestamp_ms, conf=wire.conf
     )
+    if isinstance(wire, _NamedOffsetsWire):
+        control = None if wire.control_batch_info is msgspec.UNSET else wire.control_batch_info
+        return msgspec.structs.replace(offsets, sources=wire.source_metadata_info, control=control)
+    return offsets
 
 
 def encode_commit(commit: BatchCommit) -> bytes:
@@ -265,106 +242,43 @@ def encode_commit(commit: BatchCommit) -> bytes:
 
 
 def decode_commit(data: bytes, *, subject: str = "commit") -> BatchCommit:
-    """Decode a file of `commits/`. A version line alone, as Spark 2.1 wrote it, is of version 1.
-
-    Args:
-        data: The file.
-        subject: What to call it in an error.
-
-    Raises:
-        BatchLogError: It is not what Spark writes.
-        UnknownFormatError: It is of a newer version.
-    """
+    """Decode a file of `commits/`. A version line alone, as Spark 2.1 wrote it, is of version 1."""
     version, lines = _split(data, COMMITS_VERSION_MAX, subject)
     wire = _parse(lines[0] if lines else "{}", _CommitWire, subject)
-    ids = None if wire.state_unique_ids is msgspec.UNSET else wire.state_unique_ids
-    if version < UNIQUE_IDS_VERSION:
-        # Spark reads no such field in version 1, so it means nothing.
-        ids = None
-    sinks = {} if wire.sink_metadata_map is msgspec.UNSET else wire.sink_metadata_map
+    # Spark reads no such fields in older versions, so they mean nothing there.
+    ids = wire.state_unique_ids if version >= UNIQUE_IDS_VERSION else None
+    sinks = wire.sink_metadata_map if version >= SINKS_VERSION else {}
+    found = BatchCommit(
+        version=version,
+        next_watermark_ms=wire.next_batch_watermark_ms,
+        unique_ids=None if ids is msgspec.UNSET else ids,
+        sinks={} if sinks is msgspec.UNSET else sinks,
+    )
     if version >= SINKS_VERSION:
-        _check_sinks(sinks, subject)
-    else:
-        sinks = {}
-    return BatchCommit(version=version, next_watermark_ms=wire.next_batch_watermark_ms, unique_ids=ids, sinks=sinks)
-
-
-def encode_query_id(query_id: str) -> bytes:
-    """Encode the file `metadata` at the root of a checkpoint."""
-    return encode_jackson(_QueryWire(query_id))
+        _check_sinks(found.sinks, subject)
+    return found
 
 
 def decode_query_id(data: bytes, *, subject: str = "metadata") -> str:
-    """Decode the id of the query whose checkpoint it is.
-
-    Raises:
-        BatchLogError: It is not what Spark writes.
-    """
+    """Decode the id of the query whose checkpoint it is."""
     return _parse(_text(data, subject), _QueryWire, subject).id
 
 
-def encode_operator(operator: OperatorMetadata) -> bytes:
-    """Encode the metadata of an operator, byte for byte as Spark writes it.
-
-    Raises:
-        BatchLogError: Something in it cannot be written in its version.
-        UnknownFormatError: There is no such version.
-    """
-    _check_version(operator.version, OPERATOR_VERSION_MAX, "operator metadata")
-    is_first = operator.version == 1
-    if is_first and (operator.properties or any(store.schema_paths for store in operator.stores)):
-        raise BatchLogError("version 1 has no field for schemas and properties", subject="operator metadata")
-    wire = _OperatorWire(
-        _OperatorInfoWire(operator.id, operator.name),
-        tuple(
-            _StoreWire(
-                store.name,
-                store.prefix_columns_count,
-                store.partitions_count,
-                msgspec.UNSET if is_first else store.schema_paths,
-            )
-            for store in operator.stores
-        ),
-        msgspec.UNSET if is_first else operator.properties,
-    )
-    return _join(operator.version, [encode_jackson(wire).decode()])
-
-
 def decode_operator(data: bytes, *, subject: str = "operator metadata") -> OperatorMetadata:
-    """Decode the metadata of an operator.
-
-    Args:
-        data: The file.
-        subject: What to call it in an error.
-
-    Raises:
-        BatchLogError: It is not what Spark writes.
-        UnknownFormatError: It is of a newer version.
-    """
+    """Decode the metadata of an operator."""
     version, lines = _split(data, OPERATOR_VERSION_MAX, subject)
     wire = _parse("\n".join(lines), _OperatorWire, subject)
     return OperatorMetadata(
         version=version,
         id=wire.operator_info.operator_id,
         name=wire.operator_info.operator_name,
-        stores=tuple(
-            OperatorStore(
-                name=store.store_name,
-                prefix_columns_count=store.num_cols_prefix_key,
-                partitions_count=store.num_partitions,
-                schema_paths=() if store.state_schema_file_paths is msgspec.UNSET else store.state_schema_file_paths,
-            )
-            for store in wire.state_store_info
-        ),
-        properties="" if wire.operator_properties_json is msgspec.UNSET else wire.operator_properties_json,
+        stores=wire.state_store_info,
+        properties=wire.operator_properties_json,
     )
 
 
 def order_stores(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of an operator's stores in the order in which a commit has their ids.
-
-    Args:
-        names: As its metadata has them.
+    """Return the names of an operator's stores, from its metadata, in the order in which a commit has their ids.
 
     Raises:
         BatchLogError: An operator of several stores is unknown: which id belongs to which is not known.
@@ -390,7 +304,6 @@ def _check_version(version: int, version_max: int, subject: str) -> None:
 
 
 def _split(data: bytes, version_max: int, subject: str) -> tuple[int, list[str]]:
-    """Split a file into its version and the lines after it, without line ends."""
     first, *lines = _text(data, subject).replace("\r\n", "\n").removesuffix("\n").split("\n")
     m = _VERSION_LINE.fullmatch(first.strip())
     if m is None:
@@ -408,7 +321,6 @@ def _text(data: bytes, subject: str) -> str:
 
 
 def _join(version: int, lines: Iterable[str]) -> bytes:
-    """Join lines to a file: Spark ends none of them with a newline."""
     return "\n".join([f"v{version}", *lines]).encode()
 
 

@@ -1,19 +1,25 @@
-"""Choose files of a state store's directory: those that one version is made of (design 0004, R6), and those that go.
+"""Choose files of a state store's directory: those of one version (design 0004, R6), those that go, those shared.
 
 What is deleted is section 8 of design 0004. Spark counts versions over all unique ids, and knows neither the commit log
 nor who has loaded what. The outcomes here are Spark's where that does no harm; where a query was taken back to an older
 version, its own past stays (G4).
+
+At the end is which SSTs and archived WALs of a local RocksDB are in the store already (S1, S2 and S4). Spark goes by
+name and size along one RocksDB history, which has failed it eight times (SPARK-43404 to SPARK-52637). Here a file also
+has to be what it was when it was put there or fetched: by the identity that RocksDB wrote into it, or by its hash if it
+has none. An identity says which file it was, not that it is unaltered since: for that it also has to be the same inode
+with the same time of its last change (S5).
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from index.errors import StateMetadataError, VersionMissingError
 from index.snapshot.dir_diff import LocalFile
-from index.snapshot.model import FileIndex, FilePath, LineageItem
+from index.snapshot.model import FileIndex, FilePath, LineageItem, SstIdentity
 from index.spark.lineage import HeaderNeeded, Present, Resolution, full_lineage, resolve
 from index.spark.metadata import StateMetadata, StoredFile
 from index.spark.names import (
@@ -48,8 +54,8 @@ def select_state_files(
         present: Every file of the directory, by its path.
 
     Returns:
-        The snapshot, its SSTs and logs, the changelogs, their checksums and the schema of the rows, these last two
-        where they are there.
+        The snapshot, its SSTs and logs, the changelogs, and, where they are there, their checksums and the schema of
+        the rows.
 
     Raises:
         VersionMissingError: A file that the version takes is not there.
@@ -62,24 +68,20 @@ def select_state_files(
         chosen[name,] = _need(resolution, (name,), present)
         if (checksum := present.get((checksum_name(name),))) is not None:
             chosen[checksum_name(name),] = checksum
-    for path, stored in _shared(metadata):
-        chosen[path] = entry = _need(resolution, path, present)
-        if entry.metadata.size_bytes != stored.size_bytes:
-            raise StateMetadataError(
-                f"says that {'/'.join(path)} has {stored.size_bytes} bytes, and it has {entry.metadata.size_bytes}",
-                subject=f"snapshot {resolution.base}",
-                hint=_HINT,
-            )
+    shared = () if metadata is None else ((SSTS, metadata.sst_files), (LOGS, metadata.log_files))
+    for directory, files in shared:
+        for stored in files:
+            path = directory, stored.stored_name
+            chosen[path] = entry = _need(resolution, path, present)
+            if entry.metadata.size_bytes != stored.size_bytes:
+                raise StateMetadataError(
+                    f"says that {'/'.join(path)} has {stored.size_bytes} bytes, and it has {entry.metadata.size_bytes}",
+                    subject=f"snapshot {resolution.base}",
+                    hint=_HINT,
+                )
     if SCHEMA_PATH in present:
         chosen[SCHEMA_PATH] = present[SCHEMA_PATH]
     return chosen
-
-
-def _shared(metadata: StateMetadata | None) -> Iterator[tuple[FilePath, StoredFile]]:
-    if metadata is not None:
-        for directory, files in ((SSTS, metadata.sst_files), (LOGS, metadata.log_files)):
-            for stored in files:
-                yield (directory, stored.stored_name), stored
 
 
 def _need(resolution: Resolution, path: FilePath, present: Mapping[FilePath, _Present]) -> _Present:
@@ -102,7 +104,6 @@ class StateListing(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_names(cls, names: Iterable[str]) -> "StateListing":
-        """Sort the names out."""
         found = [parsed for parsed in map(parse_state_name, names) if parsed is not None]
         return cls(
             snapshots=tuple(sorted(f.of for f in found if f.kind == "snapshot" and not f.checksum)),
@@ -112,12 +113,11 @@ class StateListing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def latest_version(self) -> int:
-        """The greatest version that a snapshot or a changelog is of; 0 if there is none."""
+        """The greatest version of a snapshot or a changelog; 0 if there is none."""
         return max((of.version for of in (*self.snapshots[-1:], *self.changelogs[-1:])), default=0)
 
     @property
     def latest_snapshot_version(self) -> int:
-        """The greatest version that a snapshot is of; 0 if there is none."""
         return self.snapshots[-1].version if self.snapshots else 0
 
 
@@ -145,16 +145,13 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def deletion_is_due(*, oldest_seen: int, newest_seen: int | None, retained_min: int, deleted_min: int) -> bool:
-    """Return whether a listing is worth its price: a number of versions are stale, by what this process saw (G1).
+    """Return whether enough versions are stale, by what this process saw, for a listing to be worth its price (G1).
 
     Args:
         oldest_seen: The oldest version kept by the last deletion; 1 before it.
         newest_seen: The newest snapshot that this process has put there; None if it has put none.
         retained_min: How many versions stay loadable.
-        deleted_min: How many have to be stale; 0 or less: always due.
-
-    Source:
-        SPARK-48931.
+        deleted_min: How many have to be stale; 0 or less: always due (SPARK-48931).
     """
     if deleted_min <= 0 or newest_seen is None:
         return True
@@ -179,9 +176,9 @@ def choose_oldest_kept(
         listing: All that is there, of every unique id.
         retained_min: How many versions stay loadable.
         deleted_max: The oldest that stays is at most this number of versions above the oldest there is; -1: any number.
-        needed: What the version of the caller is made of. If newer snapshots are there, of a history that
-            was left, the versions to retain are counted from this one (G4). None: the caller does not know; then they
-            are counted from where the first two histories part.
+        needed: What the version of the caller is made of. If newer snapshots are there, of a history that was left, the
+            versions to retain are counted from this one (G4). None: the caller does not know; then they are counted
+            from where the first two histories part.
 
     Returns:
         Its version, 0 if nothing can go; or the version that it is the base of, if only headers show it.
@@ -210,7 +207,6 @@ def choose_oldest_kept(
 
 
 def _forks(listing: StateListing) -> list[int]:
-    """List the versions of which more than one attempt is there."""
     counts = Counter(of.version for of in {*listing.snapshots, *listing.changelogs})
     return [version for version, count in counts.items() if count > 1]
 
@@ -231,11 +227,11 @@ def _is_certain(version: int, listing: StateListing, needed: Resolution | None) 
 
 
 def find_base(needed: BaseNeeded, target: StateVersion, present: Present) -> Resolution | HeaderNeeded:
-    """Find what an older version of the history that leads to `target` is made of.
+    """Find what an older version of the history that leads to `target`, the caller's version, is made of.
 
     Args:
         needed: The older version; if it is below 1, version 1 is meant.
-        target: The version of the caller, with its id.
+        target: With its id.
         present: What is there, and the headers that are known.
 
     Returns:
@@ -269,14 +265,14 @@ def plan_deletion(
     oldest_kept: int,
     needed: Resolution | None = None,
 ) -> Deletion | None:
-    """Plan what is deleted once the oldest snapshot to keep is known.
+    """Plan what is deleted once the oldest snapshot to keep is known, as `choose_oldest_kept` answers.
 
     Args:
         listing: The directory.
         files_of: The paths of SSTs and logs that each snapshot names. One that goes may be missing: it was deleted
             meanwhile or cannot be read, and what only it names is an orphan then.
         shared: What is in `SSTs/` and `logs/`.
-        oldest_kept: As `choose_oldest_kept` answers.
+        oldest_kept: The oldest snapshot to keep.
         needed: What the caller's version is put together from; it stays (G4).
 
     Returns:
@@ -305,7 +301,7 @@ def plan_deletion(
 
 
 def find_orphan_files(named: Collection[str], shared: Sequence[SharedStatus], *, snapshots: int) -> tuple[str, ...]:
-    """SSTs and logs that no snapshot names and that no upload under way can be about to name (G3).
+    """Find SSTs and logs that no snapshot names and that no upload under way can be about to name (G3).
 
     An upload puts its files before its snapshot, so what no snapshot names may be of one that is not there yet. What is
     older than every file that is named is not. A name of another form is a foreign file (G5).
@@ -324,3 +320,143 @@ def find_orphan_files(named: Collection[str], shared: Sequence[SharedStatus], *,
     oldest_ms = min(times)
     unnamed = (file for file in shared if file.path not in named and file.modified_at_ms < oldest_ms)
     return tuple(sorted(file.path for file in unnamed if is_shared_path(file.path)))
+
+
+# What an SST says of itself, or a hash of all bytes of a file that says nothing. Size completes either.
+FileIdentity = SstIdentity | bytes
+
+
+class FileStamp(msgspec.Struct, frozen=True):
+    """What the file system says of a file. Not the time of its inode: that changes with each hard link to it."""
+
+    inode: int
+    modified_at_ns: int
+
+
+class LocalStateFile(msgspec.Struct, frozen=True):
+    """An SST or an archived WAL as it is on this machine."""
+
+    # `<digits>.sst` or `<digits>.log`, whatever directory it is in.
+    name: str
+    size_bytes: int
+    identity: FileIdentity
+    # None: unknown, and it counts as altered.
+    stamp: FileStamp | None = None
+    # Whether it has other names: as a file of a rocksdb_checkpoint has, unless the file system knows no hard links.
+    is_linked: bool = False
+
+
+class SharedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A local file that has, or will have once its upload is complete, a copy in the store."""
+
+    stored: StoredFile
+    identity: FileIdentity
+    # Of the local file, when it was put there or fetched.
+    stamp: FileStamp | None = None
+    # The version that put it there; of a file that was fetched, the one that it was fetched for.
+    version: int
+    # The upload that puts it there; empty for a file that was fetched.
+    upload_id: str = ""
+
+
+# By local name.
+SharedFiles = Mapping[str, SharedFile]
+
+
+def as_fetched(shared: SharedFiles, kept: Collection[str], version: int) -> dict[str, SharedFile]:
+    """Return what is known of local files when a version is loaded: of those that stay, as if they were fetched.
+
+    The snapshot names them, and no stored name ever gets other bytes: so it does not matter which version, of which
+    history, has put them there, and the next snapshot may name them as well (S1). Everything else goes. Spark's
+    `RocksDBFileMapping.purgeIncompatibleMappingsForLoad` forgets what newer versions put there and fetches it again
+    (SPARK-45419).
+    """
+    return {
+        name: msgspec.structs.replace(file, version=min(file.version, version), upload_id="")
+        for name, file in shared.items()
+        if name in kept
+    }
+
+
+def choose_kept(
+    local: Iterable[LocalStateFile],
+    wanted: Iterable[StoredFile],
+    shared: SharedFiles,
+    pending: Collection[str],
+) -> frozenset[str]:
+    """Choose the local files that need not be fetched, as they are exactly what a snapshot wants (0004, C1 and S2).
+
+    Every other local file has to go, and every other wanted one to be fetched.
+
+    Args:
+        local: What is there.
+        wanted: What the snapshot names.
+        shared: What is known of local files.
+        pending: Uploads that are not complete.
+
+    Source:
+        Spark `RocksDBFileManager.loadImmutableFilesFromDfs`.
+    """
+    by_name = {file.local_name: file for file in wanted}
+    return frozenset(
+        file.name
+        for file in local
+        if file.name in by_name
+        and file.name in shared
+        and shared[file.name].stored == by_name[file.name]
+        and _is_same(file, shared[file.name], pending)
+    )
+
+
+def choose_reused(
+    local: Sequence[LocalStateFile], shared: SharedFiles, *, version: int, pending: Collection[str]
+) -> frozenset[str]:
+    """Choose the local files of the new snapshot of a version whose copies in the store can be named again (S1, S2).
+
+    Every other one has to be uploaded under a new name. Spark's `RocksDBFileMapping.getDfsFileForSave`, and the
+    identity beyond it.
+    """
+    return frozenset(
+        file.name
+        for file in local
+        if file.name in shared and shared[file.name].version < version and _is_same(file, shared[file.name], pending)
+    )
+
+
+def find_altered(local: Iterable[LocalStateFile], shared: SharedFiles) -> tuple[str, ...]:
+    """Find the local names of files that were written to since they were put there or fetched (S5).
+
+    RocksDB never writes to an SST again. Another inode of the same identity is not proof, but a copy: the file system,
+    if it knows no hard links, and that may use an inode again.
+    """
+    return tuple(
+        file.name
+        for file in local
+        if file.is_linked
+        and file.name in shared
+        and not isinstance(file.identity, bytes)
+        and file.identity == shared[file.name].identity
+        and (now := file.stamp) is not None
+        and (then := shared[file.name].stamp) is not None
+        and now.inode == then.inode
+        and now != then
+    )
+
+
+def is_stale(newest_use: int, newest_snapshot: int, versions_retained: int) -> bool:
+    """Return whether a file last used by `newest_use` may have been deleted, if that many versions are retained (S4).
+
+    SPARK-55892.
+    """
+    return newest_use <= newest_snapshot - versions_retained
+
+
+def _is_same(local: LocalStateFile, shared: SharedFile, pending: Collection[str]) -> bool:
+    # A hash is of all bytes that are there now.
+    is_untouched = isinstance(local.identity, bytes) or (local.stamp is not None and local.stamp == shared.stamp)
+    return (
+        shared.upload_id not in pending
+        and local.size_bytes == shared.stored.size_bytes
+        and local.identity == shared.identity
+        and is_untouched
+    )

@@ -47,7 +47,7 @@ class DecimalType(msgspec.Struct, frozen=True):
 
 
 class ArrayType(msgspec.Struct, frozen=True):
-    """A list."""
+    """A list type."""
 
     element: "DataType"
     contains_null: bool
@@ -91,10 +91,6 @@ class StateSchema(msgspec.Struct, frozen=True, kw_only=True):
 def decode_state_schema(data: bytes, *, subject: str = "schema") -> tuple[StateSchema, ...]:
     """Decode a schema file: one table up to version 2, and in version 3 one for each column family.
 
-    Args:
-        data: The file.
-        subject: What to call it in an error.
-
     Raises:
         BatchLogError: It is not what Spark writes.
         UnknownFormatError: It is of a newer version.
@@ -112,12 +108,11 @@ def decode_state_schema(data: bytes, *, subject: str = "schema") -> tuple[StateS
             hint="a newer Spark wrote it; use a newer tidemark",
         )
     found: tuple[StateSchema, ...]
-    if version == 1:
-        found = (_schema(reader.text(), reader.text(), subject),)
-    elif version == VERSION_MAX:
+    if version == VERSION_MAX:
         found = tuple(_read_family(reader, subject) for _ in range(reader.count(FAMILIES_MAX)))
     else:
-        found = (_schema(reader.chunks(), reader.chunks(), subject),)
+        read = reader.text if version == 1 else reader.chunks
+        found = (_schema(read(), read(), subject),)
     reader.check_end()
     return found
 

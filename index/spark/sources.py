@@ -1,19 +1,19 @@
 """Fit a query's sources and paths to the place and the batch that are restored (design 0005, R2 and R5).
 
 The log of a file source, `sources/<n>/`, is cut back to the offsets that are restored with it (R2). A file source notes
-in an entry of its log which files it has seen, before the offsets of a batch name the entry, and reads whatever its
-log is ahead of the offsets as *one* batch. A checkpoint whose log leads further than its offsets so goes on with other
-rows under the numbers of batches that a sink has seen already.
+in an entry of its log which files it has seen, before the offsets of a batch name the entry, and reads whatever its log
+is ahead of the offsets as *one* batch. A checkpoint whose log leads further than its offsets so goes on with other rows
+under the numbers of batches that a sink has seen already.
 
 Spark keeps one file per entry, and now and then an `<entry>.compact` that has the lines of all before it, which then
-go. It takes the number of entries between two of those from their names, and fails where it then misses one.
+go. It takes the number of entries between two of those from their names, and fails where it then misses one
+(`CompactibleFileStreamLog.getAllValidBatches` and `compactInterval`, `FileStreamSourceLog`).
 
-Paths in the files of a checkpoint that is at another place now are rewritten (R5). Spark writes two kinds of
-absolute paths into a checkpoint: those of schema files, in the metadata of operators, and those of the files that a
-file source has seen. Everything here is pure.
+Paths in the files of a checkpoint that is at another place now are rewritten (R5). Spark writes two kinds of absolute
+paths into a checkpoint: those of schema files, in the metadata of operators, and those of the files that a file source
+has seen.
 
-Source:
-    Spark `CompactibleFileStreamLog.getAllValidBatches` and `compactInterval`, `FileStreamSourceLog`.
+Names of files in the directory of a log that are no entries are passed over.
 """
 
 import itertools
@@ -32,7 +32,6 @@ from index.spark.query_logs import SourceOffset, decode_operator
 _NAME: Final = re.compile(r"(?P<entry>0|[1-9][0-9]{0,17})(?P<compact>\.compact)?")
 _COMPACT: Final = ".compact"
 _MISSING_LISTED_MAX: Final = 16
-_VERSION: Final = re.compile(rb"v[0-9]+\r?")
 
 _SCHEMA_PATH: Final = re.compile(r"(?P<root>.*)/state/(?P<operator>[0-9]+)/_stateSchema/(?P<rest>.+)", re.DOTALL)
 _SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)(?P<rest>.*)", re.DOTALL)
@@ -40,7 +39,7 @@ _S3_SCHEMES: Final = frozenset({"s3", "s3a", "s3n"})
 _FILE: Final = "file"
 # What java.net.URI leaves as it is in a path.
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.~!*'(),;:$&+=@/")
-_VERSION_LINE: Final = re.compile(rb"v[0-9]+\r?\n")
+_VERSION_LINE: Final = re.compile(rb"v[0-9]+\r?")
 
 
 class LogCut(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,15 +71,10 @@ def newest_entry(offset: SourceOffset) -> int | None:
 
 
 def plan_cut(names: Collection[str], newest: int) -> LogCut:
-    """Plan how a log is made to end with an entry.
+    """Plan how a log with files of these names is made to end with an entry; -1 or less: no entry stays.
 
-    Args:
-        names: Of the files in its directory; others than entries are passed over.
-        newest: The entry; -1 or less: no entry stays.
-
-    Returns:
-        Nothing to do, if nothing is beyond the entry, or if not all before it is there: then the log is not what
-        it seems.
+    There is nothing to do if nothing is beyond the entry, or if not all before it is there: then the log is not what it
+    seems.
     """
     plain, compacts = _sort(names)
     if not any(entry > newest for entry in plain | compacts):
@@ -106,11 +100,7 @@ def plan_cut(names: Collection[str], newest: int) -> LogCut:
 
 
 def join_entries(files: Iterable[tuple[str, bytes]], newest: int) -> bytes:
-    """Make the compact entry that has the lines of some files up to an entry.
-
-    Args:
-        files: Names and contents, as `LogCut.joined` has them.
-        newest: The last entry that stays.
+    """Make the compact entry that has the lines of some files up to the entry `newest`, from their names and contents.
 
     Raises:
         BatchLogError: A file is not what Spark writes.
@@ -125,12 +115,7 @@ def join_entries(files: Iterable[tuple[str, bytes]], newest: int) -> bytes:
 
 
 def missing_entries(names: Collection[str], newest: int) -> tuple[str, ...]:
-    """List the first entries that a log lacks to be whole up to one.
-
-    Args:
-        names: Of the files in its directory; others than entries are passed over.
-        newest: The entry that offsets name.
-    """
+    """List the first entries that a log lacks to be whole up to `newest`, which offsets name."""
     plain, compacts = _sort(names)
     if any(entry >= newest for entry in compacts):
         return ()
@@ -165,7 +150,7 @@ def _entry_of(line: bytes, subject: str) -> int:
 
 def _lines(name: str, data: bytes) -> Iterator[bytes]:
     first, *lines = data.split(b"\n")
-    if _VERSION.fullmatch(first) is None:
+    if _VERSION_LINE.fullmatch(first) is None:
         raise BatchLogError("does not begin with a version", subject=name)
     yield first
     yield from filter(None, lines)
@@ -187,7 +172,7 @@ def _names(plain: set[int], compacts: set[int], *, above: int) -> tuple[str, ...
 
 
 def relocate_operator(data: bytes, target: str, *, exact: bool = False, subject: str) -> bytes:
-    """Rewrite the metadata of an operator in a checkpoint whose root is `target`.
+    """Rewrite the metadata of an operator in a checkpoint whose root is `target`; the same bytes if it names no path.
 
     Args:
         data: `_metadata/v2/<batch>`, as Spark wrote it.
@@ -195,9 +180,6 @@ def relocate_operator(data: bytes, target: str, *, exact: bool = False, subject:
         exact: Whether Spark is to see `target` as it is. Otherwise it gets the scheme that the file has, if that is one
             of the same kind of store, else the one that Spark knows: `file:` or `s3a:`.
         subject: What to call the file in an error.
-
-    Returns:
-        The file; the same bytes if it names no path.
 
     Raises:
         BatchLogError: It is not what Spark writes, or names what is not a schema file of a checkpoint.
@@ -251,12 +233,11 @@ class PathMap:
     """
 
     def __init__(self, prefixes: Mapping[str, str]) -> None:
-        named = {_canonical(old): (old, _written(new)) for old, new in prefixes.items()}
+        named = {_canonical_url(_written(old)): (old, _written(new)) for old, new in prefixes.items()}
         self._prefixes = sorted(named.items(), key=lambda item: -len(item[0]))
         self.unused = set(prefixes)
 
     def relocate(self, path: str) -> str:
-        """Return the path of an input file, where it is now."""
         found = _canonical_url(path)
         for old, (given, new) in self._prefixes:
             if found == old or found.startswith(f"{old}/"):
@@ -266,9 +247,9 @@ class PathMap:
 
     def relocate_log(self, data: bytes) -> bytes:
         """Rewrite an entry of a file source's log, `sources/<n>/<k>` or `<k>.compact`; anything else is unchanged."""
-        if not self._prefixes or _VERSION_LINE.match(data) is None:
-            return data
         first, *lines = data.split(b"\n")
+        if not self._prefixes or not lines or _VERSION_LINE.fullmatch(first) is None:
+            return data
         return b"\n".join([first, *map(self._relocate_line, lines)])
 
     def _relocate_line(self, line: bytes) -> bytes:
@@ -285,11 +266,10 @@ class PathMap:
 def _written(path: str) -> str:
     """Write a prefix as Spark does: a URL, percent-encoded if it was a local path."""
     path = path.rstrip("/")
-    return path if _SCHEME.fullmatch(path) else f"{_FILE}://{_quoted(path)}"
-
-
-def _canonical(path: str) -> str:
-    return _canonical_url(_written(path))
+    if _SCHEME.fullmatch(path):
+        return path
+    quoted = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in path.encode())
+    return f"{_FILE}://{quoted}"
 
 
 def _canonical_url(url: str) -> str:
@@ -298,7 +278,3 @@ def _canonical_url(url: str) -> str:
     if m is None or m["scheme"] != _FILE:
         return url
     return f"{_FILE}:///{m['rest']}"
-
-
-def _quoted(path: str) -> str:
-    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in path.encode())

@@ -40,6 +40,7 @@ from index.spark.checksums import (
 from index.spark.lineage import HeaderNeeded, Lineage, Present, decode_lineage, encode_lineage, full_lineage, resolve
 from index.spark.metadata import decode_state_metadata, encode_state_metadata
 from tests.fuzz.target import Scratch, Target, check_refusal
+from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
 SUBJECT: Final = "fuzzed"
 # What an input of a few kilobytes may become before a target has seen enough: a stream is taken in pieces.
@@ -165,8 +166,8 @@ def run_state_names(data: bytes) -> None:
     assert batch is None or str(batch) == text
     for check in (
         state_names.check_unique_id,
-        state_names.check_sst_name,
-        state_names.check_log_name,
+        lambda name: state_names.check_local_name(name, ".sst"),
+        lambda name: state_names.check_local_name(name, ".log"),
         state_names.check_zip_entry,
         state_names.check_store_dir,
     ):
@@ -256,8 +257,8 @@ def run_batch_logs(data: bytes) -> None:
 _LOGS: Final[tuple[tuple[Callable[[bytes], Any], Callable[[Any], bytes]], ...]] = (
     (query_logs.decode_offsets, query_logs.encode_offsets),
     (query_logs.decode_commit, query_logs.encode_commit),
-    (query_logs.decode_operator, query_logs.encode_operator),
-    (query_logs.decode_query_id, query_logs.encode_query_id),
+    (query_logs.decode_operator, encode_operator),
+    (query_logs.decode_query_id, encode_query_id),
 )
 
 

@@ -41,10 +41,9 @@ from index.spark.query_logs import (
     decode_query_id,
     encode_commit,
     encode_offsets,
-    encode_operator,
-    encode_query_id,
 )
 from tests.spark.state.forms import Forms, KeyForm, StateRow
+from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
 SPARK = Path(__file__).parent / "spark"
 BATCHES = 3

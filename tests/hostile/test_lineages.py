@@ -10,7 +10,7 @@ from engine.state.compression import Compressor
 from index.errors import DamagedChangelogError, FormatError, LineageError, UnsafeNameError
 from index.java_text import encode_utf
 from index.snapshot.model import LineageItem, UniqueId
-from index.spark.changelog import encode_end, encode_header, encode_put
+from index.spark.changelog import PUT, encode_end, encode_header, encode_record
 from tests.fuzz.target import check_refusal
 from tests.unit.engine.state.state_store_kit import Bench, Ids, write_numbers
 
@@ -26,7 +26,7 @@ def bench(tmp_path: Path) -> Bench:
 def forge(path: Path, header: bytes) -> None:
     """Write a changelog with another header, and no checksum beside it."""
     compressor = Compressor("lz4")
-    data = header + encode_put(3, b"k", b"v") + encode_end(3)
+    data = header + encode_record(3, (PUT, b"k", b"v")) + encode_end(3)
     path.write_bytes(compressor.write(data) + compressor.finish())
     path.with_name(f"{path.name}.crc").unlink(missing_ok=True)
 

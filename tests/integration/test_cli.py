@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from index.samza.format import decode_samza_index, from_samza
+from index.samza.format import decode_samza_index
 from tests.integration.conftest import FIRST, SECOND, Shell, content
 
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -341,7 +341,10 @@ def test_export_writes_samzas_index_and_keeps_what_it_refers_to(two_commits: She
     assert "--unpack" in refused["hint"]
     exported = two_commits.told("export", "latest", str(output), "--unpack")
     index = decode_samza_index(output.read_bytes(), blob_id="index.json")
-    assert {"/".join(file.path) for file in from_samza(index).files} == set(SECOND)
+    directory = index.dir_index
+    names = {file.file_name for file in directory.files_present}
+    names |= {f"{sub.dir_name}/{file.file_name}" for sub in directory.sub_dirs_present for file in sub.files_present}
+    assert names == set(SECOND)
     two_commits.refused("export", "latest", str(output), "--unpack", code=9)
     two_commits.run("collect", "--keep-last", "1")
     listed = two_commits.told("list", "--job", "flights.samza")

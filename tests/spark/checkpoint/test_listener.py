@@ -27,10 +27,11 @@ from engine.errors import UsageError
 from engine.repository.sync import SyncRepository
 from engine.spark.checkpoint.listener import BackupListener
 from index.spark.checkpoint import decode_checkpoint_backup
-from index.spark.query_logs import decode_query_id, encode_query_id
+from index.spark.query_logs import decode_query_id
 from tests.doubles import InterposedStore
 from tests.spark.checkpoint.shows import Show, flip_byte, wait_until
 from tests.spark.state.queries import AGGREGATION, FORMAT
+from tests.unit.index.spark.written_metadata import encode_query_id
 
 GOLDEN: Final = Path(__file__).parents[2] / "golden" / "spark" / "lost-attempts"
 LONG_S: Final = 30.0

@@ -20,11 +20,10 @@ from index.spark.query_logs import (
     BatchOffsets,
     OperatorMetadata,
     OperatorStore,
-    encode_operator,
-    encode_query_id,
 )
 from tests.unit.engine.checkpoint.written_query import ROW_SCHEMA
 from tests.unit.engine.state.state_store_kit import settings_of
+from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
 Rows = dict[bytes, bytes]
 DELTAS = 3

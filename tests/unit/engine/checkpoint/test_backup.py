@@ -26,8 +26,6 @@ from index.spark.query_logs import (
     OperatorStore,
     encode_commit,
     encode_offsets,
-    encode_operator,
-    encode_query_id,
 )
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.live_query import (
@@ -37,6 +35,7 @@ from tests.unit.engine.checkpoint.live_query import (
     restore_backup,
     stats_below,
 )
+from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
 both_formats = pytest.mark.parametrize("format_version", [1, 2], ids=["V1", "V2"])
 in_both_places = pytest.mark.parametrize("remote", [False, True], ids=["directory", "store"])

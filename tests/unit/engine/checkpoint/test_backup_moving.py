@@ -143,11 +143,7 @@ async def test_a_zip_that_is_uploaded_twice_meanwhile_is_looked_at_once_more(
     with zipfile.ZipFile(io.BytesIO(await directory.read(name))) as old, zipfile.ZipFile(again, "w") as new:
         for entry in reversed(old.namelist()):
             new.writestr(entry, old.read(entry))
-    sums = FileChecksum(
-        value=int.from_bytes(crc32c(again.getvalue()).to_bytes(4, "big"), "big", signed=True),
-        main_file_size_bytes=len(again.getvalue()),
-        timestamp_ms=0,
-    )
+    sums = FileChecksum.of_file(crc32c=crc32c(again.getvalue()), size_bytes=len(again.getvalue()), timestamp_ms=0)
 
     async def upload_the_rest() -> None:
         await directory.publish_bytes(f"{name}.crc", encode_file_checksum(sums), overwrite=True)

@@ -18,9 +18,8 @@ from index.spark.query_logs import (
     OperatorMetadata,
     OperatorStore,
     SourceOffset,
-    encode_operator,
-    encode_query_id,
 )
+from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
 Rows = dict[tuple[str, bytes], bytes]
 

@@ -9,7 +9,7 @@ from engine.repository.samza_export import export_to_samza
 from engine.settings import TransferSettings
 from index.errors import SamzaFormatError
 from index.plan.retention import Retention
-from index.samza.format import decode_samza_index, from_samza
+from index.samza.format import SamzaDirIndex, decode_samza_index
 from index.snapshot.model import Scope
 from tests.unit.engine.conftest import JOB, World, text_tree
 
@@ -18,11 +18,18 @@ SINGLY = TransferSettings(inline_file_bytes_max=0, inline_bytes_max=0, pack_file
 
 async def samza_would_restore(world: World, encoded: bytes) -> dict[str, bytes]:
     """Follow Samza's reader: blobs sorted by offset, appended one after another."""
+    return await _restored(world, decode_samza_index(encoded, blob_id="exported").dir_index)
+
+
+async def _restored(world: World, directory: SamzaDirIndex) -> dict[str, bytes]:
     files = {}
-    for file in from_samza(decode_samza_index(encoded, blob_id="exported")).files:
-        data = b"".join([await read_blob(world.store, b.blob_id, size_bytes_max=1 << 30) for b in file.blobs])
-        files["/".join(file.path)] = data[: file.size_bytes]
-        assert len(data) == file.size_bytes
+    for file in directory.files_present:
+        blobs = sorted(file.blobs, key=lambda blob: blob.offset)
+        data = b"".join([await read_blob(world.store, b.blob_id, size_bytes_max=1 << 30) for b in blobs])
+        files[file.file_name] = data
+        assert len(data) == file.file_metadata.size
+    for sub in directory.sub_dirs_present:
+        files |= {f"{sub.dir_name}/{name}": data for name, data in (await _restored(world, sub)).items()}
     return files
 
 

@@ -17,7 +17,7 @@ from index.spark.changelog import (
     Record,
     encode_end,
     encode_header,
-    encode_put,
+    encode_record,
 )
 from index.spark.names import StateVersion
 
@@ -80,7 +80,7 @@ def test_the_decompressed_bytes_are_the_header_the_records_and_the_end(tmp_path:
     writer.put(b"k", b"v")
     writer.finish()
     plain = b"".join(decompress_chunks("lz4", [writer.path.read_bytes()]))
-    assert plain == encode_header(3, LINEAGE) + encode_put(3, b"k", b"v") + encode_end(3)
+    assert plain == encode_header(3, LINEAGE) + encode_record(3, (PUT, b"k", b"v")) + encode_end(3)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -161,7 +161,7 @@ def test_a_file_that_is_cut_short_gives_an_error_that_names_it(tmp_path: Path, c
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_stream_that_is_whole_without_the_end_mark_is_damaged(tmp_path: Path, codec: Codec) -> None:
-    data = encode_header(2) + encode_put(2, b"k", b"v")
+    data = encode_header(2) + encode_record(2, (PUT, b"k", b"v"))
     path = compressed_file(tmp_path / "5.changelog", codec, data)
     with open_changelog(path, codec) as reader, pytest.raises(DamagedChangelogError, match="end mark"):
         records_of(reader)
@@ -169,7 +169,7 @@ def test_a_stream_that_is_whole_without_the_end_mark_is_damaged(tmp_path: Path, 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_bytes_after_the_end_mark_are_damage(tmp_path: Path, codec: Codec) -> None:
-    data = encode_put(1, b"k", b"v") + encode_end(1) + b"\x00"
+    data = encode_record(1, (PUT, b"k", b"v")) + encode_end(1) + b"\x00"
     path = compressed_file(tmp_path / "5.changelog", codec, data)
     with pytest.raises(DamagedChangelogError), open_changelog(path, codec) as reader:
         records_of(reader)

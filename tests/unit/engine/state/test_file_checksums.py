@@ -42,7 +42,7 @@ async def test_a_checksum_says_what_the_file_is(directory: CheckpointDir, tmp_pa
     await publish(directory, b"content" if source == "bytes" else tmp_path / "source")
     checksum = decode_file_checksum(await directory.read("file.crc"), subject="file.crc")
     assert (checksum.crc32c, checksum.main_file_size_bytes) == (crc32c(b"content"), 7)
-    assert checksum.executor_id == CREATOR
+    assert checksum.creator.executor_id == CREATOR
     assert await directory.read("file") == b"content"
 
 

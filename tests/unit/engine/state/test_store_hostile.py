@@ -14,7 +14,7 @@ import xxhash
 from engine.state.changelogs import open_changelog
 from engine.state.compression import Codec
 from engine.state.zips import ZIP_BYTES_MAX
-from index.spark.changelog import encode_end, encode_put
+from index.spark.changelog import PUT, encode_end, encode_record
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX
 from tests.unit.engine.state.state_store_kit import Bench, Conf, Ids, check_numbers, last_load, write_numbers
 
@@ -95,7 +95,7 @@ def snappy_block(plain: bytes) -> bytes:
 def test_one_large_block_of_small_records_is_read_in_a_bounded_part(
     tmp_path: Path, codec: Codec, encode: Callable[[bytes], bytes]
 ) -> None:
-    record = encode_put(1, b"ab", b"cd")
+    record = encode_record(1, (PUT, b"ab", b"cd"))
     count = 4 * 1024 * 1024 // len(record)
     path = tmp_path / "1.changelog"
     path.write_bytes(encode(record * count + encode_end(1)))

@@ -17,9 +17,8 @@ from index.spark.query_logs import (
     BatchOffsets,
     OperatorMetadata,
     OperatorStore,
-    encode_operator,
-    encode_query_id,
 )
+from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
 CONF = {
     "spark.sql.streaming.stateStore.providerClass": ROCKSDB_PROVIDER,

@@ -22,11 +22,10 @@ from index.spark.query_logs import (
     decode_query_id,
     encode_commit,
     encode_offsets,
-    encode_operator,
-    encode_query_id,
     order_stores,
     parse_batch_name,
 )
+from tests.unit.index.spark.written_metadata import encode_operator
 
 change = msgspec.structs.replace
 
@@ -236,8 +235,6 @@ def test_a_version_cannot_hold_what_came_later() -> None:
     sink = SinkMetadata(sink_name="s", commit_offset="-", provider_name="noop", api_version="v2", is_active=True)
     with pytest.raises(BatchLogError, match="no field for sinks"):
         encode_commit(BatchCommit(version=2, sinks={"s": sink}))
-    with pytest.raises(BatchLogError, match="no field for schemas"):
-        encode_operator(change(decode_operator(OPERATOR_2), version=1))
 
 
 def test_operator_of_version_2_has_schemas_and_properties() -> None:
@@ -265,7 +262,6 @@ def test_what_is_not_known_in_the_json_is_passed_over() -> None:
 def test_the_query_has_an_id() -> None:
     data = b'{"id":"7fa8bab2-f2eb-46aa-8204-097f99d47da9"}'
     assert decode_query_id(data) == decode_query_id(data + b"\n") == "7fa8bab2-f2eb-46aa-8204-097f99d47da9"
-    assert encode_query_id("7fa8bab2-f2eb-46aa-8204-097f99d47da9") == data
 
 
 def test_stores_of_a_join_stand_in_the_order_of_their_ids() -> None:

@@ -3,7 +3,13 @@
 import pytest
 
 from index.errors import FileChecksumError, UnknownFormatError
-from index.spark.checksums import FileChecksum, check_file_checksum, decode_file_checksum, encode_file_checksum
+from index.spark.checksums import (
+    ChecksumCreator,
+    FileChecksum,
+    check_file_checksum,
+    decode_file_checksum,
+    encode_file_checksum,
+)
 
 # Written by Spark 4.3.0.
 SPARK_TEXT = (
@@ -11,11 +17,11 @@ SPARK_TEXT = (
     b'"creator":{"executorId":"driver","taskInfo":"Task= 0.0, Stage= 10.0"}}'
 )
 CHECKSUM = FileChecksum(
+    algorithm="CRC32C",
     value=-2,
     main_file_size_bytes=507,
     timestamp_ms=1700000000000,
-    executor_id="driver",
-    task_info="Task= 0.0, Stage= 10.0",
+    creator=ChecksumCreator(executor_id="driver", task_info="Task= 0.0, Stage= 10.0"),
 )
 
 
@@ -36,7 +42,7 @@ def test_the_value_is_a_signed_number_of_32_bits(crc32c: int, value: int) -> Non
 
 def test_unknown_fields_are_passed_over_and_the_creator_may_be_empty() -> None:
     text = b'{"later":1,"algorithm":"CRC32C","value":1,"mainFileSize":2,"timestampMs":3,"creator":{}}'
-    assert decode_file_checksum(text, subject="") == FileChecksum(value=1, main_file_size_bytes=2, timestamp_ms=3)
+    assert decode_file_checksum(text, subject="") == FileChecksum.of_file(crc32c=1, size_bytes=2, timestamp_ms=3)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from index.spark.names import (
     StateVersion,
     by_version,
     changelog_name,
-    check_log_name,
-    check_sst_name,
+    check_local_name,
     check_stored_name,
     check_unique_id,
     check_zip_entry,
@@ -125,13 +124,13 @@ BAD_COMPONENTS = ["", ".", "..", "../000008.sst", "a/000008.sst", "a\\000008.sst
 )
 def test_a_local_sst_is_digits_and_nothing_else(name: str) -> None:
     with pytest.raises(UnsafeNameError):
-        check_sst_name(name)
+        check_local_name(name, ".sst")
 
 
 @pytest.mark.parametrize("name", [*BAD_COMPONENTS, "a.log", "8.sst", "LOG", "8.log/"])
 def test_a_local_wal_is_digits_and_nothing_else(name: str) -> None:
     with pytest.raises(UnsafeNameError):
-        check_log_name(name)
+        check_local_name(name, ".log")
 
 
 @pytest.mark.parametrize(
@@ -161,8 +160,8 @@ def test_an_entry_of_a_snapshot_is_one_component_and_belongs_there(name: str) ->
 
 
 def test_names_that_spark_writes_pass() -> None:
-    assert check_sst_name("000008.sst") == "000008.sst"
-    assert check_log_name("00001.log") == "00001.log"
+    assert check_local_name("000008.sst", ".sst") == "000008.sst"
+    assert check_local_name("00001.log", ".log") == "00001.log"
     assert check_stored_name(f"000008-{UID}.sst", ".sst") == f"000008-{UID}.sst"
     for entry in ("MANIFEST-000005", "CURRENT", "000004.log", "OPTIONS-000007", "metadata"):
         assert check_zip_entry(entry) == entry

@@ -5,7 +5,7 @@ import pytest
 
 from index.snapshot.model import SstIdentity
 from index.spark.metadata import StoredFile
-from index.spark.sharing import (
+from index.spark.retention import (
     FileIdentity,
     FileStamp,
     LocalStateFile,
