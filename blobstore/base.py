@@ -1,6 +1,6 @@
 """The storage contract: the only place that states it. Every sentence is a promise that the contract tests hold.
 
-Samza's `BlobStoreManager` is covered whole; `design/samza.md` maps each of its methods onto this one.
+Samza's `BlobStoreManager` is covered whole; `design/samza.md` maps each of its methods onto this protocol.
 """
 
 import re
@@ -23,6 +23,20 @@ _CHUNK_BYTES_MAX: Final = 8 * 1024 * 1024
 
 # 255: what a file system, and a server that keeps objects as files, can name.
 _COMPONENT = re.compile(r"[A-Za-z0-9_@~%+=,-][A-Za-z0-9_@~%+=,.-]{0,254}")
+
+
+class RequestMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a request is made for: for traces, meters and audit. A store never decides anything by it.
+
+    Samza's `Metadata`; `size_bytes` is -1 where it is not known.
+    """
+
+    job: str = ""
+    task: str = ""
+    store: str = ""
+    # The local path of a file put or fetched, or a word such as "snapshot-index".
+    payload_path: str = ""
+    size_bytes: int = -1
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +174,13 @@ class BlobStore(ABC):
         No request is made, but links of a file system are followed. () if that is unknown.
         """
         return ()
+
+    def tagged(self, metadata: RequestMetadata) -> "BlobStore":  # noqa: ARG002 - for stores that trace
+        """Return a view of this store whose requests are made on behalf of somebody; by default the store itself.
+
+        Its answers and requests are the same. A store that traces, meters or audits by it overrides this.
+        """
+        return self
 
     @abstractmethod
     async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:

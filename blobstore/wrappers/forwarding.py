@@ -1,5 +1,6 @@
 """The common base of all wrappers of a store: it passes each request on as it came."""
 
+import copy
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from blobstore.base import (
     CreateOutcome,
     DeleteFailure,
     ListPage,
+    RequestMetadata,
     UnfinishedPut,
 )
 from blobstore.checks import closable
@@ -83,6 +85,16 @@ class ForwardingStore(BlobStore):
     @override
     def place(self) -> tuple[str, ...]:
         return self._inner.place()
+
+    @override
+    def tagged(self, metadata: RequestMetadata) -> BlobStore:
+        inner = self._inner.tagged(metadata)
+        if inner is self._inner:
+            return self
+        # Limits, budgets and meters are shared by both.
+        view = copy.copy(self)
+        view._inner = inner  # noqa: SLF001 - its own class
+        return view
 
     @override
     async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:

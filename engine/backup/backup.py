@@ -184,6 +184,8 @@ async def backup_source(
     watch = Stopwatch(repository.runtime)
     session = UploadSession(
         scope=address.scope,
+        task=address.task,
+        store_name=address.store,
         session=repository.runtime.session(),
         ttl_ms=repository.record.ttl_ms,
         settings=options.settings or repository.settings,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from blobstore.base import BlobStore, Body, Created
+from blobstore.base import BlobStore, Body, Created, RequestMetadata
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
@@ -32,6 +32,8 @@ class UploadSession(msgspec.Struct, frozen=True, kw_only=True):
     """Whose uploads these are: every key carries scope and session, every blob the TTL (design 0002, K2 and C5)."""
 
     scope: Scope
+    task: str
+    store_name: str
     session: str
     ttl_ms: int
     # Limits of memory and parallelism.
@@ -40,6 +42,12 @@ class UploadSession(msgspec.Struct, frozen=True, kw_only=True):
     def key(self, counter: int) -> BlobKey:
         """Return the key of one of its blobs."""
         return upload_key(BLOBS, self.scope, self.session, counter)
+
+    def metadata(self, payload: str, size_bytes: int) -> RequestMetadata:
+        """Describe one of its requests for the store."""
+        return RequestMetadata(
+            job=self.scope.job, task=self.task, store=self.store_name, payload_path=payload, size_bytes=size_bytes
+        )
 
 
 class Uploaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,7 +269,7 @@ class Uploader:
         async with self._budget.hold(pack.size_bytes):
             read = await run_blocking(_read_files, self._source, pack.files)
             body = PartsBody([one.data for one in read], self._settings.chunk_bytes)
-            await self._put(key, body)
+            await self._put(key, body, f"pack of {len(read)} files")
         offset = 0
         for item, one in zip(pack.files, read, strict=True):
             self._enter(item, one.digest, one.sst, blobs=(FileBlob(key, 0, offset, item.size_bytes),))
@@ -272,7 +280,7 @@ class Uploader:
         key = self._session.key(run.item.counter + run.position)
         body = self._body(run.item.file, run.start, run.size_bytes)
         async with self._budget.hold(2 * self._settings.chunk_bytes):
-            await self._put(key, body)
+            await self._put(key, body, "/".join(run.item.file.path))
             digest = await body.read_digest()
         if run.size_bytes == run.item.file.size_bytes:
             self._whole[run.item.counter] = digest
@@ -299,8 +307,9 @@ class Uploader:
         if self._runs_read_again.get(planned.counter) != sent:
             raise read_twice_error(str(self._source.path.joinpath(*planned.file.path)))
 
-    async def _put(self, key: BlobKey, body: Body) -> None:
-        created: Created = await put_new(self._store, key, body, ttl_ms=self._session.ttl_ms)
+    async def _put(self, key: BlobKey, body: Body, payload: str) -> None:
+        store = self._store.tagged(self._session.metadata(payload, body.size_bytes))
+        created: Created = await put_new(store, key, body, ttl_ms=self._session.ttl_ms)
         self._created_ms.append(created.created_at_ms)
 
     def _body(self, item: PlannedFile, start: int, size_bytes: int) -> FileRunBody:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore
+from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, RequestMetadata
 from engine.collect.plan_writer import PlanLinesWriter
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.roots import References, list_prefix, reachable_keys
@@ -264,10 +264,11 @@ async def delete_keys(
         tally: Filled on the way, for the caller that has to know how far it came when an error ends it.
     """
     tally = DeleteTally() if tally is None else tally
+    collecting = store.tagged(RequestMetadata(payload_path="collect"))
     for start in range(0, len(deletes), DELETE_BATCH_MAX):
         batch = deletes[start : start + DELETE_BATCH_MAX]
         tally.asked += len(batch)
-        failures = await store.delete([d.key for d in batch])
+        failures = await collecting.delete([d.key for d in batch])
         failed = {failure.key for failure in failures}
         tally.answered += len(batch)
         tally.left += sorted(failed)

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, Unknown, list_blobs, read_blob
+from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, RequestMetadata, Unknown, list_blobs, read_blob
 from blobstore.errors import BlobNotFoundError
 from engine.collect.backend import DeleteTally, delete_keys
 from engine.errors import UnsafeStoreError
@@ -25,6 +25,7 @@ from index.plan.plan_format import (
 from index.snapshot.keys import AUDIT, RUNS, RunId, parse_audit_key, parse_run_key, run_began_at_ms, run_key, run_prefix
 from index.snapshot.records import RepositoryRecord
 
+COLLECT: Final = RequestMetadata(payload_path="collect")
 AUDITS_KEPT_MAX: Final = 1000
 # After everything else, and in this order. Without its header nobody would know that the others belong to a run, and a
 # header without the mark that the run has ended would be resumed.
@@ -77,7 +78,7 @@ async def resume_run(store: BlobStore, repository: RepositoryRecord, run: RunId,
             return Run(id=found, names=frozenset(names[found]))
     key = run_key(run, RUN_HEADER)
     header = encode_run_header(RunHeader(run=run, repository_id=repository.id, release=release))
-    outcome = await store.put_if_absent(key, BytesBody(header))
+    outcome = await store.tagged(COLLECT).put_if_absent(key, BytesBody(header))
     if isinstance(outcome, Unknown):
         message = f"no answer for the run's header: {outcome.reason}"
         raise UnsafeStoreError(message, operation="collect", subject=key)
@@ -95,6 +96,7 @@ async def end_run(store: BlobStore, run: RunId) -> None:
     """
     header = run_key(run, RUN_HEADER)
     ended = run_key(run, RUN_ENDED)
+    store = store.tagged(COLLECT)
     await store.put(ended, BytesBody(b""))
     keys = [blob.key async for blob in list_blobs(store, run_prefix(run)) if blob.key not in {header, ended}]
     for start in range(0, len(keys), DELETE_BATCH_MAX):
@@ -108,7 +110,7 @@ async def end_run(store: BlobStore, run: RunId) -> None:
 async def _is_ours(store: BlobStore, repository: RepositoryRecord, run: RunId) -> bool:
     key = run_key(run, RUN_HEADER)
     try:
-        data = await read_blob(store, key, size_bytes_max=RUN_HEADER_BYTES_MAX)
+        data = await read_blob(store.tagged(COLLECT), key, size_bytes_max=RUN_HEADER_BYTES_MAX)
         header = decode_run_header(data, subject=key)
     except (BlobNotFoundError, FormatError):
         return False

@@ -1,10 +1,11 @@
 """A restore that writes nothing: everything is fetched as a restore fetches it, and hashed (design 0009, R4)."""
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import run_all
 from engine.errors import DamagedError
 from engine.local.hashing import ContentHasher
@@ -16,6 +17,8 @@ from engine.settings import TransferSettings
 from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, plan_restore
 from index.snapshot.model import FileBlob
 from index.snapshot.records import StoreReference
+
+_METADATA: Final = RequestMetadata(payload_path="restore drill")
 
 
 class Fetched(msgspec.Struct, kw_only=True):
@@ -37,6 +40,7 @@ async def restore_to_nowhere(
     """
     index, index_requests = await read_index_of(store, reference)
     plan = plan_restore(index, {}, range_bytes=settings.range_bytes, owners_count=False)
+    tagged = store.tagged(_METADATA)
     budget = ByteBudget(settings.memory_bytes_max)
     fetched = Fetched(requests=index_requests)
 
@@ -46,7 +50,7 @@ async def restore_to_nowhere(
         async def is_right(*, fresh: bool) -> bool:
             fetched.requests += 1
             fetched.bytes_fetched += ranged.size_bytes
-            return await _is_right(store, job, fresh=fresh)
+            return await _is_right(tagged, job, fresh=fresh)
 
         async with budget.hold(2 * settings.chunk_bytes):
             await fetch_right(

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 import msgspec
 from msgspec.structs import replace
 
-from blobstore.base import BlobInfo, BlobStore
+from blobstore.base import BlobInfo, BlobStore, RequestMetadata
 from blobstore.concurrency import map_bounded
 from blobstore.errors import InvalidRequestError
 from engine.clock import read_now_ms
@@ -147,7 +147,7 @@ async def explain(
     now_ms = await read_now_ms(store)
     kind = kind_of(key)
     try:
-        there = await store.stat(key)
+        there = await store.tagged(RequestMetadata(payload_path="explain")).stat(key)
     except InvalidRequestError as error:
         raise UsageError("not a key that a store can hold", operation="explain", subject=repr(key)) from error
     found = Explanation(

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobStore, BytesBody, Created, read_blob
+from blobstore.base import BlobStore, BytesBody, Created, RequestMetadata, read_blob
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from engine.errors import DamagedError
@@ -31,6 +31,8 @@ INLINE_BYTES_PER_WEIGHT: Final = 256
 # How many indexes an `IndexCache` holds, however large; and what more of them weigh together, if they are small.
 CACHED_MAX: Final = 4
 CACHED_WEIGHT_MAX: Final = 20_000
+
+PAYLOAD: Final = "snapshot-index"
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +178,14 @@ async def write_index(
     data, is_delta = await run_blocking(_encode, index, base)
     key = upload_key(INDEXES, scope, index.session, counter)
     reference = IndexReference(key=key, sha256=hashlib.sha256(data).digest(), size_bytes=len(data))
-    created = await put_new(store, key, BytesBody(data), ttl_ms=ttl_ms)
+    metadata = RequestMetadata(
+        job=scope.job,
+        task=index.metadata.task,
+        store=index.metadata.store,
+        payload_path=PAYLOAD,
+        size_bytes=len(data),
+    )
+    created = await put_new(store.tagged(metadata), key, BytesBody(data), ttl_ms=ttl_ms)
     chain = (reference, *(base.chain if is_delta and base is not None else ()))
     return StoredSnapshot(index=index, chain=chain), created
 
@@ -225,6 +234,7 @@ def _encode_delta(index: SnapshotIndex, base: StoredSnapshot) -> bytes | None:
 
 async def _read_stored(store: BlobStore, reference: IndexReference) -> StoredIndex:
     key = reference.key
+    store = store.tagged(RequestMetadata(payload_path=PAYLOAD, size_bytes=reference.size_bytes))
     if reference.size_bytes > INDEX_BYTES_MAX:
         raise DamagedError(f"is said to have {reference.size_bytes} bytes", operation="read index", subject=key)
     data = b""

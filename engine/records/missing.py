@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError, StoreError
 from engine.errors import DamagedError, EngineError, IncompleteError, bare_message
@@ -70,10 +70,11 @@ async def find_missing(store: BlobStore, needed: Mapping[BlobKey, int]) -> froze
         store: Where they should be.
         needed: How many bytes each must at least have.
     """
+    checked = store.tagged(RequestMetadata(payload_path="check"))
 
     async def is_missing(item: tuple[BlobKey, int]) -> bool:
         key, size_bytes = item
-        info = await store.stat(key)
+        info = await checked.stat(key)
         return info is None or info.size_bytes < size_bytes
 
     gone = await map_bounded(is_missing, needed.items(), in_flight_max=STATS_IN_FLIGHT_MAX)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
@@ -13,6 +13,7 @@ from index.snapshot.keys import INDEXES
 from index.snapshot.model import BlobKey, IndexReference
 from index.snapshot.records import CommitRecord
 
+_SETTLE: Final = RequestMetadata(payload_path="settle")
 REQUESTS_IN_FLIGHT_MAX: Final = 16
 
 
@@ -41,9 +42,11 @@ async def settle_keys(store: BlobStore, keys: Iterable[BlobKey], *, is_needed: I
     if not store.capabilities.removes_ttl:
         return
 
+    settling = store.tagged(_SETTLE)
+
     async def settle(key: BlobKey) -> None:
         try:
-            await store.remove_ttl(key)
+            await settling.remove_ttl(key)
         except BlobNotFoundError as error:
             if not is_needed(key):
                 return
@@ -70,7 +73,7 @@ def new_indexes_of(record: CommitRecord) -> tuple[IndexReference, ...]:
 
 async def has_ttl(store: BlobStore, key: str) -> bool | None:
     """Return whether a blob carries a TTL, by a `stat`; None if there is no such blob."""
-    info = await store.stat(key)
+    info = await store.tagged(_SETTLE).stat(key)
     return None if info is None else info.expires_at_ms is not None
 
 

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobCorruptError, InvalidRequestError
 from engine.errors import DamagedError
@@ -243,7 +243,7 @@ class Downloader:
         async with self._budget.hold(2 * self._settings.chunk_bytes):
             with target_errors(self._target):
                 try:
-                    await self._store.read_into(
+                    await self._tagged(run.files[0], run.size_bytes).read_into(
                         run.key,
                         writer,
                         start=run.start,
@@ -298,7 +298,7 @@ class Downloader:
         """Write a blob's bytes as they come; their hash."""
         place = FilePlace(stream.descriptor, blob.file_offset_bytes, size_bytes_max=blob.size_bytes)
         with target_errors(self._target):
-            await self._store.read_into(
+            await self._tagged(stream.file, blob.size_bytes).read_into(
                 blob.key,
                 place,
                 start=blob.blob_offset_bytes,
@@ -316,6 +316,14 @@ class Downloader:
     def _count_request(self, size_bytes: int) -> None:
         self._requests += 1
         self._bytes_fetched += size_bytes
+
+    def _tagged(self, file: RestoredFile, size_bytes: int) -> BlobStore:
+        snapshot, path = self._snapshot, "/".join(file.path)
+        return self._store.tagged(
+            RequestMetadata(
+                job=snapshot.job, task=snapshot.task, store=snapshot.store, payload_path=path, size_bytes=size_bytes
+            )
+        )
 
     def _damaged(self, file: RestoredFile, key: str, reason: str) -> DamagedError:
         version = f"{self._snapshot.version}_{self._snapshot.unique_id}"

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from blobstore.base import BlobStore, BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreError
+from engine.collect.runs import COLLECT
 from engine.errors import DamagedError, EngineError, bare_message
 from engine.records.indexes import is_missing
 from engine.spark.errors import RunEndedError
@@ -172,7 +173,7 @@ async def read_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
     """
     key = run_key(run, shard.inventory_name)
     try:
-        return await read_blob(store, key, size_bytes_max=INVENTORY_BYTES_MAX)
+        return await read_blob(store.tagged(COLLECT), key, size_bytes_max=INVENTORY_BYTES_MAX)
     except BlobNotFoundError as error:
         raise run_has_ended(key) from error
 
@@ -247,7 +248,7 @@ def encode_plan(planned: Iterable[PlannedUpload]) -> bytes:
 async def write_plan(store: BlobStore, run: RunId, shard: Shard, plan: bytes) -> None:
     """Write a shard's plan, unless it is empty. Its name follows from its bytes, so that it replaces only its like."""
     if plan:
-        await store.put(run_key(run, shard.plan_name(digest_of(plan))), BytesBody(plan))
+        await store.tagged(COLLECT).put(run_key(run, shard.plan_name(digest_of(plan))), BytesBody(plan))
 
 
 async def read_plan(store: BlobStore, run: RunId, shard: Shard, digest: bytes) -> tuple[PlannedUpload, ...]:
@@ -260,7 +261,7 @@ async def read_plan(store: BlobStore, run: RunId, shard: Shard, digest: bytes) -
     """
     key = run_key(run, shard.plan_name(digest))
     try:
-        data = await read_blob(store, key, size_bytes_max=PLAN_BYTES_MAX)
+        data = await read_blob(store.tagged(COLLECT), key, size_bytes_max=PLAN_BYTES_MAX)
     except BlobNotFoundError as error:
         raise run_has_ended(key) from error
     if digest_of(data) != digest:

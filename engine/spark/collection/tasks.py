@@ -13,6 +13,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, BytesBody, Created, Unknown
 from blobstore.concurrency import map_bounded
 from engine.collect.backend import KEYS_LISTED_MAX, delete_keys, list_uploads
+from engine.collect.runs import COLLECT
 from engine.errors import UnsafeStoreError
 from engine.records.roots import reachable_keys
 from engine.spark.access import Access
@@ -151,7 +152,7 @@ class ListTask(ShardTask, frozen=True, kw_only=True):
         """List a shard and write its inventory; one that another collection has written first is what counts."""
         inventory = await _list(store, shard)
         key = run_key(run, shard.inventory_name)
-        outcome = await store.put_if_absent(key, BytesBody(inventory))
+        outcome = await store.tagged(COLLECT).put_if_absent(key, BytesBody(inventory))
         if isinstance(outcome, Unknown):
             raise UnsafeStoreError(f"no answer: {outcome.reason}", operation="collect", subject=key)
         return inventory if isinstance(outcome, Created) else await read_inventory(store, run, shard)
@@ -365,10 +366,10 @@ class DeleteTask(ShardTask, frozen=True, kw_only=True):
         planned = await read_plan(store, self.run, shard, data)
         mark = run_key(self.run, shard.done_name(data))
         left: Sequence[str] = ()
-        if await store.stat(mark) is None:
+        if await store.tagged(COLLECT).stat(mark) is None:
             left = await delete_keys(store, planned)
             if not left:
-                await store.put(mark, BytesBody(b""))
+                await store.tagged(COLLECT).put(mark, BytesBody(b""))
         here = frozenset(left)
         deleted = DeletedShard(
             totals=sum_deletes(p for p in planned if p.key not in here),

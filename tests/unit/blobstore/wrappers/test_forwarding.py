@@ -1,3 +1,4 @@
+import copy
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -7,22 +8,29 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import (
+    BlobInfo,
     BlobStore,
     BytesBody,
     Created,
     DeleteFailure,
     Lost,
+    RequestMetadata,
     UnfinishedPut,
     read_blob,
 )
 from blobstore.errors import BlobNotFoundError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.hedge import HedgedStore
+from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.meter import Meter, MeteredStore
+from blobstore.wrappers.retry import RetryingStore
 from tests.contract.sink_contract import Collecting
 
 T = TypeVar("T")
 
 BODY = BytesBody(b"abc")
+WHO = RequestMetadata(job="job")
 UNFINISHED = UnfinishedPut(key="u", upload_id="1", begun_at_ms=1)
 
 SINK = Collecting()
@@ -140,6 +148,36 @@ async def test_without_hooks_it_is_the_store() -> None:
     assert await store.stat("k") == await inner.stat("k")
     assert await store.list_page("") == await inner.list_page("")
     await store.close()
+
+
+async def test_a_view_tells_the_store_on_whose_behalf_and_shares_what_the_wrappers_count() -> None:
+    class Tracing(MemoryStore):
+        by: tuple[str, ...] = ()
+
+        @override
+        def tagged(self, metadata: RequestMetadata) -> BlobStore:
+            view = copy.copy(self)
+            view.by = (*self.by, metadata.job)
+            return view
+
+        @override
+        async def stat(self, key: str) -> BlobInfo | None:
+            traced.append(self.by)
+            return await super().stat(key)
+
+    traced: list[tuple[str, ...]] = []
+    meter = Meter()
+    store = LimitedStore(RetryingStore(HedgedStore(MeteredStore(Tracing(), meter))), 1)
+    view = store.tagged(WHO)
+    await view.put("k", BODY)
+    assert await store.stat("k") == await view.stat("k") is not None
+    assert traced == [(), ("job",)]
+    assert meter.requests == {"put": 1, "stat": 2}
+
+
+def test_without_a_store_that_traces_a_view_is_the_store() -> None:
+    store = ForwardingStore(MemoryStore())
+    assert store.tagged(WHO) is store
 
 
 def test_nothing_of_the_contract_is_left_out() -> None:

@@ -179,7 +179,7 @@ def test_many_silent_requests_are_told_of_once_in_a_while() -> None:
 
 
 # They answer from what the store knows of itself.
-NO_REQUESTS = {"capabilities", "place"}
+NO_REQUESTS = {"tagged", "capabilities", "place"}
 
 
 class _Hanging(ForwardingStore):
