@@ -9,8 +9,7 @@ from typing import Final, Protocol
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, RequestMetadata
-from engine.collect.plan_writer import PlanLinesWriter
+from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, BytesBody, RequestMetadata
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.roots import References, list_prefix, reachable_keys
 from index.plan.collect import (
@@ -23,12 +22,15 @@ from index.plan.collect import (
     sum_deletes,
     waiting_until_ms,
 )
+from index.plan.plan_format import LINES_SUFFIX, encode_line
 from index.snapshot.keys import BLOBS, INDEXES, RunId
 
 __all__ = ["KEYS_LISTED_MAX", "CollectBackend", "Deleted", "Listing", "SweepResult"]
 
 # Keys of a kind that are listed one by one; of the others there are counts, and the plan.
 KEYS_LISTED_MAX: Final = 1000
+# Of a plan; about 20 MB.
+LINES_PER_FILE: Final = 100_000
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,12 +70,10 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def planned_count(self) -> int:
-        """The number of uploads to delete."""
         return sum(total.count for total in self.totals)
 
     @property
     def planned_bytes(self) -> int:
-        """Their bytes."""
         return sum(total.size_bytes for total in self.totals)
 
 
@@ -90,13 +90,27 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeleteTally(msgspec.Struct, kw_only=True):
-    """How far a list of deletes has come; it outlives the error that ends them."""
+    """A list of deletes, and how far it has come; it outlives the error that ends it."""
 
+    planned: tuple[PlannedDelete, ...] = ()
     # The number of first keys that were asked for, and of those with an answer.
     asked: int = 0
     answered: int = 0
     # Of those, what the store would not delete.
     left: list[str] = []
+
+    @property
+    def unknown_count(self) -> int:
+        """The number of keys without an answer: they may be gone or not."""
+        return self.asked - self.answered
+
+    def gone(self) -> list[PlannedDelete]:
+        left = frozenset(self.left)
+        return [d for d in self.planned[: self.answered] if d.key not in left]
+
+    def staying(self) -> list[str]:
+        """Return what is known to be there still: what the store would not delete, and what it was never asked to."""
+        return [*sorted(self.left), *(d.key for d in self.planned[self.asked :])]
 
 
 class CollectBackend(Protocol):
@@ -105,9 +119,7 @@ class CollectBackend(Protocol):
     async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
         """List every blob and index, and remember them; called once, before any root is read (D2).
 
-        Args:
-            run: The collection.
-            now_ms: The store's clock at its beginning.
+        `now_ms` is the store's clock at the beginning of the run.
         """
         ...
 
@@ -134,13 +146,9 @@ class CollectBackend(Protocol):
         """Delete what is planned of `INDEXES`, then of `BLOBS`."""
         ...
 
-    def planned_count(self, prefix: str) -> int:
-        """Return the number of uploads below a prefix that are to go, as the plan is now."""
+    def so_far(self, prefix: str) -> Deleted:
+        """Return what is known of a prefix whose `delete` has failed; of lost tasks nothing is."""
         ...
-
-    def so_far(self) -> Deleted | None:
-        """Return what is known of the prefix whose `delete` has failed; None if nothing is, as of lost tasks."""
-        return None
 
     async def end(self) -> None:
         """Remove what the run has written down for itself: it has come to its end (R6)."""
@@ -153,13 +161,13 @@ class InProcessBackend(CollectBackend):
     def __init__(self, store: BlobStore, progress: Progress = NO_PROGRESS, plan_to: BlobStore | None = None) -> None:
         self._store = store
         self._progress = progress
-        self._lines = None if plan_to is None else PlanLinesWriter(plan_to)
+        self._plan_to = plan_to
+        self._plan_files = 0
         self._uploads: tuple[Upload, ...] = ()
         self._unreachable: tuple[Upload, ...] = ()
         self._ttl_ms = 0
         self._planned: tuple[PlannedUpload, ...] = ()
-        # Those below the prefix that is being deleted.
-        self._doomed: tuple[PlannedUpload, ...] = ()
+        # Of the prefix that is being deleted.
         self._tally = DeleteTally()
 
     @override
@@ -181,8 +189,8 @@ class InProcessBackend(CollectBackend):
         self._ttl_ms = ttl_ms
         planned = choose_uploads(self._unreachable, now_ms, ttl_ms, references.protected)
         self._planned = tuple(sorted(planned, key=lambda p: p.key))
-        if self._lines is not None:
-            await self._lines.write_all(self._planned)
+        if self._plan_to is not None:
+            await self._write_plan(self._plan_to)
         return self._result(())
 
     @override
@@ -193,34 +201,33 @@ class InProcessBackend(CollectBackend):
 
     @override
     async def delete(self, prefix: str) -> Deleted:
-        self._doomed = tuple(p for p in self._planned if p.key.startswith(prefix))
-        self._tally = DeleteTally()
-        await delete_keys(self._store, self._doomed, self._progress, tally=self._tally)
-        return self._deleted()
+        self._tally = DeleteTally(planned=tuple(p for p in self._planned if p.key.startswith(prefix)))
+        await delete_keys(self._store, self._tally.planned, self._progress, tally=self._tally)
+        return self.so_far(prefix)
 
     @override
-    def planned_count(self, prefix: str) -> int:
-        return sum(p.key.startswith(prefix) for p in self._planned)
-
-    @override
-    def so_far(self) -> Deleted | None:
-        return self._deleted()
-
-    def _deleted(self) -> Deleted:
-        tally = self._tally
-        here = frozenset(tally.left)
-        # The rest was never asked for: it is still there.
-        failed = sorted([*tally.left, *(p.key for p in self._doomed[tally.asked :])])
+    def so_far(self, prefix: str) -> Deleted:
+        failed = self._tally.staying()
         return Deleted(
-            totals=sum_deletes(p for p in self._doomed[: tally.answered] if p.key not in here),
+            totals=sum_deletes(self._tally.gone()),
             failed_count=len(failed),
             failed=tuple(failed[:KEYS_LISTED_MAX]),
-            unknown_count=tally.asked - tally.answered,
+            unknown_count=self._tally.unknown_count,
         )
 
     @override
     async def end(self) -> None:
         """Do nothing: nothing was written down."""
+
+    async def _write_plan(self, plan_to: BlobStore) -> None:
+        """Write the lines of the plan in place of those of an earlier one: a collection may plan again."""
+        starts = range(0, len(self._planned), LINES_PER_FILE)
+        for number, start in enumerate(starts):
+            await write_lines(plan_to, _plan_file(number), self._planned[start : start + LINES_PER_FILE])
+        stale = [f"{_plan_file(number)}{LINES_SUFFIX}" for number in range(len(starts), self._plan_files)]
+        for start in range(0, len(stale), DELETE_BATCH_MAX):
+            await plan_to.delete(stale[start : start + DELETE_BATCH_MAX])
+        self._plan_files = len(starts)
 
     def _result(self, excluded: Sequence[PlannedUpload]) -> SweepResult:
         chosen = frozenset(p.key for p in (*self._planned, *excluded))
@@ -237,6 +244,15 @@ class InProcessBackend(CollectBackend):
             excluded_bytes=sum(p.size_bytes for p in excluded),
             first=self._planned[:KEYS_LISTED_MAX],
         )
+
+
+def _plan_file(number: int) -> str:
+    return f"uploads-{number:06d}"
+
+
+async def write_lines(plan_to: BlobStore, name: str, planned: Iterable[PlannedUpload]) -> None:
+    """Write one file of a plan's lines; `name` is without its suffix."""
+    await plan_to.put(f"{name}{LINES_SUFFIX}", BytesBody(b"".join(encode_line(p) for p in planned)))
 
 
 async def list_uploads(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
@@ -260,10 +276,9 @@ async def delete_keys(
 ) -> tuple[str, ...]:
     """Delete keys, a batch at a time; return those that the store would not delete.
 
-    Args:
-        tally: Filled on the way, for the caller that has to know how far it came when an error ends it.
+    `tally` is filled on the way, for the caller that has to know how far it came when an error ends it.
     """
-    tally = DeleteTally() if tally is None else tally
+    tally = tally or DeleteTally()
     collecting = store.tagged(RequestMetadata(payload_path="collect"))
     for start in range(0, len(deletes), DELETE_BATCH_MAX):
         batch = deletes[start : start + DELETE_BATCH_MAX]

@@ -1,18 +1,17 @@
 """Check the plan of a collection by deriving it another way (design 0006, P6). Nothing is written to the repository.
 
 Uploads are listed, then roots are read and followed; what nothing keeps is compared with the plan's lines, in memory.
-This shares with the planner (`engine.records.roots`, `index.plan.commits`, `index.plan.retention`) the codecs alone:
-keys are listed, decoded and followed here once more, so that a fault over there does not call itself right. The
-repository may have moved on since the plan was made: what only newer roots reach, what came later and what is gone is
-counted, and makes no plan wrong.
+This shares with the planner (`engine.records.roots`, `index.plan.commits`, `index.plan.retention`) the codecs and the
+requests alone: what is a root and what it keeps is written here once more, so that a fault over there does not call
+itself right. The repository may have moved on since the plan was made: what only newer roots reach, what came later
+and what is gone is counted, and makes no plan wrong.
 """
 
 import fnmatch
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 import msgspec
 
@@ -21,8 +20,11 @@ from blobstore.concurrency import map_bounded, run_all
 from blobstore.errors import BlobNotFoundError
 from engine.clock import read_now_ms
 from engine.errors import DamagedError, UnsafeStoreError, UsageError
+from engine.records.indexes import is_missing, read_stored_snapshot
+from engine.records.log import Decode, read_record
+from engine.records.names import read_first_name
 from index.display import DisplayMixin
-from index.errors import FormatError, PlanFileError, UnsafeNameError
+from index.errors import PlanFileError, UnsafeNameError
 from index.plan.collect import PlannedUpload, is_upload_key
 from index.plan.plan_format import (
     LINES_SUFFIX,
@@ -37,16 +39,8 @@ from index.plan.plan_format import (
     decode_plan_summary,
 )
 from index.plan.retention import RetentionPolicy, RetentionRule
-from index.snapshot.codec import (
-    INDEX_BYTES_MAX,
-    RECORD_BYTES_MAX,
-    decode_boundary,
-    decode_commit,
-    decode_index,
-    decode_name,
-    decode_pin,
-)
-from index.snapshot.delta import apply_delta
+from index.snapshot.codec import decode_boundary, decode_commit, decode_name, decode_pin
+from index.snapshot.contents import blob_keys
 from index.snapshot.keys import (
     BLOBS,
     INDEXES,
@@ -60,7 +54,7 @@ from index.snapshot.keys import (
     parse_pin_key,
     run_began_at_ms,
 )
-from index.snapshot.model import DirIndex, IndexReference, Scope, SnapshotIndex
+from index.snapshot.model import IndexReference, Scope
 from index.snapshot.records import (
     NEVER_MS,
     PIN_DURATION_MS,
@@ -83,6 +77,7 @@ NAMED_MAX: Final = 1000
 
 # ("commit", scope, number), ("name", scope, name, number) or ("pin", id).
 RootId = tuple[str | int | Scope, ...]
+Record = TypeVar("Record")
 
 
 class WrongKind(StrEnum):
@@ -158,14 +153,12 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeps something: of the plan's own roots, and of those that came later."""
+    """The indexes that something keeps: roots of the plan, or roots that came later."""
 
-    # Has to be there.
     then: frozenset[IndexReference]
     later: frozenset[IndexReference]
     # Those that pins alone lead to, and that may be gone.
     optional: frozenset[IndexReference]
-    # Where the plan's header says something else than the store and the rules do.
     contradictions: tuple[str, ...]
     # Roots that protected something when the plan was made, and are gone.
     changed: tuple[str, ...]
@@ -187,11 +180,7 @@ async def verify_plan(
         store: The repository's.
         repository: Its record.
         plan: Where the plan's files are.
-        meant: What is meant to be kept, at a time by the store's clock; compared with what the plan says that it keeps.
-            If not given, the plan is believed.
-
-    Returns:
-        What is wrong, what is missed, and what is not known because the repository has moved on.
+        meant: What is meant to be kept, at a time by the store's clock; if not given, the plan is believed.
 
     Raises:
         PlanFileError: A file of the plan is missing, or is not part of one.
@@ -280,12 +269,7 @@ def _judge(
 async def _read_reach(
     store: BlobStore, repository: RepositoryRecord, header: PlanHeader
 ) -> tuple[Reach, dict[str, str]]:
-    """Read the roots, and follow them; return each key that is reached, with what a line about it is.
-
-    Raises:
-        DamagedError: Something is missing though the roots still need it.
-        UnsafeStoreError: The roots kept changing.
-    """
+    """Read the roots, and follow them; return each key that is reached, with what a line about it is."""
     before = None
     for _ in range(READINGS_MAX):
         try:
@@ -297,7 +281,7 @@ async def _read_reach(
             later = await follow(store, reach.later, reach.optional)
             return reach, dict.fromkeys(later, "rescued") | dict.fromkeys(then, WrongKind.REACHABLE)
         except DamagedError as error:
-            if not isinstance(error.__cause__, BlobNotFoundError) or reach == before:
+            if not is_missing(error) or reach == before:
                 raise
             before = reach
     raise UnsafeStoreError(f"the roots changed in each of {READINGS_MAX} readings", operation=OPERATION)
@@ -326,7 +310,6 @@ def _compare_header(header: PlanHeader, repository: RepositoryRecord, now_ms: in
 
 
 def _compare_totals(summary: PlanSummary, header: PlanHeader, lines: Sequence[PlannedUpload]) -> Iterator[str]:
-    """Yield where the summary of a plan says something else than its lines add up to, together and by reason."""
     size_bytes = sum(line.size_bytes for line in lines)
     for what, said, there in (
         ("lines", summary.lines_count, len(lines)),
@@ -374,24 +357,21 @@ async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms:
         FormatError: A record is damaged.
     """
     roots = []
-    for key, created_at_ms, data in await _read_all(store, PINS, parse_pin_key):
-        pin = decode_pin(data, subject=key)
-        if pin.duration_ms and now_ms < created_at_ms + pin.duration_ms:
-            roots.append(Root(id=("pin", pin.id), created_at_ms=created_at_ms, stores=pin.stores))
-    for key, created_at_ms, data in await _read_all(store, NAMES, parse_name_key):
-        name = decode_name(data, subject=key)
-        is_late = created_at_ms > name.valid_until_ms
+    for blob, pin in await _read_all(store, PINS, parse_pin_key, decode_pin):
+        if pin.duration_ms and now_ms < blob.created_at_ms + pin.duration_ms:
+            roots.append(Root(id=("pin", pin.id), created_at_ms=blob.created_at_ms, stores=pin.stores))
+    for blob, name in await _read_all(store, NAMES, parse_name_key, decode_name):
+        is_late = blob.created_at_ms > name.valid_until_ms
         if not name.released and not (is_late and await _was_written_here(store, name.valid_until_ms, PIN_DURATION_MS)):
             root_id = ("name", name.scope, name.name, name.source.number)
-            roots.append(Root(id=root_id, created_at_ms=created_at_ms, stores=name.stores))
+            roots.append(Root(id=root_id, created_at_ms=blob.created_at_ms, stores=name.stores))
     boundaries: defaultdict[Scope, list[Boundary]] = defaultdict(list)
     records: list[tuple[CommitRecord, int]] = []
-    for key, created_at_ms, data in await _read_all(store, LOG, parse_log_key):
-        parsed = parse_log_key(key)
-        if parsed.kind == "boundary":
-            boundaries[parsed.scope].append(decode_boundary(data, subject=key))
+    for blob, record in await _read_all(store, LOG, parse_log_key, _decode_log):
+        if isinstance(record, Boundary):
+            boundaries[record.scope].append(record)
         else:
-            records.append((decode_commit(data, subject=key), created_at_ms))
+            records.append((record, blob.created_at_ms))
     # By scope, when the commit before the next valid one was committed, as that one says (C7).
     said_ms: dict[Scope, int] = {}
     for record, created_at_ms in sorted(records, key=lambda r: -r[0].number):
@@ -407,15 +387,13 @@ async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms:
             or (not later and await _is_settled(store, repository, record))
         )
         if is_open and is_valid:
+            said_at_ms = said_ms.get(record.scope, NEVER_MS)
             roots.append(
                 Root(
                     id=("commit", record.scope, record.number),
                     created_at_ms=created_at_ms,
                     stores=record.stores,
-                    committed_at_ms=min(
-                        max(created_at_ms, record.predecessor_committed_at_ms),
-                        said_ms.get(record.scope, NEVER_MS),
-                    ),
+                    committed_at_ms=min(max(created_at_ms, record.predecessor_committed_at_ms), said_at_ms),
                 )
             )
             if record.predecessor is not None:
@@ -442,37 +420,34 @@ async def _was_written_here(store: BlobStore, valid_until_ms: int, lease_ms: int
     return there is None or valid_until_ms - lease_ms >= there.created_at_ms - store.capabilities.created_late_ms
 
 
-def _is_name(data: bytes) -> bool:
-    try:
-        decode_name(data, subject="")
-    except FormatError:
-        return False
-    return True
-
-
-async def _read_all(store: BlobStore, prefix: str, parse: Callable[[str], object]) -> list[tuple[str, int, bytes]]:
+async def _read_all(
+    store: BlobStore, prefix: str, parse: Callable[[str], object], decode: Decode[Record]
+) -> list[tuple[BlobInfo, Record]]:
     """Read every object below a prefix but those that tidemark never wrote.
 
     Raises:
         UnsafeNameError: One is a name of the first commits, which is not to be passed over.
     """
-
-    async def read(blob: tuple[str, int]) -> tuple[str, int, bytes]:
-        key, created_at_ms = blob
-        return key, created_at_ms, await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX)
-
-    # One that ends in a slash is a console's, and no key of ours.
-    listed = [(b.key, b.created_at_ms) async for b in list_blobs(store, prefix) if not b.key.endswith("/")]
-    found = []
-    for key, created_at_ms, data in await map_bounded(read, listed, in_flight_max=IN_FLIGHT_MAX):
+    listed = []
+    async for blob in list_blobs(store, prefix):
         try:
-            parse(key)
+            parse(blob.key)
         except UnsafeNameError:
-            if _is_name(data):
+            if prefix == NAMES and await read_first_name(store, blob.key) is not None:
                 raise
-            continue
-        found.append((key, created_at_ms, data))
-    return found
+        else:
+            listed.append(blob)
+
+    async def read(blob: BlobInfo) -> tuple[BlobInfo, Record]:
+        return blob, await read_record(store, blob.key, decode)
+
+    return await map_bounded(read, listed, in_flight_max=IN_FLIGHT_MAX)
+
+
+def _decode_log(data: bytes, *, subject: str) -> CommitRecord | Boundary:
+    if parse_log_key(subject).kind == "boundary":
+        return decode_boundary(data, subject=subject)
+    return decode_commit(data, subject=subject)
 
 
 def compare_roots(header: PlanHeader, roots: list[Root]) -> Reach:
@@ -518,26 +493,25 @@ def _label(root: RootId) -> str:
 def _choose_kept(header: PlanHeader, named: set[RootId]) -> set[RootId]:
     """Choose what the plan's retention keeps of the commits that were there, by rules that are written once more."""
     named = named | {(n.scope, n.number) for n in header.names if n.is_live}
-    by_scope: defaultdict[Scope, list[RootCommit]] = defaultdict(list)
-    for commit in sorted(header.commits, key=lambda c: c.number, reverse=True):
-        by_scope[commit.scope].append(commit)
+    newer_ms: dict[Scope, int] = {}
+    places: defaultdict[Scope, int] = defaultdict(int)
     kept: set[RootId] = set()
-    for scope, newest_first in by_scope.items():
+    for commit in sorted(header.commits, key=lambda c: c.number, reverse=True):
+        scope = commit.scope
         rule = next((r for r in header.retention.rules if fnmatch.fnmatchcase(scope.job, r.pattern)), None)
         retention = rule.retention if rule is not None else None
-        newer_ms = None
-        for place, commit in enumerate(newest_first):
-            since_ms = retention.keep_since_ms if retention is not None else None
-            if (
-                retention is None
-                or newer_ms is None
-                or place < retention.keep_last
-                or (retention.keep_named and (scope, commit.number) in named)
-                # Since then, or the newest at that time.
-                or (since_ms is not None and max(commit.committed_at_ms, newer_ms) >= since_ms)
-            ):
-                kept.add(("commit", scope, commit.number))
-            newer_ms = commit.committed_at_ms
+        since_ms = retention.keep_since_ms if retention is not None else None
+        if (
+            retention is None
+            or scope not in newer_ms
+            or places[scope] < retention.keep_last
+            or (retention.keep_named and (scope, commit.number) in named)
+            # Since then, or the newest at that time.
+            or (since_ms is not None and max(commit.committed_at_ms, newer_ms[scope]) >= since_ms)
+        ):
+            kept.add(("commit", scope, commit.number))
+        newer_ms[scope] = commit.committed_at_ms
+        places[scope] += 1
     return kept
 
 
@@ -553,38 +527,13 @@ async def follow(
     reached: set[str] = set()
 
     async def walk(reference: IndexReference) -> None:
-        keys: set[str] = set()
         try:
-            index = await _resolve(store, reference, keys)
+            snapshot = await read_stored_snapshot(store, reference)
         except DamagedError as error:
-            if reference in optional and isinstance(error.__cause__, BlobNotFoundError):
+            if reference in optional and is_missing(error):
                 return
             raise
-        _walk_dir(index.dir, keys)
-        reached.update(keys)
+        reached.update(blob_keys(snapshot.index), (link.key for link in snapshot.chain))
 
     await run_all(walk, sorted(references, key=lambda r: r.key), in_flight_max=IN_FLIGHT_MAX)
     return reached
-
-
-async def _resolve(store: BlobStore, reference: IndexReference, keys: set[str]) -> SnapshotIndex:
-    try:
-        data = await read_blob(store, reference.key, size_bytes_max=min(reference.size_bytes, INDEX_BYTES_MAX))
-    except BlobNotFoundError as error:
-        raise DamagedError("is not there", operation=OPERATION, subject=reference.key) from error
-    if hashlib.sha256(data).digest() != reference.sha256:
-        raise DamagedError("is not what the reference to it says", operation=OPERATION, subject=reference.key)
-    if reference.key in keys:
-        raise DamagedError("leads to itself", operation=OPERATION, subject=reference.key)
-    keys.add(reference.key)
-    index = decode_index(data, subject=reference.key)
-    if isinstance(index, SnapshotIndex):
-        return index
-    return apply_delta(await _resolve(store, index.base, keys), index)
-
-
-def _walk_dir(directory: DirIndex, keys: set[str]) -> None:
-    for file in directory.files_present:
-        keys.update(blob.key for blob in file.blobs)
-    for sub in directory.sub_dirs_present:
-        _walk_dir(sub, keys)

@@ -2,7 +2,7 @@
 
 A run lists, reads the roots, marks and sweeps, refuses a plan that is too large, writes boundaries, reads the roots
 again, and deletes what is still in the plan. Each step is a function that takes the values of the ones before
-(`engine.collect.results`); an error in one means that nothing is deleted after it. What grows with the inventory is
+(`engine.collect.report`); an error in one means that nothing is deleted after it. What grows with the inventory is
 done by `CollectBackend`, so that Spark tasks can do it; the rest is always this process's work.
 """
 
@@ -12,24 +12,55 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from blobstore.base import BlobStore, Created, Lost, UnfinishedPut
-from blobstore.concurrency import map_bounded
+from blobstore.base import BlobStore, BytesBody, Created, Lost, UnfinishedPut
+from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreError
 from engine.clock import Runtime, SystemRuntime, read_now_ms
-from engine.collect.backend import KEYS_LISTED_MAX, CollectBackend, Deleted, InProcessBackend, Listing, delete_keys
-from engine.collect.plan_writer import check_place, write_header, write_summary
-from engine.collect.report import Audit, CollectReport, is_too_much, make_header, make_report, make_summary
-from engine.collect.results import CollectError, DeletePlan, Deletion, Kept, Leftovers, Listed, Marked, Rules
+from engine.collect.backend import (
+    KEYS_LISTED_MAX,
+    CollectBackend,
+    DeleteTally,
+    InProcessBackend,
+    Listing,
+    delete_keys,
+)
+from engine.collect.report import (
+    Audit,
+    CollectError,
+    CollectReport,
+    Deletion,
+    Kept,
+    Leftovers,
+    Listed,
+    Marked,
+    Rules,
+    is_too_much,
+    make_audit,
+    make_header,
+    make_report,
+    make_summary,
+    write_audit,
+)
 from engine.collect.runs import delete_leftovers, plan_leftovers
-from engine.errors import DamagedError, EngineError, TooMuchToDeleteError, UnsafeStoreError, UsageError
+from engine.errors import (
+    DamagedError,
+    EngineError,
+    TargetError,
+    TooMuchToDeleteError,
+    UnsafeStoreError,
+    UsageError,
+)
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.damage import Damage, Unread, assess, find_broken
 from engine.records.indexes import is_missing
 from engine.records.log import ScopeLog, find_boundary, list_scopes, load_log, put_boundary
-from engine.records.repository import check_collects
+from engine.records.repository import check_pins
 from engine.records.roots import (
     IN_FLIGHT_MAX,
+    Damage,
     Roots,
+    Unread,
+    assess,
+    find_broken,
     kept_references,
     open_references,
     plan_log_deletes,
@@ -39,8 +70,8 @@ from engine.records.roots import (
 )
 from engine.records.settle import settle_record
 from index.errors import FormatError, UnknownFormatError
-from index.plan.collect import UnfinishedPlan, UnfinishedUpload, choose_unfinished
-from index.plan.plan_format import Outcome
+from index.plan.collect import UnfinishedUpload, choose_unfinished
+from index.plan.plan_format import PLAN_HEADER_NAME, PLAN_SUMMARY_NAME, Outcome, encode_plan_header
 from index.plan.retention import Retention, RetentionPolicy, as_policy
 from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id
 from index.snapshot.model import IndexReference, Scope
@@ -92,18 +123,14 @@ async def collect(
         repository: Its record.
         retention: Which commits stay, for all jobs or for each by its name; the newest of every scope always does.
         options: Whether only to plan, how much may go, and where the plan is written.
-        backend: Lists, marks and deletes; this process if not given. It was given `plan_to`, too.
-        runtime: Where the run's id comes from, how long it took, and the clock that the store's is compared with: where
-            that is more than a margin ahead of it and of the newest upload, nothing is deleted for its age.
+        backend: This process if not given. It was given `plan_to`, too.
+        runtime: Its clock is compared with the store's (D11).
         progress: Counts what is deleted.
-
-    Returns:
-        What went, each reason with its numbers, and what stayed.
 
     Raises:
         TooMuchToDeleteError: The plan is larger than allowed: nothing was closed or deleted; the newest commits are
             settled. A dry run reports it instead.
-        UnsafeStoreError: The store cannot be collected (`check_collects`), or a listing had holes: nothing was deleted.
+        UnsafeStoreError: The store cannot be collected (`check_pins`), or a listing had holes: nothing was deleted.
         DamagedError: Something cannot be read, or is missing: nothing was deleted of its scope and of those that it may
             refer to. A dry run reports it instead.
         TargetError: There is something in `plan_to`, or it is in the repository.
@@ -114,9 +141,9 @@ async def collect(
         raise UsageError("is not between 0 and 1", operation="collect", subject="delete_share_max", hint="give 0 to 1")
     runtime = runtime or SystemRuntime()
     now_ms = await (read_now_ms(store) if options.dry_run else store.now_ms())
-    check_collects(store)
+    check_pins(store, "collect", "what a commit needs could be taken for garbage")
     if options.plan_to is not None:
-        await check_place(options.plan_to, store)
+        await _check_place(options.plan_to, store)
     rules = Rules(
         run=make_run_id(now_ms, runtime.session()),
         repository=repository,
@@ -125,40 +152,57 @@ async def collect(
         dry_run=options.dry_run,
         delete_share_max=options.delete_share_max,
     )
-    audit = Audit(rules, runtime)
+    audit, began_s = Audit(rules=rules), runtime.monotonic_s()
+
+    async def write_record(outcome: Outcome, error: CollectError | None) -> str:
+        seconds = runtime.monotonic_s() - began_s
+        return await write_audit(store, make_audit(audit, outcome, seconds=seconds, error=error))
+
     backend = backend or InProcessBackend(store, progress, options.plan_to)
     try:
         listed = judge_clock(rules, await backend.list_uploads(rules.run, now_ms), runtime.local_now_ms())
-        audit.add_listed(listed)
+        audit.listed = listed
         leftovers = await _find_leftovers(store, rules, listed)
         kept = await _choose_kept(store, rules, listed)
         marking = _Marking(store, rules, listed, backend, options.plan_to, audit)
         marked = await _mark(marking, kept)
         if rules.dry_run:
-            return make_report(rules, listed, Deletion.complete(plan_close(marked), leftovers))
+            return make_report(rules, listed, _foresee(marked, leftovers))
         if is_too_much(rules, listed, marked.sweep_result):
             raise _too_much(rules, listed, marked)
-        boundaries = await _close_commits(store, marked)
-        audit.add_boundaries(boundaries)
-        plan = await _read_again(marking, marked, boundaries)
-        audit.add_sweep_result(plan.sweep_result)
-        deletion = Deletion(plan=plan, leftovers=leftovers)
-        audit.add_deletion(deletion)
+        written = [await write_boundary(store, boundary) for boundary in marked.kept.boundaries]
+        audit.boundaries = boundaries = tuple(boundary for boundary in written if boundary is not None)
+        deletion = await _read_again(marking, marked, boundaries, leftovers)
+        audit.sweep_result = deletion.sweep_result
+        audit.deletion = deletion
         await _delete(store, deletion, backend, progress)
     except _ERRORS as error:
         if not rules.dry_run:
             refused = isinstance(error, TooMuchToDeleteError)
-            if missing := await audit.write(store, "refused" if refused else "failed", error):
+            if missing := await write_record("refused" if refused else "failed", error):
                 error.add_note(f"there is no audit record of this: {missing}")
         raise
-    failed, left_alone = deletion.failed_count(), _left_alone(marked, plan)
+    failed, left_alone = deletion.failed_count(), _left_alone(marked, deletion.kept.damage)
     outcome: Outcome = "failed" if left_alone else "partly" if failed else "done"
-    audit_missing = await audit.write(store, outcome, left_alone)
+    audit_missing = await write_record(outcome, left_alone)
     # After the record, which nobody would write any more.
     run_left = "" if failed else await _end(backend)
     if left_alone:
         raise left_alone
     return make_report(rules, listed, deletion, audit_missing=audit_missing, run_left=run_left)
+
+
+async def _check_place(plan_to: BlobStore, store: BlobStore) -> None:
+    """Refuse a place for a plan that overlaps the repository (P2), or that holds anything: two plans would mix."""
+    ours, theirs = await run_blocking(plan_to.place), await run_blocking(store.place)
+    shared = min(len(ours), len(theirs))
+    problem, hint = "", ""
+    if shared and ours[:shared] == theirs[:shared]:
+        problem, hint = "overlaps the repository", "name one outside it"
+    elif (await plan_to.list_page("", limit=1)).blobs:
+        problem, hint = "is not empty", "name one that is absent or empty"
+    if problem:
+        raise TargetError(problem, operation="collect", subject="the plan's directory", hint=hint)
 
 
 # ---------------------------------------------------------------------- the steps, in their order
@@ -177,10 +221,24 @@ def judge_clock(rules: Rules, listing: Listing, local_now_ms: int) -> Listed:
 
 
 async def _find_leftovers(store: BlobStore, rules: Rules, listed: Listed) -> Leftovers:
-    ttl_ms = rules.repository.ttl_ms
-    unfinished, hidden = await plan_unfinished(store, listed.age_now_ms, ttl_ms)
-    planned = await plan_leftovers(store, listed.age_now_ms, ttl_ms)
-    return Leftovers(unfinished=unfinished, unfinished_hidden=hidden, planned=planned)
+    """Find puts of blobs and indexes that were begun and never finished, and what earlier runs have left.
+
+    The right to see such puts is one of its own, and a store may not list them. What nobody can see harms nobody, so
+    that the rest of the collection goes on.
+    """
+    ttl_ms, hidden = rules.repository.ttl_ms, ""
+    # Those of unknown keys are listed each time.
+    puts: dict[UnfinishedUpload, None] = {}
+    try:
+        for prefix in (BLOBS, INDEXES):
+            for put in await store.list_unfinished(prefix):
+                puts[UnfinishedUpload(put.key, put.upload_id, put.begun_at_ms, put.size_bytes)] = None
+    except (AccessDeniedError, CapabilityMissingError) as error:
+        puts.clear()
+        hidden = f"{error} ({error.hint})"
+    unfinished = choose_unfinished(puts, listed.age_now_ms, ttl_ms)
+    runs = await plan_leftovers(store, listed.age_now_ms, ttl_ms)
+    return Leftovers(unfinished=unfinished, unfinished_hidden=hidden, runs=DeleteTally(planned=runs))
 
 
 async def _choose_kept(
@@ -190,15 +248,7 @@ async def _choose_kept(
     broken: dict[IndexReference, Unread] | None = None,
     known: Roots | None = None,
 ) -> Kept:
-    """Read the roots, and plan what stays of every scope.
-
-    Args:
-        store: The repository's store.
-        rules: Of the run.
-        listed: Of it, too.
-        broken: Indexes that are known to be missing or altered.
-        known: An earlier reading, of which no record is read again.
-    """
+    """Read the roots, but no record of those that are `known` again, and plan what stays of every scope."""
     roots, damage = await _read_roots(store, rules, listed, broken or {}, known)
     scopes = plan_scopes(roots, listed.policy, damage.scopes)
     references = kept_references(scopes, roots).without(broken or {}, damage.protected)
@@ -259,24 +309,22 @@ async def _mark(marking: _Marking, kept: Kept) -> Marked:
 
 async def _sweep(marking: _Marking, kept: Kept, broken: dict[IndexReference, Unread]) -> Marked:
     rules, listed, plan_to = marking.rules, marking.listed, marking.plan_to
-    marking.audit.add_kept(kept)
+    marking.audit.kept = kept
     # Before anything that can fail or be refused every night: it protects, and nobody else may do it in time.
     unsettled = () if rules.dry_run else await settle_newest(marking.store, kept.roots)
     now_ms = min(listed.listing.listed_at_ms, listed.age_now_ms)
     sweep_result = await marking.backend.sweep(kept.references, now_ms, rules.repository.ttl_ms)
-    marking.audit.add_sweep_result(sweep_result)
+    marking.audit.sweep_result = sweep_result
     if plan_to is not None:
-        await write_header(plan_to, make_header(rules, listed, kept))
-        await write_summary(plan_to, make_summary(rules, listed, sweep_result))
+        header, summary = make_header(rules, listed, kept), make_summary(rules, listed, sweep_result)
+        await plan_to.put(PLAN_HEADER_NAME, BytesBody(encode_plan_header(header)))
+        await plan_to.put(PLAN_SUMMARY_NAME, BytesBody(encode_plan_header(summary)))
     return Marked(kept=kept, sweep_result=sweep_result, broken=dict(broken), unsettled=unsettled)
 
 
-async def _close_commits(store: BlobStore, marked: Marked) -> tuple[Boundary, ...]:
-    written = [await write_boundary(store, boundary) for boundary in marked.kept.boundaries]
-    return tuple(boundary for boundary in written if boundary is not None)
-
-
-async def _read_again(marking: _Marking, marked: Marked, boundaries: tuple[Boundary, ...]) -> DeletePlan:
+async def _read_again(
+    marking: _Marking, marked: Marked, boundaries: tuple[Boundary, ...], leftovers: Leftovers
+) -> Deletion:
     """Read the roots again, and exclude what they lead to beside what was marked (D4)."""
     store, rules, listed, first = marking.store, marking.rules, marking.listed, marked.kept
 
@@ -290,31 +338,38 @@ async def _read_again(marking: _Marking, marked: Marked, boundaries: tuple[Bound
         return await reachable_keys(store, unmarked, optional=kept.references.optional)
 
     kept, reached = await read_until_not_overtaken(await read(first.roots), read, follow)
-    marking.audit.add_kept(kept)
+    marking.audit.kept = kept
     if not set(kept.damage.reasons) <= set(first.damage.reasons):
         raise _damaged(kept.damage, "something more cannot be read than before; nothing was deleted")
-    return DeletePlan(
+    return Deletion(
         kept=kept,
         boundaries=boundaries,
-        log_deletes=plan_log_deletes(kept.roots, damaged=first.damage.scopes),
+        log=DeleteTally(planned=plan_log_deletes(kept.roots, damaged=first.damage.scopes)),
         sweep_result=await marking.backend.exclude(reached) if reached else marked.sweep_result,
+        leftovers=leftovers,
     )
 
 
-def plan_close(marked: Marked) -> DeletePlan:
-    """Return the plan that the second reading would end with if nothing changed meanwhile."""
+def _foresee(marked: Marked, leftovers: Leftovers) -> Deletion:
+    """Return the deletion as it would be if nothing changed meanwhile and all of it succeeded."""
     kept, boundaries = marked.kept, marked.kept.boundaries
     log_deletes = plan_log_deletes(kept.roots, planned=boundaries, damaged=kept.damage.scopes)
-    return DeletePlan(kept=kept, boundaries=boundaries, log_deletes=log_deletes, sweep_result=marked.sweep_result)
+    deletion = Deletion(
+        kept=kept,
+        boundaries=boundaries,
+        log=DeleteTally(planned=log_deletes),
+        sweep_result=marked.sweep_result,
+        leftovers=leftovers,
+    )
+    deletion.complete()
+    return deletion
 
 
 async def _delete(store: BlobStore, deletion: Deletion, backend: CollectBackend, progress: Progress) -> None:
     """Delete records, then indexes, then blobs; a prefix is begun only when the one before is empty (D1)."""
-    plan = deletion.plan
-    progress.total(
-        files=len(plan.log_deletes) + plan.sweep_result.planned_count, bytes_=plan.sweep_result.planned_bytes
-    )
-    await delete_keys(store, plan.log_deletes, progress, tally=deletion.log_tally)
+    log, uploads = deletion.log, deletion.sweep_result
+    progress.total(files=len(log.planned) + uploads.planned_count, bytes_=uploads.planned_bytes)
+    await delete_keys(store, log.planned, progress, tally=log)
     for prefix in (INDEXES, BLOBS):
         if not deletion.may_begin(prefix):
             continue
@@ -322,11 +377,10 @@ async def _delete(store: BlobStore, deletion: Deletion, backend: CollectBackend,
             deletion.uploads[prefix] = await backend.delete(prefix)
         except _ERRORS:
             # The audit record says what is known to be gone, and of how much nobody knows.
-            lost = Deleted(totals=(), unknown_count=backend.planned_count(prefix))
-            deletion.uploads[prefix] = backend.so_far() or lost
+            deletion.uploads[prefix] = backend.so_far(prefix)
             raise
     deletion.aborted = await abort_puts(store, deletion.leftovers.unfinished.doomed)
-    await delete_leftovers(store, deletion.leftovers.planned, deletion.leftovers_tally)
+    await delete_leftovers(store, deletion.leftovers.runs)
 
 
 async def _end(backend: CollectBackend) -> str:
@@ -350,10 +404,9 @@ def _too_much(rules: Rules, listed: Listed, marked: Marked) -> TooMuchToDeleteEr
     )
 
 
-def _left_alone(marked: Marked, plan: DeletePlan) -> CollectError | None:
+def _left_alone(marked: Marked, damage: Damage) -> CollectError | None:
     """Return why something was left alone: it cannot be read, or a newest commit could not be settled."""
     errors: list[CollectError] = list(marked.unsettled)
-    damage = plan.kept.damage
     if damage.errors:
         stayed = ", ".join(damage.protected.scope_names()).replace("*", "all jobs")
         errors.insert(0, _damaged(damage, f"nothing was deleted of {stayed}; the rest was done"))
@@ -386,9 +439,7 @@ async def settle_newest(store: BlobStore, roots: Roots) -> tuple[CollectError, .
     """Complete the TTL removal of the newest valid commit of every scope (T2), whatever fails in another one.
 
     Requests: one `stat` for each index that is new in a newest commit; more only where a TTL is left.
-
-    Returns:
-        Why that failed, of each scope in which it did.
+    Why that failed is returned, of each scope in which it did.
     """
 
     async def settle(log: ScopeLog) -> CollectError | None:
@@ -449,10 +500,7 @@ async def read_until_not_overtaken(
 ) -> tuple[Kept, Found]:
     """Follow what roots lead to; read them again if something missing shows that another collector came in between.
 
-    Args:
-        kept: The first reading.
-        read: Reads again; records of the earlier reading are not read again.
-        follow: Follows a reading.
+    `kept` is the first reading; `read` reads again, but no record of the earlier reading.
 
     Returns:
         The reading that was followed to its end, and what that found.
@@ -471,24 +519,6 @@ async def read_until_not_overtaken(
             if kept.references.required == required:
                 raise
     return kept, await follow(kept)
-
-
-async def plan_unfinished(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[UnfinishedPlan, str]:
-    """Plan for puts of blobs and indexes that were begun and never finished: one request for each prefix.
-
-    Returns:
-        The plan, and why there is none: the right to see such puts is one of its own, and a store may not list them.
-        What nobody can see harms nobody, so that the rest of the collection goes on.
-    """
-    # Those of unknown keys are listed each time.
-    puts: dict[UnfinishedUpload, None] = {}
-    try:
-        for prefix in (BLOBS, INDEXES):
-            for put in await store.list_unfinished(prefix):
-                puts[UnfinishedUpload(put.key, put.upload_id, put.begun_at_ms, put.size_bytes)] = None
-    except (AccessDeniedError, CapabilityMissingError) as error:
-        return choose_unfinished((), now_ms, ttl_ms), f"{error} ({error.hint})"
-    return choose_unfinished(puts, now_ms, ttl_ms), ""
 
 
 async def abort_puts(store: BlobStore, doomed: Sequence[UnfinishedUpload]) -> tuple[UnfinishedUpload, ...]:

@@ -1,5 +1,9 @@
-"""What a collection reports: to its caller, in its audit record, and in the header and summary of its plan."""
+"""What the steps of a collection find and do, and what it reports of that.
 
+It reports to its caller, in its audit record, and in the header and summary of its plan.
+"""
+
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 import msgspec
@@ -8,11 +12,23 @@ from typing_extensions import override
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
 from blobstore.release import installed_release
-from engine.clock import Runtime
-from engine.collect.backend import KEYS_LISTED_MAX, SweepResult
-from engine.collect.results import CollectError, Deletion, Kept, Listed, Rules
+from engine.collect.backend import KEYS_LISTED_MAX, Deleted, DeleteTally, Listing, SweepResult
+from engine.errors import EngineError
+from engine.records.log import ScopeLog
+from engine.records.roots import Damage, References, Roots, Unread
 from index.display import DisplayMixin, format_value
-from index.plan.collect import PlannedDelete, ReasonTotal
+from index.errors import FormatError
+from index.plan.collect import (
+    DeleteReason,
+    PlannedDelete,
+    PlannedUpload,
+    ReasonTotal,
+    ScopePlan,
+    UnfinishedPlan,
+    UnfinishedUpload,
+    sum_deletes,
+    sum_totals,
+)
 from index.plan.plan_format import (
     AuditedBoundary,
     AuditedScope,
@@ -25,10 +41,10 @@ from index.plan.plan_format import (
     RootPin,
     encode_audit,
 )
-from index.plan.retention import KeepReason
-from index.snapshot.keys import RunId, audit_key, parse_name_key
-from index.snapshot.model import Scope
-from index.snapshot.records import Boundary
+from index.plan.retention import KeepReason, RetentionPolicy
+from index.snapshot.keys import BLOBS, INDEXES, RunId, audit_key, parse_name_key
+from index.snapshot.model import IndexReference, Scope
+from index.snapshot.records import Boundary, RepositoryRecord
 from index.text import count, human_bytes, printable, shortened
 
 # For other programs; audit records and plans are written by a collection alone.
@@ -40,6 +56,151 @@ FAILED_LISTED_MAX: Final = 100
 # Of a boundary's records the newest.
 POINTERS_LISTED_MAX: Final = 30
 ERROR_LENGTH_MAX: Final = 1000
+
+CollectError = EngineError | FormatError | StoreError
+
+# ---------------------------------------------------------------------- the steps
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, and by which rules it goes."""
+
+    run: RunId
+    repository: RepositoryRecord
+    policy: RetentionPolicy
+    # When it began, by the store's clock.
+    now_ms: int
+    dry_run: bool
+    delete_share_max: float
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """Step 1: the uploads, and whether the store's clock may have stepped (D11)."""
+
+    listing: Listing
+    # How far it is ahead of this machine's and of the newest upload, where that is more than a margin.
+    clock_ahead_ms: int
+    # The time by which ages are judged; 0, at which nothing is old, where the clock may have stepped.
+    age_now_ms: int
+    # The rules; where the clock may have stepped, those of `RetentionPolicy.ageless`.
+    policy: RetentionPolicy
+
+
+class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
+    """Step 2: puts that were never finished, and what earlier collections have left."""
+
+    unfinished: UnfinishedPlan
+    # Why such puts could not be looked for; empty if they were.
+    unfinished_hidden: str
+    runs: DeleteTally
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """Step 3: one reading of the roots, what cannot be read, and what is kept because of either."""
+
+    roots: Roots
+    damage: Damage
+    scopes: tuple[ScopePlan, ...]
+    # The indexes that kept commits, names and pins lead to, but for those that cannot be read.
+    references: References
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """The boundaries to write."""
+        planned = [plan.boundary for plan in self.scopes if plan.boundary is not None]
+        return tuple(sorted(planned, key=lambda b: str(b.scope)))
+
+
+class Marked(msgspec.Struct, frozen=True, kw_only=True):
+    """Step 4: the uploads that nothing kept leads to."""
+
+    # The reading that was followed.
+    kept: Kept
+    sweep_result: SweepResult
+    # Indexes that are missing or altered.
+    broken: dict[IndexReference, Unread]
+    # Why newest commits could not be settled.
+    unsettled: tuple[CollectError, ...]
+
+
+class Deletion(msgspec.Struct, kw_only=True):
+    """Steps 6 and 7, after the boundaries: everything that may go by the second reading of the roots (D4).
+
+    It says how far the deletes have come, too, and outlives the error that ends them.
+    """
+
+    # That reading, with what the first one keeps.
+    kept: Kept
+    # Written; of a dry run, planned.
+    boundaries: tuple[Boundary, ...]
+    sweep_result: SweepResult
+    leftovers: Leftovers
+    # Records, boundaries, names and pins.
+    log: DeleteTally
+    # By prefix; one that is not among them was not begun.
+    uploads: dict[str, Deleted] = {}
+    aborted: tuple[UnfinishedUpload, ...] = ()
+
+    def complete(self) -> None:
+        """Take all of it for done: what a dry run reports."""
+        for tally in (self.log, self.leftovers.runs):
+            tally.asked = tally.answered = len(tally.planned)
+        self.uploads = {INDEXES: Deleted(totals=()), BLOBS: Deleted(totals=self.sweep_result.totals)}
+        self.aborted = self.leftovers.unfinished.doomed
+
+    def may_begin(self, prefix: str) -> bool:
+        """Return whether everything is gone that has to be before this prefix is begun (D1)."""
+        return not self.log.left and not any(done.failed_count for name, done in self.uploads.items() if name != prefix)
+
+    def totals(self) -> tuple[ReasonTotal, ...]:
+        """Return what is gone, by reason."""
+        uploads = (total for done in self.uploads.values() for total in done.totals)
+        return sum_totals((*sum_deletes((*self._log_gone(), *self._aborted())), *uploads))
+
+    def first_keys(self) -> tuple[PlannedDelete, ...]:
+        """Return the first keys of each kind that are gone."""
+        uploads = [u for u in self.sweep_result.first if self._is_gone(u)]
+        kinds: tuple[list[PlannedDelete], ...] = (self._log_gone(), [*uploads], self._aborted())
+        return tuple(d for kind in kinds for d in kind[:KEYS_LISTED_MAX])
+
+    def failed_count(self) -> int:
+        """Return the number of keys that were to go and are still there."""
+        gone = sum(total.count for done in self.uploads.values() for total in done.totals)
+        unknown = sum(done.unknown_count for done in self.uploads.values())
+        not_aborted = len(self.leftovers.unfinished.doomed) - len(self.aborted)
+        others = len(self.log.staying()) + len(self.leftovers.runs.staying())
+        return self.sweep_result.planned_count - gone - unknown + others + not_aborted
+
+    def unknown_count(self) -> int:
+        """Return the number of keys that may be gone or not: the store did not answer, or a task was lost."""
+        uploads = sum(done.unknown_count for done in self.uploads.values())
+        return self.log.unknown_count + self.leftovers.runs.unknown_count + uploads
+
+    def failed(self) -> tuple[str, ...]:
+        """Return the first of the keys that were to go and are still there."""
+        keys = self.log.staying()
+        for prefix in (INDEXES, BLOBS):
+            not_begun = (u.key for u in self.sweep_result.first if u.key.startswith(prefix))
+            keys += self.uploads[prefix].failed if prefix in self.uploads else not_begun
+        aborted = frozenset(self.aborted)
+        keys += sorted(put.key for put in self.leftovers.unfinished.doomed if put not in aborted)
+        return (*keys, *self.leftovers.runs.staying())[:KEYS_LISTED_MAX]
+
+    def _log_gone(self) -> list[PlannedDelete]:
+        return self.log.gone() + self.leftovers.runs.gone()
+
+    def _aborted(self) -> list[PlannedDelete]:
+        return [PlannedDelete(put.key, DeleteReason.UNFINISHED_UPLOAD, put.size_bytes) for put in self.aborted]
+
+    def _is_gone(self, upload: PlannedUpload) -> bool:
+        done = self.uploads.get(INDEXES if upload.key.startswith(INDEXES) else BLOBS)
+        if done is None or upload.key in done.failed:
+            return False
+        # Of failures beyond those that are listed, the keys are not known.
+        return done.failed_count == len(done.failed) or upload.key < done.failed[-1]
+
+
+# ---------------------------------------------------------------------- the report
 
 
 class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +272,6 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @override
     def figures(self) -> dict[str, str]:
-        """Return what went, or with a dry run would go, and what stays."""
         gone = "would delete" if self.dry_run else "deleted"
         shown = {
             "run": self.run,
@@ -129,7 +289,6 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deletes_count(self) -> int:
-        """The number of keys deleted."""
         return sum(total.count for total in self.totals)
 
     @property
@@ -146,7 +305,7 @@ def make_report(
     rules: Rules, listed: Listed, deletion: Deletion, *, audit_missing: str = "", run_left: str = ""
 ) -> CollectReport:
     """Report a run that came to its end."""
-    kept, sweep_result, unfinished = deletion.plan.kept, deletion.plan.sweep_result, deletion.leftovers.unfinished
+    kept, sweep_result, unfinished = deletion.kept, deletion.sweep_result, deletion.leftovers.unfinished
     foreign = {*listed.listing.foreign, *unfinished.foreign, *kept.roots.foreign}
     return CollectReport(
         run=rules.run,
@@ -158,7 +317,7 @@ def make_report(
             for plan in kept.scopes
             for c, reason in plan.kept
         ),
-        boundaries=deletion.plan.boundaries,
+        boundaries=deletion.boundaries,
         totals=deletion.totals(),
         deletes=deletion.first_keys(),
         listed_count=listed.listing.count,
@@ -192,136 +351,82 @@ def is_too_much(rules: Rules, listed: Listed, sweep_result: SweepResult) -> bool
     return sweep_result.planned_bytes > rules.delete_share_max * listed.listing.size_bytes
 
 
-class Audit:
-    """The audit record of one run: each step adds what it knows, so that it can be written however the run ends (A1).
+# ---------------------------------------------------------------------- the audit record
 
-    No step reads it.
+
+class Audit(msgspec.Struct, kw_only=True):
+    """What the audit record of a run says; each step adds what it knows, and reads nothing of it.
+
+    So it can be written however the run ends (A1).
     """
 
-    def __init__(self, rules: Rules, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._began_s = runtime.monotonic_s()
-        self._deletion: Deletion | None = None
-        self._record = AuditRecord(
-            run=rules.run,
-            release=installed_release(),
-            began_at_ms=rules.now_ms,
-            listed_at_ms=0,
-            seconds=0,
-            outcome="failed",
-            error="",
-            retention=rules.policy,
-            delete_share_max=rules.delete_share_max,
-            scopes_count=0,
-            scopes=(),
-            names_count=0,
-            pins_count=0,
-            boundaries_count=0,
-            boundaries=(),
-            listed_count=0,
-            listed_bytes=0,
-            live_count=0,
-            live_bytes=0,
-            waiting_count=0,
-            waiting_bytes=0,
-            excluded_count=0,
-            planned=(),
-            deleted=(),
-            failed_count=0,
-            failed=(),
-        )
+    rules: Rules
+    listed: Listed | None = None
+    # The newest reading of the roots.
+    kept: Kept | None = None
+    sweep_result: SweepResult = SweepResult()
+    # That were written.
+    boundaries: tuple[Boundary, ...] = ()
+    # The deletes as soon as they begin: the record says how far they came.
+    deletion: Deletion | None = None
 
-    def add_listed(self, listed: Listed) -> None:
-        """Add step 1."""
-        self._record = msgspec.structs.replace(
-            self._record,
-            listed_at_ms=listed.listing.listed_at_ms,
-            clock_ahead_ms=listed.clock_ahead_ms,
-            resumed_from=listed.listing.resumed_from,
-            retention=listed.policy,
-            listed_count=listed.listing.count,
-            listed_bytes=listed.listing.size_bytes,
-        )
 
-    def add_kept(self, kept: Kept) -> None:
-        """Add a reading of the roots."""
-        reasons = {plan.scope: plan.kept for plan in kept.scopes}
-        scopes = []
-        for log in kept.roots.logs:
-            scope, commits = log.listing.scope, log.commits
-            newest = commits[-1].pointer.number if commits else 0
-            kept_count = len(reasons.get(scope, ()))
-            scopes.append(AuditedScope(scope=scope, newest=newest, open_count=len(commits), kept_count=kept_count))
-        self._record = msgspec.structs.replace(
-            self._record,
-            scopes_count=len(scopes),
-            scopes=tuple(scopes[:SCOPES_LISTED_MAX]),
-            names_count=sum(bool(name.stores) for name in kept.roots.names),
-            pins_count=sum(bool(pin.stores) for pin in kept.roots.pins),
-        )
+def make_audit(audit: Audit, outcome: Outcome, *, seconds: float, error: CollectError | None = None) -> AuditRecord:
+    """Return the record of a run that has come so far; what it did not come to is 0 or empty."""
+    rules, listed, swept, deletion = audit.rules, audit.listed, audit.sweep_result, audit.deletion
+    listing = listed.listing if listed is not None else None
+    roots = audit.kept.roots if audit.kept is not None else Roots(logs=(), names=(), pins=())
+    kept = {plan.scope: len(plan.kept) for plan in audit.kept.scopes} if audit.kept is not None else {}
+    return AuditRecord(
+        run=rules.run,
+        release=installed_release(),
+        began_at_ms=rules.now_ms,
+        listed_at_ms=listing.listed_at_ms if listing is not None else 0,
+        resumed_from=listing.resumed_from if listing is not None else None,
+        seconds=round(seconds, 3),
+        outcome=outcome,
+        error="" if error is None else _describe(error),
+        retention=listed.policy if listed is not None else rules.policy,
+        delete_share_max=rules.delete_share_max,
+        scopes_count=len(roots.logs),
+        scopes=tuple(_audit_scope(log, kept) for log in roots.logs[:SCOPES_LISTED_MAX]),
+        names_count=sum(bool(name.stores) for name in roots.names),
+        pins_count=sum(bool(pin.stores) for pin in roots.pins),
+        boundaries_count=len(audit.boundaries),
+        boundaries=tuple(
+            AuditedBoundary(scope=b.scope, number=b.number, kept_count=len(b.kept), kept=b.kept[-POINTERS_LISTED_MAX:])
+            for b in audit.boundaries[:SCOPES_LISTED_MAX]
+        ),
+        listed_count=listing.count if listing is not None else 0,
+        listed_bytes=listing.size_bytes if listing is not None else 0,
+        live_count=swept.live_count,
+        live_bytes=swept.live_bytes,
+        waiting_count=swept.waiting_count,
+        waiting_bytes=swept.waiting_bytes,
+        excluded_count=swept.excluded_count,
+        planned=swept.totals,
+        deleted=deletion.totals() if deletion is not None else (),
+        failed_count=deletion.failed_count() if deletion is not None else 0,
+        failed=deletion.failed()[:FAILED_LISTED_MAX] if deletion is not None else (),
+        unknown_count=deletion.unknown_count() if deletion is not None else 0,
+        clock_ahead_ms=listed.clock_ahead_ms if listed is not None else 0,
+    )
 
-    def add_sweep_result(self, sweep_result: SweepResult) -> None:
-        """Add what is planned."""
-        self._record = msgspec.structs.replace(
-            self._record,
-            live_count=sweep_result.live_count,
-            live_bytes=sweep_result.live_bytes,
-            waiting_count=sweep_result.waiting_count,
-            waiting_bytes=sweep_result.waiting_bytes,
-            excluded_count=sweep_result.excluded_count,
-            planned=sweep_result.totals,
-        )
 
-    def add_boundaries(self, boundaries: tuple[Boundary, ...]) -> None:
-        """Add the boundaries that were written."""
-        self._record = msgspec.structs.replace(
-            self._record,
-            boundaries_count=len(boundaries),
-            boundaries=tuple(
-                AuditedBoundary(
-                    scope=b.scope, number=b.number, kept_count=len(b.kept), kept=b.kept[-POINTERS_LISTED_MAX:]
-                )
-                for b in boundaries[:SCOPES_LISTED_MAX]
-            ),
-        )
+def _audit_scope(log: ScopeLog, kept: Mapping[Scope, int]) -> AuditedScope:
+    scope, commits = log.listing.scope, log.commits
+    newest = commits[-1].pointer.number if commits else 0
+    return AuditedScope(scope=scope, newest=newest, open_count=len(commits), kept_count=kept.get(scope, 0))
 
-    def add_deletion(self, deletion: Deletion) -> None:
-        """Add the deletes, which are only beginning: the record will say how far they came."""
-        self._deletion = deletion
 
-    def record(self, outcome: Outcome, error: CollectError | None = None) -> AuditRecord:
-        """Return the record as it is now."""
-        record = msgspec.structs.replace(
-            self._record,
-            seconds=round(self._runtime.monotonic_s() - self._began_s, 3),
-            outcome=outcome,
-            error="" if error is None else _describe(error),
-        )
-        if self._deletion is None:
-            return record
-        return msgspec.structs.replace(
-            record,
-            deleted=self._deletion.totals(),
-            failed_count=self._deletion.failed_count(),
-            unknown_count=self._deletion.unknown_count(),
-            failed=self._deletion.failed()[:FAILED_LISTED_MAX],
-        )
-
-    async def write(self, store: BlobStore, outcome: Outcome, error: CollectError | None = None) -> str:
-        """Write the record.
-
-        Returns:
-            Why it is not there, or may not be; empty if it is. What the run did is done either way.
-        """
-        record = self.record(outcome, error)
-        try:
-            match await store.put_if_absent(audit_key(record.run), BytesBody(encode_audit(record))):
-                case Created():
-                    return ""
-                case answer:
-                    return f"no answer for {audit_key(record.run)}: {answer}"
-        except StoreError as denied:
-            return f"{denied} ({denied.hint})"
+async def write_audit(store: BlobStore, record: AuditRecord) -> str:
+    """Write an audit record; return why it is not there, or may not be. What the run did is done either way."""
+    key = audit_key(record.run)
+    try:
+        answer = await store.put_if_absent(key, BytesBody(encode_audit(record)))
+    except StoreError as denied:
+        return f"{denied} ({denied.hint})"
+    return "" if isinstance(answer, Created) else f"no answer for {key}: {answer}"
 
 
 def _describe(error: CollectError) -> str:
@@ -331,6 +436,9 @@ def _describe(error: CollectError) -> str:
     """
     text = f"{error.operation} {error.key}".rstrip() if isinstance(error, StoreError) else str(error)
     return printable(shortened(f"{type(error).__name__}: {text}", ERROR_LENGTH_MAX))
+
+
+# ---------------------------------------------------------------------- the plan
 
 
 def make_header(rules: Rules, listed: Listed, kept: Kept) -> PlanHeader:
@@ -356,13 +464,8 @@ def make_header(rules: Rules, listed: Listed, kept: Kept) -> PlanHeader:
             for commit in log.commits
         ),
         names=tuple(
-            RootName(
-                scope=name.scope,
-                name=parse_name_key(name.key)[1],
-                number=name.source.number,
-                is_live=bool(name.stores),
-            )
-            for name in kept.roots.names
+            RootName(scope=n.scope, name=parse_name_key(n.key)[1], number=n.source.number, is_live=bool(n.stores))
+            for n in kept.roots.names
         ),
         pins=tuple(
             RootPin(id=pin.key.rpartition("/")[2], scope=pin.scope, number=pin.source.number, is_live=bool(pin.stores))
@@ -372,7 +475,6 @@ def make_header(rules: Rules, listed: Listed, kept: Kept) -> PlanHeader:
 
 
 def make_summary(rules: Rules, listed: Listed, sweep_result: SweepResult) -> PlanSummary:
-    """Return the end of a plan."""
     return PlanSummary(
         run=rules.run,
         lines_count=sweep_result.planned_count,

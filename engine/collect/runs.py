@@ -41,24 +41,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def began_at_ms(self) -> int:
-        """When it began, by the store's clock; nothing that it lists was listed before."""
+        """By the store's clock; nothing that it lists was listed before."""
         return run_began_at_ms(self.id)
 
 
 async def resume_run(store: BlobStore, repository: RepositoryRecord, run: RunId, now_ms: int, release: str) -> Run:
-    """Resume the newest run that is not finished and was begun less than a TTL ago, or begin a new one (R3).
+    """Resume the newest run that is not finished and was begun less than a TTL ago, or begin `run` (R3).
 
     One that has come to its end is finished, though its objects may still be there (R6).
     A run whose header cannot be read, because it is damaged or a newer release wrote it, is left alone until it is old.
 
     Requests: 1 LIST for each 1,000 objects of runs + 1 GET for each run looked at, or 1 PUT.
-
-    Args:
-        store: The repository's store.
-        repository: Its record.
-        run: What a new one is called.
-        now_ms: The store's clock.
-        release: This version of tidemark.
 
     Raises:
         UnsafeStoreError: The store did not say whether it has the header.
@@ -120,10 +113,7 @@ async def _is_ours(store: BlobStore, repository: RepositoryRecord, run: RunId) -
 async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[PlannedDelete, ...]:
     """Plan what may go, in the order in which it may; a key that tidemark never wrote is left alone.
 
-    Args:
-        store: The repository's store.
-        now_ms: When this run began, by the store's clock. A run that it could have resumed is never among them.
-        ttl_ms: The repository's TTL.
+    A run that the one which began at `now_ms` could have resumed is never among them.
     """
     runs: list[tuple[RunId, str, int]] = []
     ended: set[RunId] = set()
@@ -149,7 +139,7 @@ async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[Pl
     return tuple(sorted(leftovers, key=lambda planned: (_stage(planned), planned.key)))
 
 
-async def delete_leftovers(store: BlobStore, leftovers: tuple[PlannedDelete, ...], tally: DeleteTally) -> None:
+async def delete_leftovers(store: BlobStore, leftovers: DeleteTally) -> None:
     """Delete what `plan_leftovers` has planned; once something of a run stays, begin no later stage.
 
     A request deletes its keys in any order, and some of them may fail: so each stage has requests of its own.
@@ -157,8 +147,8 @@ async def delete_leftovers(store: BlobStore, leftovers: tuple[PlannedDelete, ...
     Raises:
         StoreError: As the store says: nothing was deleted after it.
     """
-    for _, stage in groupby(leftovers, key=_stage):
-        left = await delete_keys(store, list(stage), tally=tally)
+    for _, stage in groupby(leftovers.planned, key=_stage):
+        left = await delete_keys(store, list(stage), tally=leftovers)
         if any(key.startswith(RUNS) for key in left):
             return
 

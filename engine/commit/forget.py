@@ -60,10 +60,8 @@ async def forget(store: BlobStore, scope: Scope, *, with_names: bool = False, dr
     Requests: one LIST per 1,000 records, one GET per boundary and for the newest record, one PUT; one LIST of the names
     and a GET for each; a LIST, a GET and a PUT for each name released.
 
-    Args:
-        with_names: Release the names too. Where the store denies that, the scope is forgotten all the same: `denied` of
-            the report says so, and `names` which are left.
-        dry_run: Nothing is written.
+    With `with_names` the names are released, too. Where the store denies that, the scope is forgotten all the same:
+    `denied` of the report says so, and `names` which are left.
 
     Raises:
         NotFoundError: The scope never had a commit.

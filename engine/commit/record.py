@@ -35,7 +35,6 @@ from index.snapshot.records import (
     CommitRecord,
     RepositoryRecord,
     ScopeLayout,
-    StoreReference,
     WriteId,
 )
 
@@ -142,13 +141,13 @@ def compose_commit(
     """Compose the record of new backups on a head: stores without a result are carried over (C2) or dropped (F3).
 
     Args:
-        head: The state of the scope; the results fit it (`check_bases`).
+        head: The results fit it (`check_bases`).
         request: What was asked.
         results: What it names.
-        scope: Of the record.
+        scope: Of the record, as is `write_id`.
         write_id: Of the record.
         repository: Has the TTL and the margin.
-        committed_before: Indexes among the results that are not new in this record.
+        committed_before: Indexes among the results that are not new in this record (T4).
 
     Raises:
         NotFoundError: A store is to be dropped that the head does not hold.
@@ -202,15 +201,9 @@ def compose_copy(
     write_id: WriteId,
     valid_until_ms: int,
 ) -> CommitRecord:
-    """Compose a record of what another commit holds, on top of a head (C6).
+    """Compose a record of what another commit (`source`) holds, on top of a head (C6).
 
-    Args:
-        head: The state of the scope.
-        request: A rewind, to a commit of the same scope, or a fork of one of another scope.
-        source: That commit's record.
-        scope: Of the new record.
-        write_id: Of the new record.
-        valid_until_ms: Until when a pin protects that commit (D5).
+    `valid_until_ms` is until when a pin protects that commit (D5).
 
     Raises:
         NotFoundError: The head is older than the commit to rewind to.
@@ -264,11 +257,7 @@ def _chained(head: Head, request: Request, record: CommitRecord) -> CommitRecord
 
 
 def encode_commit(record: CommitRecord) -> bytes:
-    """Encode a record.
-
-    Raises:
-        UsageError: A value that the caller gave cannot be written down.
-    """
+    """Encode a record; raise `UsageError` where a value that the caller gave cannot be written down."""
     try:
         return encode_record(record)
     except FormatError as error:
@@ -286,39 +275,28 @@ def check_results(
         UsageError: One is of another scope or task, two are of one store, or one is of a store that is dropped.
     """
     seen: set[tuple[str, str]] = set()
+    problem = ""
     for result in results:
-        reference = result.reference
+        task, name = place = result.reference.task, result.reference.store
         if result.scope != scope:
-            raise UsageError(f"a result belongs to {result.scope}", operation="commit", subject=str(scope))
-        if scope.task not in {None, reference.task}:
-            raise UsageError(f"a result belongs to task {reference.task}", operation="commit", subject=str(scope))
-        if (reference.task, reference.store) in seen:
-            raise UsageError(
-                f"two results for store {reference.store} of task {reference.task}",
-                operation="commit",
-                subject=str(scope),
-            )
-        seen.add((reference.task, reference.store))
-    for task, store in sorted(seen.intersection(dropped)):
-        raise UsageError(
-            f"store {store} of task {task} has a result and is to be dropped", operation="commit", subject=str(scope)
-        )
+            problem = problem or f"a result belongs to {result.scope}"
+        elif scope.task not in {None, task}:
+            problem = problem or f"a result belongs to task {task}"
+        elif place in seen:
+            problem = problem or f"two results for store {name} of task {task}"
+        seen.add(place)
+    for task, name in sorted(seen.intersection(dropped)):
+        problem = problem or f"store {name} of task {task} has a result and is to be dropped"
+    if problem:
+        raise UsageError(problem, operation="commit", subject=str(scope))
 
 
 def check_parent(scope: Scope, head: Head, request: Request) -> None:
-    """Refuse a request whose caller has seen another newest commit.
-
-    Raises:
-        CommitLostError: The head is not the parent that the caller gave.
-    """
+    """Raise `CommitLostError` for a request whose caller has seen another newest commit."""
     newest = head.newest.pointer if head.newest else None
     if request.parent not in {ANY, newest}:
         there = f"the newest commit is {newest.number}" if newest else "there is no commit any more"
-        raise CommitLostError(
-            f"{there}: it is not the parent given",
-            operation=request.kind,
-            subject=str(scope),
-        )
+        raise CommitLostError(f"{there}: it is not the parent given", operation=request.kind, subject=str(scope))
 
 
 def _no_such_store(scope: Scope, dropped: tuple[str, str], stores: Collection[tuple[str, str]]) -> NotFoundError:
@@ -339,22 +317,19 @@ def check_bases(scope: Scope, head: Head, results: Sequence[BackupResult]) -> No
         StaleResultError: It is not, or the result was uploaded before the scope was forgotten.
     """
     for result in results:
-        held: StoreReference | None = None
-        if head.newest is not None:
-            held = head.newest.store(result.reference.task, result.reference.store)
-        elif result.oldest_birth_ms < head.closed_at_ms:
+        place = f"store {result.reference.store} of task {result.reference.task}"
+        held = head.newest.store(result.reference.task, result.reference.store) if head.newest is not None else None
+        if head.newest is None and result.oldest_birth_ms < head.closed_at_ms:
             raise StaleResultError(
-                f"store {result.reference.store} of task {result.reference.task} was uploaded before the job was "
-                "forgotten",
+                f"{place} was uploaded before the job was forgotten",
                 operation="commit",
                 subject=str(scope),
                 hint="back up again, then commit",
             )
         if result.base != (held.index if held else None):
             raise StaleResultError(
-                f"store {result.reference.store} of task {result.reference.task} was backed up against "
-                f"{result.base.key if result.base else None}, but the newest commit holds "
-                f"{held.index.key if held else None}",
+                f"{place} was backed up against {result.base.key if result.base else None}, but the newest commit "
+                f"holds {held.index.key if held else None}",
                 operation="commit",
                 subject=str(scope),
             )
@@ -363,16 +338,11 @@ def check_bases(scope: Scope, head: Head, results: Sequence[BackupResult]) -> No
 async def check_granularity(store: BlobStore, scope: Scope, operation: str, first: Commit | None = None) -> None:
     """Refuse to commit a job both as a whole and by task: a store belongs to exactly one scope (K3).
 
-    Args:
-        store: Where the logs are.
-        scope: Whose commit it is.
-        operation: For the error.
-        first: The first commit of the scope. Of two kinds that began side by side the one goes on whose first record
-            was created first by the store's clock, or the whole job; None before there is one.
+    `first` is the first commit of the scope. Of two kinds that began side by side the one goes on whose first record
+    was created first by the store's clock, or the whole job.
 
     Raises:
         UsageError: There is a log of the other kind, and it came first.
-        StoreError: As the store says.
     """
     job = f"{LOG}{encode_component(scope.job)}"
     other = f"{job}@" if scope.task is None else f"{job}/"
@@ -398,7 +368,6 @@ async def find_committed(store: BlobStore, head: Head, results: Iterable[BackupR
 
     Raises:
         LeaseExpiredError: The index of a result is gone.
-        StoreError: As the store says.
     """
 
     async def is_old(result: BackupResult) -> bool:
@@ -413,11 +382,7 @@ async def find_committed(store: BlobStore, head: Head, results: Iterable[BackupR
 
 
 async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
-    """Decide by one LIST whether a record is acknowledged, lost, fenced or void (C4, C5).
-
-    Args:
-        store: Where the log is.
-        record: One that was created.
+    """Decide by one LIST whether a record that was created is acknowledged, lost, fenced or void (C4, C5).
 
     Raises:
         CommitLostError: Later records do not descend from it.
@@ -453,12 +418,10 @@ def _refusal(verdict: Verdict, record: CommitRecord) -> EngineError:
         case Verdict.FENCED:
             return FencedError(f"a boundary does not list record {record.number}", operation=record.kind, subject=scope)
         case Verdict.VOID:
-            return LeaseExpiredError(
-                f"record {record.number} was created after the lease of its uploads: it is void",
-                operation=record.kind,
-                subject=scope,
-                hint=_hint_when_late(record),
-            )
+            # A pin holds the blobs of a copy, not a backup.
+            hint = "" if record.kind == "commit" else f"{record.kind} again: it took longer than its pin holds"
+            message = f"record {record.number} was created after the lease of its uploads: it is void"
+            return LeaseExpiredError(message, operation=record.kind, subject=scope, hint=hint)
         case Verdict.LOST:
             return CommitLostError(
                 f"later records do not descend from record {record.number}", operation=record.kind, subject=scope
@@ -469,8 +432,3 @@ def _refusal(verdict: Verdict, record: CommitRecord) -> EngineError:
                 operation=record.kind,
                 subject=commit_key(record.scope, record.number),
             )
-
-
-def _hint_when_late(record: CommitRecord) -> str:
-    """Return a hint for a copy: a pin holds its blobs, not a backup."""
-    return "" if record.kind == "commit" else f"{record.kind} again: it took longer than its pin holds"

@@ -60,7 +60,6 @@ COMMIT_ATTEMPTS_MAX: Final = 3
 # Of more records without an answer the oldest are forgotten: a caller who asks for one then may get a conflict.
 UNRESOLVED_MAX: Final = 100
 
-
 Compose = Callable[[Head], Awaitable[CommitRecord]]
 
 
@@ -89,12 +88,10 @@ class CommitWriter:
     async def settle(self, parent: CommitPointer) -> None:
         """Make the newest commit permanent, as the next one does first (T2).
 
-        Args:
-            parent: The one that the caller has seen as the newest.
+        `parent` is the one that the caller has seen as the newest.
 
         Raises:
             DamagedError: Something of it is missing.
-            StoreError: As the store says.
         """
         async with self._one_at_a_time:
             await self._settle_parent(await self._load_head(parent), frozenset())
@@ -116,10 +113,8 @@ class CommitWriter:
             version: The caller's own version; the parent's plus one if not given.
             offsets: The caller's own position in its input, opaque.
             layout: How keys are spread over tasks; must equal the scope's (K3). None takes the parent's.
-            parent: The commit that the results were made against, if the caller wants to be sure of it; None: there was
-                no commit.
-            dropped: Task and name of stores that the scope no longer has: they are not carried over, and are collected
-                with the last commit that has them (design 0006, F3).
+            parent: The commit that the results were made against; None: there was no commit.
+            dropped: Task and name of stores that the scope no longer has: they are not carried over (design 0006, F3).
 
         Returns:
             The acknowledged commit. `settled` is False if TTL removal was interrupted: the next commit completes it.
@@ -155,12 +150,8 @@ class CommitWriter:
             )
 
         async with self._one_at_a_time:
-            return await self._submit(
-                request,
-                compose,
-                results,
-                gone=frozenset(key for result in results for key in result.missing_keys),
-            )
+            gone = frozenset(key for result in results for key in result.missing_keys)
+            return await self._submit(request, compose, results, gone=gone)
 
     async def rewind(self, target: Commit) -> Commit:
         """Make an older commit's stores the newest again, as a new commit (C6).
@@ -190,15 +181,10 @@ class CommitWriter:
             standing = await self._resolve(request, await self._load_head()) if self._unresolved else None
             if standing is not None:
                 return await self._finish(standing, ())
-            pinned = hold_pin(
-                self._store,
-                self._runtime,
-                target,
-                purpose=request.kind,
-                margin_ms=self._repository.margin_ms,
-                required=True,
-            )
-            async with pinned as lease:
+            margin_ms = self._repository.margin_ms
+            async with hold_pin(
+                self._store, self._runtime, target, purpose=request.kind, margin_ms=margin_ms, required=True
+            ) as lease:
                 await settle_record(self._store, target.record)
 
                 async def compose(head: Head) -> CommitRecord:
@@ -233,11 +219,7 @@ class CommitWriter:
     ) -> Commit:
         """Bring one request to its end: find its record, or send it, and acknowledge it.
 
-        Args:
-            request: What is to be committed.
-            compose: Makes its record.
-            results: As for `_finish`.
-            gone: What of the parent is missing and not needed any more (design 0006, M1); None: nothing of it is.
+        `gone` is what of the parent is missing and not needed any more (design 0006, M1); None: all of it.
         """
         why = ""
         for _ in range(COMMIT_ATTEMPTS_MAX):
@@ -380,8 +362,7 @@ class CommitWriter:
     async def _is_mine(self, record: CommitRecord) -> bool:
         """Return after Lost whether the record that is there is the one just sent, by its write id (C3).
 
-        Returns:
-            False: an own earlier record of another request is there.
+        If not, an own earlier record of another request is there.
 
         Raises:
             CommitLostError: Another writer's record is there.
@@ -420,9 +401,7 @@ class CommitWriter:
     async def _finish(self, commit: Commit, results: Sequence[BackupResult]) -> Commit:
         """Remove the TTLs of what the record names as new (T1). Interrupted here, the same request finds its commit.
 
-        Args:
-            commit: The acknowledged commit.
-            results: What was to be committed. Nothing of a result that the record does not name is touched.
+        Nothing of a result that the record does not name is touched.
 
         Raises:
             CommitDamagedError: Something that is new in the commit is gone (T1).

@@ -1,8 +1,9 @@
 """Read the keys of a snapshot's RocksDB, in a directory of its own that is removed afterwards."""
 
 import contextlib
+import re
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.records.repository import OpenRepository
 from engine.restore.restore import read_index_of, restore_store
 from engine.restore.staging import remove_tree
-from engine.rocksdb.store import RocksDbSettings, StoreReader, list_families, open_family
+from engine.rocksdb.store import RocksDbSettings, list_families, open_family
 from index.display import DisplayMixin
 from index.errors import FormatError
 from index.snapshot.model import SnapshotIndex
@@ -25,6 +26,7 @@ from index.spark.checkpoint import decode_checkpoint_backup
 SCRATCH_PREFIX: Final = "tidemark-keys-"
 # The file that every RocksDB directory has.
 _CURRENT: Final = "CURRENT"
+_ESCAPED: Final = re.compile("x([0-9a-fA-F]{2})")
 
 
 class KeyRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +69,6 @@ class FoundKeys(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @override
     def figures(self) -> dict[str, str]:
-        """Return how many keys, and where."""
         shown = {
             "keys": f"{len(self.keys):,}",
             "of": "" if self.count is None else f"{self.count:,}",
@@ -85,13 +86,7 @@ async def opened_snapshot(
 
     RocksDB opens a directory only if all of its SSTs are there, so all of them are fetched.
 
-    Requests: as a restore of the store, and one GET for its index.
-
-    Args:
-        repository: Where from.
-        reference: The snapshot.
-        scratch: The directory in which the fresh one is made; made if it is not there.
-        progress: As of a restore.
+    Requests: as a restore of the store, and one GET for its index. `scratch` is where the directory is made.
 
     Raises:
         NotFoundError: The snapshot is not a RocksDB directory.
@@ -99,7 +94,12 @@ async def opened_snapshot(
     """
     index, _ = await read_index_of(repository.store, reference)
     check_is_rocksdb(index)
-    directory = await run_blocking(_make_scratch, scratch)
+
+    def make_directory() -> Path:
+        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=scratch))
+
+    directory = await run_blocking(make_directory)
     try:
         await restore_store(repository.without_digests(), reference, directory / "store", progress=progress)
         yield directory / "store"
@@ -108,11 +108,7 @@ async def opened_snapshot(
 
 
 def check_is_rocksdb(index: SnapshotIndex) -> None:
-    """Refuse what RocksDB cannot open, before a byte of it is fetched.
-
-    Raises:
-        NotFoundError: There is no `CURRENT` in it.
-    """
+    """Raise `NotFoundError` for what RocksDB cannot open, before a byte of it is fetched."""
     if not any(file.name == _CURRENT for file in index.dir.files_present):
         raise NotFoundError(
             "is not a RocksDB directory",
@@ -128,11 +124,6 @@ def is_checkpoint_backup(offsets: str) -> bool:
         return decode_checkpoint_backup(offsets) is not None
     except FormatError:
         return True
-
-
-def _make_scratch(scratch: Path) -> Path:
-    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=scratch))
 
 
 # ---------------------------------------------------------------------- reading
@@ -153,7 +144,7 @@ def find_keys(
     Args:
         directory: Of a RocksDB that nobody has open.
         wanted: Which keys.
-        keys_max: The most keys; 0 with `counted` lists none.
+        keys_max: 0 with `counted` lists none.
         resume: Where the range begins, if not in the first of its families.
         values: Whether values are listed too.
         counted: Whether all keys of the range are counted, which reads all of it.
@@ -170,11 +161,17 @@ def find_keys(
     count, following = 0, None
     for name in families if resume is None else _from_family(resume.family, families, directory):
         with open_family(directory, name, RocksDbSettings(merge_delimiter=merge_delimiter)) as reader:
-            for key, value in _range(reader, _range_in(name, wanted, resume)):
+            # It begins later in the family to continue in.
+            is_first = resume is not None and name == resume.family
+            start = max(wanted.start, resume.key) if resume is not None and is_first else wanted.start
+            for key, value in reader.items(wanted.prefix, start=start):
+                if wanted.stop is not None and key >= wanted.stop:
+                    break
+                found = FoundKey(family=name, key=key, value_bytes=len(value), value=value if values else None)
                 if len(keys) < keys_max:
-                    keys.append(_found(name, key, value, values=values))
+                    keys.append(found)
                 elif following is None:
-                    following = _found(name, key, value, values=False)
+                    following = msgspec.structs.replace(found, value=None)
                     if not counted:
                         break
                 count += 1
@@ -184,7 +181,6 @@ def find_keys(
 
 
 def _from_family(family: str, families: tuple[str, ...], directory: Path) -> tuple[str, ...]:
-    """Return a family and those behind it."""
     if family not in families:
         raise NotFoundError(
             f"has no column family {family!r}",
@@ -193,24 +189,6 @@ def _from_family(family: str, families: tuple[str, ...], directory: Path) -> tup
             hint=f"it has {', '.join(families)}",
         )
     return families[families.index(family) :]
-
-
-def _range_in(family: str, wanted: KeyRange, resume: KeyPlace | None) -> KeyRange:
-    """Return what is left of a range in one family: it begins later in the one to continue in."""
-    if resume is None or family != resume.family:
-        return wanted
-    return msgspec.structs.replace(wanted, start=max(wanted.start, resume.key))
-
-
-def _range(reader: StoreReader, wanted: KeyRange) -> Iterator[tuple[bytes, bytes]]:
-    for key, value in reader.items(wanted.prefix, start=wanted.start):
-        if wanted.stop is not None and key >= wanted.stop:
-            return
-        yield key, value
-
-
-def _found(family: str, key: bytes, value: bytes, *, values: bool) -> FoundKey:
-    return FoundKey(family=family, key=key, value_bytes=len(value), value=value if values else None)
 
 
 # ---------------------------------------------------------------------- bytes as text
@@ -250,8 +228,8 @@ def parse_bytes(text: str) -> bytes:
             break
         if rest.startswith("\\"):
             data, rest = data + b"\\", rest[1:]
-        elif rest.startswith("x") and len(rest) > 2 and _is_hex(rest[1:3]):  # noqa: PLR2004  (x and two digits)
-            data, rest = data + bytes.fromhex(rest[1:3]), rest[3:]
+        elif escaped := _ESCAPED.match(rest):
+            data, rest = data + bytes.fromhex(escaped[1]), rest[3:]
         else:
             raise _no_key(text)
     return bytes(data)
@@ -273,10 +251,6 @@ def parse_place(text: str) -> KeyPlace:
     if not colon:
         raise UsageError(f"not a place: {text!r}", operation="read", hint="write FAMILY:KEY, as `more:` shows it")
     return KeyPlace(parse_bytes(family).decode("utf-8", "surrogateescape"), parse_bytes(key))
-
-
-def _is_hex(text: str) -> bool:
-    return all(character in "0123456789abcdefABCDEF" for character in text)
 
 
 def _no_key(text: str) -> UsageError:

@@ -43,12 +43,7 @@ class Discarded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Discarded:
-    """Remove a commit record, a boundary, a name or a pin that cannot be read.
-
-    Args:
-        store: The repository's store.
-        key: Of the object, as `verify` and `collect` name it.
-        dry_run: Only say what it means.
+    """Remove a commit record, a boundary, a name or a pin that cannot be read, by its key; or say what that means.
 
     Raises:
         NotFoundError: There is no such object.

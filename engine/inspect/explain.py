@@ -7,12 +7,12 @@ from typing import ClassVar, Final
 import msgspec
 from msgspec.structs import replace
 
-from blobstore.base import BlobInfo, BlobStore, RequestMetadata
+from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import map_bounded
 from blobstore.errors import InvalidRequestError
 from engine.clock import read_now_ms
 from engine.errors import DamagedError, UsageError
-from engine.records.indexes import is_missing, read_index_chain
+from engine.records.indexes import is_missing, read_stored_snapshot
 from engine.records.roots import (
     IN_FLIGHT_MAX,
     Roots,
@@ -133,9 +133,9 @@ class Explanation(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 async def explain(
     store: BlobStore, repository: RepositoryRecord, retention: Retention | RetentionPolicy, key: str
 ) -> Explanation:
-    """Explain whether a key is there, what leads to it, and what a collection would do with it.
+    """Explain whether a key is there, what leads to it, and what a collection would do with it. Nothing is changed.
 
-    Nothing is changed. Requests: one STAT; those of reading all roots; of a blob or an index a GET for each index that
+    Requests: one STAT; those of reading all roots; of a blob or an index a GET for each index that
     an open commit, a name or a pin leads to, more for deltas.
 
     Raises:
@@ -173,7 +173,20 @@ async def explain(
     if may_be_kept and not is_kept:
         rule = "an index that is kept cannot be read, and may lead to it: a collection leaves its job alone (0002, D9)"
         return replace(found, fate=Fate.ABSENT if there is None else Fate.UNKNOWN, rule=rule)
-    return _explain_upload(found, there, is_kept=is_kept, ttl_ms=repository.ttl_ms)
+    # By D2, as a collection that begins now does.
+    if there is None:
+        rule = "MISSING: something that is kept leads to it" if is_kept else "nothing that is kept leads to it"
+        return replace(found, rule=rule)
+    if is_kept:
+        return replace(found, fate=Fate.KEPT, rule="something that is kept leads to it (0002, D2)")
+    due = choose_uploads([Upload(key, there.size_bytes, there.created_at_ms)], now_ms, repository.ttl_ms)
+    return replace(
+        found,
+        fate=Fate.DELETED if due else Fate.WAITING,
+        reason=due[0].reason if due else None,
+        collectable_at_ms=there.created_at_ms + repository.ttl_ms,
+        rule=f"nothing that is kept leads to it, and it is {'older' if due else 'younger'} than the TTL (0002, D2)",
+    )
 
 
 def kind_of(key: str) -> KeyKind:
@@ -206,7 +219,6 @@ _BY_THEMSELVES: Final = {
     KeyKind.FOREIGN: (Fate.LEFT_ALONE, "a collection deletes nothing that tidemark has not written"),
 }
 
-
 # Why it stays, and why it goes.
 _RECORD_RULES: Final = {
     KeyKind.COMMIT: ("void, and no boundary has passed it yet (0002, C5)", "a boundary closes it (0002, D3)"),
@@ -220,7 +232,6 @@ _RECORD_RULES: Final = {
 
 
 def _explain_record(found: Explanation, roots: Roots, plans: tuple[ScopePlan, ...]) -> Explanation:
-    """Explain a record, a boundary, a naming or a pin by the plan of the logs (D1, D3, D5)."""
     if found.size_bytes is None:
         return replace(found, rule="closed records and ended leases are deleted (0002, D1)")
     planned = [plan.boundary for plan in plans if plan.boundary is not None]
@@ -233,23 +244,6 @@ def _explain_record(found: Explanation, roots: Roots, plans: tuple[ScopePlan, ..
         if found.key in kept:
             stays = f"{kept[found.key].value} (0006, P5; 0002, D3)"
     return replace(found, fate=Fate.KEPT, rule=stays)
-
-
-def _explain_upload(found: Explanation, there: BlobInfo | None, *, is_kept: bool, ttl_ms: int) -> Explanation:
-    """Decide by D2, as a collection that begins now does."""
-    if there is None:
-        rule = "MISSING: something that is kept leads to it" if is_kept else "nothing that is kept leads to it"
-        return replace(found, rule=rule)
-    if is_kept:
-        return replace(found, fate=Fate.KEPT, rule="something that is kept leads to it (0002, D2)")
-    due = choose_uploads([Upload(there.key, there.size_bytes, there.created_at_ms)], found.now_ms, ttl_ms)
-    return replace(
-        found,
-        fate=Fate.DELETED if due else Fate.WAITING,
-        reason=due[0].reason if due else None,
-        collectable_at_ms=there.created_at_ms + ttl_ms,
-        rule=f"nothing that is kept leads to it, and it is {'older' if due else 'younger'} than the TTL (0002, D2)",
-    )
 
 
 async def _find_paths(
@@ -266,17 +260,19 @@ async def _find_paths(
 
     async def look(reference: IndexReference) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         try:
-            index, chain = await read_index_chain(store, reference)
+            snapshot = await read_stored_snapshot(store, reference)
         except DamagedError as error:
             # What only a pin leads to may be gone; of the rest `tidemark verify` reports more.
             if not is_missing(error) or reference in required:
                 unreadable.append(reference.key)
             # What cannot be read is referred to all the same.
             return ((key,), ()) if reference.key == key else None
-        keys = tuple(link.key for link in chain)
+        keys = tuple(link.key for link in snapshot.chain)
         if key in keys:
             return keys[: keys.index(key) + 1], ()
-        files = tuple("/".join(path) for path, file in files_of(index.dir) if any(b.key == key for b in file.blobs))
+        files = tuple(
+            "/".join(path) for path, file in files_of(snapshot.index.dir) if any(b.key == key for b in file.blobs)
+        )
         return (keys[:1], files[:FILES_LISTED_MAX]) if files else None
 
     indexes = sorted({reference for _, reference in starts}, key=lambda r: r.key)
@@ -293,24 +289,24 @@ async def _find_paths(
 
 def _starts(roots: Roots, plans: tuple[ScopePlan, ...]) -> Iterator[tuple[KeyPath, IndexReference]]:
     """Return every store of every root, as a path that has no indexes yet; the newest commits first."""
-    kept = {(plan.scope, commit.pointer): reason for plan in plans for commit, reason in plan.kept}
+    reasons = {(plan.scope, commit.pointer): reason for plan in plans for commit, reason in plan.kept}
     commits = [commit for log in roots.logs for commit in reversed(log.commits)]
     for source, scope, store, lease in root_stores(commits, (*roots.names, *roots.pins)):
-        root, name = RootKind.COMMIT, ""
-        if lease is not None and lease.key.startswith(NAMES):
+        root, name, kept = RootKind.COMMIT, "", None
+        if lease is None:
+            kept = reasons.get((scope, source))
+        elif lease.key.startswith(NAMES):
             root, name = RootKind.NAME, parse_name_key(lease.key)[1]
-        elif lease is not None:
+        else:
             root, name = RootKind.PIN, parse_pin_key(lease.key)
-        yield (
-            KeyPath(
-                root=root,
-                scope=scope,
-                number=source.number,
-                name=name,
-                kept=kept.get((scope, source)) if lease is None else None,
-                task=store.task,
-                store=store.store,
-                indexes=(),
-            ),
-            store.index,
+        path = KeyPath(
+            root=root,
+            scope=scope,
+            number=source.number,
+            name=name,
+            kept=kept,
+            task=store.task,
+            store=store.store,
+            indexes=(),
         )
+        yield path, store.index

@@ -3,9 +3,9 @@
 It reads on past what is damaged: one record that cannot be read is an entry that says so.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from typing_extensions import override
@@ -16,7 +16,7 @@ from engine.clock import read_now_ms
 from engine.errors import DamagedError
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import read_index
-from engine.records.log import Noted, list_log, read_boundary, read_commit, read_vouched, repeat_reading
+from engine.records.log import Noted, Unreadable, list_log, read_boundary, read_commit, read_vouched, repeat_reading
 from engine.records.names import list_names
 from engine.records.roots import read_pins
 from index.display import DisplayMixin
@@ -32,7 +32,7 @@ from index.plan.commits import (
     is_closed,
 )
 from index.snapshot.contents import SnapshotShare, measure_share
-from index.snapshot.keys import commit_key
+from index.snapshot.keys import boundary_key, commit_key
 from index.snapshot.model import Scope
 from index.snapshot.records import Boundary, CommitPointer, CommitRecord, NameRecord, RepositoryRecord, StoreReference
 from index.spark.checkpoint import decode_checkpoint_backup
@@ -43,8 +43,6 @@ READS_IN_FLIGHT_MAX: Final = 16
 INDEXES_IN_FLIGHT_MAX: Final = 8
 # More indexes are not read: a job of hundreds of stores has more in a few commits.
 INDEXES_MAX: Final = 4000
-
-Read = TypeVar("Read")
 
 
 class State(StrEnum):
@@ -101,7 +99,6 @@ class History(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @override
     def figures(self) -> dict[str, str]:
-        """Return how many commits, and the newest of them."""
         newest = next((entry.commit for entry in self.entries if entry.commit is not None), None)
         shown = {
             "of": str(self.scope),
@@ -142,93 +139,85 @@ async def read_history(
         UnsafeStoreError: The log kept changing, or had holes (design 0002, C1).
         StoreError: As the store says. What is damaged is reported, not raised.
     """
-    reader = _Reader(store, scope, entries_max, since_ms)
-    entries, older_count = await repeat_reading(reader.read_entries, operation="history", subject=str(scope))
+
+    async def read() -> _Read:
+        return await _read_entries(store, scope, entries_max, since_ms)
+
+    log = await repeat_reading(read, operation="history", subject=str(scope))
     noted = Noted()
     names = await list_names(store, scope, noted)
     pins = await read_pins(store, repository, await read_now_ms(store), noted)
-    reader.problems += [str(one.error) for one in noted.unreadable]
-    entries = _with_named(entries, names, reader, older_count)
+    entries = _with_named(log, names, entries_max, since_ms)
     rewinds = [e.commit.record for e in entries if e.commit is not None and e.commit.record.kind == "rewind"]
     entries = [
         msgspec.structs.replace(
             entry,
-            names=tuple(sorted(n.name for n in names if _is_of(n.source.number, n.source.write_id, entry))),
-            pins_count=sum(
-                p.scope == scope and bool(p.stores) and _is_of(p.source.number, p.source.write_id, entry) for p in pins
-            ),
+            names=tuple(sorted(n.name for n in names if _is_of(n.source, entry))),
+            pins_count=sum(p.scope == scope and bool(p.stores) and _is_of(p.source, entry) for p in pins),
             rewound_by=_rewound_by(entry, rewinds),
         )
         for entry in entries
     ]
     if shares:
         entries = await _with_shares(store, entries, progress)
-    return History(scope=scope, entries=tuple(entries), older_count=older_count, problems=tuple(reader.problems))
+    problems = [str(one.error) for one in (*log.unreadable, *noted.unreadable)]
+    return History(scope=scope, entries=tuple(entries), older_count=log.older_count, problems=tuple(problems))
 
 
-class _Reader:
-    """One reading of the log, and what of it could not be read."""
+class _Read(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading of the log."""
 
-    def __init__(self, store: BlobStore, scope: Scope, entries_max: int, since_ms: int | None) -> None:
-        self._store = store
-        self._scope = scope
-        self._entries_max = entries_max
-        self._since_ms = since_ms
-        self.problems: list[str] = []
-        self.numbers: frozenset[int] = frozenset()
+    entries: list[HistoryEntry]
+    # Records that are there and were not asked for.
+    older_count: int
+    # Of all records that are there.
+    numbers: frozenset[int]
+    # Boundaries.
+    unreadable: list[Unreadable]
 
-    async def tolerate(self, read: Awaitable[Read]) -> Read | None:
-        """Return what is read; None if it is damaged, which is noted."""
+
+async def _read_entries(store: BlobStore, scope: Scope, entries_max: int, since_ms: int | None) -> _Read:
+    listing, noted = await list_log(store, scope), Noted()
+    found = [await noted.read(boundary_key(scope, n), read_boundary(store, scope, n)) for n in listing.boundaries]
+    boundaries = [boundary for boundary in found if boundary is not None]
+    if not noted.unreadable:
+        check_dense(listing, boundaries)
+
+    async def read_one(number: int) -> CommitRecord | str:
         try:
-            return await read
-        except FormatError as error:
-            self.problems.append(str(error))
-            return None
-
-    async def read_entries(self) -> tuple[list[HistoryEntry], int]:
-        """Read the newest records; return also how many more there are."""
-        self.problems.clear()
-        listing = await list_log(self._store, self._scope)
-        self.numbers = frozenset(number for number, _ in listing.records)
-        found = [await self.tolerate(read_boundary(self._store, self._scope, n)) for n in listing.boundaries]
-        boundaries = [boundary for boundary in found if boundary is not None]
-        if len(boundaries) == len(found):
-            check_dense(listing, boundaries)
-        entries: list[HistoryEntry] = []
-        records: dict[int, CommitRecord] = {}
-        vouched: frozenset[CommitPointer] = frozenset()
-        newer: Commit | None = None
-        waiting = [number for number, _ in reversed(listing.records)]
-        while waiting and len(entries) < self._entries_max:
-            wave = min(READS_IN_FLIGHT_MAX, self._entries_max - len(entries))
-            numbers, waiting = waiting[:wave], waiting[wave:]
-            read = await map_bounded(self._read_record, numbers, in_flight_max=READS_IN_FLIGHT_MAX)
-            records |= {record.number: record for record in read if isinstance(record, CommitRecord)}
-            vouched |= await read_vouched(self._store, listing, records, boundaries)
-            late = {record.pointer for record in find_late(listing, records, boundaries)} - vouched
-            for number, record in zip(numbers, read, strict=True):
-                entry = _entry_of(number, record, listing, boundaries, late=late, newer=newer)
-                if self.is_too_old(entry):
-                    left = sum(n <= number for n in self.numbers)
-                    return entries, left
-                entries.append(entry)
-                newer = entry.commit if entry.state is State.OPEN else newer
-        return entries, len(waiting)
-
-    def is_too_old(self, entry: HistoryEntry) -> bool:
-        """Return whether a record is from before what was asked for."""
-        commit = entry.commit
-        return self._since_ms is not None and commit is not None and commit.committed_at_ms < self._since_ms
-
-    def has_space(self, entries: Sequence[HistoryEntry]) -> bool:
-        """Return whether more may be shown."""
-        return len(entries) < self._entries_max
-
-    async def _read_record(self, number: int) -> CommitRecord | str:
-        try:
-            return await read_commit(self._store, self._scope, number)
+            return await read_commit(store, scope, number)
         except FormatError as error:
             return str(error)
+
+    entries: list[HistoryEntry] = []
+    records: dict[int, CommitRecord] = {}
+    vouched: frozenset[CommitPointer] = frozenset()
+    newer: Commit | None = None
+    is_over = False
+    newest_first = [number for number, _ in reversed(listing.records)]
+    while not is_over and len(entries) < min(entries_max, len(newest_first)):
+        numbers = newest_first[len(entries) : min(len(entries) + READS_IN_FLIGHT_MAX, entries_max)]
+        read = await map_bounded(read_one, numbers, in_flight_max=READS_IN_FLIGHT_MAX)
+        records |= {record.number: record for record in read if isinstance(record, CommitRecord)}
+        vouched |= await read_vouched(store, listing, records, boundaries)
+        late = {record.pointer for record in find_late(listing, records, boundaries)} - vouched
+        for number, record in zip(numbers, read, strict=True):
+            entry = _entry_of(number, record, listing, boundaries, late=late, newer=newer)
+            if is_over := _is_before(entry, since_ms):
+                break
+            entries.append(entry)
+            newer = entry.commit if entry.state is State.OPEN else newer
+    return _Read(
+        entries=entries,
+        older_count=len(newest_first) - len(entries),
+        numbers=frozenset(newest_first),
+        unreadable=noted.unreadable,
+    )
+
+
+def _is_before(entry: HistoryEntry, since_ms: int | None) -> bool:
+    """Return whether a record is from before what was asked for."""
+    return since_ms is not None and entry.commit is not None and entry.commit.committed_at_ms < since_ms
 
 
 def _entry_of(
@@ -242,43 +231,38 @@ def _entry_of(
 ) -> HistoryEntry:
     if isinstance(record, str):
         return HistoryEntry(number=number, state=State.DAMAGED, commit=None, problem=record)
-    created_at_ms = listing.created_at_ms(number) or 0
+    is_void = record.pointer in late
     # Nobody says when a void record was created.
-    commit = commit_of(record, created_at_ms, newer if record.pointer not in late else None)
+    commit = commit_of(record, listing.created_at_ms(number) or 0, None if is_void else newer)
     if is_closed(record.pointer, boundaries):
         return HistoryEntry(number=number, state=State.CLOSED, commit=commit)
-    if record.pointer in late:
+    if is_void:
         return HistoryEntry(number=number, state=State.VOID, commit=commit, problem=NOTHING_VOUCHES)
     return HistoryEntry(number=number, state=State.OPEN, commit=commit)
 
 
-def _with_named(
-    entries: Sequence[HistoryEntry], names: Iterable[NameRecord], reader: _Reader, older_count: int
-) -> list[HistoryEntry]:
+def _with_named(log: _Read, names: Iterable[NameRecord], entries_max: int, since_ms: int | None) -> list[HistoryEntry]:
     """Add what only names hold: once for each commit, in its place, or in that of the record that cannot be read."""
-    all_ = list(entries)
+    entries = list(log.entries)
     last = min((entry.number for entry in entries), default=0)
-    not_shown = reader.numbers - {entry.number for entry in entries}
+    not_shown = log.numbers - {entry.number for entry in entries}
     for name in names:
-        if name.source.number in not_shown or any(_is_of(*_pointer(name), entry) for entry in all_):
+        number = name.source.number
+        if number in not_shown or any(_is_of(name.source, entry) for entry in entries):
             continue
-        unreadable = next((n for n, e in enumerate(all_) if e.number == name.source.number and e.commit is None), None)
+        unreadable = next((n for n, e in enumerate(entries) if e.number == number and e.commit is None), None)
         if unreadable is not None:
-            all_[unreadable] = msgspec.structs.replace(all_[unreadable], commit=commit_of_name(name))
+            entries[unreadable] = msgspec.structs.replace(entries[unreadable], commit=commit_of_name(name))
             continue
-        entry = HistoryEntry(number=name.source.number, state=State.NAMED, commit=commit_of_name(name))
-        fits = not older_count or entry.number > last
-        if fits and reader.has_space(all_) and not reader.is_too_old(entry):
-            all_.append(entry)
-    return sorted(all_, key=lambda entry: -entry.number)
+        entry = HistoryEntry(number=number, state=State.NAMED, commit=commit_of_name(name))
+        is_in_range = not log.older_count or number > last
+        if is_in_range and len(entries) < entries_max and not _is_before(entry, since_ms):
+            entries.append(entry)
+    return sorted(entries, key=lambda entry: -entry.number)
 
 
-def _pointer(name: NameRecord) -> tuple[int, str]:
-    return name.source.number, name.source.write_id
-
-
-def _is_of(number: int, write_id: str, entry: HistoryEntry) -> bool:
-    return entry.commit is not None and (entry.number, entry.commit.record.write_id) == (number, write_id)
+def _is_of(pointer: CommitPointer, entry: HistoryEntry) -> bool:
+    return entry.commit is not None and pointer == CommitPointer(entry.number, entry.commit.record.write_id)
 
 
 def _rewound_by(entry: HistoryEntry, rewinds: Iterable[CommitRecord]) -> int | None:
@@ -304,25 +288,20 @@ async def _with_shares(store: BlobStore, entries: Sequence[HistoryEntry], progre
         if is_new(reference, entry.commit.record)
     ][:INDEXES_MAX]
     progress.total(files=len(wanted), bytes_=sum(reference.index.size_bytes for _, reference in wanted))
-    read = await map_bounded(_sharer(store, progress), [r for _, r in wanted], in_flight_max=INDEXES_IN_FLIGHT_MAX)
-    known = {
-        (number, reference.task, reference.store): found
-        for (number, reference), found in zip(wanted, read, strict=True)
-    }
-    return [_with_share(entry, known) for entry in entries]
 
-
-def _sharer(store: BlobStore, progress: Progress) -> Callable[[StoreReference], Awaitable[SnapshotShare | str]]:
-    async def share(reference: StoreReference) -> SnapshotShare | str:
+    async def share(numbered: tuple[int, StoreReference]) -> SnapshotShare | str:
+        reference = numbered[1].index
         try:
-            index = await read_index(store, reference.index)
+            index = await read_index(store, reference)
         except (DamagedError, FormatError) as error:
             return str(error)
         finally:
-            progress.add(files=1, bytes_=reference.index.size_bytes)
-        return measure_share(index, index_bytes=reference.index.size_bytes)
+            progress.add(files=1, bytes_=reference.size_bytes)
+        return measure_share(index, index_bytes=reference.size_bytes)
 
-    return share
+    read = await map_bounded(share, wanted, in_flight_max=INDEXES_IN_FLIGHT_MAX)
+    known = {(number, s.task, s.store): found for (number, s), found in zip(wanted, read, strict=True)}
+    return [_with_share(entry, known) for entry in entries]
 
 
 def _with_share(entry: HistoryEntry, known: dict[tuple[int, str, str], SnapshotShare | str]) -> HistoryEntry:

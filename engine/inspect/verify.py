@@ -17,7 +17,7 @@ from engine.errors import DamagedError
 from engine.local.hashing import FileHasher
 from engine.local.transfer import HashingSink
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.indexes import read_index, read_index_chain
+from engine.records.indexes import StoredSnapshot, read_index, read_stored_snapshot
 from engine.records.log import ScopeLog, Unreadable
 from engine.records.roots import list_prefix
 from engine.records.settle import has_ttl, settle_keys
@@ -85,7 +85,6 @@ class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @override
     def figures(self) -> dict[str, str]:
-        """Return whether anything is wrong, and what was checked."""
         found = Counter(problem.kind.value for problem in self.problems)
         read = format_files(self.files_read, self.bytes_read) if self.level is Level.CONTENT else ""
         shown = {
@@ -108,13 +107,7 @@ class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_logs(report: VerifyReport, logs: Iterable[ScopeLog], unreadable: Iterable[Unreadable]) -> VerifyReport:
-    """Add what is wrong with the logs themselves, and with names and pins.
-
-    Args:
-        report: On the commits.
-        logs: Of which records may be late, or none may count (C5).
-        unreadable: What else cannot be read.
-    """
+    """Add what is wrong with the logs themselves (C5), and with names and pins."""
     logs = tuple(logs)
     found = [
         (ProblemKind.ADRIFT, str(log.void[-1].scope), commit_key(log.void[-1].scope, log.void[-1].number))
@@ -124,7 +117,7 @@ def with_logs(report: VerifyReport, logs: Iterable[ScopeLog], unreadable: Iterab
     found += [(ProblemKind.UNREADABLE, str(log.listing.scope), one.key) for log in logs for one in log.unreadable]
     found += [(ProblemKind.UNREADABLE, _scope_of(one.key), one.key) for one in unreadable]
     problems = [
-        Problem(kind=kind, scope=scope, number=_number_of(key), task="", store="", key=key)
+        _Place(scope, parse_log_key(key).number if key.startswith(LOG) else 0, "", "").problem(kind, key)
         for kind, scope, key in found
     ]
     return msgspec.structs.replace(
@@ -132,10 +125,6 @@ def with_logs(report: VerifyReport, logs: Iterable[ScopeLog], unreadable: Iterab
         problems=tuple(sorted((*report.problems, *problems))),
         late=tuple(commit_key(record.scope, record.number) for log in logs for record in log.void),
     )
-
-
-def _number_of(key: str) -> int:
-    return parse_log_key(key).number if key.startswith(LOG) else 0
 
 
 def _scope_of(key: str) -> str:
@@ -183,7 +172,6 @@ async def verify(
     each blob instead, and a GET for each blob of a file read. At most 16 at once.
 
     Args:
-        commits: What to check, of any scopes.
         sample: Share of the files to read, above 0 to 1; which ones follows from their names and `seed`.
         heal: Remove TTLs that are still set on what is referenced (T2).
 
@@ -199,7 +187,7 @@ async def verify(
     problems = await verification.read_indexes(places, sample, seed)
     problems += await verification.find_risks(heal=heal)
     problems += await verification.read_contents(progress)
-    files = verification.files
+    files = verification.files.values()
     return VerifyReport(
         level=level,
         sample=sample,
@@ -221,16 +209,12 @@ class _Verification:
         self._level = level
         # Blobs that are needed.
         self.blobs: set[str] = set()
-        self._files: dict[tuple[bytes, tuple[FileBlob, ...]], _File] = {}
+        # Files to read; one that several commits share once.
+        self.files: dict[tuple[bytes, tuple[FileBlob, ...]], _File] = {}
         # Indexes that carry a TTL, and blobs that may.
         self._indexes_at_risk: dict[str, _Place] = {}
         self._doubtful_blobs: dict[str, _Place] = {}
         self._indexes_asked: set[str] = set()
-
-    @property
-    def files(self) -> Sequence[_File]:
-        """The files to read; one that several commits share once."""
-        return tuple(self._files.values())
 
     async def read_indexes(self, places: Mapping[IndexReference, _Place], sample: float, seed: int) -> list[Problem]:
         """Read each index, and look for its blobs in the listing."""
@@ -239,13 +223,14 @@ class _Verification:
         async def read(item: tuple[IndexReference, _Place]) -> None:
             reference, place = item
             try:
-                index, chain = await read_index_chain(self._store, reference)
-                await self._ask_indexes(index, chain, place)
+                snapshot = await read_stored_snapshot(self._store, reference)
+                await self._ask_indexes(snapshot, place)
             except (DamagedError, FormatError) as error:
                 # It may be one that this is a delta on.
                 damaged = error.subject if error.subject.startswith(INDEXES) else reference.key
                 problems.append(place.problem(ProblemKind.INDEX_DAMAGED, damaged))
                 return
+            index = snapshot.index
             needs = blobs_needed(index)
             self.blobs.update(needs)
             self._doubt_blobs(needs, place)
@@ -253,20 +238,16 @@ class _Verification:
             if self._level is Level.CONTENT:
                 for path, file in files_of(index.dir):
                     if _sampled(path, sample, seed):
-                        self._files[file.blake3, file.blobs] = (place, "/".join(path), file)
+                        self.files[file.blake3, file.blobs] = (place, "/".join(path), file)
 
         await map_bounded(read, places.items(), in_flight_max=IN_FLIGHT_MAX)
         return problems
 
     async def find_risks(self, *, heal: bool) -> list[Problem]:
         """Find what carries a TTL of all that is needed, and remove it if that is wanted."""
-
-        async def ask(item: tuple[str, _Place]) -> bool:
-            return await self._has_ttl(item[0])
-
-        blobs = self._doubtful_blobs.items()
-        have = await map_bounded(ask, blobs, in_flight_max=IN_FLIGHT_MAX)
-        at_risk = {key: place for (key, place), has in zip(blobs, have, strict=True) if has} | self._indexes_at_risk
+        blobs = self._doubtful_blobs
+        have = await map_bounded(self._has_ttl, blobs, in_flight_max=IN_FLIGHT_MAX)
+        at_risk = {key: blobs[key] for key, has in zip(blobs, have, strict=True) if has} | self._indexes_at_risk
         gone = await _heal(self._store, at_risk) if heal else frozenset()
         problems: list[Problem] = []
         for key, place in at_risk.items():
@@ -279,31 +260,35 @@ class _Verification:
 
     async def read_contents(self, progress: Progress) -> list[Problem]:
         """Read and hash the files that were chosen."""
-        progress.total(files=len(self.files), bytes_=sum(file.metadata.size_bytes for _, _, file in self.files))
+        files = self.files.values()
+        progress.total(files=len(files), bytes_=sum(file.metadata.size_bytes for _, _, file in files))
 
         async def read(item: _File) -> Problem | None:
             place, path, file = item
-            right = await _content_is_right(self._store, file)
+            # Once more, over another connection, before it is called damage: a fault on the way is not one of the blob.
+            right = await _reads_right(self._store, file, fresh=False) or await _reads_right(
+                self._store, file, fresh=True
+            )
             progress.add(files=1, bytes_=file.metadata.size_bytes)
             key = file.blobs[0].key if file.blobs else ""
             return None if right else place.problem(ProblemKind.CONTENT_WRONG, key, path)
 
-        found = await map_bounded(read, self.files, in_flight_max=IN_FLIGHT_MAX)
+        found = await map_bounded(read, files, in_flight_max=IN_FLIGHT_MAX)
         return [problem for problem in found if problem is not None]
 
-    async def _ask_indexes(self, index: SnapshotIndex, chain: Sequence[IndexReference], place: _Place) -> None:
+    async def _ask_indexes(self, snapshot: StoredSnapshot, place: _Place) -> None:
         """Ask an index and those that it is a delta on for a TTL; one with a TTL does not vouch for its new blobs.
 
         Raises:
             DamagedError: One of them has gone meanwhile.
         """
-        for reference in chain:
+        for reference in snapshot.chain:
             if reference.key in self._indexes_asked:
                 continue
             self._indexes_asked.add(reference.key)
             if await self._has_ttl(reference.key):
                 self._indexes_at_risk[reference.key] = place
-                own = index if reference is chain[0] else await read_index(self._store, reference)
+                own = snapshot.index if reference is snapshot.chain[0] else await read_index(self._store, reference)
                 for key in sorted(new_blob_keys(own)):
                     self._doubtful_blobs.setdefault(key, place)
 
@@ -331,11 +316,7 @@ class _Verification:
 
 
 async def _heal(store: BlobStore, keys: Iterable[str]) -> frozenset[str]:
-    """Remove TTLs, of indexes last: one without a TTL vouches for its blobs (T1).
-
-    Returns:
-        The keys that have gone since they were listed.
-    """
+    """Remove TTLs, of indexes last: one without a TTL vouches for its blobs (T1). Return keys that have gone since."""
     gone: set[str] = set()
 
     async def heal(key: str) -> None:
@@ -356,11 +337,6 @@ def _first_file(index: SnapshotIndex, key: str) -> str:
 
 def _sampled(path: Sequence[str], sample: float, seed: int) -> bool:
     return zlib.crc32("/".join(path).encode(), seed & 0xFFFFFFFF) < sample * 2**32
-
-
-async def _content_is_right(store: BlobStore, file: FileIndex) -> bool:
-    # Once more, over another connection, before it is called damage: a fault on the way is not yet one of the blob.
-    return await _reads_right(store, file, fresh=False) or await _reads_right(store, file, fresh=True)
 
 
 async def _reads_right(store: BlobStore, file: FileIndex, *, fresh: bool) -> bool:

@@ -54,12 +54,8 @@ async def find_commit(store: BlobStore, scope: Scope, **choice: Unpack[Choice]) 
     name = choice.get("name")
     if name is not None:
         if len(given) > 1:
-            raise UsageError(
-                "a name already chooses one commit",
-                operation="find",
-                subject=name,
-                hint="give a name, or a number, version, unique id or time",
-            )
+            hint = "give a name, or a number, version, unique id or time"
+            raise UsageError("a name already chooses one commit", operation="find", subject=name, hint=hint)
         return commit_of_name(await read_name(store, scope, name))
     commits: Sequence[Commit] = ()
     number, at_ms = choice.get("number"), choice.get("at_ms")
@@ -75,13 +71,9 @@ async def find_commit(store: BlobStore, scope: Scope, **choice: Unpack[Choice]) 
         _check_choice(log, found, number)
     if found is not None:
         return found
-    wanted = {
-        "number": number,
-        "version": version,
-        "unique id": unique_id,
-        "time": None if at_ms is None else iso_time(at_ms),
-    }
-    text = ", ".join(f"{k} {v}" for k, v in wanted.items() if v is not None) or "any commit"
+    labels = {"number": "number", "version": "version", "unique_id": "unique id", "at_ms": "time"}
+    shown = given if at_ms is None else given | {"at_ms": iso_time(at_ms)}
+    text = ", ".join(f"{label} {shown[key]}" for key, label in labels.items() if key in shown) or "any commit"
     hint = ""
     if commits and at_ms is not None and commits[-1].committed_at_ms > at_ms:
         hint = f"the oldest is commit {commits[-1].record.number}, of {iso_time(commits[-1].committed_at_ms)}"
@@ -140,7 +132,6 @@ async def choose_complete(store: BlobStore, scope: Scope, choice: Choice) -> Cho
     Raises:
         NotFoundError: None fits.
         IncompleteError: No commit is whole.
-        StoreError: As the store says.
     """
     chosen = await find_commit(store, scope, **choice)
     if await find_complete(store, [chosen]) is not None:
@@ -163,11 +154,7 @@ async def commits_with_named(store: BlobStore, log: ScopeLog, noted: Noted | Non
 
 
 def require_store(commit: Commit, task: str, store: str) -> StoreReference:
-    """Return the reference of one store of a commit.
-
-    Raises:
-        NotFoundError: The commit has no such store.
-    """
+    """Return the reference of one store of a commit; raise `NotFoundError` if it has no such store."""
     reference = commit.store(task, store)
     if reference is None:
         have = ", ".join(sorted({f"{s.task}/{s.store}" for s in commit.record.stores})[:8])

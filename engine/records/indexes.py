@@ -13,7 +13,7 @@ from engine.errors import DamagedError
 from engine.local.transfer import put_new
 from index.errors import IndexInvariantError
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_index, encode_index
-from index.snapshot.contents import files_of
+from index.snapshot.contents import blob_keys, files_of
 from index.snapshot.delta import make_delta, resolve_deltas
 from index.snapshot.invariants import HASH_BYTES, INDEX_DELTAS_MAX, check_snapshot_index
 from index.snapshot.keys import INDEXES, upload_key
@@ -47,6 +47,11 @@ class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Number of deltas that lead to it; 0 if it is stored whole."""
         return len(self.chain) - 1
 
+    @property
+    def kept_keys(self) -> frozenset[str]:
+        """Every key that it keeps alive: its own, those of the bases of deltas (P2), and the blobs."""
+        return blob_keys(self.index) | {link.key for link in self.chain}
+
 
 class IndexCache:
     """The indexes that a process has read or written last: the next backup's base is nearly always among them."""
@@ -74,26 +79,14 @@ class IndexCache:
 
 
 async def read_index(store: BlobStore, reference: IndexReference) -> SnapshotIndex:
-    """Read the index that a reference names; arguments and errors as `read_stored_snapshot`."""
+    """Read the index that a reference names; errors as `read_stored_snapshot`."""
     return (await read_stored_snapshot(store, reference)).index
-
-
-async def read_index_chain(
-    store: BlobStore, reference: IndexReference
-) -> tuple[SnapshotIndex, tuple[IndexReference, ...]]:
-    """Read an index; return every reference that led to it, too, its own first. Errors as `read_stored_snapshot`."""
-    snapshot = await read_stored_snapshot(store, reference)
-    return snapshot.index, snapshot.chain
 
 
 async def read_stored_snapshot(store: BlobStore, reference: IndexReference) -> StoredSnapshot:
     """Read an index, and the ones that it is a delta on.
 
     Requests: one GET, and one more per delta on the way; at most 17.
-
-    Args:
-        store: Where it is.
-        reference: Its key, and what its stored bytes must be.
 
     Raises:
         DamagedError: It is missing, altered or larger than the reference says, or its chain of deltas is broken. The
@@ -124,11 +117,7 @@ async def read_stored_snapshot(store: BlobStore, reference: IndexReference) -> S
 
 
 def check_is_of(index: SnapshotIndex, reference: StoreReference, *, operation: str) -> None:
-    """Refuse an index that is of another state than the reference which led to it.
-
-    Raises:
-        DamagedError: It is.
-    """
+    """Raise `DamagedError` for an index that is of another state than the reference which led to it."""
     if index.metadata.unique_id != reference.unique_id:
         raise DamagedError(
             f"is of {index.metadata.unique_id}, not of {reference.unique_id}",
@@ -162,14 +151,11 @@ async def write_index(
 
     Args:
         store: Where to.
-        index: What to write; its session and `counter` make the key.
+        index: Its session and `counter` make the key.
         scope: Whose it is.
         ttl_ms: TTL of the upload (design 0002, C5).
-        base: The snapshot that it was diffed against, as it is stored; None if there is none.
-        counter: Number of the upload in its session; 0 unless the session writes several indexes.
-
-    Returns:
-        The index as it is stored, its reference first in the chain, and when the store created it.
+        base: The snapshot that it was diffed against, as it is stored.
+        counter: 0 unless the session writes several indexes.
 
     Raises:
         IndexInvariantError: The index breaks an invariant; nothing is written.
@@ -214,14 +200,14 @@ def _encode(index: SnapshotIndex, base: StoredSnapshot | None) -> tuple[bytes, b
 
 def _weigh(index: SnapshotIndex) -> int:
     """Weigh an index: entries present and removed, their blobs and bytes inline, packs, steps of its lineage."""
-    return len(index.metadata.lineage) + len(index.packs) + _weigh_dir(index.dir)
 
+    def weigh(directory: DirIndex) -> int:
+        weight = 1
+        for file in (*directory.files_present, *directory.files_removed):
+            weight += max(1, len(file.blobs)) + (len(file.inline) // INLINE_BYTES_PER_WEIGHT if file.inline else 0)
+        return weight + sum(map(weigh, (*directory.sub_dirs_present, *directory.sub_dirs_removed)))
 
-def _weigh_dir(directory: DirIndex) -> int:
-    weight = 1
-    for file in (*directory.files_present, *directory.files_removed):
-        weight += max(1, len(file.blobs)) + (len(file.inline) // INLINE_BYTES_PER_WEIGHT if file.inline else 0)
-    return weight + sum(map(_weigh_dir, (*directory.sub_dirs_present, *directory.sub_dirs_removed)))
+    return len(index.metadata.lineage) + len(index.packs) + weigh(index.dir)
 
 
 def _encode_delta(index: SnapshotIndex, base: StoredSnapshot) -> bytes | None:

@@ -64,21 +64,11 @@ class Noted(msgspec.Struct):
             return None
 
 
-class LoadedLog(msgspec.Struct, frozen=True, kw_only=True):
-    """A scope's log as one consistent reading: the listing is dense and every boundary is read."""
-
-    listing: LogListing
-    boundaries: tuple[Boundary, ...]
-    # The newest commit that is neither void nor closed; None for a new or forgotten scope.
-    newest: Commit | None
-    # Boundaries, and records above the newest commit, that cannot be read.
-    unreadable: tuple[Unreadable, ...] = ()
-
-
 class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
-    """One scope's log, listed and read whole, but for what a boundary closes by its number."""
+    """One scope's log as one consistent reading: the listing is dense, and every boundary is read."""
 
     listing: LogListing
+    # All but those that a boundary closes by their number; of `load_log` those from the newest valid one on.
     records: dict[int, CommitRecord]
     boundaries: tuple[Boundary, ...]
     # Open records, and boundaries that decide something, that cannot be read.
@@ -90,6 +80,12 @@ class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
     def commits(self) -> tuple[Commit, ...]:
         """Its valid commits, oldest first."""
         return valid_commits(self.listing, self.records, self.boundaries, self.vouched)
+
+    @property
+    def newest(self) -> Commit | None:
+        """The newest commit that is neither void nor closed; None for a new or forgotten scope."""
+        commits = self.commits
+        return commits[-1] if commits else None
 
     @property
     def void(self) -> tuple[CommitRecord, ...]:
@@ -109,11 +105,9 @@ class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decode(Protocol[Decoded_co]):
-    """One of the decoders of `index.snapshot.codec`."""
+    """One of the decoders of `index.snapshot.codec`; raises `FormatError`."""
 
-    def __call__(self, data: bytes, *, subject: str) -> Decoded_co:
-        """Decode a record; raises `FormatError`."""
-        ...
+    def __call__(self, data: bytes, *, subject: str) -> Decoded_co: ...
 
 
 async def read_record(store: BlobStore, key: str, decode: Decode[Loaded]) -> Loaded:
@@ -171,11 +165,7 @@ async def find_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary
 async def put_boundary(store: BlobStore, boundary: Boundary, *, operation: str, may_arrive: str) -> CreateOutcome:
     """Create a boundary; a caller that finds its number taken asks `find_boundary`.
 
-    Args:
-        store: Where the log is.
-        boundary: It.
-        operation: The use case, for the error.
-        may_arrive: The hint of that error: what to do while the boundary may still arrive.
+    `may_arrive` is a hint: what to do while the boundary may still arrive.
 
     Raises:
         StoreUnavailableError: The store failed, and the boundary may be there all the same, or arrive later.
@@ -239,7 +229,7 @@ async def _note_boundaries(store: BlobStore, listing: LogListing, noted: Noted) 
     return boundaries
 
 
-async def load_log(store: BlobStore, scope: Scope, *, past_damage: bool = False) -> LoadedLog:
+async def load_log(store: BlobStore, scope: Scope, *, past_damage: bool = False) -> ScopeLog:
     """List a scope's log, read its boundaries and its newest valid commit.
 
     Requests: one LIST per 1,000 keys, one GET per boundary (one, normally), one GET per record from the newest down
@@ -253,16 +243,16 @@ async def load_log(store: BlobStore, scope: Scope, *, past_damage: bool = False)
         FormatError: A record or boundary is damaged.
     """
 
-    async def load() -> LoadedLog:
+    async def load() -> ScopeLog:
         noted = Noted()
         listing = await list_log(store, scope)
         boundaries = await _note_boundaries(store, listing, noted)
         if not past_damage:
             check_dense(listing, boundaries)
-        newest = await _newest_valid(store, listing, boundaries, noted)
+        log = await _read_newest(store, listing, boundaries, noted)
         if noted.unreadable and not past_damage:
             raise noted.unreadable[0].error
-        return LoadedLog(listing=listing, boundaries=boundaries, newest=newest, unreadable=tuple(noted.unreadable))
+        return log
 
     return await repeat_reading(load, operation="load", subject=str(scope))
 
@@ -343,10 +333,7 @@ async def repository_created_ms(store: BlobStore) -> int:
 async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: str, subject: str = "") -> Loaded:
     """Read logs again when a collection beside us took away what a listing had promised.
 
-    Args:
-        read: One reading.
-        operation: The use case, for its error.
-        subject: What is read; of many logs the one that had changed or had holes is named.
+    Of many logs (no `subject`) the error names the one that had changed or had holes.
 
     Raises:
         UnsafeStoreError: That, or a hole, was met in every reading (C1).
@@ -364,9 +351,9 @@ async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: st
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _newest_valid(
-    store: BlobStore, listing: LogListing, boundaries: Sequence[Boundary], noted: Noted
-) -> Commit | None:
+async def _read_newest(
+    store: BlobStore, listing: LogListing, boundaries: tuple[Boundary, ...], noted: Noted
+) -> ScopeLog:
     """Read from the newest record down until one is valid; those above it say whether they built on it."""
     records: dict[int, CommitRecord] = {}
     vouched: frozenset[CommitPointer] = frozenset()
@@ -377,8 +364,14 @@ async def _newest_valid(
         if record is None:
             continue
         records[number] = record
-        if is_late(records[number], created_at_ms):
+        if is_late(record, created_at_ms):
             vouched |= await read_vouched(store, listing, records, boundaries)
-        if commits := valid_commits(listing, records, boundaries, vouched):
-            return commits[-1]
-    return None
+        if valid_commits(listing, records, boundaries, vouched):
+            break
+    return ScopeLog(
+        listing=listing,
+        records=records,
+        boundaries=boundaries,
+        unreadable=tuple(noted.unreadable),
+        vouched=vouched,
+    )

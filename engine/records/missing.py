@@ -21,8 +21,6 @@ from index.snapshot.model import BlobKey
 # More gaps than this are found again, by the next backup or by one that is asked to look.
 MISSING_BLOBS_MAX: Final = 10_000
 STATS_IN_FLIGHT_MAX: Final = 16
-
-# Commits that are looked through at most.
 COMMITS_MAX: Final = 1_000
 
 ReadCommits = Callable[[], Awaitable[Sequence[Commit]]]
@@ -36,7 +34,6 @@ class MissingBlobs:
 
     @property
     def keys(self) -> frozenset[str]:
-        """All that were noted."""
         return frozenset(self._keys)
 
     def note(self, keys: Iterable[str]) -> None:
@@ -64,12 +61,7 @@ def key_of(error: DamagedError) -> str:
 
 
 async def find_missing(store: BlobStore, needed: Mapping[BlobKey, int]) -> frozenset[str]:
-    """Find blobs that are not there, or are shorter than they have to be: one `stat` for each, at most 16 at once.
-
-    Args:
-        store: Where they should be.
-        needed: How many bytes each must at least have.
-    """
+    """Find blobs that are not there, or are shorter than they have to be: one `stat` for each, at most 16 at once."""
     checked = store.tagged(RequestMetadata(payload_path="check"))
 
     async def is_missing(item: tuple[BlobKey, int]) -> bool:
@@ -85,14 +77,7 @@ async def find_complete(store: BlobStore, commits: Iterable[Commit]) -> Commit |
     """Find the first of some commits of which everything is there, by name and size; contents are not read.
 
     Requests: a GET for each index of each commit looked at (more for deltas), and a `stat` for each blob that none of
-    those before it had; of a commit that is not whole, as few as decide it.
-
-    Args:
-        store: Where everything should be.
-        commits: In the order of preference; at most `COMMITS_MAX` are looked at.
-
-    Raises:
-        StoreError: As the store says.
+    those before it had; of a commit that is not whole, as few as decide it. At most `COMMITS_MAX` are looked at.
     """
     there: set[str] = set()
     gone: set[str] = set()
@@ -132,16 +117,7 @@ def name_commit(commit: Commit) -> str:
 async def naming_complete(
     store: BlobStore, read_commits: ReadCommits, name: Callable[[Commit], str] = name_commit
 ) -> AsyncIterator[None]:
-    """Let an error of a block that something is missing say which commit is whole.
-
-    Args:
-        store: Where everything should be.
-        read_commits: Reads those that there are, newest first.
-        name: What a commit is called.
-
-    Raises:
-        IncompleteError: In place of a `DamagedError` by which something is missing.
-    """
+    """Let an error of a block that something is missing say which commit is whole; as `name_complete`."""
     try:
         yield
     except DamagedError as error:
@@ -154,9 +130,10 @@ async def naming_complete(
 async def name_complete(
     error: DamagedError, store: BlobStore, read_commits: ReadCommits, name: Callable[[Commit], str] = name_commit
 ) -> DamagedError:
-    """Make an error that something is missing say which commit is whole; any other error is returned as it is.
+    """Make an error that something is missing an `IncompleteError` that says which commit is whole.
 
-    Arguments otherwise as `naming_complete`.
+    Any other error is returned as it is. `read_commits` reads the commits that there are, newest first, and `name` is
+    what one is called.
     """
     if isinstance(error, IncompleteError) or not is_missing(error):
         return error

@@ -28,7 +28,7 @@ async def list_names(store: BlobStore, scope: Scope, noted: Noted | None = None)
     Requests: one LIST per 1,000 namings, one GET for each.
     """
     by_name: defaultdict[str, list[Naming]] = defaultdict(list)
-    for naming in await _read_namings(store, names_prefix(scope), noted or Noted()):
+    for naming in await list_namings(store, noted or Noted(), names_prefix(scope)):
         by_name[naming.record.name].append(naming)
     chosen = [choose_naming(namings) for _, namings in sorted(by_name.items())]
     return tuple(naming.record for naming in chosen if naming is not None)
@@ -48,10 +48,9 @@ async def read_namings(store: BlobStore, scope: Scope, name: str) -> tuple[Namin
 
     Raises:
         FormatError: One cannot be read.
-        StoreError: As the store says.
     """
     noted = Noted()
-    namings = await _read_namings(store, name_prefix(scope, name), noted)
+    namings = await list_namings(store, noted, name_prefix(scope, name))
     if noted.unreadable:
         raise noted.unreadable[0].error
     return namings
@@ -76,11 +75,6 @@ def find_name(namings: tuple[Naming, ...], scope: Scope, name: str) -> Naming:
     return chosen
 
 
-async def read_all_namings(store: BlobStore, noted: Noted) -> tuple[Naming, ...]:
-    """Return every record of every name of every scope; what cannot be read, and foreign keys, are noted."""
-    return await _read_namings(store, NAMES, noted)
-
-
 async def read_first_name(store: BlobStore, key: str) -> NameRecord | None:
     """Return a name as the first commits of tidemark wrote it, at a key without an id; None if that is none.
 
@@ -102,7 +96,8 @@ def _first_name_error(key: str, record: NameRecord) -> UnknownFormatError:
     )
 
 
-async def _read_namings(store: BlobStore, prefix: str, noted: Noted) -> tuple[Naming, ...]:
+async def list_namings(store: BlobStore, noted: Noted, prefix: str = NAMES) -> tuple[Naming, ...]:
+    """Return every record of every name below a prefix; what cannot be read, and foreign keys, are noted."""
     namings: list[Naming] = []
     async for blob in list_blobs(store, prefix):
         try:

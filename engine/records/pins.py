@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
+import msgspec
+
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
 from engine.clock import Runtime
@@ -51,7 +53,6 @@ class PinLease:
         self._kept = False
 
     async def begin(self) -> None:
-        """Write the pin for the first time."""
         created = await self._put(self._pin)
         self.pinned = True
         self._ends_at_ms = created.created_at_ms + self._pin.duration_ms
@@ -59,12 +60,8 @@ class PinLease:
 
     async def release(self) -> None:
         """Overwrite the pin as released, unless it is kept; only a collector deletes it (D1)."""
-        if self._kept:
-            return
-        released = Pin(
-            id=self._pin.id, scope=self._pin.scope, source=self._pin.source, duration_ms=0, purpose=self._pin.purpose
-        )
-        await self._put(released)
+        if not self._kept:
+            await self._put(msgspec.structs.replace(self._pin, duration_ms=0, stores=()))
 
     async def renew_for_ever(self) -> None:
         """Renew three times per duration until cancelled or lapsed; a failed renewal is remembered and tried again."""
@@ -96,10 +93,8 @@ async def hold_pin(
 
     Requests: one PUT, one LIST and a GET per boundary before the block; one PUT after it.
 
-    Args:
-        margin_ms: Of the repository, for those who write a record that rests on the pin.
-        required: Raise `AccessDeniedError` or `StoreFullError` where no pin can be written. For those who write a
-            record that rests on the pin; readers go on without one.
+    Who writes a record that rests on the pin gives the repository's `margin_ms`, and `required`: then
+    `AccessDeniedError` or `StoreFullError` is raised where no pin can be written. Readers go on without one.
 
     Yields:
         The lease; `pinned` is False where the store denies writing pins or is full, and the block runs unprotected.

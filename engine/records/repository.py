@@ -55,11 +55,7 @@ class OpenRepository(msgspec.Struct, frozen=True, kw_only=True):
     missing_blobs: MissingBlobs = msgspec.field(default_factory=MissingBlobs)
 
     def without_digests(self, settings: TransferSettings | None = None) -> "OpenRepository":
-        """Return the repository for work on directories that are soon gone: their hashes are not kept.
-
-        Args:
-            settings: How bytes are moved, in place of the repository's own.
-        """
+        """Return the repository for work on directories that are soon gone: their hashes are not kept."""
         return msgspec.structs.replace(self, settings=settings or self.settings, digests=DigestCaches())
 
 
@@ -120,11 +116,7 @@ async def read_repository_record(store: BlobStore, operation: str) -> Repository
 
 
 def check_times(record: RepositoryRecord) -> None:
-    """Refuse times that do not fit together, whatever the store.
-
-    Raises:
-        UsageError: They do not.
-    """
+    """Raise `UsageError` for times that do not fit together, whatever the store."""
     ttl_ms, margin_ms, period_ms = record.ttl_ms, record.margin_ms, record.collection_period_ms
     if not 0 < margin_ms * 2 < ttl_ms or period_ms <= 0:
         raise UsageError(
@@ -142,7 +134,10 @@ async def write_repository_record(store: BlobStore, record: RepositoryRecord) ->
         UnsafeStoreError: What would be committed to this store is not safe there.
         StoreError: As the store says.
     """
-    await _check_no_repository(store)
+    # Before the record is written: a store that creates twice would let it replace another one.
+    with contextlib.suppress(NotFoundError):
+        await read_repository_record(store, "init")
+        raise _is_repository_error()
     await check_unused(store, "init")
     await _check_empty(store)
     check_commits(store, "init")
@@ -162,19 +157,8 @@ async def write_repository_record(store: BlobStore, record: RepositoryRecord) ->
                 raise _is_repository_error()
 
 
-async def _check_no_repository(store: BlobStore) -> None:
-    """Look before the record is written: a store that creates twice would let it replace another one."""
-    with contextlib.suppress(NotFoundError):
-        await read_repository_record(store, "init")
-        raise _is_repository_error()
-
-
 async def _check_empty(store: BlobStore) -> None:
-    """Refuse a place where a repository was: another TTL would be applied to uploads that were made with the old one.
-
-    Raises:
-        UsageError: There are keys of one.
-    """
+    """Refuse a place where a repository was: another TTL would apply to uploads that were made with the old one."""
     for prefix in PREFIXES:
         page = await store.list_page(prefix, limit=MARKERS_MAX)
         if key := next((blob.key for blob in page.blobs if not blob.key.endswith("/")), ""):
@@ -191,12 +175,7 @@ def _is_repository_error() -> UsageError:
 
 
 async def _check_refuses_a_second(store: BlobStore) -> None:
-    """Create the record a second time, with bytes that nobody opens: they are there only if the store lets them.
-
-    Raises:
-        UnsafeStoreError: It does.
-        StoreUnavailableError: It did not answer.
-    """
+    """Create the record a second time, with bytes that nobody opens: they are there only if the store lets them."""
     match await store.put_if_absent(REPOSITORY, BytesBody(REFUSED_STORE)):
         case Created():
             raise UnsafeStoreError(
@@ -233,6 +212,23 @@ def check_commits(store: BlobStore, operation: str) -> None:
         )
 
 
+def check_pins(
+    store: BlobStore, operation: str, danger: str = "a collection could be deleting what this refers to"
+) -> None:
+    """Refuse a store on which the pin of a fork, rewind or name could protect nothing, or a collection be unsafe (D4).
+
+    Raises:
+        UnsafeStoreError: As `check_commits`; or its lists may be stale: a boundary that is there would not be seen.
+    """
+    check_commits(store, operation)
+    if not store.capabilities.consistent_lists:
+        raise UnsafeStoreError(
+            f"the store's lists may be stale: {danger}",
+            operation=operation,
+            hint=f"{operation} only on a store, or a mount of it, with consistent lists; `tidemark doctor` shows which",
+        )
+
+
 async def check_unused(store: BlobStore, operation: str) -> None:
     """Refuse a place that holds what no store has put there, or lies within a repository, before it becomes one.
 
@@ -245,32 +241,3 @@ async def check_unused(store: BlobStore, operation: str) -> None:
     except InvalidRequestError as error:
         message = str(error).removeprefix(f"{operation} {error.key}: ")
         raise UnsafeStoreError(message, operation=operation, subject=error.key, hint=error.hint) from error
-
-
-def check_collects(store: BlobStore) -> None:
-    """Refuse a store on which collection cannot be safe (D4). Asks nothing of the store.
-
-    Raises:
-        UnsafeStoreError: As `check_commits`; or its lists may be stale.
-    """
-    check_commits(store, "collect")
-    _check_lists(store, "collect", "what a commit needs could be taken for garbage")
-
-
-def check_pins(store: BlobStore, operation: str) -> None:
-    """Refuse a store on which the pin of a fork, rewind or name could protect nothing (D4).
-
-    Raises:
-        UnsafeStoreError: As `check_commits`; or its lists may be stale: a boundary that is there would not be seen.
-    """
-    check_commits(store, operation)
-    _check_lists(store, operation, "a collection could be deleting what this refers to")
-
-
-def _check_lists(store: BlobStore, operation: str, danger: str) -> None:
-    if not store.capabilities.consistent_lists:
-        raise UnsafeStoreError(
-            f"the store's lists may be stale: {danger}",
-            operation=operation,
-            hint=f"{operation} only on a store, or a mount of it, with consistent lists; `tidemark doctor` shows which",
-        )

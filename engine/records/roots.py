@@ -1,4 +1,7 @@
-"""What keeps blobs alive, as a collector reads it: open commits, live names, live pins (design 0002, D4 and D5)."""
+"""What keeps blobs alive, as a collector reads it: open commits, live names, live pins (design 0002, D4 and D5).
+
+Then which scopes a collection leaves alone because something of them cannot be read (D9).
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
@@ -9,9 +12,10 @@ import msgspec
 from blobstore.base import BlobInfo, BlobStore, list_blobs, list_checked_page
 from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError
-from engine.records.indexes import is_missing, read_index_chain
+from engine.records.indexes import is_missing, read_stored_snapshot
 from engine.records.log import Noted, ScopeLog, Unreadable, list_all_logs, read_record, read_scope, repeat_reading
-from engine.records.names import read_all_namings
+from engine.records.names import list_namings
+from index.errors import FormatError, UnsafeNameError
 from index.plan.collect import (
     NOTHING_PROTECTED,
     DeleteReason,
@@ -25,11 +29,19 @@ from index.plan.collect import (
     pin_is_removable,
     plan_scope,
 )
-from index.plan.commits import Commit
+from index.plan.commits import NOTHING_VOUCHES, Commit, Naming
 from index.plan.retention import RetentionPolicy
 from index.snapshot.codec import decode_pin
-from index.snapshot.contents import blob_keys
-from index.snapshot.keys import PINS, KeyRange, boundary_key, choose_list_ranges, commit_key, is_pin_key
+from index.snapshot.keys import (
+    PINS,
+    KeyRange,
+    boundary_key,
+    choose_list_ranges,
+    commit_key,
+    is_pin_key,
+    parse_name_key,
+    parse_upload_key,
+)
 from index.snapshot.model import IndexReference, Scope
 from index.snapshot.records import (
     PIN_DURATION_MS,
@@ -101,7 +113,6 @@ class References(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def everything(self) -> frozenset[IndexReference]:
-        """All of them."""
         return frozenset(self.neighbours)
 
     def without(self, broken: Collection[IndexReference], protected: Protection) -> "References":
@@ -126,14 +137,7 @@ async def read_roots(
     known: Roots | None = None,
     operation: str = "collect",
 ) -> Roots:
-    """Read all logs, names and pins; records in `known` are not read again.
-
-    Args:
-        store: The repository's store.
-        repository: Its record.
-        now_ms: The store's clock.
-        known: An earlier reading.
-        operation: The use case, for its errors.
+    """Read all logs, names and pins; records in `known`, an earlier reading, are not read again.
 
     Raises:
         UnsafeStoreError: The logs keep changing or have holes (C1).
@@ -147,7 +151,7 @@ async def read_roots(
         # gone here has left a record that the later readings find (D4). The other way round both could be missed.
         noted = Noted()
         pins = await read_pins(store, repository, now_ms, noted)
-        names = await _read_names(store, now_ms, noted)
+        names = tuple(_lease_of(naming, now_ms) for naming in await list_namings(store, noted))
         listings = await list_all_logs(store, noted)
         logs = [await read_scope(store, listing, remembered.get(listing.scope)) for listing in listings]
         return Roots(
@@ -162,18 +166,15 @@ async def read_roots(
     return await repeat_reading(read, operation=operation)
 
 
-async def _read_names(store: BlobStore, now_ms: int, noted: Noted) -> tuple[Lease, ...]:
-    return tuple(
-        Lease(
-            key=naming.key,
-            source=naming.record.source,
-            scope=naming.record.scope,
-            stores=naming.record.stores if naming.is_live else (),
-            removable=DeleteReason.RELEASED_NAME
-            if name_is_removable(naming.record, now_ms, is_live=naming.is_live)
-            else None,
-        )
-        for naming in await read_all_namings(store, noted)
+def _lease_of(naming: Naming, now_ms: int) -> Lease:
+    record = naming.record
+    is_over = name_is_removable(record, now_ms, is_live=naming.is_live)
+    return Lease(
+        key=naming.key,
+        source=record.source,
+        scope=record.scope,
+        stores=record.stores if naming.is_live else (),
+        removable=DeleteReason.RELEASED_NAME if is_over else None,
     )
 
 
@@ -189,11 +190,11 @@ async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int,
             continue
         unread = Noted()
         pin = await unread.read(blob.key, read_record(store, blob.key, decode_pin))
-        if pin is None and blob.created_at_ms + PIN_DURATION_MS + 2 * repository.margin_ms <= now_ms:
-            noted.outlived.append(blob.key)
-        elif pin is None:
-            noted.unreadable += unread.unreadable
         if pin is None:
+            if blob.created_at_ms + PIN_DURATION_MS + 2 * repository.margin_ms <= now_ms:
+                noted.outlived.append(blob.key)
+            else:
+                noted.unreadable += unread.unreadable
             continue
         removable = pin_is_removable(pin, blob.created_at_ms, now_ms, repository.margin_ms)
         leases.append(
@@ -216,14 +217,9 @@ def plan_scopes(
     def plan(log: ScopeLog) -> ScopePlan:
         scope = log.listing.scope
         is_damaged = log.is_damaged or scope in damaged
-        planned = plan_scope(
-            log.listing,
-            log.records,
-            log.boundaries,
-            None if is_damaged else policy.choose(scope.job),
-            roots.named(scope),
-            vouched=log.vouched,
-        )
+        retention = None if is_damaged else policy.choose(scope.job)
+        named = roots.named(scope)
+        planned = plan_scope(log.listing, log.records, log.boundaries, retention, named, vouched=log.vouched)
         # A boundary would close what it cannot name.
         return msgspec.structs.replace(planned, boundary=None) if is_damaged else planned
 
@@ -266,8 +262,7 @@ async def reachable_keys(
 ) -> frozenset[str]:
     """Return every key that some indexes keep alive: themselves, the bases of deltas (P2), and the blobs.
 
-    Args:
-        optional: Those of them that keep nothing alive where they, or what they are a delta on, are missing.
+    Those that are `optional` keep nothing alive where they, or what they are a delta on, are missing.
 
     Raises:
         DamagedError: An index is missing or altered.
@@ -275,12 +270,11 @@ async def reachable_keys(
 
     async def read(reference: IndexReference) -> frozenset[str]:
         try:
-            index, chain = await read_index_chain(store, reference)
+            return (await read_stored_snapshot(store, reference)).kept_keys
         except DamagedError as error:
             if reference in optional and is_missing(error):
                 return frozenset()
             raise
-        return blob_keys(index) | {r.key for r in chain}
 
     found = await map_bounded(read, sorted(references, key=lambda r: r.key), in_flight_max=IN_FLIGHT_MAX)
     return frozenset().union(*found)
@@ -316,14 +310,8 @@ def plan_log_deletes(
 async def list_prefix(store: BlobStore, prefix: str, take: Callable[[BlobInfo], Taken]) -> list[Taken]:
     """List every blob of a prefix; what one page does not hold is listed in parts, at most 16 at once.
 
-    Requests: p LISTs for p pages up to about 8; of more, at most a quarter of them again.
-
-    Args:
-        prefix: `BLOBS` or `INDEXES`; of another prefix the pages are listed one after the other.
-        take: What to keep of a blob.
-
-    Returns:
-        What was kept, in the order of the keys.
+    Requests: p LISTs for p pages up to about 8; of more, at most a quarter of them again. What `take` keeps of each
+    blob is returned in the order of the keys.
 
     Raises:
         StoreUnavailableError: A page does not go forward: a list that cannot be trusted.
@@ -346,3 +334,113 @@ async def list_prefix(store: BlobStore, prefix: str, take: Callable[[BlobInfo], 
     for found in await map_bounded(list_range, ranges, in_flight_max=IN_FLIGHT_MAX):
         taken += found
     return taken
+
+
+# ---------------------------------------------------------------------- what cannot be read
+
+Unread = DamagedError | FormatError
+
+
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
+    """What of one reading of the roots cannot be read, and what stays because of it."""
+
+    # Nothing in the logs of these is closed or deleted.
+    scopes: frozenset[Scope] = frozenset()
+    # Nor any of these uploads.
+    protected: Protection = NOTHING_PROTECTED
+    # Why, by key.
+    reasons: tuple[tuple[str, str], ...] = ()
+    # What reading said; nothing of a record for which nothing vouches.
+    errors: tuple[Unread, ...] = ()
+
+
+async def find_broken(store: BlobStore, references: References) -> dict[IndexReference, Unread]:
+    """Read indexes, and return those that are missing or altered; one that only a pin leads to may be missing."""
+
+    async def look(reference: IndexReference) -> Unread | None:
+        try:
+            await read_stored_snapshot(store, reference)
+        except (DamagedError, FormatError) as error:
+            is_gone = isinstance(error, DamagedError) and is_missing(error)
+            return None if is_gone and reference in references.optional else error
+        return None
+
+    ordered = sorted(references.everything, key=lambda r: r.key)
+    found = await map_bounded(look, ordered, in_flight_max=IN_FLIGHT_MAX)
+    return {reference: error for reference, error in zip(ordered, found, strict=True) if error is not None}
+
+
+async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference, Unread]) -> Damage:
+    """Find out which scopes are to be left alone: those of what cannot be read, and those that it may refer to.
+
+    A record or an index may refer to uploads of its own scope, and of those that its neighbours refer to. Where no
+    other index of a store can be read, or a record may be the first of a fork, nobody knows: every upload stays.
+
+    Requests: none where everything can be read; else a GET for each index of the scopes that are damaged.
+    """
+    reasons = {one.key: str(one.error) for one in roots.all_unreadable()}
+    reasons |= {reference.key: str(error) for reference, error in broken.items()}
+    scopes = {log.listing.scope for log in roots.logs if log.is_damaged}
+    everything = False
+    for one in roots.unreadable:
+        try:
+            scopes.add(parse_name_key(one.key)[0])
+        except UnsafeNameError:
+            everything = True  # a pin's key does not say whose it is
+    for log in roots.logs:
+        if log.is_adrift:
+            late = log.void[-1]
+            reasons[commit_key(late.scope, late.number)] = NOTHING_VOUCHES
+        # A void record says nothing about a fork that came after it.
+        lowest = min((commit.record.number for commit in log.commits), default=None)
+        unread = {one.key for one in log.unreadable}
+        everything |= any(
+            commit_key(log.listing.scope, number) in unread and (lowest is None or number < lowest)
+            for number, _ in log.listing.records
+        )
+    stores = _stores_by_scope(roots)
+    scopes |= {scope for scope, held in stores.items() if any(s.index in broken for s in held)}
+    covered = set(scopes) | {parse_upload_key(reference.key).scope for reference in broken}
+    for scope in scopes:
+        held = stores.get(scope, ())
+        readable = [s for s in held if s.index not in broken]
+        found = await _scopes_of(store, {s.index for s in readable})
+        covered |= found
+        # What one store was forked from another one's index does not say.
+        everything |= not found or not {_place(s) for s in held} <= {_place(s) for s in readable}
+    if not scopes and not everything:
+        return Damage()
+    return Damage(
+        scopes=frozenset(scopes),
+        protected=Protection(scopes=frozenset(covered), everything=everything),
+        reasons=tuple(sorted(reasons.items())),
+        errors=(*(one.error for one in roots.all_unreadable()), *broken.values()),
+    )
+
+
+def _stores_by_scope(roots: Roots) -> dict[Scope, list[StoreReference]]:
+    found: dict[Scope, list[StoreReference]] = {}
+    for log in roots.logs:
+        for record in log.records.values():
+            found.setdefault(log.listing.scope, []).extend(record.stores)
+    for lease in (*roots.names, *roots.pins):
+        found.setdefault(lease.scope, []).extend(lease.stores)
+    return found
+
+
+def _place(reference: StoreReference) -> tuple[str, str]:
+    return reference.task, reference.store
+
+
+async def _scopes_of(store: BlobStore, references: Iterable[IndexReference]) -> frozenset[Scope]:
+    """Return the scopes of everything that some indexes keep; one that cannot be read adds only its own."""
+
+    async def read(reference: IndexReference) -> frozenset[Scope]:
+        try:
+            snapshot = await read_stored_snapshot(store, reference)
+        except (DamagedError, FormatError):
+            return frozenset()
+        return frozenset(parse_upload_key(key).scope for key in snapshot.kept_keys)
+
+    ordered = sorted(references, key=lambda r: r.key)
+    return frozenset().union(*await map_bounded(read, ordered, in_flight_max=IN_FLIGHT_MAX))

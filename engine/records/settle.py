@@ -16,7 +16,6 @@ from index.snapshot.records import CommitRecord
 _SETTLE: Final = RequestMetadata(payload_path="settle")
 REQUESTS_IN_FLIGHT_MAX: Final = 16
 
-
 IsNeeded = Callable[[str], bool]
 
 
@@ -28,12 +27,7 @@ async def settle_keys(store: BlobStore, keys: Iterable[BlobKey], *, is_needed: I
     """Remove the TTL of each key, of the indexes last; one request each, none where TTLs cannot be removed.
 
     An index without a TTL vouches for the blobs that are new in it (T1): give it together with all of them, or after
-    them.
-
-    Args:
-        store: Where they are.
-        keys: Whose TTL is to go.
-        is_needed: Whether a key that is not there matters: what is gone has no TTL that could be left.
+    them. `is_needed` says whether a key that is not there matters: what is gone has no TTL that could be left.
 
     Raises:
         DamagedError: A key that is needed is not there.
@@ -83,10 +77,7 @@ async def settle_indexes(store: BlobStore, indexes: Iterable[IndexReference], *,
     Requests: one `stat` for each index; only of one that still carries a TTL the rest: a GET (more for deltas), and a
     removal for each of its new keys. None at all where TTLs cannot be removed.
 
-    Args:
-        store: Where they are.
-        indexes: What is to stay.
-        is_needed: As for `settle_keys`. Of an index that is not needed and cannot be read nothing is done.
+    `is_needed` is as for `settle_keys`. Of an index that is not needed and cannot be read nothing is done.
 
     Raises:
         DamagedError: An index, or a blob that is new in it, is missing and needed.

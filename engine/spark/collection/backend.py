@@ -19,9 +19,8 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.release import installed_release
-from engine.collect.backend import KEYS_LISTED_MAX, CollectBackend, Deleted, Listing, SweepResult
+from engine.collect.backend import KEYS_LISTED_MAX, CollectBackend, Deleted, Listing, SweepResult, write_lines
 from engine.collect.collect import DELETE_SHARE_MAX, NO_OPTIONS, CollectOptions
-from engine.collect.plan_writer import write_lines
 from engine.collect.report import CollectReport
 from engine.collect.runs import Run, end_run, resume_run
 from engine.errors import UnsafeStoreError
@@ -255,8 +254,9 @@ class SparkBackend(CollectBackend):
         )
 
     @override
-    def planned_count(self, prefix: str) -> int:
-        return sum(t.count for shard, totals in self._totals.items() if shard.kind_prefix == prefix for t in totals)
+    def so_far(self, prefix: str) -> Deleted:
+        planned = (t.count for shard, totals in self._totals.items() if shard.kind_prefix == prefix for t in totals)
+        return Deleted(totals=(), unknown_count=sum(planned))
 
     @override
     async def end(self) -> None:

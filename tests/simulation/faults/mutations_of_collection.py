@@ -14,12 +14,12 @@ from engine.clock import Runtime
 from engine.collect import backend as in_process_backend
 from engine.collect import collect as run
 from engine.collect.backend import CollectBackend, Listing, SweepResult
-from engine.collect.results import Deletion, Listed, Rules
+from engine.collect.report import Deletion, Listed, Rules
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, EngineError
 from engine.inspect import discard
 from engine.progress import Progress
-from engine.records import damage, repository, roots
+from engine.records import repository, roots
 from engine.records.pins import PinLease, check_open, hold_pin
 from index.plan import collect as collect_plan
 from index.plan import commits as log
@@ -42,7 +42,7 @@ def blobs_go_first() -> Iterator[None]:
     async def delete(store: BlobStore, deletion: Deletion, backend: CollectBackend, _progress: Progress) -> None:
         for prefix in (BLOBS, INDEXES):
             deletion.uploads[prefix] = await backend.delete(prefix)
-        await in_process_backend.delete_keys(store, deletion.plan.log_deletes, tally=deletion.log_tally)
+        await in_process_backend.delete_keys(store, deletion.log.planned, tally=deletion.log)
 
     with everywhere(run._delete, delete):
         yield
@@ -258,9 +258,9 @@ def unreadable_protects_nothing() -> Iterator[None]:
     shows="are left of the other job",
 )
 def unreadable_stops_all() -> Iterator[None]:
-    real = damage.assess
+    real = roots.assess
 
-    async def assess(store: BlobStore, found: roots.Roots, *rest: Any) -> damage.Damage:
+    async def assess(store: BlobStore, found: roots.Roots, *rest: Any) -> roots.Damage:
         if found.all_unreadable():
             raise DamagedError("something cannot be read", operation="collect")
         return await real(store, found, *rest)

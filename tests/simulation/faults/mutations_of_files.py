@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
+
 from blobstore.base import BlobStore
 from blobstore.local import dirs as local_dirs
 from blobstore.local import temp as local_temp
 from engine.local import identify, scan
 from engine.local.cache import DigestCache
 from engine.records import roots
-from engine.records.indexes import read_index_chain
+from engine.records.indexes import StoredSnapshot, read_stored_snapshot
 from engine.spark.claims import Attempt, ReadyStore
 from index.plan import backup as backup_plan
 from index.snapshot import dir_diff
 from index.snapshot.dir_diff import LocalFile
-from index.snapshot.model import FileIndex, FilePath, IndexReference, SnapshotIndex
+from index.snapshot.model import FileIndex, FilePath, IndexReference
 from tests.simulation.faults.mutation import INDEX_GONE, OTHER_BYTES, everywhere, mutation
 from tests.simulation.scenarios import interleavings_of_files
 
@@ -41,11 +43,10 @@ def packs_stay_thin() -> Iterator[None]:
     shows=INDEX_GONE,
 )
 def bases_are_not_kept() -> Iterator[None]:
-    async def read(store: BlobStore, reference: IndexReference) -> tuple[SnapshotIndex, tuple[IndexReference, ...]]:
-        index, _ = await read_index_chain(store, reference)
-        return index, (reference,)
+    async def read(store: BlobStore, reference: IndexReference) -> StoredSnapshot:
+        return msgspec.structs.replace(await read_stored_snapshot(store, reference), chain=(reference,))
 
-    with mock.patch.object(roots, "read_index_chain", read):
+    with mock.patch.object(roots, "read_stored_snapshot", read):
         yield
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import pytest
 
-from blobstore.base import BytesBody, list_blobs, read_blob
+from blobstore.base import BlobStore, BytesBody, list_blobs, read_blob
 from blobstore.memory import MemoryStore
 from engine.collect.check import PlanCheck, WrongKind, verify_plan
 from engine.errors import DamagedError, UsageError
-from engine.records.indexes import read_index_chain
+from engine.records.indexes import StoredSnapshot, read_stored_snapshot
 from engine.repository.repository import Repository
 from index.errors import PlanFileError, UnknownFormatError
 from index.plan.collect import DeleteReason, PlannedUpload, Upload, sum_deletes
@@ -28,7 +28,7 @@ from index.plan.plan_format import (
 )
 from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
 from index.snapshot.keys import BLOBS, make_run_id, upload_key
-from index.snapshot.model import Scope
+from index.snapshot.model import IndexReference, Scope
 from index.snapshot.records import CommitPointer
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
@@ -353,11 +353,10 @@ async def test_a_planner_that_forgets_the_bases_of_deltas_is_found_out(
     await sound.make(Retention(keep_last=1))
     assert (await sound.check()).is_right
 
-    async def without_bases(*arguments: object, **options: object) -> tuple[object, tuple[object, ...]]:
-        index, chain = await read_index_chain(*arguments, **options)  # type: ignore[arg-type]
-        return index, chain[:1]
+    async def without_bases(store: BlobStore, reference: IndexReference) -> StoredSnapshot:
+        return msgspec.structs.replace(await read_stored_snapshot(store, reference), chain=(reference,))
 
-    monkeypatch.setattr("engine.records.roots.read_index_chain", without_bases)
+    monkeypatch.setattr("engine.records.roots.read_stored_snapshot", without_bases)
     faulty = Planned(world, repository)
     await faulty.make(Retention(keep_last=1))
     check = await faulty.check()

@@ -14,17 +14,15 @@ from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.release import installed_release
 from blobstore.wrappers.forwarding import ForwardingStore
-from engine.clock import SystemRuntime
-from engine.collect.backend import CollectBackend, Deleted, InProcessBackend, Listing
+from engine.collect.backend import Deleted, InProcessBackend, Listing
 from engine.collect.collect import collect
-from engine.collect.plan_writer import PlanLinesWriter
-from engine.collect.report import POINTERS_LISTED_MAX, Audit
-from engine.collect.results import Rules
+from engine.collect.report import POINTERS_LISTED_MAX, Audit, Rules, make_audit
 from engine.collect.runs import AUDITS_KEPT_MAX, end_run, resume_run
 from engine.errors import TargetError, TooMuchToDeleteError, UsageError
+from engine.records.roots import References
 from engine.repository.repository import Repository
 from index.errors import CorruptIndexError, UnknownFormatError
-from index.plan.collect import DeleteReason, PlannedUpload
+from index.plan.collect import DeleteReason
 from index.plan.plan_format import (
     PLAN_HEADER_NAME,
     PLAN_SUMMARY_NAME,
@@ -51,7 +49,7 @@ from index.snapshot.keys import (
     upload_key,
 )
 from index.snapshot.model import Scope
-from index.snapshot.records import Boundary, CommitPointer, WriteId
+from index.snapshot.records import NEVER_MS, Boundary, CommitPointer, WriteId
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
 
@@ -240,16 +238,17 @@ async def test_a_run_that_is_overtaken_replaces_its_plan(world: World) -> None:
 
 
 async def test_lines_of_an_earlier_plan_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.collect.plan_writer.LINES_PER_FILE", 2)
-    uploads = tuple(
-        PlannedUpload(upload_key(BLOBS, JOB, "0" * 20, n), DeleteReason.UNREACHABLE_UPLOAD, 1, created_at_ms=0)
-        for n in range(5)
-    )
-    plan = MemoryStore()
-    writer = PlanLinesWriter(plan)
-    for planned in (uploads, uploads[1:4], (), uploads):
-        await writer.write_all(planned)
-        assert await planned_keys(plan) == [u.key for u in planned]
+    monkeypatch.setattr("engine.collect.backend.LINES_PER_FILE", 2)
+    store, plan = MemoryStore(), MemoryStore()
+    uploads = [upload_key(BLOBS, JOB, "0" * 20, n) for n in range(5)]
+    backend = InProcessBackend(store, plan_to=plan)
+    for planned in (uploads, uploads[1:4], [], uploads):
+        await store.delete(uploads)
+        for key in planned:
+            await store.put(key, BytesBody(b"x"))
+        await backend.list_uploads(make_run_id(0, "a" * 20), NEVER_MS)
+        await backend.sweep(References(neighbours=(), optional=frozenset()), NEVER_MS, TTL_MS)
+        assert await planned_keys(plan) == sorted(planned)
 
 
 # ---------------------------------------------------------------------- evidence
@@ -312,11 +311,13 @@ async def test_what_is_gone_when_a_deletion_fails_is_told_and_of_what_nobody_kno
 
 
 class _LostBackend(InProcessBackend):
-    """As tasks that are lost: nobody knows what they did."""
+    """As tasks that are lost: nobody knows what they did below `blobs/`."""
 
     @override
-    def so_far(self) -> Deleted | None:
-        return CollectBackend.so_far(self)
+    def so_far(self, prefix: str) -> Deleted:
+        if prefix == INDEXES:
+            return super().so_far(prefix)
+        return Deleted(totals=(), unknown_count=sum(p.key.startswith(prefix) for p in self._planned))
 
 
 async def test_what_lost_tasks_did_is_told_as_unknown(world: World) -> None:
@@ -367,9 +368,8 @@ async def test_of_a_long_boundary_the_newest_records_are_told(world: World) -> N
         dry_run=False,
         delete_share_max=1,
     )
-    audit = Audit(rules, SystemRuntime())
-    audit.add_boundaries((Boundary(scope=JOB, number=99, kept=kept),))
-    (listed,) = audit.record("done").boundaries
+    audit = Audit(rules=rules, boundaries=(Boundary(scope=JOB, number=99, kept=kept),))
+    (listed,) = make_audit(audit, "done", seconds=0).boundaries
     assert (listed.kept_count, listed.kept) == (len(kept), kept[2:])
 
 
@@ -556,7 +556,7 @@ async def test_an_audit_record_that_stays_keeps_no_run(world: World, monkeypatch
 
 
 async def test_of_many_keys_some_are_told_and_all_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("results", "backend"):
+    for module in ("report", "backend"):
         monkeypatch.setattr(f"engine.collect.{module}.KEYS_LISTED_MAX", 2)
     repository = await world.process()
     await world.old_history(repository, *(f"text {n}" for n in range(6)))

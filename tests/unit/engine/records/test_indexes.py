@@ -17,7 +17,6 @@ from engine.records.indexes import (
     StoredSnapshot,
     delta_pays,
     read_index,
-    read_index_chain,
     read_stored_snapshot,
     write_index,
 )
@@ -94,7 +93,7 @@ async def test_what_is_written_is_read(store: MemoryStore) -> None:
     assert info.expires_at_ms == created.created_at_ms + TTL_MS
     assert reference.key == upload_key(INDEXES, SCOPE, index.session, 0)
     assert await read_index(store, reference) == index
-    assert await read_index_chain(store, reference) == (index, (reference,))
+    assert await read_stored_snapshot(store, reference) == StoredSnapshot(index=index, chain=(reference,))
 
 
 @pytest.fixture

@@ -269,8 +269,8 @@ class TestIndex:
         for number in range(3):
             job.change(new=bytes([number]) * 3000)
             references.append((await job.commit()).record.stores[0].index)
-        stored = await index_io.read_index_chain(job.world.store, references[2])
-        assert len(stored[1]) == 3
+        stored = await index_io.read_stored_snapshot(job.world.store, references[2])
+        assert len(stored.chain) == 3
         await job.lose(references[lost].key)
         if not remembered:
             await job.another_process()
@@ -297,7 +297,7 @@ async def test_verify_names_the_index_that_is_broken_and_not_the_delta_on_it(
     await job.commit()
     job.change(new=b"n" * 3000)
     newest = await job.commit()
-    _, chain = await index_io.read_index_chain(job.world.store, newest.record.stores[0].index)
+    chain = (await index_io.read_stored_snapshot(job.world.store, newest.record.stores[0].index)).chain
     base = chain[-1]
     assert base != newest.record.stores[0].index
     await job.lose(base.key)
