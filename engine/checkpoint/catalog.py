@@ -6,8 +6,8 @@ from typing import Final
 
 from engine.errors import CollectedError, IncompleteError, NotFoundError, UsageError
 from engine.records.find import CHOICES_MAX
+from engine.records.leases import PinLease
 from engine.records.missing import find_complete
-from engine.records.pins import PinLease
 from engine.repository.repository import Repository
 from index.plan.commits import Commit
 from index.snapshot.model import Scope

@@ -21,8 +21,8 @@ from blobstore.errors import BlobNotFoundError
 from engine.clock import read_now_ms
 from engine.errors import DamagedError, UnsafeStoreError, UsageError
 from engine.records.indexes import is_missing, read_stored_snapshot
+from engine.records.leases import read_first_name
 from engine.records.log import Decode, read_record
-from engine.records.names import read_first_name
 from index.display import DisplayMixin
 from index.errors import PlanFileError, UnsafeNameError
 from index.plan.collect import PlannedUpload, is_upload_key

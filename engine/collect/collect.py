@@ -167,7 +167,7 @@ async def collect(
         marking = _Marking(store, rules, listed, backend, options.plan_to, audit)
         marked = await _mark(marking, kept)
         if rules.dry_run:
-            return make_report(rules, listed, _foresee(marked, leftovers))
+            return make_report(rules, listed, _plan_deletion(marked, leftovers))
         if is_too_much(rules, listed, marked.sweep_result):
             raise _too_much(rules, listed, marked)
         written = [await write_boundary(store, boundary) for boundary in marked.kept.boundaries]
@@ -350,7 +350,7 @@ async def _read_again(
     )
 
 
-def _foresee(marked: Marked, leftovers: Leftovers) -> Deletion:
+def _plan_deletion(marked: Marked, leftovers: Leftovers) -> Deletion:
     """Return the deletion as it would be if nothing changed meanwhile and all of it succeeded."""
     kept, boundaries = marked.kept, marked.kept.boundaries
     log_deletes = plan_log_deletes(kept.roots, planned=boundaries, damaged=kept.damage.scopes)

@@ -289,6 +289,7 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deletes_count(self) -> int:
+        """The number of keys deleted."""
         return sum(total.count for total in self.totals)
 
     @property
@@ -373,7 +374,7 @@ class Audit(msgspec.Struct, kw_only=True):
 
 def make_audit(audit: Audit, outcome: Outcome, *, seconds: float, error: CollectError | None = None) -> AuditRecord:
     """Return the record of a run that has come so far; what it did not come to is 0 or empty."""
-    rules, listed, swept, deletion = audit.rules, audit.listed, audit.sweep_result, audit.deletion
+    rules, listed, sweep_result, deletion = audit.rules, audit.listed, audit.sweep_result, audit.deletion
     listing = listed.listing if listed is not None else None
     roots = audit.kept.roots if audit.kept is not None else Roots(logs=(), names=(), pins=())
     kept = {plan.scope: len(plan.kept) for plan in audit.kept.scopes} if audit.kept is not None else {}
@@ -399,12 +400,12 @@ def make_audit(audit: Audit, outcome: Outcome, *, seconds: float, error: Collect
         ),
         listed_count=listing.count if listing is not None else 0,
         listed_bytes=listing.size_bytes if listing is not None else 0,
-        live_count=swept.live_count,
-        live_bytes=swept.live_bytes,
-        waiting_count=swept.waiting_count,
-        waiting_bytes=swept.waiting_bytes,
-        excluded_count=swept.excluded_count,
-        planned=swept.totals,
+        live_count=sweep_result.live_count,
+        live_bytes=sweep_result.live_bytes,
+        waiting_count=sweep_result.waiting_count,
+        waiting_bytes=sweep_result.waiting_bytes,
+        excluded_count=sweep_result.excluded_count,
+        planned=sweep_result.totals,
         deleted=deletion.totals() if deletion is not None else (),
         failed_count=deletion.failed_count() if deletion is not None else 0,
         failed=deletion.failed()[:FAILED_LISTED_MAX] if deletion is not None else (),

@@ -7,10 +7,9 @@ import msgspec
 
 from blobstore.base import BlobStore, Created, Lost, Unknown
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
-from engine.commit.naming import release_name
 from engine.errors import NotFoundError
+from engine.records.leases import list_names, release_name
 from engine.records.log import find_boundary, load_log, put_boundary
-from engine.records.names import list_names
 from engine.records.repository import check_commits
 from index.display import DisplayMixin
 from index.plan.commits import Commit, plan_forget

@@ -45,8 +45,8 @@ from engine.errors import (
     UsageError,
 )
 from engine.records.indexes import is_missing
+from engine.records.leases import hold_pin
 from engine.records.log import load_log, read_commit
-from engine.records.pins import hold_pin
 from engine.records.repository import check_commits
 from engine.records.settle import new_indexes_of, settle_keys, settle_record
 from index.errors import FormatError

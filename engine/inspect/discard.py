@@ -8,6 +8,7 @@ import msgspec
 from blobstore.base import BlobStore, Created
 from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import verify
+from engine.records.leases import read_first_name
 from engine.records.log import (
     Noted,
     ScopeLog,
@@ -18,7 +19,6 @@ from engine.records.log import (
     read_commit,
     read_record,
 )
-from engine.records.names import read_first_name
 from engine.records.repository import check_commits
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.collect import is_upload_key

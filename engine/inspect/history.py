@@ -16,8 +16,8 @@ from engine.clock import read_now_ms
 from engine.errors import DamagedError
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import read_index
+from engine.records.leases import list_names
 from engine.records.log import Noted, Unreadable, list_log, read_boundary, read_commit, read_vouched, repeat_reading
-from engine.records.names import list_names
 from engine.records.roots import read_pins
 from index.display import DisplayMixin
 from index.errors import FormatError

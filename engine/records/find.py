@@ -6,10 +6,9 @@ from typing import Final, TypedDict, Unpack
 
 from blobstore.base import BlobStore
 from engine.errors import CollectedError, IncompleteError, NotFoundError, UsageError
+from engine.records.leases import PinLease, hold_pin, list_names, read_name
 from engine.records.log import Noted, ScopeLog, load_log, load_scope
 from engine.records.missing import find_complete
-from engine.records.names import list_names, read_name
-from engine.records.pins import PinLease, hold_pin
 from engine.records.repository import OpenRepository
 from index.plan.commits import Commit, commit_of_name, fits
 from index.snapshot.keys import parse_log_key

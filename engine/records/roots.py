@@ -13,8 +13,8 @@ from blobstore.base import BlobInfo, BlobStore, list_blobs, list_checked_page
 from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError
 from engine.records.indexes import is_missing, read_stored_snapshot
+from engine.records.leases import list_namings
 from engine.records.log import Noted, ScopeLog, Unreadable, list_all_logs, read_record, read_scope, repeat_reading
-from engine.records.names import list_namings
 from index.errors import FormatError, UnsafeNameError
 from index.plan.collect import (
     NOTHING_PROTECTED,

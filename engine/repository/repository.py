@@ -23,7 +23,6 @@ from engine.collect.check import PlanCheck, verify_plan
 from engine.collect.collect import DELETE_SHARE_MAX, CollectOptions, collect
 from engine.collect.report import CollectReport
 from engine.commit.forget import ForgetReport, forget
-from engine.commit.naming import give_name, release_name
 from engine.commit.record import ANY
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, IncompleteError, StaleResultError, bare_message
@@ -35,10 +34,9 @@ from engine.local.cache import DigestCaches
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import Choice, choose_complete, commits_with_named, find_commit, find_pinned, require_store
 from engine.records.indexes import is_missing, read_index
+from engine.records.leases import PinLease, give_name, hold_pin, list_names, release_name
 from engine.records.log import Noted, ScopeLog, list_scopes, load_log, load_scope
 from engine.records.missing import MissingBlobs, find_missing, key_of, name_complete, naming_complete
-from engine.records.names import list_names
-from engine.records.pins import PinLease, hold_pin
 from engine.records.repository import (
     DAY_MS,
     HOUR_MS,
@@ -358,11 +356,11 @@ class Repository:
         return report
 
     async def name(self, commit: Commit, name: str) -> NameRecord:
-        """Keep a commit under a name until the name is released; see `engine.commit.naming.give_name`."""
+        """Keep a commit under a name until the name is released; see `engine.records.leases.give_name`."""
         return await give_name(self.store, self.record, self.opened.runtime, commit, name)
 
     async def release_name(self, scope: Scope, name: str) -> None:
-        """Give up a name; see `engine.commit.naming.release_name`."""
+        """Give up a name; see `engine.records.leases.release_name`."""
         await release_name(self.store, scope, name)
 
     def _writer(self, scope: Scope) -> CommitWriter:

@@ -9,7 +9,7 @@ from blobstore.base import BlobStore
 from engine.blocking import Blocking, Facade
 from engine.clock import Runtime
 from engine.records.find import Choice
-from engine.records.pins import PinLease
+from engine.records.leases import PinLease
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.commits import Commit

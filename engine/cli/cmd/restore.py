@@ -27,8 +27,8 @@ from engine.cli.output import CommitView, view_commit
 from engine.cli.session import Session, with_session
 from engine.errors import DamagedError, EngineError
 from engine.records.find import Choice
+from engine.records.leases import PinLease
 from engine.records.missing import find_complete
-from engine.records.pins import PinLease
 from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy, RestoreOptions, RestoreResult, check_patterns
 from engine.text import table

@@ -22,7 +22,7 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from engine.records.pins import RENEWALS_PER_DURATION
+from engine.records.leases import RENEWALS_PER_DURATION
 from index.errors import FormatError
 from index.snapshot.keys import parse_log_key
 from index.snapshot.model import IndexReference, Scope

@@ -20,7 +20,7 @@ from engine.errors import DamagedError, EngineError
 from engine.inspect import discard
 from engine.progress import Progress
 from engine.records import repository, roots
-from engine.records.pins import PinLease, check_open, hold_pin
+from engine.records.leases import PinLease, check_open, hold_pin
 from index.plan import collect as collect_plan
 from index.plan import commits as log
 from index.plan.collect import PlannedUpload, Protection, ScopePlan, Upload
