@@ -8,6 +8,7 @@ done by `CollectBackend`, so that Spark tasks can do it; the rest is always this
 
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -16,14 +17,7 @@ from blobstore.base import BlobStore, BytesBody, Created, Lost, UnfinishedPut
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreError
 from engine.clock import Runtime, SystemRuntime, read_now_ms
-from engine.collect.backend import (
-    KEYS_LISTED_MAX,
-    CollectBackend,
-    DeleteTally,
-    InProcessBackend,
-    Listing,
-    delete_keys,
-)
+from engine.collect.backend import KEYS_LISTED_MAX, CollectBackend, DeleteTally, InProcessBackend, Listing, delete_keys
 from engine.collect.report import (
     Audit,
     CollectError,
@@ -42,14 +36,7 @@ from engine.collect.report import (
     write_audit,
 )
 from engine.collect.runs import delete_leftovers, plan_leftovers
-from engine.errors import (
-    DamagedError,
-    EngineError,
-    TargetError,
-    TooMuchToDeleteError,
-    UnsafeStoreError,
-    UsageError,
-)
+from engine.errors import DamagedError, EngineError, TargetError, TooMuchToDeleteError, UnsafeStoreError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import is_missing
 from engine.records.log import ScopeLog, find_boundary, list_scopes, load_log, put_boundary
@@ -163,13 +150,15 @@ async def collect(
         listed = judge_clock(rules, await backend.list_uploads(rules.run, now_ms), runtime.local_now_ms())
         audit.listed = listed
         leftovers = await _find_leftovers(store, rules, listed)
-        kept = await _choose_kept(store, rules, listed)
         marking = _Marking(store, rules, listed, backend, options.plan_to, audit)
-        marked = await _mark(marking, kept)
+        marked = await _mark(marking)
         if rules.dry_run:
             return make_report(rules, listed, _plan_deletion(marked, leftovers))
         if is_too_much(rules, listed, marked.sweep_result):
-            raise _too_much(rules, listed, marked)
+            share = marked.sweep_result.planned_bytes / listed.listing.size_bytes
+            allowed = f"may delete {rules.delete_share_max:.1%}; nothing was deleted"
+            message = f"would delete {share:.1%} of all bytes, and {allowed}"
+            raise TooMuchToDeleteError(message, operation="collect", subject=audit_key(rules.run))
         written = [await write_boundary(store, boundary) for boundary in marked.kept.boundaries]
         audit.boundaries = boundaries = tuple(boundary for boundary in written if boundary is not None)
         deletion = await _read_again(marking, marked, boundaries, leftovers)
@@ -241,32 +230,6 @@ async def _find_leftovers(store: BlobStore, rules: Rules, listed: Listed) -> Lef
     return Leftovers(unfinished=unfinished, unfinished_hidden=hidden, runs=DeleteTally(planned=runs))
 
 
-async def _choose_kept(
-    store: BlobStore,
-    rules: Rules,
-    listed: Listed,
-    broken: dict[IndexReference, Unread] | None = None,
-    known: Roots | None = None,
-) -> Kept:
-    """Read the roots, but no record of those that are `known` again, and plan what stays of every scope."""
-    roots, damage = await _read_roots(store, rules, listed, broken or {}, known)
-    scopes = plan_scopes(roots, listed.policy, damage.scopes)
-    references = kept_references(scopes, roots).without(broken or {}, damage.protected)
-    return Kept(roots=roots, damage=damage, scopes=scopes, references=references)
-
-
-async def _read_roots(
-    store: BlobStore, rules: Rules, listed: Listed, broken: dict[IndexReference, Unread], known: Roots | None
-) -> tuple[Roots, Damage]:
-    try:
-        roots = await read_roots(store, rules.repository, listed.age_now_ms, known=known)
-    except (EngineError, StoreError):
-        if not rules.dry_run:
-            await settle_each(store)
-        raise
-    return roots, await assess(store, roots, broken)
-
-
 class _Marking(msgspec.Struct, frozen=True):
     """What is marked: the listed uploads, by whom, and where the plan goes."""
 
@@ -278,14 +241,34 @@ class _Marking(msgspec.Struct, frozen=True):
     audit: Audit
 
 
-async def _mark(marking: _Marking, kept: Kept) -> Marked:
+async def _choose_kept(marking: _Marking, broken: dict[IndexReference, Unread], known: Roots | None = None) -> Kept:
+    """Read the roots, but no record of those that are `known` again, and plan what stays of every scope."""
+    roots, damage = await _read_roots(marking, broken, known)
+    scopes = plan_scopes(roots, marking.listed.policy, damage.scopes)
+    references = kept_references(scopes, roots).without(broken, damage.protected)
+    return Kept(roots=roots, damage=damage, scopes=scopes, references=references)
+
+
+async def _read_roots(
+    marking: _Marking, broken: dict[IndexReference, Unread], known: Roots | None
+) -> tuple[Roots, Damage]:
+    store, rules = marking.store, marking.rules
+    try:
+        roots = await read_roots(store, rules.repository, marking.listed.age_now_ms, known=known)
+    except (EngineError, StoreError):
+        if not rules.dry_run:
+            await settle_each(store)
+        raise
+    return roots, await assess(store, roots, broken)
+
+
+async def _mark(marking: _Marking) -> Marked:
     """Settle the newest commits, mark and sweep; plan again while what is read shows that the roots were not whole."""
-    store, rules, listed = marking.store, marking.rules, marking.listed
     broken: dict[IndexReference, Unread] = {}
-    followed = kept
+    followed = kept = await _choose_kept(marking, broken)
 
     async def read(known: Roots | None) -> Kept:
-        return await _choose_kept(store, rules, listed, broken, known)
+        return await _choose_kept(marking, broken, known)
 
     async def sweep(chosen: Kept) -> Marked:
         nonlocal followed
@@ -299,7 +282,7 @@ async def _mark(marking: _Marking, kept: Kept) -> Marked:
             if attempt == PLANS_MAX - 1:
                 raise
             # Of a scope that is left alone because of one broken index more is kept, and more may be broken.
-            found = await find_broken(store, kept_references(followed.scopes, followed.roots))
+            found = await find_broken(marking.store, kept_references(followed.scopes, followed.roots))
             if found.keys() <= broken.keys():
                 raise
             broken |= found
@@ -326,16 +309,16 @@ async def _read_again(
     marking: _Marking, marked: Marked, boundaries: tuple[Boundary, ...], leftovers: Leftovers
 ) -> Deletion:
     """Read the roots again, and exclude what they lead to beside what was marked (D4)."""
-    store, rules, listed, first = marking.store, marking.rules, marking.listed, marked.kept
+    first = marked.kept
 
     async def read(known: Roots | None) -> Kept:
-        roots, damage = await _read_roots(store, rules, listed, marked.broken, known)
+        roots, damage = await _read_roots(marking, marked.broken, known)
         references = open_references(roots).without(marked.broken, first.references.protected)
         return Kept(roots=roots, damage=damage, scopes=first.scopes, references=references)
 
     async def follow(kept: Kept) -> frozenset[str]:
         unmarked = kept.references.everything - first.references.everything
-        return await reachable_keys(store, unmarked, optional=kept.references.optional)
+        return await reachable_keys(marking.store, unmarked, optional=kept.references.optional)
 
     kept, reached = await read_until_not_overtaken(await read(first.roots), read, follow)
     marking.audit.kept = kept
@@ -395,15 +378,6 @@ async def _end(backend: CollectBackend) -> str:
 # ---------------------------------------------------------------------- errors
 
 
-def _too_much(rules: Rules, listed: Listed, marked: Marked) -> TooMuchToDeleteError:
-    share = marked.sweep_result.planned_bytes / listed.listing.size_bytes
-    return TooMuchToDeleteError(
-        f"would delete {share:.1%} of all bytes, and may delete {rules.delete_share_max:.1%}; nothing was deleted",
-        operation="collect",
-        subject=audit_key(rules.run),
-    )
-
-
 def _left_alone(marked: Marked, damage: Damage) -> CollectError | None:
     """Return why something was left alone: it cannot be read, or a newest commit could not be settled."""
     errors: list[CollectError] = list(marked.unsettled)
@@ -435,22 +409,22 @@ def _damaged(damage: Damage, consequence: str) -> DamagedError | UnknownFormatEr
 # ---------------------------------------------------------------------- the parts of a step
 
 
+async def _settle(store: BlobStore, log: ScopeLog) -> CollectError | None:
+    try:
+        if log.newest is not None:
+            await settle_record(store, log.newest.record)
+    except _ERRORS as error:
+        return error
+    return None
+
+
 async def settle_newest(store: BlobStore, roots: Roots) -> tuple[CollectError, ...]:
     """Complete the TTL removal of the newest valid commit of every scope (T2), whatever fails in another one.
 
     Requests: one `stat` for each index that is new in a newest commit; more only where a TTL is left.
     Why that failed is returned, of each scope in which it did.
     """
-
-    async def settle(log: ScopeLog) -> CollectError | None:
-        try:
-            if log.commits:
-                await settle_record(store, log.commits[-1].record)
-        except _ERRORS as error:
-            return error
-        return None
-
-    failures = await map_bounded(settle, roots.logs, in_flight_max=IN_FLIGHT_MAX)
+    failures = await map_bounded(partial(_settle, store), roots.logs, in_flight_max=IN_FLIGHT_MAX)
     return tuple(error for error in failures if error is not None)
 
 
@@ -462,9 +436,7 @@ async def settle_each(store: BlobStore) -> None:
 
     async def settle(scope: Scope) -> None:
         with contextlib.suppress(*_ERRORS):
-            log = await load_log(store, scope, past_damage=True)
-            if log.newest is not None:
-                await settle_record(store, log.newest.record)
+            await _settle(store, await load_log(store, scope, past_damage=True))
 
     with contextlib.suppress(StoreError):
         await map_bounded(settle, await list_scopes(store), in_flight_max=IN_FLIGHT_MAX)

@@ -29,14 +29,7 @@ from index.plan.commits import Commit, Verdict, judge_record, valid_commits
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import LOG, commit_key, encode_component
 from index.snapshot.model import IndexReference, Scope
-from index.snapshot.records import (
-    NEVER_MS,
-    CommitPointer,
-    CommitRecord,
-    RepositoryRecord,
-    ScopeLayout,
-    WriteId,
-)
+from index.snapshot.records import NEVER_MS, CommitPointer, CommitRecord, RepositoryRecord, ScopeLayout, WriteId
 
 # Any commit may be the parent, as far as the caller is concerned; what the results were diffed against counts (C2).
 ANY: Final = "any"
@@ -193,13 +186,7 @@ def compose_commit(
 
 
 def compose_copy(
-    head: Head,
-    request: Request,
-    source: CommitRecord,
-    *,
-    scope: Scope,
-    write_id: WriteId,
-    valid_until_ms: int,
+    head: Head, request: Request, source: CommitRecord, *, scope: Scope, write_id: WriteId, valid_until_ms: int
 ) -> CommitRecord:
     """Compose a record of what another commit (`source`) holds, on top of a head (C6).
 

@@ -210,12 +210,7 @@ class CommitWriter:
                 return commit
 
     async def _submit(
-        self,
-        request: Request,
-        compose: Compose,
-        results: Sequence[BackupResult],
-        *,
-        gone: frozenset[str] | None = None,
+        self, request: Request, compose: Compose, results: Sequence[BackupResult], *, gone: frozenset[str] | None = None
     ) -> Commit:
         """Bring one request to its end: find its record, or send it, and acknowledge it.
 
@@ -262,9 +257,7 @@ class CommitWriter:
         if self._head is None or may_move or is_other:
             log = await load_log(self._store, self._scope)
             self._head = Head(
-                newest=log.newest,
-                next_number=log.listing.newest_number + 1,
-                closed_at_ms=log.listing.closed_at_ms,
+                newest=log.newest, next_number=log.listing.newest_number + 1, closed_at_ms=log.listing.closed_at_ms
             )
         return self._head
 

@@ -13,14 +13,7 @@ from blobstore.errors import InvalidRequestError
 from engine.clock import read_now_ms
 from engine.errors import DamagedError, UsageError
 from engine.records.indexes import is_missing, read_stored_snapshot
-from engine.records.roots import (
-    IN_FLIGHT_MAX,
-    Roots,
-    plan_log_deletes,
-    plan_scopes,
-    read_roots,
-    root_stores,
-)
+from engine.records.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, plan_scopes, read_roots, root_stores
 from index.display import DisplayMixin
 from index.errors import UnsafeNameError
 from index.plan.collect import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key

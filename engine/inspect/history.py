@@ -148,13 +148,15 @@ async def read_history(
     names = await list_names(store, scope, noted)
     pins = await read_pins(store, repository, await read_now_ms(store), noted)
     entries = _with_named(log, names, entries_max, since_ms)
-    rewinds = [e.commit.record for e in entries if e.commit is not None and e.commit.record.kind == "rewind"]
+    # Each with what it went back to.
+    rewinds = [(e.number, e.commit.record.source) for e in entries if e.commit and e.commit.record.kind == "rewind"]
     entries = [
         msgspec.structs.replace(
             entry,
             names=tuple(sorted(n.name for n in names if _is_of(n.source, entry))),
             pins_count=sum(p.scope == scope and bool(p.stores) and _is_of(p.source, entry) for p in pins),
-            rewound_by=_rewound_by(entry, rewinds),
+            # The first that went back to before it.
+            rewound_by=min((n for n, to in rewinds if to is not None and to.number < entry.number < n), default=None),
         )
         for entry in entries
     ]
@@ -263,12 +265,6 @@ def _with_named(log: _Read, names: Iterable[NameRecord], entries_max: int, since
 
 def _is_of(pointer: CommitPointer, entry: HistoryEntry) -> bool:
     return entry.commit is not None and pointer == CommitPointer(entry.number, entry.commit.record.write_id)
-
-
-def _rewound_by(entry: HistoryEntry, rewinds: Iterable[CommitRecord]) -> int | None:
-    """Return the first rewind that went back to before a commit."""
-    past = [r.number for r in rewinds if r.source is not None and r.source.number < entry.number < r.number]
-    return min(past, default=None)
 
 
 # ---------------------------------------------------------------------- what each brought

@@ -236,9 +236,10 @@ class _Verification:
             self._doubt_blobs(needs, place)
             problems.extend(self._find_missing(index, needs, place))
             if self._level is Level.CONTENT:
-                for path, file in files_of(index.dir):
-                    if _sampled(path, sample, seed):
-                        self.files[file.blake3, file.blobs] = (place, "/".join(path), file)
+                for parts, file in files_of(index.dir):
+                    path = "/".join(parts)
+                    if zlib.crc32(path.encode(), seed & 0xFFFFFFFF) < sample * 2**32:
+                        self.files[file.blake3, file.blobs] = (place, path, file)
 
         await map_bounded(read, places.items(), in_flight_max=IN_FLIGHT_MAX)
         return problems
@@ -333,10 +334,6 @@ async def _heal(store: BlobStore, keys: Iterable[str]) -> frozenset[str]:
 
 def _first_file(index: SnapshotIndex, key: str) -> str:
     return next(("/".join(path) for path, file in files_of(index.dir) if any(b.key == key for b in file.blobs)), "")
-
-
-def _sampled(path: Sequence[str], sample: float, seed: int) -> bool:
-    return zlib.crc32("/".join(path).encode(), seed & 0xFFFFFFFF) < sample * 2**32
 
 
 async def _reads_right(store: BlobStore, file: FileIndex, *, fresh: bool) -> bool:

@@ -137,13 +137,7 @@ def delta_pays(*, whole_bytes: int, delta_bytes: int) -> bool:
 
 
 async def write_index(
-    store: BlobStore,
-    index: SnapshotIndex,
-    *,
-    scope: Scope,
-    ttl_ms: int,
-    base: StoredSnapshot | None,
-    counter: int = 0,
+    store: BlobStore, index: SnapshotIndex, *, scope: Scope, ttl_ms: int, base: StoredSnapshot | None, counter: int = 0
 ) -> tuple[StoredSnapshot, Created]:
     """Write an index with a TTL, whole or as a delta on its base, whichever `delta_pays` says.
 

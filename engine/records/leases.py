@@ -1,8 +1,8 @@
 """Names and pins: the leases that keep what a commit refers to (design 0002, D5).
 
-A pin is the lease of whoever reads, builds on or protects a commit; it ends by the store's clock. A name holds until it
-is released. Each naming has a key of its own that is never used again, so that neither a late release nor a late
-collector can hit another one. A name refers to the earliest of its namings that is live.
+A pin is the lease of a process that reads, builds on or protects a commit; it ends by the store's clock. A name holds
+until it is released. Each naming has a key of its own that is never used again, so that neither a late release nor a
+late collector can hit another one. A name refers to the earliest of its namings that is live.
 """
 
 import asyncio
@@ -91,11 +91,7 @@ async def release_naming(store: BlobStore, naming: Naming) -> None:
 
 
 def find_name(namings: tuple[Naming, ...], scope: Scope, name: str) -> Naming:
-    """Find the naming that a name refers to.
-
-    Raises:
-        NotFoundError: As `read_name`.
-    """
+    """Find the naming that a name refers to; errors as `read_name`."""
     chosen = choose_naming(namings)
     if chosen is None:
         what = "was released" if any(n.record.released for n in namings) else "is not there"
@@ -115,15 +111,6 @@ async def read_first_name(store: BlobStore, key: str) -> NameRecord | None:
     return record if key == name_prefix(record.scope, record.name).rstrip("/") else None
 
 
-def _first_name_error(key: str, record: NameRecord) -> UnknownFormatError:
-    return UnknownFormatError(
-        f"is the name {record.name!r} of commit {record.source.number} of {record.scope}, "
-        "as the first commits of tidemark wrote it",
-        subject=key,
-        hint="give that commit a name once more with `tidemark name`, then remove this one with `tidemark discard`",
-    )
-
-
 async def list_namings(store: BlobStore, noted: Noted, prefix: str = NAMES) -> tuple[Naming, ...]:
     """Return every record of every name below a prefix; what cannot be read, and foreign keys, are noted."""
     namings: list[Naming] = []
@@ -134,16 +121,22 @@ async def list_namings(store: BlobStore, noted: Noted, prefix: str = NAMES) -> t
             first = await read_first_name(store, blob.key)
             if first is None:
                 noted.foreign.append(blob.key)
-            else:
-                noted.unreadable.append(Unreadable(key=blob.key, error=_first_name_error(blob.key, first)))
+                continue
+            error = UnknownFormatError(
+                f"is the name {first.name!r} of commit {first.source.number} of {first.scope}, "
+                "as the first commits of tidemark wrote it",
+                subject=blob.key,
+                hint="give that commit a name once more with `tidemark name`, then remove this one with "
+                "`tidemark discard`",
+            )
+            noted.unreadable.append(Unreadable(key=blob.key, error=error))
             continue
         try:
             record = await noted.read(blob.key, read_record(store, blob.key, decode_name))
         except BlobNotFoundError:
             continue  # released, and collected since the listing
-        if record is None:
-            continue
-        namings.append(Naming(key=blob.key, created_at_ms=blob.created_at_ms, id=naming_id, record=record))
+        if record is not None:
+            namings.append(Naming(key=blob.key, created_at_ms=blob.created_at_ms, id=naming_id, record=record))
     if all(n.record.released or n.is_live for n in namings):
         return tuple(namings)
     # One is late: it holds all the same where it was copied with the whole repository.

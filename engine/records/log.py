@@ -369,9 +369,5 @@ async def _read_newest(
         if valid_commits(listing, records, boundaries, vouched):
             break
     return ScopeLog(
-        listing=listing,
-        records=records,
-        boundaries=boundaries,
-        unreadable=tuple(noted.unreadable),
-        vouched=vouched,
+        listing=listing, records=records, boundaries=boundaries, unreadable=tuple(noted.unreadable), vouched=vouched
     )

@@ -255,10 +255,7 @@ def _references(commits: Iterable[Commit], roots: Roots) -> References:
 
 
 async def reachable_keys(
-    store: BlobStore,
-    references: Iterable[IndexReference],
-    *,
-    optional: frozenset[IndexReference] = frozenset(),
+    store: BlobStore, references: Iterable[IndexReference], *, optional: frozenset[IndexReference] = frozenset()
 ) -> frozenset[str]:
     """Return every key that some indexes keep alive: themselves, the bases of deltas (P2), and the blobs.
 
