@@ -188,7 +188,6 @@ async def verify_plan(
         UsageError: The plan is another repository's.
         DamagedError: An index that a root needs is missing or altered.
         UnsafeStoreError: The roots kept changing.
-        StoreError: As the store says.
     """
     header = decode_plan_header(await _read_part(plan, PLAN_HEADER_NAME), subject=PLAN_HEADER_NAME)
     summary = decode_plan_summary(await _read_part(plan, PLAN_SUMMARY_NAME), subject=PLAN_SUMMARY_NAME)

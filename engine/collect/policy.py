@@ -50,7 +50,6 @@ class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True):
     keep_all: bool = False
 
     def resolve(self, now_ms: int) -> RetentionRule:
-        """Return the rule, given the store's clock."""
         if self.keep_all:
             return RetentionRule(pattern=self.pattern, retention=None)
         since_ms = self.keep_since.resolve_ms(now_ms) if self.keep_since is not None else None
@@ -64,7 +63,6 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[PolicyEntry, ...]
 
     def resolve(self, now_ms: int) -> RetentionPolicy:
-        """Return the policy, given the store's clock."""
         return RetentionPolicy(rules=tuple(entry.resolve(now_ms) for entry in self.entries))
 
     def resolve_past(self, now_ms: int) -> RetentionPolicy:

@@ -106,7 +106,6 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def boundaries(self) -> tuple[Boundary, ...]:
-        """The boundaries to write."""
         planned = [plan.boundary for plan in self.scopes if plan.boundary is not None]
         return tuple(sorted(planned, key=lambda b: str(b.scope)))
 
@@ -153,18 +152,15 @@ class Deletion(msgspec.Struct, kw_only=True):
         return not self.log.left and not any(done.failed_count for name, done in self.uploads.items() if name != prefix)
 
     def totals(self) -> tuple[ReasonTotal, ...]:
-        """Return what is gone, by reason."""
         uploads = (total for done in self.uploads.values() for total in done.totals)
         return sum_totals((*sum_deletes((*self._log_gone(), *self._aborted())), *uploads))
 
     def first_keys(self) -> tuple[PlannedDelete, ...]:
-        """Return the first keys of each kind that are gone."""
         uploads = [u for u in self.sweep_result.first if self._is_gone(u)]
         kinds: tuple[list[PlannedDelete], ...] = (self._log_gone(), [*uploads], self._aborted())
         return tuple(d for kind in kinds for d in kind[:KEYS_LISTED_MAX])
 
     def failed_count(self) -> int:
-        """Return the number of keys that were to go and are still there."""
         gone = sum(total.count for done in self.uploads.values() for total in done.totals)
         unknown = sum(done.unknown_count for done in self.uploads.values())
         not_aborted = len(self.leftovers.unfinished.doomed) - len(self.aborted)
@@ -177,7 +173,6 @@ class Deletion(msgspec.Struct, kw_only=True):
         return self.log.unknown_count + self.leftovers.runs.unknown_count + uploads
 
     def failed(self) -> tuple[str, ...]:
-        """Return the first of the keys that were to go and are still there."""
         keys = self.log.staying()
         for prefix in (INDEXES, BLOBS):
             not_begun = (u.key for u in self.sweep_result.first if u.key.startswith(prefix))

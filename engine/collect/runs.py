@@ -55,7 +55,6 @@ async def resume_run(store: BlobStore, repository: RepositoryRecord, run: RunId,
 
     Raises:
         UnsafeStoreError: The store did not say whether it has the header.
-        StoreError: As the store says.
     """
     names: dict[RunId, set[str]] = {}
     async for blob in list_blobs(store, RUNS):
@@ -83,9 +82,6 @@ async def end_run(store: BlobStore, run: RunId) -> None:
 
     First it is marked as ended: what a later collection did of it would be counted twice. What the store will not
     delete goes with a later collection (`plan_leftovers`).
-
-    Raises:
-        StoreError: As the store says.
     """
     header = run_key(run, RUN_HEADER)
     ended = run_key(run, RUN_ENDED)

@@ -67,7 +67,6 @@ async def forget(store: BlobStore, scope: Scope, *, with_names: bool = False, dr
         UnsafeStoreError: What is written to this store would not be safe there; nothing was written.
         StoreUnavailableError: The outcome is unknown: everything committed until the boundary arrives may be forgotten.
         FormatError: A record, a boundary or a name is damaged.
-        StoreError: As the store says.
     """
     if not dry_run:
         check_commits(store, OPERATION)

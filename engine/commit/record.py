@@ -377,7 +377,6 @@ async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
         LeaseExpiredError: It came too late, and is void.
         UsageError: It is the first of its scope, and the job has begun in the other way before (K3).
         UnsafeStoreError: The log does not hold still, or the record is not listed.
-        StoreError: As the store says.
     """
     for _ in range(LOAD_ATTEMPTS_MAX):
         listing = await list_log(store, record.scope, from_number=record.number)

@@ -49,7 +49,6 @@ async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Disca
         NotFoundError: There is no such object.
         UsageError: It can be read, a newer tidemark can read it, of another kind, or another one has to go first.
         UnsafeStoreError: The boundary that takes its place could not be written; nothing was removed.
-        StoreError: As the store says.
     """
     if is_upload_key(key):
         raise UsageError(

@@ -135,7 +135,6 @@ async def explain(
         UsageError: No store can hold such a key.
         UnsafeStoreError: The logs keep changing or have holes.
         FormatError: A record is damaged.
-        StoreError: As the store says.
     """
     now_ms = await read_now_ms(store)
     kind = kind_of(key)

@@ -218,7 +218,6 @@ async def _read_entries(store: BlobStore, scope: Scope, entries_max: int, since_
 
 
 def _is_before(entry: HistoryEntry, since_ms: int | None) -> bool:
-    """Return whether a record is from before what was asked for."""
     return since_ms is not None and entry.commit is not None and entry.commit.committed_at_ms < since_ms
 
 

@@ -260,7 +260,6 @@ class _Verification:
         return problems
 
     async def read_contents(self, progress: Progress) -> list[Problem]:
-        """Read and hash the files that were chosen."""
         files = self.files.values()
         progress.total(files=len(files), bytes_=sum(file.metadata.size_bytes for _, _, file in files))
 

@@ -62,7 +62,6 @@ class IndexCache:
         self._weight = 0
 
     def find(self, reference: IndexReference) -> StoredSnapshot | None:
-        """Return the index that this very reference names."""
         return self._snapshots.get(reference)
 
     def keep(self, snapshot: StoredSnapshot) -> None:
@@ -92,7 +91,6 @@ async def read_stored_snapshot(store: BlobStore, reference: IndexReference) -> S
         DamagedError: It is missing, altered or larger than the reference says, or its chain of deltas is broken. The
             cause is a `BlobNotFoundError` if it is missing.
         FormatError: The bytes are the right ones and this version of tidemark cannot read them.
-        StoreError: As the store says.
     """
     chain: list[IndexReference] = []
     deltas: list[IndexDelta] = []

@@ -92,7 +92,6 @@ async def read_repository_record(store: BlobStore, operation: str) -> Repository
         NotFoundError: The store is not a repository.
         UnknownFormatError: It was made by a newer tidemark.
         UnsafeStoreError: `init` has refused this store.
-        StoreError: As the store says.
     """
 
     def decode(data: bytes, *, subject: str) -> RepositoryRecord:
@@ -132,7 +131,6 @@ async def write_repository_record(store: BlobStore, record: RepositoryRecord) ->
     Raises:
         UsageError: It is one already, keys of one are there, or its times do not fit the store.
         UnsafeStoreError: What would be committed to this store is not safe there.
-        StoreError: As the store says.
     """
     # Before the record is written: a store that creates twice would let it replace another one.
     with contextlib.suppress(NotFoundError):
@@ -234,7 +232,6 @@ async def check_unused(store: BlobStore, operation: str) -> None:
 
     Raises:
         UnsafeStoreError: It does: sooner or later one of the two would be taken for the other.
-        StoreError: As the store says.
     """
     try:
         await store.check_unused(operation, marker=REPOSITORY, prefixes=PREFIXES)

@@ -82,11 +82,9 @@ class Roots(msgspec.Struct, frozen=True, kw_only=True):
     foreign: tuple[str, ...] = ()
 
     def all_unreadable(self) -> tuple[Unreadable, ...]:
-        """Return everything that cannot be read and decides something."""
         return (*self.unreadable, *(one for log in self.logs for one in log.unreadable))
 
     def named(self, scope: Scope) -> frozenset[CommitPointer]:
-        """Return the records of a scope that a live name refers to."""
         return frozenset(name.source for name in self.names if name.scope == scope and name.stores)
 
 
@@ -125,7 +123,6 @@ class References(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def required(self) -> frozenset[IndexReference]:
-        """Those that have to be there."""
         return self.everything - self.optional
 
 
