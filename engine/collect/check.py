@@ -87,7 +87,6 @@ class WrongKind(StrEnum):
     UNEXPIRED = "it was younger than the TTL"
     SIZE = "its size is another"
     TIMES = "its creation time is another"
-    REPEATED = "it is planned twice"
 
 
 class WrongKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,27 +203,24 @@ async def verify_plan(
     async for blob in list_blobs(plan, ""):
         if blob.key.endswith(LINES_SUFFIX):
             lines += decode_lines(await _read_part(plan, blob.key), subject=blob.key)
-    by_key: dict[str, tuple[PlannedUpload, ...]] = {}
-    for line in lines:
-        there = by_key.get(line.key, ())
-        by_key[line.key] = there if line in there else (*there, line)
+    by_key = {line.key: line for line in lines}
     contradictions = [
-        *_compare_header(header, repository, now_ms, late_ms=store.capabilities.created_late_ms),
+        *_compare_times(header, repository, now_ms, late_ms=store.capabilities.created_late_ms),
         *(_compare_retention(header, meant) if meant is not None else ()),
-        *_compare_totals(summary, header, lines),
+        *_compare_lines(summary, header, lines),
         *reach.contradictions,
     ]
-    if repeated := len(lines) - sum(map(len, by_key.values())):
-        contradictions.append(f"{repeated} lines repeat another one")
     # When the plan's uploads were listed; never later than it is now, whatever the plan says.
     due_ms = min(header.listed_at_ms, now_ms) - repository.ttl_ms
     found: defaultdict[str, list[BlobInfo]] = defaultdict(list)
     for upload in uploads:
-        named, fate = by_key.pop(upload.key, ()), reached.get(upload.key)
-        if fate is None:
-            is_later = upload.created_at_ms >= header.listed_at_ms
-            fate = _judge(upload, named, store.capabilities, is_due=upload.created_at_ms <= due_ms, is_later=is_later)
-        elif not named:
+        line, fate = by_key.pop(upload.key, None), reached.get(upload.key)
+        is_due = upload.created_at_ms <= due_ms
+        if fate is None and line is not None:
+            fate = _judge(upload, line, store.capabilities, is_due=is_due)
+        elif fate is None:
+            fate = "later" if upload.created_at_ms >= header.listed_at_ms else "missed" if is_due else "waiting"
+        elif line is None:
             continue
         found[fate].append(upload)
     wrong = [WrongKey(key=upload.key, kind=kind) for kind in WrongKind for upload in found[kind]]
@@ -249,20 +245,14 @@ async def verify_plan(
     )
 
 
-def _judge(
-    upload: BlobInfo, lines: Sequence[PlannedUpload], capabilities: Capabilities, *, is_due: bool, is_later: bool
-) -> str:
-    """Judge an upload that nothing leads to, by the lines that name it."""
-    if not lines:
-        return "later" if is_later else "missed" if is_due else "waiting"
+def _judge(upload: BlobInfo, line: PlannedUpload, capabilities: Capabilities, *, is_due: bool) -> str:
+    """Judge an upload that nothing leads to, by the line that names it."""
     if not is_due:
         return WrongKind.UNEXPIRED
-    if len(lines) > 1:
-        return WrongKind.REPEATED
-    if upload.size_bytes != lines[0].size_bytes:
+    if upload.size_bytes != line.size_bytes:
         return WrongKind.SIZE
-    moved = not capabilities.keeps_created_at and lines[0].created_at_ms < upload.created_at_ms
-    return "right" if moved or upload.created_at_ms == lines[0].created_at_ms else WrongKind.TIMES
+    moved = not capabilities.keeps_created_at and line.created_at_ms < upload.created_at_ms
+    return "right" if moved or upload.created_at_ms == line.created_at_ms else WrongKind.TIMES
 
 
 async def _read_reach(
@@ -295,7 +285,7 @@ async def _read_part(plan: BlobStore, name: str) -> bytes:
         raise PlanFileError(message, subject=name, hint="make it by a dry run") from error
 
 
-def _compare_header(header: PlanHeader, repository: RepositoryRecord, now_ms: int, *, late_ms: int) -> Iterator[str]:
+def _compare_times(header: PlanHeader, repository: RepositoryRecord, now_ms: int, *, late_ms: int) -> Iterator[str]:
     """Yield where a plan's TTL and times cannot be: its own clock would say which TTLs are over."""
     if header.ttl_ms != (ttl_ms := repository.ttl_ms):
         yield f"the plan has a TTL of {header.ttl_ms} ms, and the repository one of {ttl_ms} ms"
@@ -308,7 +298,9 @@ def _compare_header(header: PlanHeader, repository: RepositoryRecord, now_ms: in
         yield "the plan's listing is older than a TTL"
 
 
-def _compare_totals(summary: PlanSummary, header: PlanHeader, lines: Sequence[PlannedUpload]) -> Iterator[str]:
+def _compare_lines(summary: PlanSummary, header: PlanHeader, lines: Sequence[PlannedUpload]) -> Iterator[str]:
+    if repeated := len(lines) - len({line.key for line in lines}):
+        yield f"{repeated} lines repeat another one"
     size_bytes = sum(line.size_bytes for line in lines)
     for what, said, there in (
         ("lines", summary.lines_count, len(lines)),
