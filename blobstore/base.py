@@ -93,7 +93,8 @@ class UnfinishedPut(msgspec.Struct, frozen=True, kw_only=True):
 class Created(msgspec.Struct, frozen=True, kw_only=True):
     """The blob is durable, and it was this call that created it."""
 
-    # By the store's clock, at or after the `created_at_ms` that `stat` will return.
+    # By the store's clock, at or after the `created_at_ms` that `stat` will return; on S3 it may be a second before it
+    # (design 0003, C1).
     created_at_ms: int
 
 
