@@ -10,7 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
-from blobstore.local.files import read_chunks
+from blobstore.local.files import flush, read_chunks
 from engine.local.scan import READ_FLAGS
 
 # How much one call copies: so much at most is copied after the other side of the copy went away.
@@ -91,12 +91,14 @@ def _copy(incoming: int, outgoing: int) -> int:
     return copied
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read, replacing an older one at once.
+def write_whole(path: Path, data: bytes, *, mode: int = 0o600, is_durable: bool = False) -> None:
+    """Write a file, replacing an older one at once. Its temporary name is hidden, and ends otherwise.
 
     Args:
         path: Where; its directory is there.
         data: All of it.
+        mode: Its permissions, whatever the umask is.
+        is_durable: Whether its bytes survive a loss of power once it has its name.
 
     Raises:
         OSError: It cannot be written; an older one is as it was.
@@ -104,7 +106,11 @@ def write_whole(path: Path, data: bytes) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with open(handle, "wb") as out:  # noqa: PTH123  (a descriptor, not a path)
+            os.fchmod(handle, mode)
             out.write(data)
+            if is_durable:
+                out.flush()
+                flush(handle)
         Path(temporary).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

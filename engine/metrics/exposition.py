@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from blobstore.local.files import flush
+from engine.local.copy import write_whole
 from engine.metrics.names import METRICS, PREFIX, RUN, Sample, Samples
 
 _TOTAL = "_total"
@@ -37,13 +37,8 @@ class _Samples(Collector):
     def collect(self) -> Iterator[Metric]:
         for name, samples in groupby(self._look(), key=lambda sample: sample.name):
             metric = METRICS[name]
-            family: CounterMetricFamily | GaugeMetricFamily
-            if metric.kind == "counter":
-                family = CounterMetricFamily(
-                    name.removesuffix(_TOTAL), metric.documentation, labels=list(metric.labels)
-                )
-            else:
-                family = GaugeMetricFamily(name, metric.documentation, labels=list(metric.labels))
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(name.removesuffix(_TOTAL), metric.documentation, labels=list(metric.labels))
             for sample in samples:
                 family.add_metric(list(sample.labels), sample.value)
             yield family
@@ -55,9 +50,13 @@ class _Samples(Collector):
 
 def expose(samples: Iterable[Sample]) -> bytes:
     """Format samples, which come in the order of `Samples`."""
+    return generate_latest(_registry(lambda: samples))
+
+
+def _registry(look: Callable[[], Iterable[Sample]]) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Samples(lambda: samples))
-    return generate_latest(registry)
+    registry.register(_Samples(look))
+    return registry
 
 
 def parse(text: str) -> tuple[Sample, ...]:
@@ -67,19 +66,15 @@ def parse(text: str) -> tuple[Sample, ...]:
         ValueError: It is not such a text.
     """
     try:
-        return tuple(_parse(text))
+        return tuple(
+            Sample(sample.name, tuple(sample.labels[label] for label in metric.labels), float(sample.value))
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if (metric := METRICS.get(sample.name)) is not None and sample.labels.keys() == set(metric.labels)
+        )
     except Exception as error:
         # The parser of prometheus_client ends with whatever comes of it, and often says nothing.
         raise ValueError(f"not a text for Prometheus: {str(error) or type(error).__name__}") from error
-
-
-def _parse(text: str) -> Iterator[Sample]:
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            metric = METRICS.get(sample.name)
-            if metric is not None and sample.labels.keys() == set(metric.labels):
-                values = tuple(sample.labels[label] for label in metric.labels)
-                yield Sample(sample.name, values, float(sample.value))
 
 
 def serve(look: Callable[[], Iterable[Sample]], *, host: str, port: int) -> WSGIServer:
@@ -90,15 +85,10 @@ def serve(look: Callable[[], Iterable[Sample]], *, host: str, port: int) -> WSGI
         host: Address to listen on.
         port: 0: any that is free.
 
-    Returns:
-        The server, for `close`.
-
     Raises:
         OSError: The address cannot be listened on.
     """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Samples(look))
-    return start_http_server(port, host, registry)[0]
+    return start_http_server(port, host, _registry(look))[0]
 
 
 def close(server: WSGIServer) -> None:
@@ -151,7 +141,7 @@ def write_textfile(path: Path, samples: Iterable[Sample]) -> None:
         OSError: As the file system says, or another run keeps the file locked; the file is what it was.
     """
     with _locked(path):
-        _replace(path, expose(samples))
+        _replace(path, samples)
 
 
 def add_run(path: Path, run: Samples) -> str:
@@ -170,7 +160,7 @@ def add_run(path: Path, run: Samples) -> str:
         before, given_up = _read(path)
         merged = Samples()
         merged.update(_merge(before, tuple(run)))
-        _replace(path, expose(merged))
+        _replace(path, merged)
     return given_up
 
 
@@ -199,24 +189,9 @@ def _read(path: Path) -> tuple[tuple[Sample, ...], str]:
         return (), str(error)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    # Hidden, and without the ending that the collector looks for.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            # Whatever umask the run has: cron and systemd often say 077.
-            os.fchmod(file.fileno(), _MODE)
-            file.write(data)
-            file.flush()
-            flush(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
+def _replace(path: Path, samples: Iterable[Sample]) -> None:
+    # Whatever umask the run has: cron and systemd often say 077.
+    write_whole(path, expose(samples), mode=_MODE, is_durable=True)
 
 
 @contextlib.contextmanager
@@ -237,18 +212,14 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         with contextlib.suppress(PermissionError):  # it is another user's, who has seen to that
             os.fchmod(descriptor, _MODE)
-        _take(descriptor, lock)
+        for _ in range(LOCK_ATTEMPTS_MAX):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                threading.Event().wait(_LOCK_RETRY_S)
+        else:
+            raise TimeoutError(errno.ETIMEDOUT, "another process keeps this lock", str(lock))
         yield
     finally:
         os.close(descriptor)
-
-
-def _take(descriptor: int, lock: Path) -> None:
-    for _ in range(LOCK_ATTEMPTS_MAX):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            threading.Event().wait(_LOCK_RETRY_S)
-        else:
-            return
-    raise TimeoutError(errno.ETIMEDOUT, "another process keeps this lock", str(lock))

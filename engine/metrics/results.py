@@ -1,5 +1,7 @@
 """Samples of the results of use cases, and of the state stores that a process has open."""
 
+from collections.abc import Mapping
+
 from engine.backup.backup import BackupResult
 from engine.checkpoint.backup import CheckpointBackupResult
 from engine.checkpoint.restore import RestoredCheckpoint
@@ -11,43 +13,33 @@ from engine.state.metrics import LoadMetrics, SaveMetrics
 
 
 def add_result(samples: Samples, result: object, **labels: str) -> None:
-    """Add the samples of a result, if its type has any.
-
-    Args:
-        samples: Of the run.
-        result: Of a use case.
-        labels: Those that the result does not know.
-    """
+    """Add the samples of the result of a use case, if its type has any; `labels` are those that it does not know."""
+    figures: Mapping[str, float] = {}
     match result:
         case BackupResult():
-            _add_backup(samples, result)
+            figures = _backup(result)
+            labels = {"task": result.reference.task, "store": result.reference.store}
         case CheckpointBackupResult(is_new=True):
-            _add_checkpoint_backup(samples, result)
+            figures = _checkpoint_backup(result)
         case RestoreResult():
-            _add_restore(samples, result, **labels)
+            figures = _restore(result)
         case RestoredCheckpoint():
-            _add_restored_checkpoint(samples, result)
+            figures = _restored_checkpoint(result)
         case CollectReport():
             _add_collection(samples, result)
         case VerifyReport():
             _add_verification(samples, result)
         case _:
             pass
+    for name, value in figures.items():
+        samples.add(name, value, **labels)
 
 
-def _add_backup(samples: Samples, result: BackupResult) -> None:
+def _backup(result: BackupResult) -> Mapping[str, float]:
     stats = result.stats
-    files = stats.files_added + stats.files_repacked
-    rates = {
-        "backup_average_file_upload_seconds": stats.seconds / files if files else 0.0,
-        "backup_average_file_bytes": stats.bytes_uploaded / files if files else 0.0,
-        "backup_upload_bytes_per_second": stats.bytes_uploaded / stats.seconds if stats.seconds else 0.0,
-    }
-    figures = {
+    return {
         "backup_files_to_upload": stats.files_added,
         "backup_to_upload_bytes": stats.bytes_added,
-        "backup_files_uploaded": files,
-        "backup_uploaded_bytes": stats.bytes_uploaded,
         "backup_files_to_retain": stats.files_retained,
         "backup_to_retain_bytes": stats.bytes_retained,
         "backup_files_to_remove": stats.files_removed,
@@ -56,60 +48,65 @@ def _add_backup(samples: Samples, result: BackupResult) -> None:
         "backup_sub_dirs_to_retain": stats.sub_dirs_retained,
         "backup_sub_dirs_to_remove": stats.sub_dirs_removed,
         "backup_dir_diff_seconds": stats.diff_seconds,
-        "backup_upload_seconds": stats.seconds,
         "backup_healed_bytes": stats.bytes_healed,
+        **_uploaded(stats.files_added + stats.files_repacked, stats.bytes_uploaded, stats.seconds),
     }
-    for name, value in (figures | rates).items():
-        samples.add(name, value, task=result.reference.task, store=result.reference.store)
 
 
-def _add_checkpoint_backup(samples: Samples, result: CheckpointBackupResult) -> None:
-    """Add the sums of all stores and of the query's own files."""
-    sums, seconds = (result.state, result.query), result.seconds
-    files = sum(part.files for part in sums)
+def _checkpoint_backup(result: CheckpointBackupResult) -> Mapping[str, float]:
+    """Return sums of all stores and of the query's own files."""
+    sums = (result.state, result.query)
     added = sum(part.files_added for part in sums)
-    uploaded_bytes = sum(part.bytes_uploaded for part in sums)
-    samples.add("backup_files_to_upload", added)
-    samples.add("backup_files_uploaded", added)
-    samples.add("backup_uploaded_bytes", uploaded_bytes)
-    samples.add("backup_files_to_retain", files - added)
-    samples.add("backup_upload_seconds", seconds)
-    samples.add("backup_average_file_upload_seconds", seconds / added if added else 0.0)
-    samples.add("backup_average_file_bytes", uploaded_bytes / added if added else 0.0)
-    samples.add("backup_upload_bytes_per_second", uploaded_bytes / seconds if seconds else 0.0)
+    return {
+        "backup_files_to_upload": added,
+        "backup_files_to_retain": sum(part.files for part in sums) - added,
+        **_uploaded(added, sum(part.bytes_uploaded for part in sums), result.seconds),
+    }
 
 
-def _add_restore(samples: Samples, result: RestoreResult, **labels: str) -> None:
+def _uploaded(files: int, bytes_: int, seconds: float) -> Mapping[str, float]:
+    return {
+        "backup_files_uploaded": files,
+        "backup_uploaded_bytes": bytes_,
+        "backup_upload_seconds": seconds,
+        "backup_average_file_upload_seconds": seconds / files if files else 0.0,
+        "backup_average_file_bytes": bytes_ / files if files else 0.0,
+        "backup_upload_bytes_per_second": bytes_ / seconds if seconds else 0.0,
+    }
+
+
+def _restore(result: RestoreResult) -> Mapping[str, float]:
     files = result.files_fetched + result.files_inline
-    bytes_ = result.bytes_total - result.bytes_reused
-    figures = {
+    return {
         "restore_files_to_restore": result.files_total,
         "restore_to_restore_bytes": result.bytes_total,
-        "restore_files_restored": files,
-        "restore_restored_bytes": bytes_,
         "restore_files_reused": result.files_reused,
         "restore_fetched_bytes": result.bytes_fetched,
-        "restore_seconds": result.seconds,
         "restore_get_snapshot_index_seconds": result.index_seconds,
         "restore_pre_restore_seconds": result.prepare_seconds,
         "restore_post_restore_seconds": result.publish_seconds,
-        "restore_average_file_seconds": result.seconds / files if files else 0.0,
-        "restore_bytes_per_second": bytes_ / result.seconds if result.seconds else 0.0,
+        **_restored(files, result.bytes_total - result.bytes_reused, result.seconds),
     }
-    for name, value in figures.items():
-        samples.add(name, value, **labels)
 
 
-def _add_restored_checkpoint(samples: Samples, result: RestoredCheckpoint) -> None:
-    samples.add("restore_files_to_restore", result.files)
-    samples.add("restore_to_restore_bytes", result.size_bytes)
-    samples.add("restore_files_restored", result.files)
-    samples.add("restore_restored_bytes", result.size_bytes)
-    samples.add("restore_fetched_bytes", result.bytes_fetched)
-    samples.add("restore_seconds", result.seconds)
-    samples.add("restore_average_file_seconds", result.seconds / result.files if result.files else 0.0)
-    samples.add("restore_bytes_per_second", result.size_bytes / result.seconds if result.seconds else 0.0)
-    samples.add("restore_changelogs_replayed", result.changelogs)
+def _restored_checkpoint(result: RestoredCheckpoint) -> Mapping[str, float]:
+    return {
+        "restore_files_to_restore": result.files,
+        "restore_to_restore_bytes": result.size_bytes,
+        "restore_fetched_bytes": result.bytes_fetched,
+        "restore_changelogs_replayed": result.changelogs,
+        **_restored(result.files, result.size_bytes, result.seconds),
+    }
+
+
+def _restored(files: int, bytes_: int, seconds: float) -> Mapping[str, float]:
+    return {
+        "restore_files_restored": files,
+        "restore_restored_bytes": bytes_,
+        "restore_seconds": seconds,
+        "restore_average_file_seconds": seconds / files if files else 0.0,
+        "restore_bytes_per_second": bytes_ / seconds if seconds else 0.0,
+    }
 
 
 def _add_collection(samples: Samples, result: CollectReport) -> None:

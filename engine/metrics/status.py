@@ -36,17 +36,17 @@ async def gather_status(
 ) -> Samples:
     """Read the status of a repository; nothing is written.
 
+    There are no orphans in it where they are unknown: an index that a commit needs is missing, the store is one
+    that cannot be collected, or something may not be read.
+
     Requests: those of `Repository.commits` for each job; then, unless `commits_only`, of a collection's dry run, of
     `verify` by a listing, and a GET for the newest audit record.
 
     Args:
-        repository: Whose.
+        repository: What to read.
         monotonic_s: Seconds that never go backwards.
         jobs: Report commits of these only; none given means all.
         commits_only: Read the logs of commits and nothing else: no orphans, nothing at risk, no collections.
-
-    There are no orphans in it where they are unknown: an index that a commit needs is missing, the store is one
-    that cannot be collected, or something may not be read.
 
     Raises:
         EngineError, FormatError, StoreError: As the use cases named above.
@@ -78,19 +78,22 @@ async def gather_status(
 
 def _add_commits(samples: Samples, scope: Scope, commits: Sequence[Commit], now_ms: int) -> None:
     """Add the metrics of one job or task; a forgotten one has no commits, and no metrics."""
-    logged = [commit for commit in commits if commit.name is None]
     labels = {"job_name": scope.job, "task": scope.task or ""}
     samples.add("commits", len(commits), **labels)
-    if not logged:
+    newest = next((commit for commit in commits if commit.name is None), None)
+    if newest is None:
         return
-    newest = logged[0]
-    samples.add("last_commit_number", newest.pointer.number, **labels)
-    samples.add("last_commit_version", newest.record.version, **labels)
-    samples.add("last_commit_timestamp_seconds", newest.committed_at_ms / 1000, **labels)
-    samples.add("last_commit_age_seconds", max(0, now_ms - newest.committed_at_ms) / 1000, **labels)
-    samples.add("last_commit_bytes", sum(store.size_bytes for store in newest.record.stores), **labels)
-    samples.add("last_commit_files", sum(store.files_count for store in newest.record.stores), **labels)
-    samples.add("last_commit_stores", len(newest.record.stores), **labels)
+    record = newest.record
+    for name, value in (
+        ("number", newest.pointer.number),
+        ("version", record.version),
+        ("timestamp_seconds", newest.committed_at_ms / 1000),
+        ("age_seconds", max(0, now_ms - newest.committed_at_ms) / 1000),
+        ("bytes", sum(store.size_bytes for store in record.stores)),
+        ("files", sum(store.files_count for store in record.stores)),
+        ("stores", len(record.stores)),
+    ):
+        samples.add(f"last_commit_{name}", value, **labels)
 
 
 def _add_risks(samples: Samples, report: VerifyReport) -> None:
@@ -99,24 +102,22 @@ def _add_risks(samples: Samples, report: VerifyReport) -> None:
         if kind not in {ProblemKind.AT_RISK, ProblemKind.CONTENT_WRONG}:
             samples.add("verification_failures", number, kind=kind.name.lower())
     samples.add("blobs_at_risk", by_kind[ProblemKind.AT_RISK], reason="ttl")
-    damaged = sum(number for kind, number in by_kind.items() if kind is not ProblemKind.AT_RISK)
-    samples.add("blobs_at_risk", damaged, reason="damaged")
+    samples.add("blobs_at_risk", sum(by_kind.values()) - by_kind[ProblemKind.AT_RISK], reason="damaged")
 
 
 def _add_orphans(samples: Samples, report: CollectReport) -> None:
-    expired = [total for total in report.totals if total.reason is DeleteReason.UNREACHABLE_UPLOAD]
-    unfinished = [total for total in report.totals if total.reason is DeleteReason.UNFINISHED_UPLOAD]
     samples.add("repository_bytes", report.listed_bytes)
     samples.add("repository_live_bytes", report.live_bytes)
     samples.add("repository_live_objects", report.live_count)
-    samples.add("orphan_bytes", report.waiting_bytes, state="waiting")
-    samples.add("orphan_objects", report.waiting_count, state="waiting")
-    samples.add("orphan_bytes", sum(total.size_bytes for total in expired), state="expired")
-    samples.add("orphan_objects", sum(total.count for total in expired), state="expired")
-    left_bytes = sum(total.size_bytes for total in unfinished)
-    samples.add("orphan_bytes", report.unfinished_bytes + left_bytes, state="unfinished")
-    left_count = sum(total.count for total in unfinished)
-    samples.add("orphan_objects", report.unfinished_count + left_count, state="unfinished")
+    expired = [total for total in report.totals if total.reason is DeleteReason.UNREACHABLE_UPLOAD]
+    unfinished = [total for total in report.totals if total.reason is DeleteReason.UNFINISHED_UPLOAD]
+    for state, size_bytes, count, totals in (
+        ("waiting", report.waiting_bytes, report.waiting_count, []),
+        ("expired", 0, 0, expired),
+        ("unfinished", report.unfinished_bytes, report.unfinished_count, unfinished),
+    ):
+        samples.add("orphan_bytes", size_bytes + sum(total.size_bytes for total in totals), state=state)
+        samples.add("orphan_objects", count + sum(total.count for total in totals), state=state)
 
 
 async def _add_collections(samples: Samples, repository: Repository) -> None:
@@ -131,7 +132,11 @@ async def _add_collections(samples: Samples, repository: Repository) -> None:
             keys.append(blob.key)
         failed = 0
         for key in reversed(keys[-AUDITS_READ_MAX:]):
-            audit = await _read_audit(repository, key)
+            audit: AuditRecord | None = None
+            # One that is gone meanwhile, or that this release cannot read, is none that has freed anything.
+            with suppress(BlobNotFoundError, FormatError):
+                data = await read_blob(repository.store, key, size_bytes_max=AUDIT_BYTES_MAX)
+                audit = decode_audit(data, subject=key)
             if audit is not None and audit.outcome in {"done", "partly"}:
                 samples.add("last_collection_timestamp_seconds", run_began_at_ms(audit.run) / 1000)
                 samples.add("last_collection_seconds", audit.seconds)
@@ -143,12 +148,3 @@ async def _add_collections(samples: Samples, repository: Repository) -> None:
         samples.add("collections_failed", failed)
     except AccessDeniedError:
         return
-
-
-async def _read_audit(repository: Repository, key: str) -> AuditRecord | None:
-    """Read an audit record; None if it is gone meanwhile, or nothing that this release can read."""
-    try:
-        data = await read_blob(repository.store, key, size_bytes_max=AUDIT_BYTES_MAX)
-        return decode_audit(data, subject=key)
-    except (BlobNotFoundError, FormatError):
-        return None

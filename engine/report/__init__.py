@@ -1,4 +1,1 @@
-"""The report: one page on a repository, made of what the repository and the history of restore drills say.
-
-`gather.gather_report` reads the facts; `page.write_report` writes the page, from the template `page.html`.
-"""
+"""The report: one page on a repository; `gather` reads the facts, `page` writes them by the template `page.html`."""

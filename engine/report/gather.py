@@ -1,6 +1,6 @@
 """Gather the facts of a report: bounded, and past what is damaged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,7 +23,6 @@ from index.plan.commits import Commit
 from index.plan.plan_format import AuditRecord, decode_audit
 from index.snapshot.keys import AUDIT, parse_audit_key
 from index.snapshot.model import Scope
-from index.snapshot.records import RepositoryRecord
 
 JOBS_MAX: Final = 20
 # Records of each job.
@@ -48,7 +47,7 @@ class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold the facts of one job, or of one task that commits by itself."""
+    """The facts of one job, or of one task that commits by itself."""
 
     scope: Scope
     history: History
@@ -57,13 +56,12 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def damaged(self) -> tuple[tuple[str, str], ...]:
-        """Return the records that cannot be read, and why."""
         reasons = (entry.problem for entry in self.history.entries if entry.state is State.DAMAGED)
         return tuple(zip(damaged_keys(self.history), reasons, strict=True))
 
 
 class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold all facts of the page."""
+    """All facts of the page."""
 
     request: ReportRequest
     repository_id: str
@@ -109,11 +107,22 @@ async def gather_report(
         StoreError: As the store says. Damage is reported, not raised.
     """
     store = MeteredStore(repository.store)
-    gathering = _Gathering(store, repository.record, request, progress)
-    chosen, left_out = (tuple(request.scopes), 0) if request.scopes else await gathering.choose_scopes()
-    histories = [await gathering.read(scope) for scope in chosen]
-    verified, verify_missing = await gathering.verify(histories)
-    audits, audits_count, audits_broken = await gathering.read_audits()
+
+    async def read(scope: Scope, *, shares: bool = True) -> History:
+        return await read_history(
+            store, repository.record, scope, entries_max=request.entries_max, shares=shares, progress=progress
+        )
+
+    chosen, left_out = tuple(request.scopes), 0
+    if not chosen:
+        logs = await list_all_logs(store)
+        # Those whose newest record is youngest, by name.
+        newest = sorted(logs, key=lambda log: -max((created for _, created in log.records), default=0))
+        chosen = tuple(sorted((log.scope for log in newest[:JOBS_MAX]), key=str))
+        left_out = len(logs) - len(chosen)
+    histories = [await read(scope) for scope in chosen]
+    verified, verify_missing = await _verify(store, histories, read)
+    audits, audits_count, audits_broken = await _read_audits(store)
     own = [entry for entry in request.drills.entries if entry.repository_id == repository.record.id]
     return ReportFacts(
         request=request,
@@ -134,62 +143,41 @@ async def gather_report(
     )
 
 
-class _Gathering:
-    def __init__(self, store: BlobStore, record: RepositoryRecord, request: ReportRequest, progress: Progress) -> None:
-        self._store = store
-        self._record = record
-        self._request = request
-        self._progress = progress
+async def _verify(
+    store: BlobStore, histories: Sequence[History], read: Callable[..., Awaitable[History]]
+) -> tuple[VerifyReport | None, str]:
+    """Find what is missing or still has a TTL; or return why that is unknown."""
+    commits = commits_of(histories)
+    try:
+        report = await verify(store, commits)
+        if not report.problems:
+            return report, ""
+        # What a concurrent collection took since is fine: only commits that are still there count.
+        now = [await read(history.scope, shares=False) for history in histories]
+        there = {(commit.scope, commit.pointer) for commit in commits_of(now)}
+        left = [commit for commit in commits if (commit.scope, commit.pointer) in there]
+        return (report if len(left) == len(commits) else await verify(store, left)), ""
+    except (EngineError, FormatError) as error:
+        return None, f"{type(error).__name__}: {error}"
 
-    async def choose_scopes(self) -> tuple[tuple[Scope, ...], int]:
-        """Return the scopes whose newest record is youngest, by name, and the number of the others."""
-        logs = await list_all_logs(self._store)
-        newest = sorted(logs, key=lambda log: -max((created for _, created in log.records), default=0))
-        chosen = sorted((log.scope for log in newest[:JOBS_MAX]), key=str)
-        return tuple(chosen), len(logs) - len(chosen)
 
-    async def read(self, scope: Scope, *, shares: bool = True) -> History:
-        return await read_history(
-            self._store,
-            self._record,
-            scope,
-            entries_max=self._request.entries_max,
-            shares=shares,
-            progress=self._progress,
-        )
+async def _read_audits(store: BlobStore) -> tuple[tuple[AuditRecord, ...], int, tuple[str, ...]]:
+    """Read the newest audit records, oldest first; also return the number of all, and what cannot be read."""
+    keys = sorted([blob.key async for blob in list_blobs(store, AUDIT)])
+    broken: list[str] = []
 
-    async def verify(self, histories: Sequence[History]) -> tuple[VerifyReport | None, str]:
-        """Find what is missing or still has a TTL; or return why that is unknown."""
-        commits = commits_of(histories)
+    async def read(key: str) -> AuditRecord | None:
         try:
-            report = await verify(self._store, commits)
-            if not report.problems:
-                return report, ""
-            # What a concurrent collection took since is fine: only commits that are still there count.
-            now = [await self.read(history.scope, shares=False) for history in histories]
-            there = {(commit.scope, commit.pointer) for commit in commits_of(now)}
-            left = [commit for commit in commits if (commit.scope, commit.pointer) in there]
-            return (report if len(left) == len(commits) else await verify(self._store, left)), ""
-        except (EngineError, FormatError) as error:
-            return None, f"{type(error).__name__}: {error}"
+            parse_audit_key(key)
+            return decode_audit(await read_blob(store, key, size_bytes_max=AUDIT_BYTES_MAX), subject=key)
+        except BlobNotFoundError:
+            return None  # collected since it was listed
+        except FormatError as error:
+            broken.append(str(error))
+            return None
 
-    async def read_audits(self) -> tuple[tuple[AuditRecord, ...], int, tuple[str, ...]]:
-        """Read the newest audit records, oldest first; also return the number of all, and what cannot be read."""
-        keys = sorted([blob.key async for blob in list_blobs(self._store, AUDIT)])
-        broken: list[str] = []
-
-        async def read(key: str) -> AuditRecord | None:
-            try:
-                parse_audit_key(key)
-                return decode_audit(await read_blob(self._store, key, size_bytes_max=AUDIT_BYTES_MAX), subject=key)
-            except BlobNotFoundError:
-                return None  # collected since it was listed
-            except FormatError as error:
-                broken.append(str(error))
-                return None
-
-        found = await map_bounded(read, keys[-AUDITS_MAX:], in_flight_max=READS_IN_FLIGHT_MAX)
-        return tuple(record for record in found if record is not None), len(keys), tuple(broken)
+    found = await map_bounded(read, keys[-AUDITS_MAX:], in_flight_max=READS_IN_FLIGHT_MAX)
+    return tuple(record for record in found if record is not None), len(keys), tuple(broken)
 
 
 def commits_of(histories: Sequence[History]) -> list[Commit]:
