@@ -63,9 +63,7 @@ def format_name(name: str) -> str:
 def format_value(name: str, value: Any) -> str:  # noqa: ANN401  (a field has any type)
     """Format one field by the unit in its name; empty if it says nothing.
 
-    Args:
-        name: Of the field: `size_bytes` is a size, `committed_at_ms` a time, `seconds` a duration.
-        value: What it holds.
+    `size_bytes` is a size, `committed_at_ms` a time, `seconds` a duration.
     """
     if value is None or isinstance(value, bool):
         return "yes" if value else ""

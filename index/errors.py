@@ -1,5 +1,12 @@
 """What can be wrong with bytes and values, before anything is done with them."""
 
+from typing import Final
+
+import msgspec
+
+# What msgspec raises for bytes that are not what they should be.
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 
 class FormatError(Exception):
     """Base of everything that this package refuses.

@@ -31,11 +31,10 @@ def encode_modified_utf8(text: str) -> bytes:
 
 
 def decode_modified_utf8(data: bytes) -> str:
-    """Invert `encode_modified_utf8`.
+    """Invert `encode_modified_utf8`; sequences longer than need be, which Java reads and never writes, are refused too.
 
     Raises:
-        ValueError: The bytes are not modified UTF-8. Sequences that are longer than they need to be, which Java reads
-            and never writes, are refused too.
+        ValueError: The bytes are not modified UTF-8.
     """
     if data and max(data) >= _FOUR_BYTES_FIRST:
         raise ValueError("a sequence of four bytes is not modified UTF-8")

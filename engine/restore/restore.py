@@ -31,9 +31,9 @@ from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
 from index.display import DisplayMixin, format_files, format_seconds, format_texts
 from index.plan.commits import Commit
-from index.plan.restore import RestorePlan, choose_candidates, plan_restore
+from index.plan.restore import RestorePlan, plan_restore
 from index.snapshot.contents import choose_files, is_empty_pattern
-from index.snapshot.dir_diff import LocalFile
+from index.snapshot.dir_diff import LocalFile, pairs_to_identify
 from index.snapshot.model import FilePath, SnapshotIndex
 from index.snapshot.records import CommitPointer, StoreReference
 
@@ -373,8 +373,12 @@ def _look_below(
 ) -> dict[FilePath, LocalFile]:
     _check_not_in_use(target)
     try:
-        local = scan_dir(target)
-        return find_present(target, choose_candidates(index, local), cache, stop=stop)
+        candidates = [
+            ((*path, file.name), file, entry)
+            for path, pairs in pairs_to_identify(scan_dir(target), index.dir)
+            for file, entry in pairs
+        ]
+        return find_present(target, candidates, cache, stop=stop)
     except UnsafeSourceError:
         # It has entries that no backup would keep, or somebody works in it: nothing in it is to be relied on.
         return {}

@@ -40,7 +40,6 @@ class PlannedFile(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the file as scanned."""
         return self.file.metadata.size_bytes
 
 
@@ -96,12 +95,10 @@ class BackupPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def upload_bytes(self) -> int:
-        """Bytes of these blobs."""
         return sum(pack.size_bytes for pack in self.packs) + sum(item.file.size_bytes for item in self.blobs)
 
     @property
     def inline_bytes(self) -> int:
-        """Bytes of files that go into the index."""
         return sum(item.size_bytes for item in self.inline)
 
     @property
@@ -144,8 +141,8 @@ def plan_backup(
             packed again (design 0006, M1).
 
     Returns:
-        A plan in which each file that is added or packed again is once, in the order of paths within each form,
-        and each upload has its number: packs first, then blobs.
+        A plan in which each file that is added or packed again is once, in the order of paths within each form, and
+        each upload has its number: packs first, then blobs.
 
     Raises:
         IndexInvariantError: The three arguments do not belong together.
@@ -169,8 +166,10 @@ def plan_backup(
     for item in large:
         planned_blobs.append(PlannedBlobs(counter=counter, file=item, blob_bytes=limits.blob_bytes_max))
         counter += len(planned_blobs[-1].runs)
-    moved = _move_repacked(diff, previous.dir, repacked, to_store) if previous is not None and repacked else diff
-    used = live_bytes if moved is diff else _live_bytes(moved)
+    moved, used = diff, live_bytes
+    if previous is not None and repacked:
+        moved = _moved(diff, previous.dir, {item.path: item.file for item in to_store if item.path in repacked}, ())
+        used = _live_bytes(moved)
     return BackupPlan(
         diff=moved,
         empty=tuple(empty),
@@ -235,7 +234,6 @@ def _retained_files(diff: DirDiff) -> Iterator[FileIndex]:
 
 
 def _live_bytes(diff: DirDiff) -> dict[BlobKey, int]:
-    """Return the blobs that retained files have bytes in, and how many."""
     live_bytes: dict[BlobKey, int] = {}
     for file in _retained_files(diff):
         for blob in file.blobs:
@@ -249,14 +247,12 @@ def _thin_packs(packs: Mapping[BlobKey, int], live_bytes: Mapping[BlobKey, int])
 
 
 def _with_bytes_in(diff: DirDiff, keys: Collection[str]) -> dict[FilePath, FileIndex]:
-    """Return the retained files that have bytes in one of these blobs."""
     if not keys:
         return {}
     return {path: file for path, file in _retained(diff, ()) if any(blob.key in keys for blob in file.blobs)}
 
 
 def _found(local: LocalDir, repacked: Mapping[FilePath, FileIndex]) -> tuple[PlannedFile, ...]:
-    """Return the local files of the entries that are packed again."""
     if not repacked:
         return ()
     found = tuple(PlannedFile(path, file, repacked[path]) for path, file in _local_files(local, ()) if path in repacked)
@@ -320,15 +316,8 @@ def _fill_packs(
     return shared, alone
 
 
-def _move_repacked(
-    diff: DirDiff, previous: DirIndex, repacked: Collection[FilePath], planned: Iterable[PlannedFile]
-) -> DirDiff:
-    """Return the diff with files that are packed again as removed and added: their bytes move to another place."""
-    local = {item.path: item.file for item in planned if item.path in repacked}
-    return _moved(diff, previous, local, ())
-
-
 def _moved(diff: DirDiff, previous: DirIndex, local: Mapping[FilePath, LocalFile], path: FilePath) -> DirDiff:
+    """Return the diff with files that are packed again as removed and added: their bytes move to another place."""
     names = {file.name for file in diff.files_retained if (*path, file.name) in local}
     previous_dirs = {sub.name: sub for sub in previous.sub_dirs_present}
     sub_dirs = tuple(_moved(sub, previous_dirs[sub.name], local, (*path, sub.name)) for sub in diff.sub_dirs_retained)

@@ -118,8 +118,8 @@ def plan_scope(
 ) -> ScopePlan:
     """Choose what stays open in one scope and the boundary that closes the rest (D3).
 
-    Records above the newest valid one are left alone: they are void, and a boundary passes them once a newer valid
-    one is there. The newest valid record is always kept.
+    Records above the newest valid one are left alone: they are void, and a boundary passes them once a newer valid one
+    is there. The newest valid record is always kept. The boundary's number is the highest record that it newly closes.
 
     Args:
         listing: The whole log of the scope, dense.
@@ -128,9 +128,6 @@ def plan_scope(
         retention: What to keep; None: every valid commit.
         named: Records of this scope that names refer to.
         vouched: Late records for which something outside the log vouches (C5).
-
-    Returns:
-        The plan; its boundary's number is the highest record that it newly closes.
     """
     commits = valid_commits(listing, records, boundaries, vouched)
     kept = choose_kept(commits, retention, named)
@@ -210,7 +207,6 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
     everything: bool = False
 
     def plus(self, other: "Protection") -> "Protection":
-        """Return what either protects."""
         return Protection(scopes=self.scopes | other.scopes, everything=self.everything or other.everything)
 
     def scope_names(self) -> tuple[str, ...]:
@@ -254,31 +250,32 @@ def waiting_until_ms(waiting: Iterable[Upload], ttl_ms: int) -> int:
 
 def sum_deletes(deletes: Iterable[PlannedDelete]) -> tuple[ReasonTotal, ...]:
     """Sum deletes by reason, in the order of `DeleteReason`."""
-    counts: Counter[DeleteReason] = Counter()
-    sizes: Counter[DeleteReason] = Counter()
-    for planned in deletes:
-        counts[planned.reason] += 1
-        sizes[planned.reason] += planned.size_bytes
-    return tuple(ReasonTotal(reason=r, count=counts[r], size_bytes=sizes[r]) for r in DeleteReason if r in counts)
+    return _sum_by_reason((planned.reason, 1, planned.size_bytes) for planned in deletes)
 
 
 def sum_totals(totals: Iterable[ReasonTotal]) -> tuple[ReasonTotal, ...]:
     """Sum the totals of several parts, in the order of `DeleteReason`, without reasons for which nothing goes."""
+    return _sum_by_reason((total.reason, total.count, total.size_bytes) for total in totals)
+
+
+def _sum_by_reason(parts: Iterable[tuple[DeleteReason, int, int]]) -> tuple[ReasonTotal, ...]:
     counts: Counter[DeleteReason] = Counter()
     sizes: Counter[DeleteReason] = Counter()
-    for total in totals:
-        counts[total.reason] += total.count
-        sizes[total.reason] += total.size_bytes
+    for reason, count, size_bytes in parts:
+        counts[reason] += count
+        sizes[reason] += size_bytes
     return tuple(ReasonTotal(reason=r, count=counts[r], size_bytes=sizes[r]) for r in DeleteReason if counts[r])
 
 
 def choose_unfinished(puts: Iterable[UnfinishedUpload], now_ms: int, ttl_ms: int) -> UnfinishedPlan:
     """Choose the puts to abort: ours, and begun at least a TTL ago by the store's clock (design 0002, D10).
 
+    A blob that takes longer than the TTL to put could not be committed any more (C5).
+
     Args:
         puts: Every unfinished put that the store lists.
         now_ms: The store's clock, read before they were listed.
-        ttl_ms: The repository's TTL: a blob that takes longer than that to put could not be committed any more (C5).
+        ttl_ms: The repository's TTL.
     """
     doomed: list[UnfinishedUpload] = []
     young: list[UnfinishedUpload] = []

@@ -135,11 +135,7 @@ def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
 
 
 def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:
-    """Refuse a listing with a hole in it (C1).
-
-    Args:
-        listing: The whole log of the scope.
-        boundaries: The listed boundaries that can be read.
+    """Refuse a listing of the whole log of a scope with a hole in it (C1), by the boundaries that can be read.
 
     Raises:
         ShortListingError: A number above the newest boundary is missing, or a record that every boundary keeps.
@@ -248,11 +244,9 @@ def valid_commits(
 
 
 def descends_from(pointer: CommitPointer, newer: Sequence[Commit]) -> bool:
-    """Return whether the newest of some valid commits has `pointer` among its predecessors (C4).
+    """Return whether the newest of the valid commits with a greater number has `pointer` among its predecessors (C4).
 
-    Args:
-        pointer: The record in question.
-        newer: All valid commits with a greater number; may be empty, and then nothing contradicts.
+    Without any, nothing contradicts.
     """
     by_pointer = {commit.pointer: commit for commit in newer}
     if not newer:
@@ -275,13 +269,13 @@ class Verdict(Enum):
 def judge_record(
     record: CommitRecord, tail: LogListing, boundaries: Sequence[Boundary], newer: Sequence[Commit]
 ) -> Commit | Verdict:
-    """Judge what became of a record, before it is acknowledged (C4 and C5).
+    """Judge what became of a record that was found or created, before it is acknowledged (C4 and C5).
 
     The creation time in the listing decides whether it is void: nothing vouches yet for a record of which nobody has
     heard.
 
     Args:
-        record: The record, which was found or created.
+        record: The record.
         tail: The log from its number on.
         boundaries: Every listed boundary, read.
         newer: Every valid commit with a greater number; may be left out where there is a boundary, because one that
@@ -316,15 +310,6 @@ def fits(commit: Commit, *, number: int | None, version: int | None, unique_id: 
     return version is None or record.version == version
 
 
-def name_is_live(name: NameRecord, written_at_ms: int, repository_created_at_ms: int = 0) -> bool:
-    """Return whether a name protects: not released, and written while its pin still held, or copied here (D5).
-
-    One whose pin is older than the repository record was copied with the repository: nobody writes before that.
-    """
-    was_copied = name.valid_until_ms - PIN_DURATION_MS < repository_created_at_ms
-    return not name.released and (written_at_ms <= name.valid_until_ms or was_copied)
-
-
 class Naming(msgspec.Struct, frozen=True, kw_only=True):
     """One record of a name, as it is in the store."""
 
@@ -338,8 +323,13 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_live(self) -> bool:
-        """Whether it protects what it refers to."""
-        return name_is_live(self.record, self.created_at_ms, self.repository_created_at_ms)
+        """Whether it protects: not released, and written while its pin still held, or copied here (D5).
+
+        One whose pin is older than the repository record was copied with the repository: nobody writes before that.
+        """
+        valid_until_ms = self.record.valid_until_ms
+        was_copied = valid_until_ms - PIN_DURATION_MS < self.repository_created_at_ms
+        return not self.record.released and (self.created_at_ms <= valid_until_ms or was_copied)
 
 
 def choose_naming(namings: Iterable[Naming]) -> Naming | None:

@@ -24,8 +24,14 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from index.decoding import UNDECODABLE, decode_json
-from index.errors import CorruptIndexError, IndexInvariantError, PlanFileError, UnknownFormatError, UnsafeNameError
+from index.errors import (
+    UNDECODABLE,
+    CorruptIndexError,
+    IndexInvariantError,
+    PlanFileError,
+    UnknownFormatError,
+    UnsafeNameError,
+)
 from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, sum_totals
 from index.plan.retention import KeepReason, RetentionPolicy
 from index.snapshot.keys import BLOBS, INDEXES, SHARDS_COUNT, RunId, check_run_id, parse_upload_key
@@ -128,6 +134,9 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
     waiting_bytes: int
 
 
+_Part = TypeVar("_Part", PlanHeader, PlanSummary)
+
+
 class _Line(msgspec.Struct, frozen=True, gc=False):
     key: str
     reason: str
@@ -156,7 +165,6 @@ def decode_plan_header(data: bytes, *, subject: str) -> PlanHeader:
         UnknownFormatError: A newer tidemark wrote it.
     """
     header = _decode_whole(data, PlanHeader, subject)
-    _check_run(header.run, subject)
     times = (header.now_ms, header.listed_at_ms, header.ttl_ms)
     numbers = [number for commit in header.commits for number in (commit.number, commit.version)]
     numbers += [name.number for name in header.names]
@@ -169,7 +177,6 @@ def decode_plan_header(data: bytes, *, subject: str) -> PlanHeader:
 def decode_plan_summary(data: bytes, *, subject: str) -> PlanSummary:
     """Return the summary that was written; errors as in `decode_plan_header`."""
     summary = _decode_whole(data, PlanSummary, subject)
-    _check_run(summary.run, subject)
     counts = (summary.lines_count, summary.listed_count, summary.waiting_count, *(t.count for t in summary.totals))
     sizes = (summary.size_bytes, summary.listed_bytes, summary.waiting_bytes, *(t.size_bytes for t in summary.totals))
     if min(*counts, *sizes) < 0:
@@ -185,11 +192,7 @@ def encode_line(planned: PlannedUpload) -> bytes:
 
 
 def decode_line(line: bytes, *, subject: str) -> PlannedUpload:
-    """Return the upload that a line plans to delete.
-
-    Args:
-        line: The bytes between two newlines.
-        subject: File and number of the line, for errors.
+    """Return the upload that a line, without its newline, plans to delete.
 
     Raises:
         PlanFileError: It is not a line of a plan.
@@ -206,7 +209,7 @@ def decode_line(line: bytes, *, subject: str) -> PlannedUpload:
         raise PlanFileError("has a key that no blob or index has", subject=subject, hint=_PLAN_HINT) from error
     if value.reason not in _REASONS:
         raise PlanFileError("has a reason for which no upload is deleted", subject=subject, hint=_PLAN_HINT)
-    # Milliseconds before 1970 show no malice where a test's clock begins at 0; sizes below 0 are.
+    # Milliseconds before 1970 show no malice where a test's clock begins at 0; sizes below 0 do.
     if not 0 <= value.size_bytes <= SIZE_BYTES_MAX or abs(value.created_at_ms) > NEVER_MS:
         raise PlanFileError("has a size or a time that no upload has", subject=subject, hint=_PLAN_HINT)
     reason = DeleteReason.UNREACHABLE_UPLOAD
@@ -225,23 +228,20 @@ def decode_lines(data: bytes, *, subject: str) -> Iterator[PlannedUpload]:
         yield decode_line(line, subject=f"{subject}, line {number}")
 
 
-def _decode_whole(data: bytes, kind: type[Value], subject: str) -> Value:
+def _decode_whole(data: bytes, kind: type[_Part], subject: str) -> _Part:
     try:
         schema = msgspec.json.decode(data, type=_Schema).schema
         if schema == PLAN_SCHEMA:
-            return msgspec.json.decode(data, type=kind)
+            value = msgspec.json.decode(data, type=kind)
+            check_run_id(value.run)
+            return value
+    except UnsafeNameError as error:
+        raise PlanFileError("has an invalid run", subject=subject, hint=_PLAN_HINT) from error
     except (*UNDECODABLE, IndexInvariantError) as error:
         raise PlanFileError(f"not a part of a plan: {error}", subject=subject, hint=_PLAN_HINT) from error
     raise UnknownFormatError(
         f"has schema {schema}, which this version of tidemark does not know", subject=subject, hint=_PLAN_HINT
     )
-
-
-def _check_run(run: str, subject: str) -> None:
-    try:
-        check_run_id(run)
-    except UnsafeNameError as error:
-        raise PlanFileError("has an invalid run", subject=subject, hint=_PLAN_HINT) from error
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,7 +262,6 @@ class Shard(msgspec.Struct, frozen=True, order=True):
 
     @property
     def kind_prefix(self) -> str:
-        """`BLOBS` or `INDEXES`."""
         return _KIND_PREFIXES[self.position // SHARDS_COUNT]
 
     @property
@@ -272,7 +271,6 @@ class Shard(msgspec.Struct, frozen=True, order=True):
 
     @property
     def inventory_name(self) -> str:
-        """Name of the object that says what was listed."""
         return f"inventory-{self._name}"
 
     @property
@@ -281,11 +279,9 @@ class Shard(msgspec.Struct, frozen=True, order=True):
         return self._name
 
     def plan_name(self, digest: bytes) -> str:
-        """Name of the plan with this digest."""
         return f"plan-{self._name}-{digest.hex()}"
 
     def done_name(self, digest: bytes) -> str:
-        """Name of the mark that the plan with this digest was carried out."""
         return f"done-{self._name}-{digest.hex()}"
 
     @property
@@ -348,6 +344,18 @@ def decode_run_header(data: bytes, *, subject: str) -> RunHeader:
     if header.schema > RUN_SCHEMA:
         raise UnknownFormatError(f"is of schema {header.schema}", subject=subject, hint="use a newer tidemark")
     return header
+
+
+def decode_json(data: bytes, kind: type[Value], *, what: str, subject: str) -> Value:
+    """Decode one JSON object of a collection's.
+
+    Raises:
+        CorruptIndexError: It is none; the message says `what` it is then, such as "no audit record".
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UNDECODABLE as error:
+        raise CorruptIndexError(f"is {what}: {error}", subject=subject) from error
 
 
 class AuditedScope(msgspec.Struct, frozen=True, kw_only=True):

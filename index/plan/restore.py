@@ -1,13 +1,14 @@
 """From where a restore takes each file: this disk, the index, or a blob; decided before anything is written."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
-from index.snapshot.dir_diff import LocalDir, LocalFile
+from index.snapshot.contents import dirs_of, files_of
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.keys import check_file_name
-from index.snapshot.model import BlobKey, DirIndex, FileIndex, FilePath, SnapshotIndex
+from index.snapshot.model import BlobKey, FileIndex, FilePath, SnapshotIndex
 
 # Dead bytes of a pack that are fetched along, so that what is before and after them is one request.
 GAP_BYTES_MAX: Final = 256 * 1024
@@ -26,7 +27,6 @@ class RestoredFile(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the file."""
         return self.entry.metadata.size_bytes
 
 
@@ -65,12 +65,10 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files_count(self) -> int:
-        """All files of the snapshot."""
         return sum(1 for _ in self.written) + len(self.links)
 
     @property
     def size_bytes(self) -> int:
-        """Sizes of all files together."""
         return sum(file.size_bytes for file in self.written) + sum(link.target.size_bytes for link in self.links)
 
     @property
@@ -80,12 +78,10 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fetch_requests(self) -> int:
-        """GETs for them."""
         return len(self.runs) + sum(len(file.entry.blobs) for file in self.streams)
 
     @property
     def fetched(self) -> Iterator[RestoredFile]:
-        """The files that come from the store."""
         for run in self.runs:
             yield from run.files
         yield from self.streams
@@ -100,16 +96,6 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
             yield copy.target
 
 
-def choose_candidates(index: SnapshotIndex, local: LocalDir) -> tuple[tuple[FilePath, LocalFile, FileIndex], ...]:
-    """Return the local files that may turn out to be files of the snapshot: of the same path and size, and not empty.
-
-    Args:
-        index: The snapshot.
-        local: A scan of the directory that a restore replaces.
-    """
-    return tuple(_candidates(index.dir, local, ()))
-
-
 def plan_restore(
     index: SnapshotIndex,
     present: Mapping[FilePath, LocalFile],
@@ -117,16 +103,13 @@ def plan_restore(
     range_bytes: int,
     owners_count: bool,
 ) -> RestorePlan:
-    """Choose from where each file comes.
+    """Choose from where each file comes; the plan names every file and every directory of the snapshot once.
 
     Args:
         index: The snapshot.
         present: Local files by path, their content known to be that of the snapshot's file of the path (I2).
         range_bytes: The largest range of a pack to ask for at once.
         owners_count: Whether a file of another owner or group is not the same file.
-
-    Returns:
-        A plan that names every file and every directory of the snapshot once.
 
     Raises:
         UnsafeNameError: A name is not a single path component.
@@ -138,7 +121,8 @@ def plan_restore(
     copies: list[ReusedFile] = []
     packed: dict[BlobKey, list[RestoredFile]] = {}
     streams: list[RestoredFile] = []
-    for path, entry in _files(index.dir, ()):
+    for path, entry in files_of(index.dir):
+        check_file_name(path[-1])
         file = RestoredFile(path, entry)
         local = present.get(path)
         if file.size_bytes == 0:
@@ -152,10 +136,13 @@ def plan_restore(
             packed.setdefault(entry.blobs[0].key, []).append(file)
         else:
             streams.append(file)
-    dirs = list(_dirs(index.dir, ()))
+    modes: dict[FilePath, int | None] = {(): index.dir.mode}
+    for path, directory in dirs_of(index.dir):
+        check_file_name(path[-1])
+        modes[path] = directory.mode
     return RestorePlan(
-        dirs=tuple(path for path, _ in dirs[1:]),
-        modes={path: mode & RESTORED_MODE | _READABLE for path, mode in dirs if mode is not None},
+        dirs=tuple(path for path in modes if path),
+        modes={path: mode & RESTORED_MODE | _READABLE for path, mode in modes.items() if mode is not None},
         empty=tuple(empty),
         inline=tuple(inline),
         links=tuple(links),
@@ -163,33 +150,6 @@ def plan_restore(
         runs=tuple(run for key, files in packed.items() for run in _runs(key, files, range_bytes)),
         streams=tuple(streams),
     )
-
-
-def _candidates(
-    directory: DirIndex, local: LocalDir, path: FilePath
-) -> Iterator[tuple[FilePath, LocalFile, FileIndex]]:
-    entries = {entry.name: entry for entry in directory.files_present}
-    for file in local.files:
-        entry = entries.get(file.name)
-        if entry is not None and 0 < entry.metadata.size_bytes == file.metadata.size_bytes:
-            yield (*path, file.name), file, entry
-    sub_dirs = {sub.name: sub for sub in directory.sub_dirs_present}
-    for sub in local.sub_dirs:
-        if sub.name in sub_dirs:
-            yield from _candidates(sub_dirs[sub.name], sub, (*path, sub.name))
-
-
-def _files(directory: DirIndex, path: FilePath) -> Iterator[tuple[FilePath, FileIndex]]:
-    for file in directory.files_present:
-        yield (*path, check_file_name(file.name)), file
-    for sub in directory.sub_dirs_present:
-        yield from _files(sub, (*path, check_file_name(sub.name)))
-
-
-def _dirs(directory: DirIndex, path: FilePath) -> Iterator[tuple[FilePath, int | None]]:
-    yield path, directory.mode
-    for sub in directory.sub_dirs_present:
-        yield from _dirs(sub, (*path, sub.name))
 
 
 def _is_linkable(local: LocalFile, entry: FileIndex, *, owners_count: bool) -> bool:
@@ -209,22 +169,22 @@ def _runs(key: BlobKey, files: Collection[RestoredFile], range_bytes: int) -> It
     """Join the files of a pack to ranges, bridging small gaps, none longer than `range_bytes`, none with an overlap."""
     run: list[RestoredFile] = []
     start = end = 0
+
+    def closed() -> FetchedRun:
+        return FetchedRun(key=key, start=start, size_bytes=end - start, files=tuple(run))
+
     for file in sorted(files, key=_blob_offset_bytes):
         at = _blob_offset_bytes(file)
         file_end = at + file.size_bytes
         if run and (not 0 <= at - end <= GAP_BYTES_MAX or file_end - start > range_bytes):
-            yield _run(key, start, end, run)
+            yield closed()
             run = []
         if not run:
             start = end = at
         run.append(file)
         end = file_end
     if run:
-        yield _run(key, start, end, run)
-
-
-def _run(key: BlobKey, start: int, end: int, files: Iterable[RestoredFile]) -> FetchedRun:
-    return FetchedRun(key=key, start=start, size_bytes=end - start, files=tuple(files))
+        yield closed()
 
 
 def _blob_offset_bytes(file: RestoredFile) -> int:

@@ -111,15 +111,12 @@ def as_policy(retention: Retention | RetentionPolicy) -> RetentionPolicy:
 def choose_kept(
     commits: Sequence[Commit], retention: Retention | None, named: Collection[CommitPointer] = ()
 ) -> dict[CommitPointer, KeepReason]:
-    """Return the commits to keep, each with the first reason that applies.
+    """Return the commits to keep, each with the first reason that applies; never none of some.
 
     Args:
         commits: The valid commits of one scope, oldest first.
         retention: The rule; None keeps everything.
         named: Records of this scope that a name refers to.
-
-    Returns:
-        A reason per kept record; never empty if `commits` is not.
     """
     kept: dict[CommitPointer, KeepReason] = {}
     if not commits:

@@ -158,12 +158,12 @@ class IndexForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_footer(tail: bytes, file_size_bytes: int) -> SstFooter:
-    """Decode the footer of a block-based table.
+    """Decode the footer of a block-based table from the last bytes of a file of this size.
 
     Of a version above `FORMAT_VERSION_MAX` only the sum of the footer is to be relied on.
 
     Args:
-        tail: The last bytes of the file: `FOOTER_BYTES`, or all of a file that is shorter.
+        tail: `FOOTER_BYTES` of them, or all of a file that is shorter.
         file_size_bytes: Size of the file.
 
     Raises:
@@ -391,7 +391,6 @@ class _Tail:
         self._start = file_size_bytes - len(data)
 
     def block(self, handle: BlockHandle) -> bytes:
-        """Return the contents of an uncompressed block."""
         if handle.offset < 0 or handle.end > self.size_bytes:
             raise ValueError("reaches beyond the file")
         if handle.offset < self._start:
@@ -403,17 +402,16 @@ class _Tail:
 
 
 def parse_sst_tail(tail: bytes, file_size_bytes: int) -> SstIdentity | MoreBytesNeeded | None:
-    """Read the identity that RocksDB wrote into an SST.
+    """Read the identity that RocksDB wrote into an SST; no input raises.
 
     Args:
         tail: The last bytes of the file, TAIL_BYTES of them or the whole file at first.
         file_size_bytes: Size of the whole file.
 
     Returns:
-        The session id and the original file number; `MoreBytesNeeded` if the blocks that hold them start before
-        `tail` (at most twice after a first read of TAIL_BYTES); None if there is no identity to go by: no
-        block-based table, one from before session ids, one that an ingestion wrote a sequence number into, or bytes
-        that no RocksDB wrote. No input raises.
+        The session id and the original file number; `MoreBytesNeeded` if the blocks that hold them start before `tail`
+        (at most twice after a first read of TAIL_BYTES); None if there is no identity to go by: no block-based table,
+        one from before session ids, one that an ingestion wrote a sequence number into, or bytes that no RocksDB wrote.
     """
     if not 0 < len(tail) <= file_size_bytes:
         return None

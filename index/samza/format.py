@@ -13,8 +13,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from index.decoding import UNDECODABLE
-from index.errors import FormatError, SamzaFormatError
+from index.errors import UNDECODABLE, FormatError, SamzaFormatError
 from index.java_text import encode_jackson
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.keys import check_file_name

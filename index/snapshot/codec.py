@@ -20,12 +20,18 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from index.decoding import UNDECODABLE
-from index.errors import CorruptIndexError, FormatError, IndexInvariantError, UnknownFormatError, UnsafeNameError
+from index.errors import (
+    UNDECODABLE,
+    CorruptIndexError,
+    FormatError,
+    IndexInvariantError,
+    UnknownFormatError,
+    UnsafeNameError,
+)
 from index.snapshot.invariants import check_index_delta, check_snapshot_index
 from index.snapshot.model import IndexDelta, SnapshotIndex, StoredIndex
 from index.snapshot.records import (
@@ -50,14 +56,10 @@ INDEX_RAW_BYTES_MAX: Final = 1024 * 1024 * 1024
 RECORD_RAW_BYTES_MAX: Final = 128 * 1024 * 1024
 
 _Value = TypeVar("_Value")
+_Record = TypeVar("_Record", bound=msgspec.Struct)
 
 _encoder = msgspec.msgpack.Encoder()
 _index_decoder: msgspec.msgpack.Decoder[StoredIndex] = msgspec.msgpack.Decoder(SnapshotIndex | IndexDelta)
-_commit_decoder = msgspec.msgpack.Decoder(CommitRecord)
-_boundary_decoder = msgspec.msgpack.Decoder(Boundary)
-_pin_decoder = msgspec.msgpack.Decoder(Pin)
-_name_decoder = msgspec.msgpack.Decoder(NameRecord)
-_repository_decoder = msgspec.msgpack.Decoder(RepositoryRecord)
 
 MAGIC: Final = b"TIDEMARK"
 FORMAT_VERSION: Final = 1
@@ -71,6 +73,15 @@ KIND_NAME: Final = b"N"
 KIND_REPOSITORY: Final = b"R"
 KINDS: Final = frozenset({KIND_INDEX, KIND_COMMIT, KIND_BOUNDARY, KIND_PIN, KIND_NAME, KIND_REPOSITORY})
 
+# The kind of a record, and its rules.
+_RECORDS: Final[dict[type[msgspec.Struct], tuple[bytes, Callable[[Any], None]]]] = {
+    CommitRecord: (KIND_COMMIT, check_commit),
+    Boundary: (KIND_BOUNDARY, check_boundary),
+    Pin: (KIND_PIN, check_pin),
+    NameRecord: (KIND_NAME, check_name),
+    RepositoryRecord: (KIND_REPOSITORY, check_repository),
+}
+
 _HEAD = struct.Struct("<8sBBBBQ")
 _COMPRESSION_NONE: Final = 0
 _COMPRESSION_ZLIB: Final = 1
@@ -79,11 +90,7 @@ _COMPRESS_BYTES_MIN: Final = 512
 
 
 def encode_index(index: StoredIndex, base: SnapshotIndex | None = None) -> bytes:
-    """Encode an index or an index delta as it is stored.
-
-    Args:
-        index: What to store.
-        base: As for `check_snapshot_index`.
+    """Encode an index or an index delta as it is stored; `base` is as for `check_snapshot_index`.
 
     Raises:
         IndexInvariantError: It breaks an invariant, or is too large to be read back.
@@ -112,45 +119,42 @@ def decode_index(data: bytes, *, subject: str) -> StoredIndex:
 
 
 def encode_record(record: StoredRecord) -> bytes:
-    """Encode a record of any kind as it is stored.
-
-    Raises:
-        IndexInvariantError: It breaks an invariant, or is too large to be read back.
-        UnsafeNameError: A name or key has a form that none has.
-    """
-    kind = _check_record(record)
+    """Encode a record of any kind as it is stored; errors as in `encode_index`."""
+    kind, check = _RECORDS[type(record)]
+    check(record)
     return seal(kind, _pack(record), bytes_max=RECORD_BYTES_MAX, raw_bytes_max=RECORD_RAW_BYTES_MAX)
 
 
 def decode_commit(data: bytes, *, subject: str) -> CommitRecord:
     """Decode a commit record; arguments and errors as in `decode_index`."""
-    return _unpack(_unseal_record(data, KIND_COMMIT, subject), _commit_decoder.decode, check_commit, subject)
+    return _decode_record(data, CommitRecord, subject)
 
 
 def decode_boundary(data: bytes, *, subject: str) -> Boundary:
     """Decode a boundary; arguments and errors as in `decode_index`."""
-    payload = _unseal_record(data, KIND_BOUNDARY, subject)
-    return _unpack(payload, _boundary_decoder.decode, check_boundary, subject)
+    return _decode_record(data, Boundary, subject)
 
 
 def decode_pin(data: bytes, *, subject: str) -> Pin:
     """Decode a pin; arguments and errors as in `decode_index`."""
-    return _unpack(_unseal_record(data, KIND_PIN, subject), _pin_decoder.decode, check_pin, subject)
+    return _decode_record(data, Pin, subject)
 
 
 def decode_name(data: bytes, *, subject: str) -> NameRecord:
     """Decode a name record; arguments and errors as in `decode_index`."""
-    return _unpack(_unseal_record(data, KIND_NAME, subject), _name_decoder.decode, check_name, subject)
+    return _decode_record(data, NameRecord, subject)
 
 
 def decode_repository(data: bytes, *, subject: str) -> RepositoryRecord:
     """Decode a repository record; arguments and errors as in `decode_index`."""
-    payload = _unseal_record(data, KIND_REPOSITORY, subject)
-    return _unpack(payload, _repository_decoder.decode, check_repository, subject)
+    return _decode_record(data, RepositoryRecord, subject)
 
 
-def _unseal_record(data: bytes, kind: bytes, subject: str) -> bytes:
-    return unseal(data, kind, bytes_max=RECORD_BYTES_MAX, raw_bytes_max=RECORD_RAW_BYTES_MAX, subject=subject)
+def _decode_record(data: bytes, kind: type[_Record], subject: str) -> _Record:
+    letter, check = _RECORDS[kind]
+    payload = unseal(data, letter, bytes_max=RECORD_BYTES_MAX, raw_bytes_max=RECORD_RAW_BYTES_MAX, subject=subject)
+    record: _Record = _unpack(payload, msgspec.msgpack.Decoder(kind).decode, check, subject)
+    return record
 
 
 def _pack(value: StoredIndex | StoredRecord) -> bytes:
@@ -181,30 +185,11 @@ def _check_index(index: StoredIndex, base: SnapshotIndex | None = None) -> None:
         check_index_delta(index)
 
 
-def _check_record(record: StoredRecord) -> bytes:
-    match record:
-        case CommitRecord():
-            check_commit(record)
-            return KIND_COMMIT
-        case Boundary():
-            check_boundary(record)
-            return KIND_BOUNDARY
-        case Pin():
-            check_pin(record)
-            return KIND_PIN
-        case NameRecord():
-            check_name(record)
-            return KIND_NAME
-        case RepositoryRecord():
-            check_repository(record)
-            return KIND_REPOSITORY
-
-
 def seal(kind: bytes, payload: bytes, *, bytes_max: int, raw_bytes_max: int) -> bytes:
-    """Wrap a payload; it is compressed where that makes it smaller.
+    """Wrap a payload of a kind, one ASCII letter; it is compressed where that makes it smaller.
 
     Args:
-        kind: One ASCII letter.
+        kind: The letter.
         payload: The encoded value.
         bytes_max: Cap on the stored bytes, envelope included.
         raw_bytes_max: Cap on the payload before compression.
@@ -224,17 +209,10 @@ def seal(kind: bytes, payload: bytes, *, bytes_max: int, raw_bytes_max: int) -> 
 
 
 def unseal(data: bytes, kind: bytes, *, bytes_max: int, raw_bytes_max: int, subject: str) -> bytes:
-    """Return the payload of an envelope, once it is known to be whole and of the kind expected.
+    """Return the payload of an envelope, once it is known to be whole and of the kind expected; caps as in `seal`.
 
     The checks come in this order, so that nothing is believed before it is proven and nothing is allocated on the word
     of a header: cap, length, magic, kind, version, hash, reserved byte and compression, declared size, decompression.
-
-    Args:
-        data: Stored bytes.
-        kind: The letter expected.
-        bytes_max: Cap on the stored bytes.
-        raw_bytes_max: Cap on the payload before compression.
-        subject: What is being read, for errors.
 
     Raises:
         CorruptIndexError: The bytes are cut short, altered, not ours, of another kind, or exceed a cap.

@@ -13,12 +13,20 @@ from index.snapshot.keys import parse_upload_key
 from index.snapshot.model import BlobKey, DirIndex, FileIndex, FilePath, SnapshotIndex
 
 
-def files_of(directory: DirIndex, parents: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FileIndex]]:
+def files_of(directory: DirIndex, parents: FilePath = ()) -> Iterator[tuple[FilePath, FileIndex]]:
     """Yield every present file below a directory with its path components, directories in order."""
     for file in directory.files_present:
         yield (*parents, file.name), file
     for sub in directory.sub_dirs_present:
         yield from files_of(sub, (*parents, sub.name))
+
+
+def dirs_of(directory: DirIndex, parents: FilePath = ()) -> Iterator[tuple[FilePath, DirIndex]]:
+    """Yield every present directory below a directory with its path components, parents first."""
+    for sub in directory.sub_dirs_present:
+        path = (*parents, sub.name)
+        yield path, sub
+        yield from dirs_of(sub, path)
 
 
 def blob_keys(index: SnapshotIndex) -> frozenset[BlobKey]:
@@ -49,8 +57,6 @@ def new_blob_keys(index: SnapshotIndex) -> frozenset[BlobKey]:
 
 
 class _Directory:
-    """A directory while its files are gathered."""
-
     def __init__(self) -> None:
         self.files: dict[str, FileIndex] = {}
         self.sub_dirs: dict[str, _Directory] = {}
@@ -63,13 +69,9 @@ class _Directory:
 
 
 def select_files(index: SnapshotIndex, files: Iterable[tuple[FilePath, FileIndex]]) -> SnapshotIndex:
-    """Reduce a snapshot to these files: their directories, the packs that hold them, and nothing removed.
+    """Reduce a snapshot to these entries of it: their directories, the packs that hold them, and nothing removed.
 
     It is made to be restored, not to be stored: nothing else than a restore knows what to do with a part.
-
-    Args:
-        index: The snapshot.
-        files: Entries of it, each with its path from the root.
     """
     root = _Directory()
     used: set[str] = set()
@@ -131,26 +133,22 @@ class SnapshotShare(msgspec.Struct, frozen=True, kw_only=True):
     bytes_uploaded: int = 0
 
     def plus(self, other: Self) -> "SnapshotShare":
-        """Add another share."""
         return SnapshotShare(
             **{name: getattr(self, name) + getattr(other, name) for name in SnapshotShare.__struct_fields__}
         )
 
 
 def measure_share(index: SnapshotIndex, *, index_bytes: int = 0) -> SnapshotShare:
-    """Measure what of a snapshot was uploaded with it (design 0002, K2).
+    """Measure what of a snapshot was uploaded with it (design 0002, K2); its index is stored in `index_bytes`.
 
-    A file is new if any of its bytes are in a blob of the snapshot's own upload session, or in the index itself, as
-    an empty one does. A file that was packed again counts as new, because it was sent again.
-
-    Args:
-        index: The snapshot.
-        index_bytes: Of the index as it is stored.
+    A file is new if any of its bytes are in a blob of the snapshot's own upload session, or in the index itself, as an
+    empty one does. A file that was packed again counts as new, because it was sent again.
     """
     new: list[FileIndex] = []
     retained: list[FileIndex] = []
     for _, file in files_of(index.dir):
-        (new if _is_new(file, index.session) else retained).append(file)
+        is_new = not file.blobs or any(parse_upload_key(blob.key).session == index.session for blob in file.blobs)
+        (new if is_new else retained).append(file)
     needed = blobs_needed(index)
     return SnapshotShare(
         files_new=len(new),
@@ -159,7 +157,3 @@ def measure_share(index: SnapshotIndex, *, index_bytes: int = 0) -> SnapshotShar
         bytes_retained=sum(file.metadata.size_bytes for file in retained),
         bytes_uploaded=index_bytes + sum(needed[key] for key in new_blob_keys(index)),
     )
-
-
-def _is_new(file: FileIndex, session: str) -> bool:
-    return not file.blobs or any(parse_upload_key(blob.key).session == session for blob in file.blobs)

@@ -12,6 +12,7 @@ import msgspec
 
 from index.display import DisplayMixin, format_files
 from index.errors import IndexInvariantError
+from index.snapshot.contents import dirs_of, files_of
 from index.snapshot.dir_diff import is_stored_alike, strip_removed
 from index.snapshot.invariants import DEPTH_MAX, check_index_delta, check_snapshot_index
 from index.snapshot.model import (
@@ -67,14 +68,10 @@ def make_delta(base: SnapshotIndex, base_ref: IndexReference, base_depth: int, n
 
 
 def apply_delta(base: SnapshotIndex, delta: IndexDelta) -> SnapshotIndex:
-    """Return the index that a delta describes.
+    """Return the index that a delta, which passed `check_index_delta`, describes on the very base that it names.
 
     The result follows the rules of a delta (M1 to M8, M13 to M15); that it follows those of a whole index is for the
     end of a chain to check, as `resolve_deltas` does.
-
-    Args:
-        base: The very index that `delta.base` refers to, whole.
-        delta: A delta that passed `check_index_delta`.
 
     Raises:
         IndexInvariantError: The delta names another base, or drops what the base does not have.
@@ -212,65 +209,32 @@ def _size_bytes(file: ComparedFile) -> int:
 
 
 def diff_indexes(a: DirIndex, b: DirIndex) -> IndexDifference:
-    """Compare the present files of two snapshots by size, content hash and mode.
+    """Compare the present files of the snapshot `a` and of a later one, `b`, by size, content hash and mode.
 
-    Args:
-        a: The snapshot before.
-        b: The snapshot after.
-
-    Returns:
-        Every file of either side exactly once. Where the bytes are stored, and times, owner and group, do not matter.
+    Every file of either side is in the answer exactly once. Where the bytes are stored, and times, owner and group, do
+    not matter.
     """
-    walk = _Walk()
-    walk.compare(a, b, ())
-    return IndexDifference(
-        added=tuple(walk.added),
-        removed=tuple(walk.removed),
-        changed=tuple(walk.changed),
-        unchanged=tuple(walk.unchanged),
-        dirs_added=tuple(walk.dirs_added),
-        dirs_removed=tuple(walk.dirs_removed),
-    )
-
-
-class _Walk:
-    """The lists of an `IndexDifference` while they grow."""
-
-    def __init__(self) -> None:
-        self.added: list[ComparedFile] = []
-        self.removed: list[ComparedFile] = []
-        self.changed: list[ComparedFile] = []
-        self.unchanged: list[ComparedFile] = []
-        self.dirs_added: list[FilePath] = []
-        self.dirs_removed: list[FilePath] = []
-
-    def compare(self, a: DirIndex, b: DirIndex, path: FilePath) -> None:
-        before = {file.name: file for file in a.files_present}
-        after = {file.name: file for file in b.files_present}
-        for name in sorted(before.keys() | after.keys()):
-            self._compare_file(before.get(name), after.get(name), (*path, name))
-        dirs_before = {sub.name: sub for sub in a.sub_dirs_present}
-        dirs_after = {sub.name: sub for sub in b.sub_dirs_present}
-        for name in sorted(dirs_before.keys() | dirs_after.keys()):
-            below = (*path, name)
-            if name not in dirs_before:
-                self.dirs_added.append(below)
-            elif name not in dirs_after:
-                self.dirs_removed.append(below)
-            self.compare(dirs_before.get(name, DirIndex(name)), dirs_after.get(name, DirIndex(name)), below)
-
-    def _compare_file(self, before: FileIndex | None, after: FileIndex | None, path: FilePath) -> None:
+    before, after = dict(files_of(a)), dict(files_of(b))
+    groups: dict[str, list[ComparedFile]] = {"added": [], "removed": [], "changed": [], "unchanged": []}
+    for path in sorted(before.keys() | after.keys(), key=lambda path: (path[:-1], path[-1])):
+        old, new = before.get(path), after.get(path)
         file = ComparedFile(
             path=path,
-            before_bytes=None if before is None else before.metadata.size_bytes,
-            after_bytes=None if after is None else after.metadata.size_bytes,
-            mode_changed=before is not None and after is not None and before.metadata.mode != after.metadata.mode,
+            before_bytes=None if old is None else old.metadata.size_bytes,
+            after_bytes=None if new is None else new.metadata.size_bytes,
+            mode_changed=old is not None and new is not None and old.metadata.mode != new.metadata.mode,
         )
-        if before is None:
-            self.added.append(file)
-        elif after is None:
-            self.removed.append(file)
-        elif file.mode_changed or file.before_bytes != file.after_bytes or before.blake3 != after.blake3:
-            self.changed.append(file)
+        if old is None:
+            group = "added"
+        elif new is None:
+            group = "removed"
         else:
-            self.unchanged.append(file)
+            is_same = not file.mode_changed and file.before_bytes == file.after_bytes and old.blake3 == new.blake3
+            group = "unchanged" if is_same else "changed"
+        groups[group].append(file)
+    dirs_before, dirs_after = ({path for path, _ in dirs_of(side)} for side in (a, b))
+    return IndexDifference(
+        **{name: tuple(files) for name, files in groups.items()},
+        dirs_added=tuple(sorted(dirs_after - dirs_before)),
+        dirs_removed=tuple(sorted(dirs_before - dirs_after)),
+    )

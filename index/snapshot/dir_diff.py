@@ -50,11 +50,7 @@ class LocalDir(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def local_dir_of(files: Mapping[tuple[str, ...], LocalFile]) -> LocalDir:
-    """Make a directory that has these files and no others.
-
-    Args:
-        files: By path from the root, the last component being the name of the file.
-    """
+    """Make a directory that has these files, by path from the root, and no others."""
     by_dir: dict[str, dict[tuple[str, ...], LocalFile]] = {}
     for path, file in files.items():
         if len(path) > 1:
@@ -70,18 +66,12 @@ SameFile = Callable[[LocalFile, FileIndex], bool]
 
 
 def is_same_file(local: LocalFile, remote: FileIndex) -> bool:
-    """Return whether the snapshot holds the bytes of a local file already.
+    """Return whether the snapshot holds the bytes of a local file already; of the metadata only the size counts.
 
     Two empty files are the same. Two SSTs are the same if their session id, original file number and size are. All
-    other files are the same if their content hash and size are; so is an SST of which one side has no identity. A
-    local fact that is missing is never taken for equality: the file is uploaded again, which costs and harms nothing.
-
-    Args:
-        local: The file on disk, with the identity that `pairs_to_identify` asked for.
-        remote: The entry of the previous snapshot.
-
-    Returns:
-        True if nothing needs to be uploaded. Names and metadata other than the size take no part.
+    other files are the same if their content hash and size are; so is an SST of which one side has no identity. A local
+    fact that is missing is never taken for equality: the file is uploaded again, which costs and harms nothing. The
+    facts are those that `pairs_to_identify` asks for.
 
     Source:
         Design 0002, I1. RocksDB names the files of its own backups after the same three facts
@@ -132,7 +122,6 @@ class DirDiff(msgspec.Struct, frozen=True, kw_only=True):
     mode: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse names in lists that exclude each other."""
         _check_disjoint(self.name, "file", self.files_added, self.files_retained, self.files_removed)
         _check_disjoint(self.name, "sub-directory", self.sub_dirs_added, self.sub_dirs_retained, self.sub_dirs_removed)
 
@@ -216,11 +205,6 @@ def pairs_to_identify(
     Only a file that has the same name, place and size in the snapshot and is not empty: every other one is decided by
     its size or absence. Where the remote entry has an SST identity, the local SST identity answers; where it has none,
     or the local file turns out to have none, the content hash does.
-
-    Args:
-        local: What is on disk now.
-        remote: The previous snapshot.
-        path: Where both are, from the root.
 
     Raises:
         IndexInvariantError: The tree is deeper than DEPTH_MAX.

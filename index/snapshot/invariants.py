@@ -1,7 +1,9 @@
 """What a snapshot index must be before anything is done with it: the numbered rules M1 to M16 of design 0001.
 
 The same checks run before a value is written and after it is read, so that neither a fault of ours nor hostile bytes
-get any further. At the end are the small checks of numbers, texts and hashes that `records` shares.
+get any further. What breaks a rule is refused by IndexInvariantError with the number of the rule in its message, a name
+or key of a form that none has by UnsafeNameError. At the end are the small checks of numbers, texts and hashes that
+`records` shares.
 """
 
 import itertools
@@ -25,7 +27,6 @@ from index.snapshot.model import (
     Pack,
     SnapshotIndex,
     SnapshotMetadata,
-    SstIdentity,
 )
 
 # Directories between the root and the deepest one.
@@ -63,25 +64,21 @@ def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None
     - M7. Blobs are in the order of the file, each holds at least one byte, and they cover it without gap or overlap;
       several of them have a hash of 32 bytes each, a single one has none.
     - M8. A blob's key is the key of an upload in `blobs/`.
-    - M9. Packs are strictly ascending by key, each is used by a file that is present and not empty, and each run in
-      one ends within its size. A blob that is not a pack holds one run and nothing else: the run starts at 0 and has
-      one size wherever it is used.
+    - M9. Packs are strictly ascending by key, each is used by a file that is present and not empty, and each run in one
+      ends within its size. A blob that is not a pack holds one run and nothing else: the run starts at 0 and has one
+      size wherever it is used.
     - M10. No entry is both present and removed in one directory.
     - M11. No run is both present and removed, anywhere in the index.
     - M12. What is removed lists nothing as removed itself.
-    - M13. Job and task are names for a key; store and unique id are short texts; version is not negative. A lineage
-      has at most LINEAGE_ITEMS_MAX items, is strictly ascending by version, and the snapshot's own version is above
-      it. It need not end with the base: a lineage of Spark's knows nothing of what was backed up.
+    - M13. Job and task are names for a key; store and unique id are short texts; version is not negative. A lineage has
+      at most LINEAGE_ITEMS_MAX items, is strictly ascending by version, and the snapshot's own version is above it. It
+      need not end with the base: a lineage of Spark's knows nothing of what was backed up.
     - M14. A session is 20 lower-case hexadecimal digits.
 
     Args:
         index: The index.
         base: An index that was checked: of the files that are its very values (values do not change), what M1 and M4 to
             M8 say of a file by itself is not asked again.
-
-    Raises:
-        IndexInvariantError: One of them is broken; its number is in the message.
-        UnsafeNameError: M1 or M8 is.
 
     Source:
         Samza's constructors of `DirIndex` and `FileIndex`, which miss files removed from a present sub-directory in
@@ -101,12 +98,8 @@ def check_index_delta(delta: IndexDelta) -> None:
     """Refuse an index delta that breaks one of the rules that can be checked without its base.
 
     - M1 to M8, M13 and M14 hold as in a whole index. M9 to M12 are checked in the index that results.
-    - M15. The depth is 1 to INDEX_DELTAS_MAX; the base is an index and the metadata names it; nothing is both set
-      and dropped, and no name is set both as file and as sub-directory.
-
-    Raises:
-        IndexInvariantError: One of them is broken; its number is in the message.
-        UnsafeNameError: M1 or M8 is.
+    - M15. The depth is 1 to INDEX_DELTAS_MAX; the base is an index and the metadata names it; nothing is both set and
+      dropped, and no name is set both as file and as sub-directory.
     """
     _check_snapshot_metadata(delta.metadata)
     check_session(delta.session, "M14", "session")
@@ -126,12 +119,7 @@ def check_index_delta(delta: IndexDelta) -> None:
 
 
 def check_index_reference(reference: IndexReference, rule: str, what: str) -> None:
-    """Check M16: an index reference has the key of an upload in `indexes/`, a hash of 32 bytes and a positive size.
-
-    Raises:
-        IndexInvariantError: Hash, size or prefix is wrong.
-        UnsafeNameError: The key is not the key of an upload.
-    """
+    """Check M16: an index reference has the key of an upload in `indexes/`, a hash of 32 bytes and a positive size."""
     if parse_upload_key(reference.key).prefix != INDEXES:
         raise broken(rule, f"{reference.key} is not in {INDEXES}", what)
     check_hash(reference.sha256, rule, f"hash of the {what}")
@@ -286,7 +274,8 @@ def _check_file(file: FileIndex) -> None:
     if not 0 <= file.crc32 <= _CRC32_MAX:
         raise broken("M5", f"{file.crc32} is not a CRC32", file.name)
     if file.sst is not None:
-        _check_sst(file.sst)
+        check_text(file.sst.session_id, "M4", "SST session id", bytes_max=_OWNER_BYTES_MAX)
+        check_number(file.sst.file_number, "M4", "SST file number")
     size_bytes = file.metadata.size_bytes
     if file.inline is not None:
         if file.blobs or size_bytes == 0 or len(file.inline) != size_bytes:
@@ -310,11 +299,6 @@ def _check_file_metadata(metadata: FileMetadata) -> None:
         check_text(metadata.owner, "M4", "owner", bytes_max=_OWNER_BYTES_MAX)
     if metadata.group:
         check_text(metadata.group, "M4", "group", bytes_max=_OWNER_BYTES_MAX)
-
-
-def _check_sst(sst: SstIdentity) -> None:
-    check_text(sst.session_id, "M4", "SST session id", bytes_max=_OWNER_BYTES_MAX)
-    check_number(sst.file_number, "M4", "SST file number")
 
 
 def _check_blobs(blobs: tuple[FileBlob, ...], size_bytes: int, name: str) -> None:
@@ -395,21 +379,13 @@ def broken(rule: str, message: str, subject: str) -> IndexInvariantError:
 
 
 def check_number(value: int, rule: str, what: str, *, low: int = 0, high: int = SIZE_BYTES_MAX) -> None:
-    """Refuse a number outside `[low, high]`; by default one that is negative or does not fit 63 bits.
-
-    Raises:
-        IndexInvariantError: It is outside.
-    """
+    """Refuse a number outside `[low, high]`; by default one that is negative or does not fit 63 bits."""
     if not low <= value <= high:
         raise broken(rule, f"{value} is not within {low} to {high}", what)
 
 
 def check_text(value: str, rule: str, what: str, *, bytes_max: int = TEXT_BYTES_MAX, empty: bool = False) -> None:
-    """Refuse a text that is empty (unless `empty`), is not valid Unicode, or takes more than `bytes_max` in UTF-8.
-
-    Raises:
-        IndexInvariantError: It is one of these.
-    """
+    """Refuse a text that is empty (unless `empty`), is not valid Unicode, or takes more than `bytes_max` in UTF-8."""
     if value.isascii() and 0 < len(value) <= bytes_max:
         return
     try:
@@ -421,20 +397,12 @@ def check_text(value: str, rule: str, what: str, *, bytes_max: int = TEXT_BYTES_
 
 
 def check_hash(value: bytes, rule: str, what: str) -> None:
-    """Refuse a hash that is not 32 bytes long.
-
-    Raises:
-        IndexInvariantError: It is not.
-    """
+    """Refuse a hash that is not 32 bytes long."""
     if len(value) != HASH_BYTES:
         raise broken(rule, f"has {len(value)} bytes, not {HASH_BYTES}", what)
 
 
 def check_session(value: str, rule: str, what: str) -> None:
-    """Refuse an id that is not 20 lower-case hexadecimal digits.
-
-    Raises:
-        IndexInvariantError: It is not.
-    """
+    """Refuse an id that is not 20 lower-case hexadecimal digits."""
     if _SESSION.fullmatch(value) is None:
         raise broken(rule, f"{value[:40]!r} is not 20 lower-case hexadecimal digits", what)

@@ -12,11 +12,15 @@ runs/<run>/<name>                                 what a collection at work has 
 audit/<run>                                       what a collection did (design 0006, A1)
 ```
 
-Records and boundaries of a scope share one prefix and sort by number, so that one LIST from a number on
-answers every question that a writer has before it acknowledges (design 0002, C4).
-At the end is how the rest of a long list is split by these keys.
+Records and boundaries of a scope share one prefix and sort by number, so that one LIST from a number on answers every
+question that a writer has before it acknowledges (design 0002, C4). At the end is how the rest of a long list is split
+by these keys.
+
+The `parse_` functions take a key apart. They, and those that make or decode a key, raise UnsafeNameError for what is
+not of its form. Ids of namings and pins are 20 lower-case hexadecimal digits.
 """
 
+import contextlib
 import functools
 import re
 import zlib
@@ -90,10 +94,8 @@ class LogKey(msgspec.Struct, frozen=True, order=True):
 def encode_component(name: str) -> str:
     """Encode a name of any alphabet as one key component; `~XX` is a byte outside `A-Za-z0-9_.-`; cached.
 
-    A leading dot is encoded too, so that no component is hidden, `.` or `..`.
-
-    Raises:
-        UnsafeNameError: The name is empty, is not valid Unicode, or is longer than 200 bytes when encoded.
+    A leading dot is encoded too, so that no component is hidden, `.` or `..`. A name is refused if it is empty, is not
+    valid Unicode, or is longer than 200 bytes when encoded.
     """
     try:
         raw = name.encode()
@@ -112,27 +114,16 @@ def encode_component(name: str) -> str:
 
 
 def decode_component(component: str) -> str:
-    """Invert `encode_component`.
-
-    Raises:
-        UnsafeNameError: No name encodes to this component.
-    """
-    try:
+    """Invert `encode_component`."""
+    with contextlib.suppress(UnicodeDecodeError, UnsafeNameError):
         name = _ESCAPED.sub(lambda m: bytes.fromhex(m[0].replace("~", "")).decode(), component)
-        canonical = encode_component(name)
-    except (UnicodeDecodeError, UnsafeNameError):
-        raise UnsafeNameError("is not a component that tidemark writes", subject=repr(component)) from None
-    if canonical != component:
-        raise UnsafeNameError("is not a component that tidemark writes", subject=repr(component))
-    return name
+        if encode_component(name) == component:
+            return name
+    raise UnsafeNameError("is not a component that tidemark writes", subject=repr(component))
 
 
 def encode_scope(scope: Scope) -> str:
-    """Encode a scope as one key component: the job, and `@` and the task where there is one.
-
-    Raises:
-        UnsafeNameError: Job or task is not a name for a key, or both together are longer than 240 bytes.
-    """
+    """Encode a scope as one key component, of at most 240 bytes: the job, and `@` and the task where there is one."""
     job = encode_component(scope.job)
     encoded = job if scope.task is None else f"{job}@{encode_component(scope.task)}"
     if len(encoded) > SCOPE_BYTES_MAX:
@@ -146,11 +137,7 @@ def encode_scope(scope: Scope) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def decode_scope(component: str) -> Scope:
-    """Invert `encode_scope`; cached, because every key of an index repeats it.
-
-    Raises:
-        UnsafeNameError: No scope encodes to this component.
-    """
+    """Invert `encode_scope`; cached, because every key of an index repeats it."""
     job, at, task = component.partition("@")
     scope = Scope(decode_component(job), decode_component(task) if at else None)
     if len(component) > SCOPE_BYTES_MAX:
@@ -169,11 +156,7 @@ def upload_key(prefix: str, scope: Scope, session: str, counter: int) -> BlobKey
 
 
 def parse_upload_key(key: str) -> UploadKey:
-    """Take a blob or index key apart.
-
-    Raises:
-        UnsafeNameError: The key is not one that `upload_key` makes.
-    """
+    """Take a blob or index key apart; one whose shard does not follow from it is refused."""
     m = _take_apart(_UPLOAD, key, "the key of a blob or an index")
     prefix, shard, scope, tail, session, counter = m.groups()
     if zlib.crc32(tail.encode()) & 0xFF != int(shard, 16):
@@ -182,11 +165,6 @@ def parse_upload_key(key: str) -> UploadKey:
 
 
 def _take_apart(grammar: re.Pattern[str], key: str, what: str) -> re.Match[str]:
-    """Match a key.
-
-    Raises:
-        UnsafeNameError: It is not `what` it should be.
-    """
     m = grammar.fullmatch(key)
     if m is None:
         raise UnsafeNameError(f"is not {what}", subject=repr(key))
@@ -219,11 +197,7 @@ def log_start_after(scope: Scope, number: int) -> str:
 
 
 def parse_log_key(key: str) -> LogKey:
-    """Take the key of a commit record or boundary apart.
-
-    Raises:
-        UnsafeNameError: The key is neither.
-    """
+    """Take the key of a commit record or boundary apart."""
     m = _take_apart(_LOG, key, "the key of a commit record or boundary")
     return LogKey(int(m["number"]), m["kind"], decode_scope(m["scope"]))
 
@@ -239,43 +213,24 @@ def name_prefix(scope: Scope, name: str) -> str:
 
 
 def name_key(scope: Scope, name: str, naming_id: str) -> str:
-    """Return the key of one naming, never used again (design 0002, K2); the id is 20 lower-case hexadecimal digits.
-
-    Raises:
-        UnsafeNameError: The scope, the name or the id makes no key.
-    """
-    key = f"{name_prefix(scope, name)}{naming_id}"
-    if _NAME.fullmatch(key) is None:
-        raise UnsafeNameError("is not the id of a naming", subject=repr(naming_id))
-    return key
+    """Return the key of one naming, never used again (design 0002, K2)."""
+    return _take_apart(_NAME, f"{name_prefix(scope, name)}{naming_id}", "the key of a name")[0]
 
 
 def parse_name_key(key: str) -> tuple[Scope, str, str]:
-    """Take the key of a naming apart: scope, name and id.
-
-    Raises:
-        UnsafeNameError: It is none.
-    """
+    """Take the key of a naming apart: scope, name and id."""
     m = _take_apart(_NAME, key, "the key of a name")
     return decode_scope(m["scope"]), decode_component(m["name"]), m["id"]
 
 
 def pin_key(pin_id: str) -> str:
-    """Return the key of a pin; the id is 20 lower-case hexadecimal digits."""
-    key = f"{PINS}{pin_id}"
-    if _PIN.fullmatch(key) is None:
-        raise UnsafeNameError("is not a pin id", subject=repr(pin_id))
-    return key
+    """Return the key of a pin."""
+    return _take_apart(_PIN, f"{PINS}{pin_id}", "the key of a pin")[0]
 
 
 def parse_pin_key(key: str) -> str:
-    """Return the id of the pin that a key is of.
-
-    Raises:
-        UnsafeNameError: It is not the key of one.
-    """
-    m = _take_apart(_PIN, key, "the key of a pin")
-    return m["id"]
+    """Return the id of the pin that a key is of."""
+    return _take_apart(_PIN, key, "the key of a pin")["id"]
 
 
 def is_pin_key(key: str) -> bool:
@@ -284,20 +239,12 @@ def is_pin_key(key: str) -> bool:
 
 
 def make_run_id(now_ms: int, random_id: str) -> RunId:
-    """Make the id of a collection that begins now, by the store's clock; `random_id` is 20 hexadecimal digits.
-
-    Raises:
-        UnsafeNameError: Time or random_id make no id.
-    """
+    """Make the id of a collection that begins now, by the store's clock; `random_id` is 20 hexadecimal digits."""
     return check_run_id(f"{now_ms:0{NUMBER_DIGITS}d}-{random_id}")
 
 
 def check_run_id(run: str) -> RunId:
-    """Return a run's id, once it is known to be one.
-
-    Raises:
-        UnsafeNameError: It is none.
-    """
+    """Return a run's id, once it is known to be one."""
     if re.fullmatch(_RUN_ID, run) is None:
         raise UnsafeNameError("is not the id of a run", subject=repr(run))
     return RunId(run)
@@ -314,52 +261,31 @@ def run_prefix(run: RunId) -> str:
 
 
 def run_key(run: RunId, name: str) -> str:
-    """Return the key of one object of a run; the name is at most 100 of `a-z0-9.-`, such as `inventory-blobs-0a`.
-
-    Raises:
-        UnsafeNameError: The run or the name makes no key.
-    """
-    key = f"{run_prefix(run)}{name}"
-    if _RUN.fullmatch(key) is None:
-        raise UnsafeNameError("is not the key of an object of a run", subject=repr(key))
-    return key
+    """Return the key of one object of a run; the name is at most 100 of `a-z0-9.-`, such as `inventory-blobs-0a`."""
+    return _take_apart(_RUN, f"{run_prefix(run)}{name}", "the key of an object of a run")[0]
 
 
 def parse_run_key(key: str) -> tuple[RunId, str]:
-    """Take the key of an object of a run apart: the run and the name.
-
-    Raises:
-        UnsafeNameError: It is none.
-    """
+    """Take the key of an object of a run apart: the run and the name."""
     m = _take_apart(_RUN, key, "the key of an object of a run")
     return RunId(m["run"]), m["name"]
 
 
 def audit_key(run: RunId) -> str:
-    """Return the key of the audit record of a run.
-
-    Raises:
-        UnsafeNameError: It is not a run's id.
-    """
+    """Return the key of the audit record of a run."""
     return f"{AUDIT}{check_run_id(run)}"
 
 
 def parse_audit_key(key: str) -> RunId:
-    """Return the run that an audit record is of.
-
-    Raises:
-        UnsafeNameError: It is not the key of one.
-    """
-    m = _take_apart(_AUDIT, key, "the key of an audit record")
-    return RunId(m["run"])
+    """Return the run that an audit record is of."""
+    return RunId(_take_apart(_AUDIT, key, "the key of an audit record")["run"])
 
 
 def check_file_name(name: str) -> str:
     """Return a name from an index, once it is known to be one safe path component (design 0001, N1).
 
     Raises:
-        UnsafeNameError: It is empty, `.` or `..`, has a separator or NUL, is not valid Unicode or exceeds
-            255 bytes.
+        UnsafeNameError: It is empty, `.` or `..`, has a separator or NUL, is not valid Unicode or exceeds 255 bytes.
     """
     hint = "the index is damaged or hostile; nothing was written"
     if name in {"", ".", ".."} or any(c in name for c in "/\\\0"):
@@ -380,23 +306,19 @@ class KeyRange(msgspec.Struct, frozen=True):
     through: str | None = None
 
     def reaches(self, key: str) -> bool:
-        """Return whether a key is not past the end."""
         return self.through is None or key <= self.through
 
 
 def choose_list_ranges(prefix: str, reached: str) -> tuple[KeyRange, ...]:
-    """Split the keys of a prefix that sort after one into ranges of a few pages each.
+    """Split the keys of a prefix that sort after one into ranges of a few pages, in order; one, if more do not pay.
 
     Uploads are spread evenly over the shards (design 0002, K2), so a first page shows about how many are left. The
-    estimate decides how many ranges there are, and nothing else: whatever is where, shards or not, every key
-    after `reached` is in exactly one of them.
+    estimate decides how many ranges there are, and nothing else: whatever is where, shards or not, every key after
+    `reached` is in exactly one of them.
 
     Args:
         prefix: `BLOBS`, `INDEXES` or another one; one that has no shards below it is not split.
         reached: The last key of the first page, which says how much of the prefix one page holds.
-
-    Returns:
-        Ranges in order; one, where more would not pay.
     """
     inside = [cut for kind in (BLOBS, INDEXES) for cut in shard_prefixes(kind) if cut.startswith(prefix)]
     cuts = [cut for cut in inside if cut > reached]

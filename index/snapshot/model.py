@@ -172,5 +172,4 @@ class Scope(msgspec.Struct, frozen=True, order=True):
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __str__(self) -> str:  # type: ignore[explicit-override]
-        """Return the scope as people write it: `job` or `job/task`."""
         return self.job if self.task is None else f"{self.job}/{self.task}"

@@ -2,11 +2,10 @@
 
 Every struct here is frozen and is stored bytes, as in `model`: fields are only ever added at the end and with a default
 (design 0001, F6). Then come the numbered rules M17 to M22 of design 0001, which are checked before a record is written
-and after it is read. They say what one record alone shows; whether it is valid, void or closed is decided from a whole
-log (`index.plan.commits`).
+and after it is read, with the errors of `invariants`. They say what one record alone shows; whether it is valid, void
+or closed is decided from a whole log (`index.plan.commits`).
 """
 
-from collections.abc import Iterable
 from typing import Final, Literal, NewType
 
 import msgspec
@@ -162,14 +161,10 @@ def check_commit(record: CommitRecord) -> None:
     """Refuse a commit record that breaks one of these rules.
 
     - M17. Its stores are strictly ascending by task and store, at most STORES_MAX, each with a valid index reference
-      (M16), texts that fit, and counts, sizes and version that are not negative; in the scope of one task all are
-      that task's. Each was first named by a record from 1 to this record's number.
+      (M16), texts that fit, and counts, sizes and version that are not negative; in the scope of one task all are that
+      task's. Each was first named by a record from 1 to this record's number.
     - M18. Its number is at least 1 and above that of its predecessor and, in a rewind, of its source. A rewind names a
       source; a fork names a source and its scope; a commit names neither. Its version and its times are not negative.
-
-    Raises:
-        IndexInvariantError: One of them is broken; its number is in the message.
-        UnsafeNameError: Job, task or an index key has a form that none has.
     """
     encode_scope(record.scope)
     check_number(record.number, "M18", "number", low=1)
@@ -184,12 +179,7 @@ def check_commit(record: CommitRecord) -> None:
 
 
 def check_boundary(boundary: Boundary) -> None:
-    """Check M19: a boundary's number is at least 1; the records that it keeps have ascending numbers from 1 to its own.
-
-    Raises:
-        IndexInvariantError: That is broken.
-        UnsafeNameError: The scope has a form that none has.
-    """
+    """Check M19: a boundary's number is at least 1; those of the records that it keeps ascend from 1 to its own."""
     encode_scope(boundary.scope)
     check_number(boundary.number, "M19", "number", low=1)
     previous = 0
@@ -201,12 +191,7 @@ def check_boundary(boundary: Boundary) -> None:
 
 
 def check_pin(pin: Pin) -> None:
-    """Check M20: a pin's id is 20 lower-case hexadecimal digits, its duration not negative, its stores as in M17.
-
-    Raises:
-        IndexInvariantError: That is broken.
-        UnsafeNameError: The scope or an index key has a form that none has.
-    """
+    """Check M20: a pin's id is 20 lower-case hexadecimal digits, its duration not negative, its stores as in M17."""
     check_session(pin.id, "M20", "pin id")
     encode_scope(pin.scope)
     _check_pointer(pin.source, "M20", "source")
@@ -216,12 +201,7 @@ def check_pin(pin: Pin) -> None:
 
 
 def check_name(record: NameRecord) -> None:
-    """Check M21: a name is a name for a key; its version and time are not negative, its stores are as in M17.
-
-    Raises:
-        IndexInvariantError: That is broken.
-        UnsafeNameError: The name, the scope or an index key has a form that none has.
-    """
+    """Check M21: a name is a name for a key; its version and time are not negative, its stores are as in M17."""
     encode_scope(record.scope)
     encode_component(record.name)
     _check_pointer(record.source, "M21", "source")
@@ -234,7 +214,6 @@ def check_repository(record: RepositoryRecord) -> None:
     """Check M22: a repository has an id, a TTL above its margin, a collection period and a known key layout.
 
     Raises:
-        IndexInvariantError: That is broken.
         UnknownFormatError: The key layout is a newer one.
     """
     if record.key_layout > KEY_LAYOUT:
@@ -259,10 +238,7 @@ def _check_ancestry(record: CommitRecord) -> None:
     if (record.source_scope is not None) != (record.kind == "fork"):
         raise broken("M18", f"a {record.kind} names its scope, or does not", "source")
     if record.source is not None:
-        if record.kind == "rewind":
-            _check_pointer(record.source, "M18", "source", number_max=below)
-        else:
-            _check_pointer(record.source, "M18", "source")
+        _check_pointer(record.source, "M18", "source", number_max=below if record.kind == "rewind" else SIZE_BYTES_MAX)
     if record.source_scope is not None:
         encode_scope(record.source_scope)
 
@@ -277,7 +253,12 @@ def _check_layout(layout: ScopeLayout) -> None:
 def _check_stores(stores: tuple[StoreReference, ...], scope: Scope, *, named_by_max: int) -> None:
     if len(stores) > STORES_MAX:
         raise broken("M17", f"more than {STORES_MAX} stores", str(scope))
-    _check_store_order((reference.task, reference.store) for reference in stores)
+    previous = ("", "")
+    for reference in stores:
+        name = (reference.task, reference.store)
+        if name <= previous:
+            raise broken("M17", f"{name} comes after {previous}", "stores")
+        previous = name
     for task in {reference.task for reference in stores}:
         encode_component(task)
     for reference in stores:
@@ -293,17 +274,6 @@ def _check_stores(stores: tuple[StoreReference, ...], scope: Scope, *, named_by_
         check_number(reference.size_bytes, "M17", f"size_bytes of {what}")
 
 
-def _check_store_order(names: Iterable[tuple[str, str]]) -> None:
-    previous = ("", "")
-    for name in names:
-        if name <= previous:
-            raise broken("M17", f"{name} comes after {previous}", "stores")
-        previous = name
-
-
-def _check_pointer(pointer: CommitPointer, rule: str, what: str, *, number_max: int | None = None) -> None:
-    if number_max is None:
-        check_number(pointer.number, rule, f"number of the {what}", low=1)
-    else:
-        check_number(pointer.number, rule, f"number of the {what}", low=1, high=number_max)
+def _check_pointer(pointer: CommitPointer, rule: str, what: str, *, number_max: int = SIZE_BYTES_MAX) -> None:
+    check_number(pointer.number, rule, f"number of the {what}", low=1, high=number_max)
     check_text(pointer.write_id, rule, f"write id of the {what}", bytes_max=_ID_BYTES_MAX)

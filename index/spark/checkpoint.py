@@ -9,8 +9,7 @@ from typing import Final, Self
 
 import msgspec
 
-from index.decoding import UNDECODABLE
-from index.errors import BatchLogError, UnknownFormatError
+from index.errors import UNDECODABLE, BatchLogError, UnknownFormatError
 from index.plan.commits import Commit
 from index.snapshot.model import FilePath
 from index.spark.names import check_store_dir

@@ -20,8 +20,7 @@ from typing import Final
 
 import msgspec
 
-from index.decoding import UNDECODABLE
-from index.errors import FileChecksumError, RowChecksumError, UnknownFormatError
+from index.errors import UNDECODABLE, FileChecksumError, RowChecksumError, UnknownFormatError
 from index.java_text import encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX
 from index.spark.changelog import DELETE, DELETE_RANGE, Record

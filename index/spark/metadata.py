@@ -4,8 +4,7 @@ from typing import Final
 
 import msgspec
 
-from index.decoding import UNDECODABLE
-from index.errors import FormatError, StateMetadataError, UnknownFormatError
+from index.errors import UNDECODABLE, FormatError, StateMetadataError, UnknownFormatError
 from index.java_text import encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX
 from index.spark.names import check_local_name, check_stored_name

@@ -13,7 +13,7 @@ Paths in the files of a checkpoint that is at another place now are rewritten (R
 paths into a checkpoint: those of schema files, in the metadata of operators, and those of the files that a file source
 has seen.
 
-Names of files in the directory of a log that are no entries are passed over.
+In the directory of a log, files with other names than entries have are passed over.
 """
 
 import itertools
@@ -23,8 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from index.decoding import UNDECODABLE
-from index.errors import BatchLogError
+from index.errors import UNDECODABLE, BatchLogError
 from index.java_text import encode_jackson
 from index.snapshot.keys import check_file_name
 from index.spark.query_logs import SourceOffset, decode_operator

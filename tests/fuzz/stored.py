@@ -14,9 +14,9 @@ from engine.drill.record import decode_line as decode_drill
 from engine.drill.record import read_history
 from engine.local.cache import DigestCache
 from engine.local.hashing import hash_content
-from index.decoding import decode_json
 from index.errors import FormatError, UnsafeNameError
 from index.plan import plan_format
+from index.plan.plan_format import decode_json
 from index.samza.format import decode_samza_index, encode_samza_index
 from index.snapshot import codec, keys
 from index.snapshot.codec import (

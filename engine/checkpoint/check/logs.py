@@ -15,8 +15,7 @@ from engine.errors import DamagedError, EngineError, NotFoundError, ProviderErro
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StreamingCheckpoint
 from engine.state.settings import CodecName, StateStoreSettings
-from index.decoding import UNDECODABLE
-from index.errors import BatchLogError, FormatError
+from index.errors import UNDECODABLE, BatchLogError, FormatError
 from index.spark.checkpoint import StoreId
 from index.spark.names import StateVersion, parse_state_name
 from index.spark.query_logs import (

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from index.errors import UnsafeNameError
-from index.plan.restore import GAP_BYTES_MAX, choose_candidates, plan_restore
+from index.plan.restore import GAP_BYTES_MAX, plan_restore
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import DirIndex, FileBlob, FileIndex, Pack, SnapshotIndex, SnapshotMetadata, UniqueId
-from tests.unit.index.builders import blob_key, file_index, local_dir, local_file
+from tests.unit.index.builders import blob_key, file_index, local_file
 
 METADATA = SnapshotMetadata(job="job", task="0", store="s", version=1, unique_id=UniqueId("u"))
 KEY = blob_key(1)
@@ -109,15 +109,6 @@ def test_only_an_sst_with_equal_metadata_gets_a_second_name(
     assert (len(plan.links), len(plan.copies)) == ((1, 0) if link else (0, 1))
     assert plan.fetch_requests == 0
     assert plan.files_count == 1
-
-
-def test_candidates_have_the_same_place_and_size_and_are_not_empty() -> None:
-    local = local_dir({"a": b"same size", "b": b"longer", "c": b"", "new": b"n", "d": {"e": b"E", "a": b"x"}, "f": {}})
-    index = snapshot(file_index("a", b"SAME SIZE"), file_index("b", b"b"), file_index("c"), file_index("f", b"f"))
-    below = DirIndex("d", (file_index("e", b"e"),))
-    index = msgspec.structs.replace(index, dir=DirIndex("", index.dir.files_present, (below,)))
-    found = choose_candidates(index, local)
-    assert [path for path, _, _ in found] == [("a",), ("d", "e")]
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "\0"])
