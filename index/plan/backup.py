@@ -137,8 +137,7 @@ def plan_backup(
         previous: The snapshot that it was made against; None if it was an empty directory.
         diff: What is added, retained and removed.
         limits: By size, which form a file takes.
-        missing: Keys of blobs that are not there any more: what has bytes in them is stored again, like a file that is
-            packed again (design 0006, M1).
+        missing: Keys of blobs that are not there any more: what has bytes in them is stored again (design 0006, M1).
 
     Returns:
         A plan in which each file that is added or packed again is once, in the order of paths within each form, and
@@ -195,12 +194,7 @@ def build_snapshot(
 ) -> SnapshotIndex:
     """Build the index of the new snapshot, once everything planned is uploaded.
 
-    Args:
-        plan: The plan.
-        metadata: Of the new snapshot.
-        session: The upload session, which all new keys carry.
-        uploaded: The entry of every planned file.
-        packs: The new packs.
+    All new keys carry the upload session; `packs` are the new ones.
 
     Raises:
         IndexInvariantError: `uploaded` does not name exactly the planned files.

@@ -270,12 +270,8 @@ def _sum_by_reason(parts: Iterable[tuple[DeleteReason, int, int]]) -> tuple[Reas
 def choose_unfinished(puts: Iterable[UnfinishedUpload], now_ms: int, ttl_ms: int) -> UnfinishedPlan:
     """Choose the puts to abort: ours, and begun at least a TTL ago by the store's clock (design 0002, D10).
 
-    A blob that takes longer than the TTL to put could not be committed any more (C5).
-
-    Args:
-        puts: Every unfinished put that the store lists.
-        now_ms: The store's clock, read before they were listed.
-        ttl_ms: The repository's TTL.
+    A blob that takes longer than the TTL to put could not be committed any more (C5). The clock was read before the
+    puts were listed.
     """
     doomed: list[UnfinishedUpload] = []
     young: list[UnfinishedUpload] = []

@@ -207,12 +207,9 @@ def lease_began_ms(record: CommitRecord, repository: RepositoryRecord) -> int:
 
 
 def commit_of(record: CommitRecord, created_at_ms: int, newer: Commit | None = None) -> Commit:
-    """Return the commit of a record, with its time (C7).
+    """Return the commit of a record, with its time (C7); in a copy, `created_at_ms` is the time of copying.
 
-    Args:
-        record: The record.
-        created_at_ms: When the store created it; in a copy, the time of copying.
-        newer: The next valid commit, which says when those before it were committed.
+    `newer` is the next valid commit, which says when those before it were committed.
     """
     committed_at_ms = max(created_at_ms, record.predecessor_committed_at_ms)
     if newer is not None and newer.record.predecessor is not None:
@@ -226,13 +223,10 @@ def valid_commits(
     boundaries: Sequence[Boundary],
     vouched: Collection[CommitPointer] = (),
 ) -> tuple[Commit, ...]:
-    """Return every record that is neither closed nor void, oldest first.
+    """Return every record of a log, or of its tail, that is neither closed nor void, oldest first.
 
-    Args:
-        listing: The log of the scope, or its tail.
-        records: The listed records, read.
-        boundaries: The listed boundaries, read.
-        vouched: Late records for which something outside the log vouches.
+    The listed records and boundaries are read; something outside the log vouches for those in `vouched`, which are
+    late.
     """
     void = {r.pointer for r in find_late(listing, records, boundaries)}.difference(vouched)
     newest_first: list[Commit] = []
@@ -278,8 +272,8 @@ def judge_record(
         record: The record.
         tail: The log from its number on.
         boundaries: Every listed boundary, read.
-        newer: Every valid commit with a greater number; may be left out where there is a boundary, because one that
-            lists this record has seen it in the chain.
+        newer: Every valid commit with a greater number. It may be left out where there is a boundary: one that lists
+            this record has seen it in the chain.
     """
     if is_closed(record.pointer, boundaries):
         return Verdict.FENCED
@@ -359,15 +353,10 @@ def commit_of_name(name: NameRecord) -> Commit:
 
 
 def plan_forget(listing: LogListing, boundaries: Sequence[Boundary]) -> Boundary | None:
-    """Plan the boundary that closes every record of a scope, found or on its way.
+    """Plan the boundary, which keeps nothing, that closes every record of a scope, found or on its way.
 
-    Args:
-        listing: The whole log of the scope.
-        boundaries: Every listed boundary that can be read.
-
-    Returns:
-        A boundary that keeps nothing; None if there is nothing to close: the newest boundary keeps nothing, and no
-        record has come since.
+    None if there is nothing to close: the newest of the boundaries that can be read keeps nothing, and no record has
+    come since.
     """
     newest = max(boundaries, key=lambda b: b.number, default=None)
     if newest is None:

@@ -15,6 +15,9 @@ are named by their own digests, so that of two collections that work on one run 
 has planned (R4), and so that a mark says which plan was carried out (R5).
 
 An audit record is what a collection leaves behind as evidence (A1). Nothing reads it to decide anything.
+
+What is not of its form is refused: a part of a plan by PlanFileError, a run's header or an audit record by
+CorruptIndexError, and each of a newer tidemark by UnknownFormatError.
 """
 
 import hashlib
@@ -158,12 +161,7 @@ def encode_plan_header(header: PlanHeader | PlanSummary) -> bytes:
 
 
 def decode_plan_header(data: bytes, *, subject: str) -> PlanHeader:
-    """Return the header that was written.
-
-    Raises:
-        PlanFileError: It is not a header.
-        UnknownFormatError: A newer tidemark wrote it.
-    """
+    """Return the header that was written."""
     header = _decode_whole(data, PlanHeader, subject)
     times = (header.now_ms, header.listed_at_ms, header.ttl_ms)
     numbers = [number for commit in header.commits for number in (commit.number, commit.version)]
@@ -175,7 +173,7 @@ def decode_plan_header(data: bytes, *, subject: str) -> PlanHeader:
 
 
 def decode_plan_summary(data: bytes, *, subject: str) -> PlanSummary:
-    """Return the summary that was written; errors as in `decode_plan_header`."""
+    """Return the summary that was written."""
     summary = _decode_whole(data, PlanSummary, subject)
     counts = (summary.lines_count, summary.listed_count, summary.waiting_count, *(t.count for t in summary.totals))
     sizes = (summary.size_bytes, summary.listed_bytes, summary.waiting_bytes, *(t.size_bytes for t in summary.totals))
@@ -192,11 +190,7 @@ def encode_line(planned: PlannedUpload) -> bytes:
 
 
 def decode_line(line: bytes, *, subject: str) -> PlannedUpload:
-    """Return the upload that a line, without its newline, plans to delete.
-
-    Raises:
-        PlanFileError: It is not a line of a plan.
-    """
+    """Return the upload that a line, without its newline, plans to delete."""
     if len(line) > LINE_BYTES_MAX:
         raise PlanFileError(f"is longer than {LINE_BYTES_MAX} bytes", subject=subject, hint=_PLAN_HINT)
     try:
@@ -217,11 +211,7 @@ def decode_line(line: bytes, *, subject: str) -> PlannedUpload:
 
 
 def decode_lines(data: bytes, *, subject: str) -> Iterator[PlannedUpload]:
-    """Return every upload of a file of lines.
-
-    Raises:
-        PlanFileError: A line is none, or the last one has no end.
-    """
+    """Return every upload of a file of lines; one whose last line has no end is refused."""
     if data and not data.endswith(b"\n"):
         raise PlanFileError("is cut short", subject=subject, hint=_PLAN_HINT)
     for number, line in enumerate(data.splitlines(), start=1):
@@ -334,12 +324,7 @@ def encode_run_header(header: RunHeader) -> bytes:
 
 
 def decode_run_header(data: bytes, *, subject: str) -> RunHeader:
-    """Return the header that was stored.
-
-    Raises:
-        CorruptIndexError: It is none.
-        UnknownFormatError: A newer tidemark wrote it.
-    """
+    """Return the header that was stored."""
     header = decode_json(data, RunHeader, what="not the header of a run", subject=subject)
     if header.schema > RUN_SCHEMA:
         raise UnknownFormatError(f"is of schema {header.schema}", subject=subject, hint="use a newer tidemark")
@@ -347,11 +332,7 @@ def decode_run_header(data: bytes, *, subject: str) -> RunHeader:
 
 
 def decode_json(data: bytes, kind: type[Value], *, what: str, subject: str) -> Value:
-    """Decode one JSON object of a collection's.
-
-    Raises:
-        CorruptIndexError: It is none; the message says `what` it is then, such as "no audit record".
-    """
+    """Decode one JSON object of a collection's; if it is none, the error says `what` it is: "no audit record"."""
     try:
         return msgspec.json.decode(data, type=kind)
     except UNDECODABLE as error:
@@ -431,12 +412,7 @@ def encode_audit(record: AuditRecord) -> bytes:
 
 
 def decode_audit(data: bytes, *, subject: str) -> AuditRecord:
-    """Return the record that was written.
-
-    Raises:
-        CorruptIndexError: It is none.
-        UnknownFormatError: A newer tidemark wrote it.
-    """
+    """Return the record that was written."""
     record = decode_json(data, AuditRecord, what="no audit record", subject=subject)
     if record.schema != AUDIT_SCHEMA:
         raise UnknownFormatError(f"has schema {record.schema}", subject=subject, hint="use a newer tidemark")

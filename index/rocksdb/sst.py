@@ -158,13 +158,9 @@ class IndexForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_footer(tail: bytes, file_size_bytes: int) -> SstFooter:
-    """Decode the footer of a block-based table from the last bytes of a file of this size.
+    """Decode the footer of a block-based table from the last bytes of a file: `FOOTER_BYTES`, or all of a shorter file.
 
     Of a version above `FORMAT_VERSION_MAX` only the sum of the footer is to be relied on.
-
-    Args:
-        tail: `FOOTER_BYTES` of them, or all of a file that is shorter.
-        file_size_bytes: Size of the file.
 
     Raises:
         ValueError: It is none: the file was cut short or altered. That includes bytes between what is read and the
@@ -280,11 +276,7 @@ def decode_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def decode_index(contents: bytes, form: IndexForm) -> Iterator[tuple[int, int]]:
-    """Yield offset and size of every block that an index leads to, in order.
-
-    Args:
-        contents: Of an index block, decompressed.
-        form: What the properties say.
+    """Yield offset and size of every block that an index, decompressed and of this form, leads to, in order.
 
     Raises:
         ValueError: From the iteration: the contents are not an index.

@@ -102,11 +102,7 @@ def encode_index(index: StoredIndex, base: SnapshotIndex | None = None) -> bytes
 
 
 def decode_index(data: bytes, *, subject: str) -> StoredIndex:
-    """Decode a stored index or index delta.
-
-    Args:
-        data: Stored bytes, at most INDEX_BYTES_MAX of them.
-        subject: The key that they came from, for errors.
+    """Decode a stored index or index delta; the subject is the key that it came from, for errors.
 
     Raises:
         CorruptIndexError: The bytes are cut short, altered, not an index, or exceed a cap.
@@ -188,14 +184,9 @@ def _check_index(index: StoredIndex, base: SnapshotIndex | None = None) -> None:
 def seal(kind: bytes, payload: bytes, *, bytes_max: int, raw_bytes_max: int) -> bytes:
     """Wrap a payload of a kind, one ASCII letter; it is compressed where that makes it smaller.
 
-    Args:
-        kind: The letter.
-        payload: The encoded value.
-        bytes_max: Cap on the stored bytes, envelope included.
-        raw_bytes_max: Cap on the payload before compression.
-
     Raises:
-        IndexInvariantError: A cap is exceeded: no reader would take the result.
+        IndexInvariantError: A cap, on the stored bytes or on those before compression, is exceeded: no reader would
+            take it.
     """
     compression, stored = _COMPRESSION_NONE, payload
     _check_fits(len(payload), raw_bytes_max, kind)

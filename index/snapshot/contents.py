@@ -94,10 +94,7 @@ def choose_files(index: SnapshotIndex, patterns: Sequence[str]) -> tuple[Snapsho
     """Reduce a snapshot to the files that a pattern matches, and to the directories that they are in.
 
     A pattern is as in a shell, matched from the right: `*.sst` at any depth, `db/*.sst` in every directory `db`. `*`
-    matches within one component. None of them is empty.
-
-    Returns:
-        The snapshot, of which only the files are less; and the patterns that match nothing.
+    matches within one component. None of them is empty. Those that match nothing are returned, too.
     """
     unmatched = set(patterns)
     chosen = _choose(index.dir, patterns, unmatched, PurePosixPath())

@@ -33,14 +33,13 @@ _key = attrgetter("key")
 def make_delta(base: SnapshotIndex, base_ref: IndexReference, base_depth: int, new: SnapshotIndex) -> IndexDelta:
     """Make the delta of an index to the one that it was diffed against.
 
+    That `apply_delta(base, delta) == new` holds was tried.
+
     Args:
         base: The base, whole.
         base_ref: Where the base is stored, itself whole or as a delta.
         base_depth: The number of deltas that lead to it; 0 if it is stored whole.
         new: An index whose metadata name the base, built from a diff against it.
-
-    Returns:
-        A delta for which `apply_delta(base, delta) == new` was tried and holds.
 
     Raises:
         IndexInvariantError: The metadata of `new` name another base, the chain would be longer than INDEX_DELTAS_MAX,
@@ -96,11 +95,7 @@ def apply_delta(base: SnapshotIndex, delta: IndexDelta) -> SnapshotIndex:
 
 
 def resolve_deltas(whole: SnapshotIndex, deltas: Sequence[IndexDelta]) -> SnapshotIndex:
-    """Return the index at the end of a chain, checked as a whole.
-
-    Args:
-        whole: The index that the chain starts from.
-        deltas: Oldest first; each is on the one before, the first one on `whole`.
+    """Return the index at the end of a chain of deltas, oldest first, on a whole index; it is checked as a whole.
 
     Raises:
         IndexInvariantError: A delta does not belong where it is, or the result breaks an invariant.

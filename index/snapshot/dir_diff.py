@@ -73,9 +73,8 @@ def is_same_file(local: LocalFile, remote: FileIndex) -> bool:
     fact that is missing is never taken for equality: the file is uploaded again, which costs and harms nothing. The
     facts are those that `pairs_to_identify` asks for.
 
-    Source:
-        Design 0002, I1. RocksDB names the files of its own backups after the same three facts
-        (`BackupEngineOptions::kUseDbSessionId`).
+    Design 0002, I1. RocksDB names the files of its own backups after the same three facts
+    (`BackupEngineOptions::kUseDbSessionId`).
     """
     size_bytes = remote.metadata.size_bytes
     if local.metadata.size_bytes != size_bytes:
@@ -93,16 +92,11 @@ def is_stored_alike(a: FileIndex, b: FileIndex) -> bool:
 
 
 class DirDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup does with one directory; every list is sorted by name.
+    """What a backup does with one directory; every list is sorted by name (Samza `DirDiff`).
 
     A name may be both added and removed: a mutable file such as CURRENT is uploaded again and its old entry dropped. A
-    name is never both added and retained, nor both retained and removed; the same holds for sub-directories.
-
-    Raises:
-        IndexInvariantError: A name is in two lists that exclude each other.
-
-    Source:
-        Samza `DirDiff`.
+    name is never both added and retained, nor both retained and removed; the same holds for sub-directories. One that
+    is raises IndexInvariantError.
     """
 
     name: str

@@ -88,8 +88,7 @@ def check_header(header: ChangelogHeader, of: StateVersion, *, subject: str = "c
 def check_leads_back(header: ChangelogHeader, of: StateVersion, before: StateVersion) -> None:
     """Refuse the changelog of `of` if it was not written on top of the version `before` (design 0004, R8).
 
-    Args:
-        before: What was replayed before it, or the base; version 0 if it is to be replayed on nothing.
+    That was replayed before it, or is the base; version 0 if it is to be replayed on nothing.
 
     Raises:
         LineageError: Its lineage ends with another version, or there is one where it is to follow a version without an
@@ -339,10 +338,8 @@ class ChangelogDecoder:
 def encode_header(version: ChangelogVersion, lineage: Iterable[LineageItem] = ()) -> bytes:
     """Encode what comes before the records.
 
-    Args:
-        version: From `changelog_version`.
-        lineage: From the newest snapshot known at load to the version before this one, ascending; versions 1 and 2 have
-            none.
+    The lineage is from the newest snapshot known at load to the version before this one, ascending; versions 1 and 2
+    have none.
 
     Raises:
         UnsupportedRecordError: The version is not 1 to 4, or 1 or 2 and there is a lineage.

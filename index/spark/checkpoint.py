@@ -120,15 +120,11 @@ StoredBackup = tuple[Commit, CheckpointBackup]
 def choose_checkpoint_backup(
     backups: Sequence[StoredBackup], *, batch: int | None = None, at_ms: int | None = None
 ) -> StoredBackup | None:
-    """Choose the backup to restore from (R1); None if there is none that fits.
+    """Choose the backup, of some that are sorted newest first, to restore from (R1); None if there is none that fits.
 
-    Where a query was taken back and went on, there are two of some batches: those that led to the newest backup come
-    first, as far as the numbers show.
-
-    Args:
-        backups: Newest first.
-        batch: The batch to restore; not together with `at_ms`.
-        at_ms: A time by the store's clock: the backup that was the newest then.
+    That is one that has the batch, or else the one that was the newest at a time by the store's clock. Where a query
+    was taken back and went on, there are two of some batches: those that led to the newest backup come first, as far as
+    the numbers show.
     """
     if batch is None:
         return next((p for p in backups if at_ms is None or p[0].committed_at_ms <= at_ms), None)
@@ -153,10 +149,7 @@ def _current(backups: Sequence[StoredBackup]) -> list[StoredBackup]:
 def select_query_files(paths: Iterable[FilePath], *, oldest_batch: int, batch: int) -> tuple[FilePath, ...]:
     """Select the files of the query, of those that the backup has, that belong to a batch and nothing newer (R2).
 
-    Args:
-        paths: Of the files that the backup has of the query.
-        oldest_batch: The oldest batch whose commit is to be there.
-        batch: The batch to restore.
+    The commits from `oldest_batch` on have to be there.
 
     Raises:
         BatchLogError: A file without which the query does not go on is not there; the error names it.

@@ -62,11 +62,7 @@ def wrap_deleted_key(key: bytes, crc32c: Crc32c) -> bytes:
 def split_values(key: bytes, stored: bytes, *, delimiter: bytes, crc32c: Crc32c | None) -> list[bytes]:
     """Split what is stored under a key: the value that was put, and those merged to it, in order.
 
-    Args:
-        key: Of the value.
-        stored: The value in RocksDB.
-        delimiter: Of the merge operator: `,` with its version 1, nothing with 2.
-        crc32c: As in all functions.
+    The delimiter is that of the merge operator: `,` with its version 1, nothing with 2.
 
     Raises:
         RowChecksumError: A value does not fit its checksum, or the lengths do not add up.

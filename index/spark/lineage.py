@@ -282,16 +282,12 @@ def full_lineage(
 ) -> Lineage | HeaderNeeded:
     """Return the lineage from `start_version` to `end`, inclusive, by following headers back from `end`.
 
-    Returns:
-        Ascending by one from `start_version` to `end`, or the changelog whose header has to be known next.
+    It ascends by one; or there is a changelog whose header has to be known next (Spark's `RocksDB.getFullLineage`).
 
     Raises:
         LineageError: The headers leave a gap ("not increasing by one") or do not lead back ("Cannot find version
             smaller than"); Spark's INVALID_CHECKPOINT_LINEAGE. Or `start_version` is not within 1 and the version of
             `end`.
-
-    Source:
-        Spark's `RocksDB.getFullLineage`, RocksDBLineageSuite.
     """
     if not 0 < start_version <= end.version:
         raise LineageError(
@@ -348,15 +344,14 @@ def present_in_index(index: SnapshotIndex) -> Present:
 def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex) -> Resolution | HeaderNeeded:
     """Resolve from a snapshot index alone: no listing, and no header where the index has the lineage (design 0004, R6).
 
+    Where the index knows too little, it names a changelog, which is a file of the index. Go on with `resolve(version,
+    unique_id, present_in_index(index).with_header(...))`.
+
     Args:
         version: The version of the index, or an older one that its directory still holds.
         unique_id: The id of that version; None for a directory of checkpoint format V1. The index's own id is also for
             its own version in a directory without ids, because a backup always has one.
         index: Of the directory of a state store.
-
-    Returns:
-        A `HeaderNeeded` where the index knows too little; that changelog is a file of the index. Go on with
-        `resolve(version, unique_id, present_in_index(index).with_header(...))`.
 
     Raises:
         VersionMissingError: As for `resolve`, and if the index is of a plain directory.

@@ -48,14 +48,9 @@ def select_state_files(
 ) -> dict[FilePath, _Present]:
     """Select the files from which Spark, or our state store, can load a version, and nothing else.
 
-    Args:
-        resolution: What the version is made of.
-        metadata: Of its base snapshot; None if it has none.
-        present: Every file of the directory, by its path.
-
-    Returns:
-        The snapshot, its SSTs and logs, the changelogs, and, where they are there, their checksums and the schema of
-        the rows.
+    They are the snapshot, its SSTs and logs, the changelogs, and, where they are there, their checksums and the schema
+    of the rows. `metadata` is of the base snapshot, None without one; `present` is every file of the directory, by its
+    path.
 
     Raises:
         VersionMissingError: A file that the version takes is not there.
@@ -227,15 +222,10 @@ def _is_certain(version: int, listing: StateListing, needed: Resolution | None) 
 
 
 def find_base(needed: BaseNeeded, target: StateVersion, present: Present) -> Resolution | HeaderNeeded:
-    """Find what an older version of the history that leads to `target`, the caller's version, is made of.
+    """Find what an older version of the history that leads to `target`, the caller's version with its id, is made of.
 
-    Args:
-        needed: The older version; if it is below 1, version 1 is meant.
-        target: With its id.
-        present: What is there, and the headers that are known.
-
-    Returns:
-        Its base is the oldest that stays; or the changelog whose header has to be known next.
+    If the older version is below 1, version 1 is meant. Its base is the oldest snapshot that stays; or there is a
+    changelog whose header has to be known next.
 
     Raises:
         LineageError: The headers do not lead back so far.
@@ -265,18 +255,17 @@ def plan_deletion(
     oldest_kept: int,
     needed: Resolution | None = None,
 ) -> Deletion | None:
-    """Plan what is deleted once the oldest snapshot to keep is known, as `choose_oldest_kept` answers.
+    """Plan what is deleted once the oldest snapshot to keep is known; None if no snapshot goes.
+
+    Then nothing goes, orphans included, as in Spark.
 
     Args:
         listing: The directory.
         files_of: The paths of SSTs and logs that each snapshot names. One that goes may be missing: it was deleted
             meanwhile or cannot be read, and what only it names is an orphan then.
         shared: What is in `SSTs/` and `logs/`.
-        oldest_kept: The oldest snapshot to keep.
+        oldest_kept: As `choose_oldest_kept` answers.
         needed: What the caller's version is put together from; it stays (G4).
-
-    Returns:
-        The plan; None if no snapshot goes: then nothing does, orphans included, as in Spark.
     """
     going = snapshots_to_delete(listing.snapshots, oldest_kept, needed)
     if not going:
@@ -304,15 +293,13 @@ def find_orphan_files(named: Collection[str], shared: Sequence[SharedStatus], *,
     """Find SSTs and logs that no snapshot names and that no upload under way can be about to name (G3).
 
     An upload puts its files before its snapshot, so what no snapshot names may be of one that is not there yet. What is
-    older than every file that is named is not. A name of another form is a foreign file (G5).
+    older than every file that is named is not. A name of another form is a foreign file (G5). None is an orphan while
+    there are fewer than two snapshots (SPARK-42353; Spark `RocksDBFileManager.findOrphanFiles`).
 
     Args:
         named: Paths that snapshots name, those included that are about to go.
         shared: What is there, with the store's times.
-        snapshots: How many there are; none is an orphan while there are fewer than two.
-
-    Source:
-        SPARK-42353; Spark `RocksDBFileManager.findOrphanFiles`.
+        snapshots: How many there are.
     """
     times = [file.modified_at_ms for file in shared if file.path in named]
     if snapshots < 2 or not times:  # noqa: PLR2004 — the rule says two
@@ -386,16 +373,8 @@ def choose_kept(
 ) -> frozenset[str]:
     """Choose the local files that need not be fetched, as they are exactly what a snapshot wants (0004, C1 and S2).
 
-    Every other local file has to go, and every other wanted one to be fetched.
-
-    Args:
-        local: What is there.
-        wanted: What the snapshot names.
-        shared: What is known of local files.
-        pending: Uploads that are not complete.
-
-    Source:
-        Spark `RocksDBFileManager.loadImmutableFilesFromDfs`.
+    Every other local file has to go, and every other one that the snapshot names to be fetched. `pending` are uploads
+    that are not complete (Spark `RocksDBFileManager.loadImmutableFilesFromDfs`).
     """
     by_name = {file.local_name: file for file in wanted}
     return frozenset(
