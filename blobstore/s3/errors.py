@@ -259,7 +259,7 @@ def date_ms(answer: Answer) -> int | None:
 
 
 def read_created(answer: Answer, operation: str, key: str) -> Created:
-    """Return when a PUT was answered: at most a second before the creation time that the object has (design 0003, C1)."""
+    """Return when a PUT was answered: at most a second before the time that the object has (design 0003, C1)."""
     created_at_ms = date_ms(answer)
     if created_at_ms is None:
         # It was created; without a time nothing can be built on it, and asking again shows the time.

@@ -118,14 +118,21 @@ async def read_record(store: BlobStore, key: str, decode: Decode[Loaded]) -> Loa
         FormatError: Its bytes are not what `decode` takes, twice.
     """
     try:
-        return decode(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX), subject=key)
+        return await _read_once(store, key, decode)
     except FormatError:
-        # Perhaps it was altered on the way; one bit makes another format version or another kind of it, too.
-        return decode(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX, fresh=True), subject=key)
+        # Perhaps it was altered on the way; one bit makes another format version or another kind of it, too. Perhaps it
+        # was overwritten between two parts of a read that broke off, as a pin is.
+        return await _read_once(store, key, decode, fresh=True)
+
+
+async def _read_once(store: BlobStore, key: str, decode: Decode[Loaded], *, fresh: bool = False) -> Loaded:
+    try:
+        data = await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX, fresh=fresh)
     except InvalidRequestError as error:
         if error.operation != "get":
             raise  # a wrong setting: nothing was read
-        raise CorruptIndexError("is larger than any record", subject=key) from error
+        raise CorruptIndexError("larger than any record, or cut short while it was read", subject=key) from error
+    return decode(data, subject=key)
 
 
 async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitRecord:

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from typing_extensions import override
 
 from blobstore.base import BytesBody
+from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.sink import MemorySink, Sink
+from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.records.log import read_record
 from index.errors import FormatError, UnknownFormatError
 from index.snapshot.codec import decode_pin, encode_record
@@ -57,3 +60,26 @@ async def test_a_record_that_stays_of_a_newer_format_is_told_as_such() -> None:
     store.bit = 0
     with pytest.raises(FormatError):
         await read_record(store, KEY, decode_pin)
+
+
+class OverwrittenWhileRead(MemoryStore):
+    """Breaks the first read off near its end, and by then holds a shorter record."""
+
+    shorter: bytes | None = None
+
+    @override
+    async def read_into(self, key: str, sink: Sink, **how: Any) -> None:
+        if self.shorter is None:
+            return await super().read_into(key, sink, **how)
+        whole, shorter, self.shorter = MemorySink(), self.shorter, None
+        await super().read_into(key, whole, **how)
+        await sink.take([whole.data[:-1]])
+        await self.put(key, BytesBody(shorter))
+        raise StoreUnavailableError("the connection broke", operation="get", key=key)
+
+
+async def test_a_record_that_became_shorter_while_it_was_read_is_read_again() -> None:
+    store, released = OverwrittenWhileRead(), msgspec.structs.replace(PIN, purpose="", duration_ms=0)
+    await store.put(KEY, BytesBody(encode_record(PIN)))
+    store.shorter = encode_record(released)
+    assert await read_record(RetryingStore(store, RetrySettings(first_wait_s=0.001)), KEY, decode_pin) == released
