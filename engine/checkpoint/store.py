@@ -208,7 +208,7 @@ async def replay_store(
     schema = await files.read("/".join(SCHEMA_PATH)) if SCHEMA_PATH in dict(files_of(files.index.dir)) else None
     place = await run_blocking(WorkingDir.open, working)
     try:
-        loader = StateLoader(manager, place, settings, runtime)
+        loader = StateLoader(manager, place, runtime)
         loaded, metrics = await loader.load(resolution.target, {}, read_only=True)
         try:
             captured = await run_blocking(_capture, manager, place, loaded)

@@ -296,7 +296,7 @@ class ObjectTarget:
                 number, status = numbered
                 local = Path(scratch, str(number))
                 await directory.fetch(status.path, local, size_bytes=status.size_bytes)
-                await aside.publish_file(status.path, local, overwrite=True)
+                await aside.publish(status.path, local, overwrite=True)
                 await run_blocking(local.unlink)
 
             await run_all(copy, enumerate(found), in_flight_max=IN_FLIGHT_MAX)
@@ -353,7 +353,7 @@ async def publish_files(directory: CheckpointDir, root: Path, paths: Iterable[st
         stages.setdefault(_stage(path), []).append(path)
 
     async def publish(path: str) -> None:
-        sizes[path] = await directory.publish_file(path, root / path, overwrite=True)
+        sizes[path] = await directory.publish(path, root / path, overwrite=True)
 
     for stage in sorted(stages):
         await run_all(publish, stages[stage], in_flight_max=IN_FLIGHT_MAX)

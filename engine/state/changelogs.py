@@ -1,9 +1,7 @@
-"""Changelogs as files of this machine: written record by record, read batch by batch.
+"""Changelogs as files of this machine, and the checksums beside zips and changelogs (Spark 4.1 and newer).
 
-Readers and writers block and belong in a thread. A file that is written is private until it is published, synced; a
-file that is read is never in memory as a whole (design 0004, L5).
-
-Files with a `.crc` beside them: Spark's file checksums, written and verified (Spark 4.1 and newer).
+Readers and writers of changelogs block and belong in a thread. A file that is written is private until it is published,
+synced; a file that is read is never in memory as a whole (design 0004, L5).
 
 A file and its checksum are two files, and nothing makes them one. So a checksum is never there while the file beside it
 may be another: it goes before the file is replaced, and a file that has none gets none when it is replaced by a process
@@ -62,16 +60,7 @@ T = TypeVar("T")
 
 
 async def publish_checked(directory: CheckpointDir, path: str, source: Path | bytes, *, runtime: Runtime) -> int:
-    """Publish a new file and its checksum: one PUT for each.
-
-    Args:
-        directory: The directory of the file.
-        path: Of the file in it.
-        source: Its content: bytes, or a local file that nobody changes.
-        runtime: Clock of the time in the checksum.
-
-    Returns:
-        The size of the file in bytes.
+    """Publish a new file and its checksum, one PUT for each, and return the size of the file.
 
     Raises:
         CheckpointFileExistsError: A file is there. It is unchanged, as is its checksum.
@@ -87,18 +76,10 @@ async def publish_checked(directory: CheckpointDir, path: str, source: Path | by
         crc32c=found, size_bytes=size_bytes, timestamp_ms=runtime.local_now_ms(), executor_id=CREATOR
     )
     data = encode_file_checksum(checksum)
-    await publish(directory, path, source, overwrite=False)
+    await directory.publish(path, source, overwrite=False)
     # Only now, and not at the same time: where the name is taken, this would be the checksum of another file.
-    await directory.publish_bytes(checksum_name(path), data, overwrite=False)
+    await directory.publish(checksum_name(path), data, overwrite=False)
     return size_bytes
-
-
-async def publish(directory: CheckpointDir, path: str, source: Path | bytes, *, overwrite: bool) -> int:
-    """Publish a file without a checksum, one request; as `publish_checked`."""
-    if isinstance(source, bytes):
-        await directory.publish_bytes(path, source, overwrite=overwrite)
-        return len(source)
-    return await directory.publish_file(path, source, overwrite=overwrite)
 
 
 async def read_checked(files: StateFiles, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
@@ -118,18 +99,13 @@ async def read_checked(files: StateFiles, path: str, *, size_bytes_max: int = RE
 
 
 async def fetch_checked(files: StateFiles, path: str, target: Path) -> int:
-    """Copy a file to this machine, and verify it if a checksum is there: before that nothing of `target` is there.
+    """Copy a file to this machine, verify it if a checksum is there, and return its size.
 
-    Returns:
-        Its size in bytes.
+    Nothing of `target` is there before it is verified.
 
     Raises:
-        BlobNotFoundError: There is no such file.
-        DamagedError: Its checksum is larger than any.
-        FileChecksumError: It does not fit its checksum.
-        UnknownFormatError: Its checksum is of another algorithm.
         TargetError: The target cannot be written.
-        StoreError: As the store says.
+        BlobNotFoundError, FileChecksumError, UnknownFormatError, DamagedError, StoreError: As `read_checked`.
     """
     # Cut by bytes: that is what a file system counts.
     unverified = target.with_name(f".{os.fsdecode(os.fsencode(target.name)[:200])}.unverified")
@@ -179,7 +155,6 @@ async def outcome_of(
 
 
 def _read_crc32c(path: Path) -> tuple[int, int]:
-    """Return the CRC32C of a file, and its size. Blocks."""
     checksum = size_bytes = 0
     descriptor = os.open(path, READ_FLAGS)
     try:
@@ -197,13 +172,13 @@ _CHUNK_BYTES: Final = 256 * 1024
 
 
 class ChangelogWriter:
-    """One changelog that is being written. Not for use by two threads at once.
+    """One changelog that is being written to a private file. Not for use by two threads at once.
 
     Keys and values are as in RocksDB: with the prefix of their column family, and with row checksums if those
     are on (design 0004, L4). The file is a changelog once `finish` has returned.
 
     Args:
-        path: A private file; it is created, or emptied if it is there.
+        path: It is created, or emptied if it is there.
         codec: How the file is compressed.
         version: From `index.spark.changelog.changelog_version`.
         lineage: What its header says; empty for versions 1 and 2.
@@ -218,32 +193,20 @@ class ChangelogWriter:
         self, path: Path, codec: Codec, version: ChangelogVersion, lineage: Sequence[LineageItem] = ()
     ) -> None:
         header = encode_header(version, lineage)
+        self.path = path
+        self.records = 0
         self._compressor = Compressor(codec)
         self._version = version
-        self._path = path
         self._buffer = bytearray(header)
         self._size_bytes = 0
-        self._records = 0
         self._ended = False
         # Unbuffered: what is written is large already.
         self._file = path.open("wb", buffering=0)
 
-    @property
-    def path(self) -> Path:
-        """The path of the file."""
-        return self._path
-
-    @property
-    def records(self) -> int:
-        """Number of records so far."""
-        return self._records
-
     def put(self, key: bytes, value: bytes) -> None:
-        """Add a key and its new value."""
         self._take((PUT, key, value))
 
     def merge(self, key: bytes, operand: bytes) -> None:
-        """Add a key and what is appended to its value."""
         self._take((MERGE, key, operand))
 
     def delete(self, key: bytes) -> None:
@@ -255,13 +218,8 @@ class ChangelogWriter:
         self._take((DELETE_RANGE, begin, end))
 
     def finish(self) -> int:
-        """Write the rest and the end mark, and close the file. It is not synced.
-
-        Returns:
-            The size of the file in bytes.
-        """
-        if self._ended:
-            raise self._ended_error()
+        """Write the rest and the end mark, close the file, and return its size. It is not synced."""
+        self._check_not_ended()
         self._buffer += encode_end(self._version)
         self._write(self._compressor.write(self._buffer) + self._compressor.finish())
         self._ended = True
@@ -275,14 +233,13 @@ class ChangelogWriter:
         self._ended = True
         self._buffer.clear()
         self._file.close()
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
     def _take(self, record: Record) -> None:
         data = encode_record(self._version, record)
-        if self._ended:
-            raise self._ended_error()
+        self._check_not_ended()
         self._buffer += data
-        self._records += 1
+        self.records += 1
         if len(self._buffer) >= _BUFFER_BYTES:
             self._write(self._compressor.write(self._buffer))
             self._buffer.clear()
@@ -293,8 +250,9 @@ class ChangelogWriter:
         while view:
             view = view[self._file.write(view) :]
 
-    def _ended_error(self) -> UsageError:
-        return UsageError("was finished or cancelled", operation="write changelog", subject=str(self._path))
+    def _check_not_ended(self) -> None:
+        if self._ended:
+            raise UsageError("was finished or cancelled", operation="write changelog", subject=str(self.path))
 
     def __enter__(self) -> Self:
         return self
@@ -309,9 +267,10 @@ class ChangelogReader:
     """One changelog that is being read, once, from its beginning; see `open_changelog`."""
 
     def __init__(self, path: Path, codec: Codec) -> None:
-        self._path = path
+        self.path = path
         self._file = path.open("rb", buffering=0)
-        self._pieces = _slices(decompress_chunks(codec, iter(self._next_chunk, b""), subject=path.name))
+        chunks = iter(lambda: self._file.read(_CHUNK_BYTES) or b"", b"")
+        self._pieces = _slices(decompress_chunks(codec, chunks, subject=path.name))
         self._decoder = ChangelogDecoder(path.name)
         self._first: list[Record] = []
         self._finished = False
@@ -321,11 +280,6 @@ class ChangelogReader:
         except BaseException:
             self._file.close()
             raise
-
-    @property
-    def path(self) -> Path:
-        """The path of the file."""
-        return self._path
 
     @property
     def header(self) -> ChangelogHeader:
@@ -351,7 +305,6 @@ class ChangelogReader:
                 yield records
 
     def close(self) -> None:
-        """Close the file, once or twice."""
         self._file.close()
 
     def _next_records(self) -> list[Record]:
@@ -361,9 +314,6 @@ class ChangelogReader:
             self._decoder.finish()
             return []
         return self._decoder.feed(piece)
-
-    def _next_chunk(self) -> bytes:
-        return self._file.read(_CHUNK_BYTES) or b""
 
     def __enter__(self) -> Self:
         return self
@@ -385,7 +335,7 @@ def open_changelog(path: Path, codec: Codec, of: StateVersion | None = None) -> 
     """Open a changelog and read its header.
 
     Args:
-        path: A whole file; errors name it.
+        path: A whole file.
         codec: How it is compressed: what the offset log says.
         of: The version that the file's name in the store says, which its content has to go with (design 0004, L6);
             None: unknown.

@@ -16,6 +16,8 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final, Self
 
+import msgspec
+
 from blobstore.base import BlobStore, Body, BytesBody, check_key
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
@@ -27,6 +29,7 @@ from blobstore.sink import TooLargeError
 from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
 from engine.local.copy import FileBody, copy_file
+from index.spark.names import StateVersion
 
 # The most bytes of a file that is read into memory, by default.
 READ_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -41,22 +44,17 @@ _fetches = itertools.count()
 
 
 class CheckpointDir:
-    """Files below one directory of a checkpoint. Paths are relative to it, components separated by `/`.
+    """Files below one directory of a checkpoint: `StateFiles` that can be written. Paths are relative to it.
 
     Opened from a path, it may be used from several event loops at once; opened from another URL, from the one that it
     is first used in, as its connections belong to that; opened from a store object, from those that the store bears.
 
-    Args:
-        files: The store's files.
-        path: Of this directory in them; "" for their root.
+    Attributes:
         local_root: The same directory as this machine's file system has it; None: it is on no local file system.
         location: What errors call it.
-        owns_store: Whether `close` closes the store.
-
-    Attributes:
-        location: As given.
-        local_root: As given.
     """
+
+    is_writable: Final = True
 
     def __init__(
         self,
@@ -101,10 +99,11 @@ class CheckpointDir:
             local_root = local_path_of(location)
             if local_root is not None:
                 # Without the limit on requests, which belongs to one event loop: a local disk needs none.
-                retention_ms = (settings or StoreSettings()).deleted_retention_ms
-                retry = (settings or StoreSettings()).retry
-                store = RetryingStore(LocalStore(local_root, deleted_retention_ms=retention_ms), retry)
-            opened = cls(CheckpointFiles(store), local_root=local_root, location=_shown(url), owns_store=True)
+                chosen = settings or StoreSettings()
+                local = LocalStore(local_root, deleted_retention_ms=chosen.deleted_retention_ms)
+                store = RetryingStore(local, chosen.retry)
+            shown = url.rstrip("/") or "/"
+            opened = cls(CheckpointFiles(store), local_root=local_root, location=shown, owns_store=True)
         else:
             opened = cls(CheckpointFiles(location), local_root=local_root, location=type(location).__name__)
         return opened._below(prefix, owns_store=opened._owns_store) if prefix else opened
@@ -138,34 +137,28 @@ class CheckpointDir:
         return check_key(self._join(path), operation)
 
     async def list(self, path: str = "") -> tuple[FileStatus, ...]:
-        """List files and directories directly in a directory, sorted by name; none if there is no such directory.
-
-        Args:
-            path: Of the directory; "" for this one. Paths in the answer are relative to this one.
-        """
+        """List files and directories directly in a directory, sorted by name; none if there is no such directory."""
         try:
             found = await self._files.list(self._join(path))
         except BlobNotFoundError:
             return ()
         return tuple(map(self._relative, found))
 
-    async def walk(self, path: str = "") -> tuple[FileStatus, ...]:
-        """List every file in a directory and below, in the order of their keys: one request for each 1,000.
+    async def names(self) -> tuple[str, ...]:
+        """List the names of the files directly in this directory."""
+        return tuple(status.name for status in await self.list() if not status.is_directory)
 
-        Args:
-            path: Of the directory; "" for this one. Paths in the answer are relative to this one.
-        """
+    def known_lineage(self, of: StateVersion) -> None:
+        """Return None: a listing knows names only."""
+
+    async def walk(self, path: str = "") -> tuple[FileStatus, ...]:
+        """List every file in a directory and below, in the order of their keys: one request for each 1,000."""
         async with aclosing(self._files.walk(self._join(path))) as found:
             return tuple([self._relative(status) async for status in found])
 
     def _relative(self, status: FileStatus) -> FileStatus:
         skip = len(self._path) + 1 if self._path else 0
-        return FileStatus(
-            path=status.path[skip:],
-            is_directory=status.is_directory,
-            size_bytes=status.size_bytes,
-            modified_at_ms=status.modified_at_ms,
-        )
+        return msgspec.structs.replace(status, path=status.path[skip:])
 
     async def exists(self, path: str) -> bool:
         """Return whether there is a file or a directory of this path."""
@@ -175,34 +168,32 @@ class CheckpointDir:
         """Read a small file.
 
         Raises:
+            InvalidRequestError: The path does not follow the grammar of keys.
             BlobNotFoundError: There is no such file.
-            InvalidRequestError: It is larger than `size_bytes_max`.
+            DamagedError: It is larger than `size_bytes_max`, and so not what it has to be.
             StoreError: As the store says.
         """
-        return await self._files.read(self._join(path), size_bytes_max=size_bytes_max)
+        checked = self._checked(path, "read")
+        try:
+            return await self._files.read(checked, size_bytes_max=size_bytes_max)
+        except InvalidRequestError as error:
+            # The path is good: it is the size that no caller can do anything about.
+            message = f"is larger than the {size_bytes_max} bytes that are read of it"
+            hint = "it is not what its name says; an older version may be whole"
+            subject = f"{self.location}/{path}"
+            raise DamagedError(message, operation="read", subject=subject, hint=hint) from error
 
     async def fetch(
         self, path: str, target: Path, *, size_bytes: int | None = None, size_bytes_max: int | None = None
     ) -> int:
-        """Copy a file to this machine: one request. Nothing of `target` is there before all of it is.
+        """Copy a file to this machine, as `StateFiles.fetch`: one request.
 
-        It is not synced: a machine that loses power loses the working directory, and loads again.
-
-        Args:
-            path: Of the file.
-            target: Its new name; replaced if it is there. Its directory has to exist.
-            size_bytes: What it has to have; None if that is not known.
-            size_bytes_max: What it may have; None for any size.
-
-        Returns:
-            How many bytes it has.
+        Nothing of `target` is there before all of it is. It is not synced: a machine that loses power loses the
+        working directory, and loads again.
 
         Raises:
             InvalidRequestError: The path does not follow the grammar of keys.
-            BlobNotFoundError: There is no such file.
-            DamagedError: It has another size than `size_bytes`, or more than `size_bytes_max`.
-            TargetError: The target cannot be written.
-            StoreError: As the store says.
+            BlobNotFoundError, DamagedError, TargetError, StoreError: As there.
         """
         self._checked(path, "fetch")
         at_most = size_bytes if size_bytes is not None else size_bytes_max
@@ -238,16 +229,8 @@ class CheckpointDir:
                 raise self._misfit(path, f"has more than {at_most} bytes") from None
         return sink.size_bytes
 
-    async def publish_file(self, path: str, source: Path, *, overwrite: bool) -> int:
-        """Publish a local file that nobody changes: one request.
-
-        Args:
-            path: Of the file in this directory.
-            source: The local file.
-            overwrite: Whether it may replace one that is there.
-
-        Returns:
-            How many bytes it has.
+    async def publish(self, path: str, source: Path | bytes, *, overwrite: bool) -> int:
+        """Publish bytes, or a local file that nobody changes, and return its size: one request.
 
         Raises:
             CheckpointFileExistsError: Without `overwrite`: a file is there, and is unchanged.
@@ -255,18 +238,16 @@ class CheckpointDir:
             OSError: The source cannot be read.
             StoreError: The store did not take it.
         """
-        size_bytes = (await run_blocking(source.stat)).st_size
-        await self._publish(path, FileBody(source, size_bytes), overwrite=overwrite)
-        return size_bytes
-
-    async def publish_bytes(self, path: str, data: bytes, *, overwrite: bool) -> None:
-        """Publish bytes: one request. Raises as `publish_file`."""
-        await self._publish(path, BytesBody(data), overwrite=overwrite)
-
-    async def _publish(self, path: str, body: Body, *, overwrite: bool) -> None:
+        if isinstance(source, bytes):
+            body: Body = BytesBody(source)
+            size_bytes = len(source)
+        else:
+            size_bytes = (await run_blocking(source.stat)).st_size
+            body = FileBody(source, size_bytes)
         checked = self._checked(path, "publish")
         await run_blocking(self._remove_hidden, (path,), unless_there=not overwrite)
         await self._files.publish(checked, body, overwrite=overwrite)
+        return size_bytes
 
     async def delete(self, paths: Sequence[str]) -> None:
         """Remove files, up to 1,000 with one request; no error for one that is not there.
@@ -307,10 +288,6 @@ class CheckpointDir:
 def store_url(url: str) -> str:
     """Return a URL as our stores take it: Spark has other names for `s3:`."""
     return _SPARK_S3.sub("s3", url)
-
-
-def _shown(url: str) -> str:
-    return url.rstrip("/") or "/"
 
 
 def _copy_within(source: Path, target: Path, at_most: int | None) -> int | None:

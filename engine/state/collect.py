@@ -1,19 +1,16 @@
 """Deleting the old versions of a state store: gather, plan, delete (design 0004, section 8)."""
 
-from collections.abc import Awaitable, Callable
-
 import msgspec
 
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded
-from engine.errors import DamagedError
-from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.local_files import StateFileMap, ZipStamp, known_names, shared_path
+from engine.errors import DamagedError, UsageError
+from engine.state.files import StateFileManager
+from engine.state.local_files import ZipStamp, shared_path
 from engine.state.metrics import Deleted
 from engine.state.sources import resolve_with
-from engine.state.zips import StateZip
 from index.errors import FormatError, VersionMissingError
-from index.spark.lineage import Lineage, Present, Resolution
+from index.spark.lineage import Present, Resolution
 from index.spark.names import LOGS, SSTS, StateVersion, changelog_name, checksum_name, snapshot_name, state_name
 from index.spark.retention import (
     BaseNeeded,
@@ -22,21 +19,9 @@ from index.spark.retention import (
     choose_oldest_kept,
     deletion_is_due,
     find_base,
-    find_orphan_files,
     plan_deletion,
     snapshots_to_delete,
 )
-
-ReadSnapshot = Callable[[StateVersion], Awaitable[StateZip]]
-ReadHeader = Callable[[StateVersion], Awaitable[Lineage]]
-
-
-class DeletionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a deletion takes; as the arguments of `StateFileManager.delete_old_versions`."""
-
-    retained_min: int
-    deleted_min: int
-    deleted_max: int
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -44,40 +29,70 @@ class _Look(msgspec.Struct, frozen=True):
 
     statuses: tuple[FileStatus, ...]
     listing: StateListing
-    going: tuple[StateVersion, ...] = ()
-    oldest_kept: int = 0
+    going: tuple[StateVersion, ...]
+    oldest_kept: int
 
 
 async def delete_old_versions(
-    directory: CheckpointDir,
-    known: StateFileMap,
-    read_snapshot: ReadSnapshot,
-    read_header: ReadHeader,
-    limits: DeletionLimits,
+    manager: StateFileManager,
     *,
-    needed: Resolution | None,
-    gets_max: int,
+    versions_retained_min: int | None = None,
+    versions_deleted_min: int = 0,
+    versions_deleted_max: int = -1,
+    needed: Resolution | None = None,
 ) -> Deleted:
-    """Delete as `StateFileManager.delete_old_versions`."""
-    known.retains(limits.retained_min)
-    oldest_seen, newest_seen = known.seen
+    """Delete what no version to retain is made of (design 0004, section 8).
+
+    Nothing is asked of the store while this process has seen too few versions go by. Then LISTs of the directory,
+    of `SSTs/` and of `logs/`, one GET for each zip that is not known, and deletes of up to 1,000 files.
+
+    Args:
+        manager: Of the files.
+        versions_retained_min: How many versions stay loadable; as the settings say if not given.
+        versions_deleted_min: Nothing happens until this number is stale, by what this process has seen.
+        versions_deleted_max: The most that go at once; -1: any number.
+        needed: What the newest version that the caller has loaded or committed is made of; it stays, and where
+            newer files are those of a history that was left, so do the versions before it (G4).
+
+    Raises:
+        DamagedError: A snapshot that stays cannot be read, so that nobody knows what it names; nothing was deleted.
+        StoreError: As the store says; what was not deleted is, by the next call.
+        UsageError: This is a backup, which is read-only.
+    """
+    directory, known = manager.writable("delete old versions"), manager.known
+    retained_min = manager.settings.versions_retained_min if versions_retained_min is None else versions_retained_min
+    if retained_min < 1:
+        raise UsageError(
+            f"{retained_min} versions are to be retained",
+            operation="delete old versions",
+            subject=directory.location,
+            hint="retain at least one",
+        )
+    known.retains(retained_min)
     if not deletion_is_due(
-        oldest_seen=oldest_seen,
-        newest_seen=newest_seen,
-        retained_min=limits.retained_min,
-        deleted_min=limits.deleted_min,
+        oldest_seen=known.oldest_seen,
+        newest_seen=known.newest_seen,
+        retained_min=retained_min,
+        deleted_min=versions_deleted_min,
     ):
         return Deleted()
     # From before the listing on: what an upload has named that ended since is in no zip that is listed.
     with known.watch_uploads() as uploaded_paths:
-        look = await _look(directory, read_header, limits, needed)
+        statuses = await directory.list()
+        listing = StateListing.of_names(status.name for status in statuses if not status.is_directory)
+        chosen = choose_oldest_kept(listing, retained_min=retained_min, deleted_max=versions_deleted_max, needed=needed)
+        if isinstance(chosen, BaseNeeded):
+            # It asks for a base only where a caller's version is known.
+            chosen = 0 if needed is None else await _walk_back(chosen, needed, listing, manager)
+        look = _Look(statuses, listing, snapshots_to_delete(listing.snapshots, chosen, needed), chosen)
         if not look.going:
             return Deleted()
         # Before the zips are looked at: an upload that ends in between is of files that are younger than what is
         # listed.
-        shared = await _list_shared(directory)
-        files_of = await _files_of(look, known, read_snapshot, gets_max)
-        plan = plan_deletion(look.listing, files_of, shared, oldest_kept=look.oldest_kept, needed=needed)
+        found = [*await directory.list(SSTS), *await directory.list(LOGS)]
+        shared = tuple(SharedStatus(status.path, status.modified_at_ms) for status in found if not status.is_directory)
+        files_of = await _files_of(look, manager)
+        plan = plan_deletion(listing, files_of, shared, oldest_kept=chosen, needed=needed)
         if plan is None:
             return Deleted()
         unnamed = known.give_up(plan.unnamed, uploaded_paths)
@@ -88,10 +103,10 @@ async def delete_old_versions(
     known.forget_named(plan.snapshots)
     await directory.delete([changelog_name(of) for of in plan.changelogs])
     await directory.delete([checksum_name(state_name(file.kind, file.of)) for file in plan.checksums])
-    known.deleted_below(look.oldest_kept)
+    known.oldest_seen = chosen
     await directory.give_up_unfinished()
     return Deleted(
-        oldest_kept=look.oldest_kept,
+        oldest_kept=chosen,
         snapshots=len(plan.snapshots),
         changelogs=len(plan.changelogs),
         files=len(unnamed),
@@ -100,58 +115,23 @@ async def delete_old_versions(
     )
 
 
-async def _look(
-    directory: CheckpointDir, read_header: ReadHeader, limits: DeletionLimits, needed: Resolution | None
-) -> _Look:
-    """List the directory, and find out which snapshots can go."""
-    statuses = await directory.list()
-    listing = _listing(statuses)
-    chosen = choose_oldest_kept(
-        listing, retained_min=limits.retained_min, deleted_max=limits.deleted_max, needed=needed
-    )
-    if isinstance(chosen, BaseNeeded):
-        # It asks for a base only where a caller's version is known.
-        chosen = 0 if needed is None else await _walk_back(chosen, needed, listing, read_header)
-    return _Look(statuses, listing, snapshots_to_delete(listing.snapshots, chosen, needed), chosen)
-
-
-async def _walk_back(wanted: BaseNeeded, needed: Resolution, listing: StateListing, read_header: ReadHeader) -> int:
+async def _walk_back(wanted: BaseNeeded, needed: Resolution, listing: StateListing, manager: StateFileManager) -> int:
     """Find the base of an older version by headers (G7); 0, so that nothing goes, if they do not lead there."""
     present = Present(frozenset(listing.snapshots), frozenset(listing.changelogs))
     # What the caller knows needs no reading.
     versions = [StateVersion(item.version, item.unique_id) for item in needed.lineage]
     present = present.with_headers({of: needed.lineage[:at] for at, of in enumerate(versions) if at})
     try:
-        answer = await resolve_with(lambda present: find_base(wanted, needed.target, present), present, read_header)
+        answer = await resolve_with(
+            lambda present: find_base(wanted, needed.target, present), present, manager.read_header
+        )
     except (DamagedError, FormatError):
         # A version that cannot be put together says nothing about what may go. Its next load raises why.
         return 0
     return 0 if answer.base is None else answer.base.version
 
 
-async def find_orphans(
-    directory: CheckpointDir, known: StateFileMap, read_snapshot: ReadSnapshot, *, gets_max: int
-) -> tuple[str, ...]:
-    """Find what `StateFileManager.find_orphan_files` does."""
-    statuses = await directory.list()
-    listing = _listing(statuses)
-    shared = await _list_shared(directory)
-    files_of = await _files_of(_Look(statuses, listing), known, read_snapshot, gets_max)
-    return find_orphan_files(known_names(files_of), shared, snapshots=len(listing.snapshots))
-
-
-def _listing(statuses: tuple[FileStatus, ...]) -> StateListing:
-    return StateListing.of_names(status.name for status in statuses if not status.is_directory)
-
-
-async def _list_shared(directory: CheckpointDir) -> tuple[SharedStatus, ...]:
-    found = [*await directory.list(SSTS), *await directory.list(LOGS)]
-    return tuple(SharedStatus(status.path, status.modified_at_ms) for status in found if not status.is_directory)
-
-
-async def _files_of(
-    look: _Look, known: StateFileMap, read_snapshot: ReadSnapshot, gets_max: int
-) -> dict[StateVersion, frozenset[str]]:
+async def _files_of(look: _Look, manager: StateFileManager) -> dict[StateVersion, frozenset[str]]:
     """Return the paths that each snapshot names, from memory or from its zip."""
     stamps = {status.name: ZipStamp(status.size_bytes, status.modified_at_ms) for status in look.statuses}
 
@@ -159,11 +139,11 @@ async def _files_of(
         stamp = stamps[snapshot_name(of)]
         # The one that stays at the end is read again, as in Spark: some stores have times in whole seconds.
         is_sure = of.unique_id is not None or of.version != look.oldest_kept
-        paths = known.named_by(of, stamp) if is_sure else None
+        paths = manager.known.named_by(of, stamp) if is_sure else None
         if paths is not None:
             return of, paths
         try:
-            metadata = (await read_snapshot(of)).metadata
+            metadata = (await manager.read_snapshot(of)).metadata
         except (DamagedError, FormatError) as error:
             if of in look.going or isinstance(error, VersionMissingError):
                 # It is not needed any more, or was just deleted by another process. No other snapshot names its files.
@@ -172,8 +152,8 @@ async def _files_of(
             raise
         files = (*metadata.sst_files, *metadata.log_files)
         paths = frozenset(shared_path(file.stored_name) for file in files)
-        known.remember_named(of, paths, stamp)
+        manager.known.remember_named(of, paths, stamp)
         return of, paths
 
-    found = await map_bounded(read, look.listing.snapshots, in_flight_max=gets_max)
+    found = await map_bounded(read, look.listing.snapshots, in_flight_max=manager.settings.fetches_max)
     return {of: paths if paths is not None else frozenset() for of, paths in found}

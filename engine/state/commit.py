@@ -6,7 +6,7 @@ rarer, not commits slower.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -33,49 +33,79 @@ _AT_ONCE: Final = 2
 class SnapshotUploads:
     """The queue of one state store. Its tasks belong to the event loop that is running when one begins.
 
+    In the background an upload begins when it is offered; else `settle` begins it.
+
     Args:
-        upload: Uploads one snapshot.
-        forget: Forgets the names of the files of a snapshot that is not uploaded.
-        free: Removes the files on this machine of a snapshot whose upload has ended, or has been given up.
-        note: Called when one is uploaded.
-        in_background: Whether an upload begins when it is offered; else `settle` begins it.
+        manager: Of the files.
+        settings: Of the store.
+        rocksdb: What RocksDB is opened with.
+        rebase: Called with each version whose snapshot has arrived.
 
     Attributes:
         is_due_again: Whether an upload failed, and nothing newer was offered or uploaded since.
         failures_count: Of all uploads.
+        last: The last snapshot that was uploaded, and what was moved.
+        zips_begun: Versions without ids whose zip may be there, as this process has put it there or tried to.
     """
 
     def __init__(
         self,
-        upload: Callable[[CapturedSnapshot], Awaitable[SnapshotUploaded]],
-        forget: Callable[[CapturedSnapshot], None],
-        free: Callable[[CapturedSnapshot], Awaitable[None]],
-        note: Callable[[CapturedSnapshot, SnapshotUploaded], None],
-        *,
-        in_background: bool,
+        manager: StateFileManager,
+        settings: StateStoreSettings,
+        rocksdb: RocksDbSettings,
+        rebase: Callable[[StateVersion], None],
     ) -> None:
-        self._upload = upload
-        self._forget = forget
-        self._free = free
-        self._note = note
-        self._in_background = in_background
+        self._manager = manager
+        self._settings = settings
+        self._rocksdb = rocksdb
+        self._rebase = rebase
         self._waiting: CapturedSnapshot | None = None
         self._running: CapturedSnapshot | None = None
         # The running one, if its failure does not count any more.
         self._unwanted: CapturedSnapshot | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure: tuple[CapturedSnapshot, Exception] | None = None
+        self._uploaded: StateVersion | None = None
         self.is_due_again = False
         self.failures_count = 0
+        self.last: tuple[StateVersion, SnapshotUploaded] | None = None
+        self.zips_begun: set[StateVersion] = set()
+
+    async def upload(self, captured: CapturedSnapshot) -> None:
+        """Upload a snapshot, and note that it is there."""
+        if captured.of.unique_id is None:
+            self.zips_begun.add(captured.of)
+        if self._settings.row_checksums:
+            checks = RowChecks(self._settings.merge_delimiter, self._settings.row_check_ratio)
+            try:
+                await run_blocking(checks.check_snapshot, captured.directory, self._rocksdb)
+            except BaseException:
+                self._manager.discard(captured)
+                raise
+        uploaded = await self._manager.upload_snapshot(captured)
+        self._uploaded = captured.of
+        self.last = captured.of, uploaded
+        self._rebase(captured.of)
+
+    async def drop(self, captured: CapturedSnapshot) -> None:
+        """Forget a snapshot that is not uploaded."""
+        self._manager.discard(captured)
+        await self.free(captured)
+
+    async def free(self, captured: CapturedSnapshot) -> None:
+        """Remove the files on this machine of a snapshot whose upload has ended, or has been given up."""
+        # What cannot be removed now is removed when the store is closed, which says so if it cannot be then either.
+        with suppress(OSError):
+            await run_blocking(remove_tree, captured.directory)
 
     async def offer(self, captured: CapturedSnapshot) -> None:
         """Queue a snapshot in place of one that waits."""
         replaced, self._waiting = self._waiting, captured
         self.is_due_again = False
-        if self._in_background:
+        if self._settings.background_uploads:
             self._begin()
         if replaced is not None:
-            await self._drop(replaced)
+            await self.drop(replaced)
 
     async def supersede(self) -> None:
         """Give up what was offered: a newer snapshot has arrived by another way."""
@@ -112,15 +142,23 @@ class SnapshotUploads:
                 return
             await asyncio.wait({self._task})
 
-    def take_failure(self) -> tuple[CapturedSnapshot, Exception] | None:
-        """Return, once, the last failure that no later upload made good."""
-        failure, self._failure = self._failure, None
-        return failure
+    def take_uploaded(self) -> StateVersion | None:
+        """Return, once, the last snapshot that was uploaded."""
+        uploaded, self._uploaded = self._uploaded, None
+        return uploaded
 
-    async def close(self, *, finish: bool) -> None:
-        """Upload the rest, or give up what has not begun. Cancelled, it stops the upload under way."""
+    def raise_failure(self, operation: str) -> None:
+        """Raise, once, the last failure that no later upload made good, as a `SnapshotUploadError`."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            captured, error = failure
+            reason = f"the snapshot was not uploaded: {error}"
+            raise SnapshotUploadError(reason, operation=operation, subject=f"version {captured.of}") from error
+
+    async def close(self) -> None:
+        """Upload the rest, or give up what has not begun by itself. Cancelled, it stops the upload under way."""
         try:
-            if not finish:
+            if not self._settings.background_uploads:
                 await self._give_up(lambda _: True)
             await self.settle()
         except asyncio.CancelledError:
@@ -133,11 +171,7 @@ class SnapshotUploads:
         waiting = self._waiting
         if waiting is not None and is_void(waiting):
             self._waiting = None
-            await self._drop(waiting)
-
-    async def _drop(self, captured: CapturedSnapshot) -> None:
-        self._forget(captured)
-        await self._free(captured)
+            await self.drop(waiting)
 
     def _begin(self) -> None:
         if self._waiting is not None and (self._task is None or self._task.done()):
@@ -148,22 +182,21 @@ class SnapshotUploads:
 
     async def _run(self, captured: CapturedSnapshot) -> None:
         try:
-            uploaded = await self._upload(captured)
+            await self.upload(captured)
         except Exception as error:  # noqa: BLE001  (kept, and raised by the next call that asks)
             self._note_failure(captured, error)
         else:
             self._failure = None
-            self._note(captured, uploaded)
         finally:
-            await self._free(captured)
+            await self.free(captured)
         self._running = self._task = None
-        if self._in_background:
+        if self._settings.background_uploads:
             self._begin()
 
     def _note_end(self, captured: CapturedSnapshot, task: asyncio.Task[None]) -> None:
         # A task may be cancelled before it has taken a step, as when its loop ends: `_run` does not see it.
         if task.cancelled():
-            self._forget(captured)
+            self._manager.discard(captured)
             hint = "keep one event loop running for as long as the state store is open"
             self._note_failure(captured, EngineError("was cancelled", operation="upload snapshot", hint=hint))
             if self._running is captured:
@@ -204,22 +237,12 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateCommits:
-    """The commits of one store and the uploads that they leave behind.
-
-    Args:
-        place: The directory of captured snapshots.
-        rocksdb: What RocksDB is opened with.
-        rebase: Called with each version whose snapshot has arrived.
-
-    Attributes:
-        uploads: Snapshots that are being uploaded.
-    """
+    """The commits of one store and the uploads that they leave behind."""
 
     def __init__(
         self,
         manager: StateFileManager,
         place: WorkingDir,
-        settings: StateStoreSettings,
         runtime: Runtime,
         *,
         rocksdb: RocksDbSettings,
@@ -227,22 +250,26 @@ class StateCommits:
     ) -> None:
         self._manager = manager
         self._place = place
-        self._settings = settings
         self._runtime = runtime
-        self._rocksdb = rocksdb
-        self._rebase = rebase
-        self._uploaded: StateVersion | None = None
-        # Versions without ids whose zip may be there, as this process has put it there or tried to.
-        self._zips_begun: set[StateVersion] = set()
         self._last_save = SaveMetrics()
-        self.uploads = SnapshotUploads(
-            self._upload, manager.discard, self._free, self._note_uploaded, in_background=settings.background_uploads
-        )
+        self.uploads = SnapshotUploads(manager, manager.settings, rocksdb, rebase)
 
     @property
     def last_save(self) -> SaveMetrics:
         """Metrics of the last commit, and of the last upload."""
-        return msgspec.structs.replace(self._last_save, uploads_failed=self.uploads.failures_count)
+        saved = msgspec.structs.replace(self._last_save, uploads_failed=self.uploads.failures_count)
+        if self.uploads.last is None:
+            return saved
+        of, uploaded = self.uploads.last
+        return msgspec.structs.replace(
+            saved,
+            uploaded=of,
+            files_copied=uploaded.files_copied,
+            files_reused=uploaded.files_reused,
+            bytes_copied=uploaded.bytes_copied,
+            zip_bytes=uploaded.zip_bytes,
+            upload_s=uploaded.seconds,
+        )
 
     async def commit(self, loaded: LoadedState, *, force: bool) -> Committed:
         """Publish the changes as the next version, and note in `loaded` that it is the loaded one (design 0004, C3).
@@ -254,11 +281,12 @@ class StateCommits:
         writer = loaded.writer
         # Waited for: without changelogs it is the commit itself, and what no changelog can hold must not be lost. Nor
         # may the zip of an attempt that failed count for this one.
-        inline = force or writer is None or loaded.needs_snapshot or loaded.is_lineage_cut or of in self._zips_begun
+        inline = force or writer is None or loaded.needs_snapshot or loaded.is_lineage_cut
+        inline = inline or of in self.uploads.zips_begun
         if of.unique_id is None and not inline:
             # Nor that of a history that was left: no changelog is looked at where a snapshot of the version is (C4).
             inline = await self._manager.has_snapshot(of)
-        overdue = of.version - loaded.snapshot_version >= self._settings.deltas_per_snapshot
+        overdue = of.version - loaded.snapshot_version >= self._manager.settings.deltas_per_snapshot
         captured: CapturedSnapshot | None = None
         changelog_bytes = 0
         changelog_s = 0.0
@@ -271,7 +299,7 @@ class StateCommits:
                     # One that began earlier must not end later: only their names differ.
                     await self.uploads.wait()
                 # Before the changelog: a failure leaves no commit, and Spark never looks beyond a version's zip.
-                self._note_uploaded(captured, await self._upload(captured))
+                await self.uploads.upload(captured)
             if writer is not None:
                 changelog_began_s = self._runtime.monotonic_s()
                 await run_blocking(writer.finish)
@@ -282,7 +310,7 @@ class StateCommits:
                 changelog_s = self._runtime.monotonic_s() - changelog_began_s
         except BaseException:
             if captured is not None:
-                await self._drop(captured)
+                await self.uploads.drop(captured)
             raise
         base_unique_id = loaded.target.unique_id
         loaded.advance(of, snapshot_is_uploaded=inline)
@@ -290,7 +318,7 @@ class StateCommits:
             loaded.snapshot_version = of.version
             if inline:
                 await self.uploads.supersede()
-                await self._free(captured)
+                await self.uploads.free(captured)
             else:
                 await self.uploads.offer(captured)
         self._last_save = msgspec.structs.replace(
@@ -315,7 +343,6 @@ class StateCommits:
         """Capture what is there now, so that nothing that follows can change it (design 0004, S3)."""
         directory = self._place.new_captured()
         metadata = loaded.metadata
-
         made: list[CapturedSnapshot] = []
 
         def capture() -> list[float]:
@@ -323,7 +350,7 @@ class StateCommits:
             loaded.write_operands()
             loaded.db.flush()
             times_s.append(self._runtime.monotonic_s())
-            if self._settings.compact_on_commit:
+            if self._manager.settings.compact_on_commit:
                 loaded.db.compact()
             times_s.append(self._runtime.monotonic_s())
             loaded.db.checkpoint(directory)
@@ -343,54 +370,3 @@ class StateCommits:
             self._last_save, flush_s=flush_s, compact_s=compact_s, checkpoint_s=checkpoint_s
         )
         return made[0]
-
-    async def _upload(self, captured: CapturedSnapshot) -> SnapshotUploaded:
-        if captured.of.unique_id is None:
-            self._zips_begun.add(captured.of)
-        if self._settings.row_checksums:
-            checks = RowChecks(self._settings.merge_delimiter, self._settings.row_check_ratio)
-            try:
-                await run_blocking(checks.check_snapshot, captured.directory, self._rocksdb)
-            except BaseException:
-                self._manager.discard(captured)
-                raise
-        return await self._manager.upload_snapshot(captured)
-
-    async def _drop(self, captured: CapturedSnapshot) -> None:
-        self._manager.discard(captured)
-        await self._free(captured)
-
-    async def _free(self, captured: CapturedSnapshot) -> None:
-        # What cannot be removed now is removed when the store is closed, which says so if it cannot be then either.
-        with suppress(OSError):
-            await run_blocking(remove_tree, captured.directory)
-
-    def _note_uploaded(self, captured: CapturedSnapshot, uploaded: SnapshotUploaded) -> None:
-        self._uploaded = captured.of
-        self._last_save = msgspec.structs.replace(
-            self._last_save,
-            uploaded=captured.of,
-            files_copied=uploaded.files_copied,
-            files_reused=uploaded.files_reused,
-            bytes_copied=uploaded.bytes_copied,
-            zip_bytes=uploaded.zip_bytes,
-            upload_s=uploaded.seconds,
-        )
-        self._rebase(captured.of)
-
-    def take_uploaded(self) -> StateVersion | None:
-        """Return, once, the last snapshot that was uploaded."""
-        uploaded, self._uploaded = self._uploaded, None
-        return uploaded
-
-    def raise_failure(self, operation: str) -> None:
-        """Raise, once, the last failure that no later upload made good.
-
-        Raises:
-            SnapshotUploadError: There is one.
-        """
-        failure = self.uploads.take_failure()
-        if failure is not None:
-            captured, error = failure
-            reason = f"the snapshot was not uploaded: {error}"
-            raise SnapshotUploadError(reason, operation=operation, subject=f"version {captured.of}") from error

@@ -1,4 +1,4 @@
-"""Saves, loads and deletes the files of one state store in Spark's own layout; Spark's `RocksDBFileManager`.
+"""Saves and loads the files of one state store in Spark's own layout; with `collect.py`, Spark's `RocksDBFileManager`.
 
 Whether this is a directory, a bucket or a snapshot index of either is for `StateFiles` to know. Nothing here opens
 RocksDB, and nothing decides what is due: that is the state store's business.
@@ -16,16 +16,8 @@ from blobstore.concurrency import map_bounded, run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.clock import Runtime, SystemRuntime
 from engine.errors import DamagedError, TargetError, UnsafeSourceError, UsageError
-from engine.state.changelogs import (
-    ChangelogReader,
-    fetch_checked,
-    open_changelog,
-    publish,
-    publish_checked,
-    read_checked,
-)
+from engine.state.changelogs import ChangelogReader, fetch_checked, open_changelog, publish_checked, read_checked
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.collect import DeletionLimits, delete_old_versions, find_orphans
 from engine.state.local_files import (
     ARCHIVE,
     CapturedFile,
@@ -34,13 +26,12 @@ from engine.state.local_files import (
     list_shared,
     local_path,
     look_at,
-    look_at_all,
     remove_all_but,
     shared_path,
 )
-from engine.state.metrics import Deleted, FilesLoaded, SnapshotUploaded
+from engine.state.metrics import FilesLoaded, SnapshotUploaded
 from engine.state.settings import StateStoreSettings
-from engine.state.sources import DirectoryStateFiles, StateFiles, as_state_files, resolve_with
+from engine.state.sources import StateFiles, resolve_with
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, build_state_zip, read_state_zip
 from index.errors import VersionMissingError
 from index.snapshot.model import UniqueId
@@ -74,46 +65,26 @@ class StateFileManager:
     is, also from another thread's event loop if the store bears that (`CheckpointDir`); only `load_snapshot` and
     `capture` are called one at a time.
 
-    Args:
-        files: The directory of the state store, or a backup of one, which is read-only.
-        settings: Of the store.
-        runtime: Clock and random numbers.
-
     Attributes:
-        files: As given.
+        files: The directory of the state store, or a backup of one, which is read-only.
+        known: What it remembers of the files.
         last_load: What the last `load_snapshot` moved.
     """
 
     def __init__(
-        self,
-        files: StateFiles | CheckpointDir,
-        settings: StateStoreSettings | None = None,
-        *,
-        runtime: Runtime | None = None,
+        self, files: StateFiles, settings: StateStoreSettings | None = None, *, runtime: Runtime | None = None
     ) -> None:
-        self.files = as_state_files(files)
+        self.files = files
+        self.settings = settings or StateStoreSettings()
+        self.known = StateFileMap()
         self.last_load = FilesLoaded()
-        self._settings = settings or StateStoreSettings()
         self._runtime = runtime or SystemRuntime()
-        self._map = StateFileMap()
         # Lineages of changelogs that were read here. A name with a unique id never gets other bytes.
         self._headers: dict[StateVersion, Lineage] = {}
         # Names in the last listing; None before the first.
         self._listed: frozenset[str] | None = None
 
-    async def close(self) -> None:
-        """Close the files."""
-        await self.files.close()
-
     # ------------------------------------------------------------------ what is there
-
-    async def latest_version(self) -> int:
-        """Return the greatest version of a snapshot or a changelog, of whatever id; 0 if there is none. One LIST."""
-        return StateListing.of_names(await self._names()).latest_version
-
-    async def latest_snapshot_version(self) -> int:
-        """Return the greatest version of a snapshot, of whatever id; 0 if there is none. One LIST."""
-        return StateListing.of_names(await self._names()).latest_snapshot_version
 
     async def resolve(
         self,
@@ -148,10 +119,11 @@ class StateFileManager:
         return await resolve_with(
             lambda present: resolve(version, unique_id, present),
             present.with_headers({**self._headers, **(known or {})}),
-            lambda of: self._read_header(of, scratch),
+            lambda of: self.read_header(of, scratch),
         )
 
-    async def _read_header(self, of: StateVersion, scratch: Path | None = None) -> Lineage:
+    async def read_header(self, of: StateVersion, scratch: Path | None = None) -> Lineage:
+        """Find the lineage in the header of a changelog, in memory or by a read of it; errors as `resolve`."""
         lineage = self._headers.get(of)
         if lineage is None:
             lineage = self.files.known_lineage(of)
@@ -159,8 +131,15 @@ class StateFileManager:
             with contextlib.ExitStack() as resources:
                 if scratch is None:
                     scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-")))
-                with await self.open_changelog(of, scratch) as changelog:
-                    lineage = changelog.header.lineage
+                path = await self._fetch_changelog(of, scratch)
+                opened: list[ChangelogReader] = []
+                try:
+                    # Noted in the thread: it opens it to the end even if this is cancelled.
+                    await run_blocking(lambda: opened.append(open_changelog(path, self.settings.codec, of)))
+                    lineage = opened[0].header.lineage
+                finally:
+                    for reader in opened:
+                        reader.close()
         if of.unique_id is not None:
             self._headers[of] = lineage
         return lineage
@@ -194,9 +173,6 @@ class StateFileManager:
             base: The snapshot; None leaves the directory empty.
             directory: The working directory; made if it is not there. Everything else in it is removed.
 
-        Returns:
-            The metadata of the snapshot.
-
         Raises:
             VersionMissingError: There is no such snapshot.
             DamagedError: The zip is damaged or hostile, or a file of the snapshot is missing or has another size.
@@ -204,16 +180,14 @@ class StateFileManager:
             TargetError: The directory cannot be written.
             StoreError: As the store says.
         """
-        began_s = self._runtime.monotonic_s()
         if base is None:
-            self._map.forget_all()
+            self.known.forget_all()
             await _empty(directory)
-            self.last_load = FilesLoaded(seconds=self._runtime.monotonic_s() - began_s)
+            self.last_load = FilesLoaded()
             return StateMetadata(num_keys=0, column_family_ids=(), column_family_internal=(), column_family_id_max=0)
-        self._map.forget_named_from(base.version)
+        self.known.forget_named_from(base.version)
         state = await self.read_snapshot(base)
-        loaded = await self._fetch_snapshot(base, state, directory)
-        self.last_load = msgspec.structs.replace(loaded, seconds=self._runtime.monotonic_s() - began_s)
+        self.last_load = await self._fetch_snapshot(base, state, directory)
         return state.metadata
 
     async def _fetch_snapshot(self, base: StateVersion, state: StateZip, directory: Path) -> FilesLoaded:
@@ -221,7 +195,7 @@ class StateFileManager:
         wanted = (*state.metadata.sst_files, *state.metadata.log_files)
         local = await run_blocking(_look_for, directory, wanted)
         # What is known of the files is true from here on, also of what is left if this fails.
-        kept = self._map.begin_load(base.version, local, wanted)
+        kept = self.known.begin_load(base.version, local, wanted)
         await _empty(directory, kept)
         await run_blocking(_write_zipped, directory, state)
         missing = [file for file in wanted if file.local_name not in kept]
@@ -240,14 +214,13 @@ class StateFileManager:
                 ) from error
             return file, await run_blocking(look_at, target)
 
-        fetched = await map_bounded(fetch, missing, in_flight_max=self._settings.fetches_max)
-        self._map.end_load(base.version, fetched)
-        self._map.remember_named(base, [shared_path(file.stored_name) for file in wanted], None)
+        fetched = await map_bounded(fetch, missing, in_flight_max=self.settings.fetches_max)
+        self.known.end_load(base.version, fetched)
+        self.known.remember_named(base, [shared_path(file.stored_name) for file in wanted], None)
         return FilesLoaded(
             files_fetched=len(missing),
             files_reused=len(kept),
             bytes_fetched=sum(file.size_bytes for file in missing),
-            zip_bytes=state.content_bytes,
         )
 
     def forget_local(self) -> None:
@@ -255,7 +228,7 @@ class StateFileManager:
 
         The next load fetches every file, and the next snapshot names none that is in the store already.
         """
-        self._map.forget_all()
+        self.known.forget_all()
 
     async def read_snapshot(self, of: StateVersion) -> StateZip:
         """Read and check a snapshot's zip, without its SSTs. Raises as `load_snapshot`."""
@@ -269,28 +242,10 @@ class StateFileManager:
             raise self._missing(name) from error
         return await run_blocking(read_state_zip, data, subject=f"{self.files.location}/{name}")
 
-    async def open_changelog(self, of: StateVersion, scratch: Path) -> ChangelogReader:
-        """Open the changelog of a version to be read, once it is known to go with its name (L6).
-
-        Requests and errors as `fetch_changelogs`, and as `engine.state.changelogs.open_changelog`.
-        """
-        path = await self._fetch_changelog(of, scratch)
-        opened: list[ChangelogReader] = []
-        try:
-            # Noted in the thread: it opens it to the end even if this is cancelled.
-            await run_blocking(lambda: opened.append(open_changelog(path, self._settings.codec, of)))
-        except BaseException:
-            for reader in opened:
-                reader.close()
-            raise
-        return opened[0]
-
     async def fetch_changelogs(self, items: Collection[StateVersion], scratch: Path) -> tuple[Path, ...]:
         """Copy changelogs to this machine, in parallel: one GET for each, and one for a checksum that may be there.
 
-        Args:
-            items: The versions, as a `Resolution` has them.
-            scratch: A directory of the caller. What `resolve` has left there is not fetched again.
+        What `resolve` has left in `scratch` is not fetched again.
 
         Returns:
             Their paths, in the order of `items`.
@@ -301,7 +256,7 @@ class StateFileManager:
             TargetError: The scratch directory cannot be written.
             StoreError: As the store says.
         """
-        in_flight_max = self._settings.fetches_max
+        in_flight_max = self.settings.fetches_max
         return tuple(
             await map_bounded(lambda of: self._fetch_changelog(of, scratch), items, in_flight_max=in_flight_max)
         )
@@ -321,12 +276,9 @@ class StateFileManager:
         return target
 
     def _may_have_checksum(self, name: str) -> bool:
-        """Return whether to look for a checksum.
-
-        One of a name without an id may be that of a file that was overwritten since: Spark 4.1 wrote such checksums,
-        and newer ones leave them behind.
-        """
-        if not self._settings.file_checksums or not _has_id(name):
+        # A checksum of a name without an id may be that of a file that was overwritten since: Spark 4.1 wrote such
+        # checksums, and newer ones leave them behind.
+        if not self.settings.file_checksums or not _has_id(name):
             return False
         listed = self._listed
         return listed is None or name not in listed or checksum_name(name) in listed
@@ -341,23 +293,20 @@ class StateFileManager:
 
         It reads the end of every SST. What belongs to an upload is pending until `upload_snapshot` or `discard`.
 
-        Args:
-            checkpoint_dir: A rocksdb_checkpoint of the working directory: it and its files stay as they are until the
-                snapshot is uploaded or discarded. Removing it is the caller's.
-            of: The version of the snapshot.
-            metadata: Of the snapshot, without its files.
+        The rocksdb_checkpoint and its files stay as they are until the snapshot is uploaded or discarded; removing it
+        is the caller's. The metadata is without its files.
 
         Raises:
             UnsafeSourceError: A file cannot be read, or is not RocksDB's.
         """
-        local = look_at_all(list_shared(checkpoint_dir))
+        local = tuple(map(look_at, list_shared(checkpoint_dir)))
         upload_id = self._runtime.unique_id()
-        files = self._map.capture(local, version=of.version, upload_id=upload_id)
+        files = self.known.capture(local, version=of.version, upload_id=upload_id)
         return CapturedSnapshot(of=of, directory=checkpoint_dir, upload_id=upload_id, files=files, metadata=metadata)
 
     def discard(self, captured: CapturedSnapshot) -> None:
         """Forget the names of the files of a captured snapshot that will not be uploaded."""
-        self._map.discard(captured.upload_id)
+        self.known.discard(captured.upload_id)
 
     async def upload_snapshot(self, captured: CapturedSnapshot) -> SnapshotUploaded:
         """Put a captured snapshot there: its new files, then the zip, which is the commit point (design 0004, Z1).
@@ -370,7 +319,7 @@ class StateFileManager:
             StoreError: The store did not take it. There is no zip then, or the store never said whether there is.
             UsageError: This is a backup, which is read-only.
         """
-        directory = self._writable("upload a snapshot")
+        directory = self.writable("upload a snapshot")
         began_s = self._runtime.monotonic_s()
         try:
             uploaded = await self._upload(directory, captured)
@@ -381,8 +330,8 @@ class StateFileManager:
 
     async def _upload(self, directory: CheckpointDir, captured: CapturedSnapshot) -> SnapshotUploaded:
         files = captured.files
-        puts_max = self._settings.fetches_max
-        self._map.begin_upload(captured.upload_id, files)
+        puts_max = self.settings.fetches_max
+        self.known.begin_upload(captured.upload_id, files)
 
         async def put(file: CapturedFile) -> None:
             await _put(directory, captured.directory, file)
@@ -393,20 +342,17 @@ class StateFileManager:
         # As late as can be, when what takes long is done: a file that was there at the beginning may be deleted
         # meanwhile.
         renewed: list[CapturedFile] = []
-        if self._settings.check_stale_files and any(file.is_reused for file in files):
+        if self.settings.check_stale_files and any(file.is_reused for file in files):
             renewed = await self._renew_stale(directory, captured)
         if renewed:
-            self._map.begin_upload(captured.upload_id, renewed)
+            self.known.begin_upload(captured.upload_id, renewed)
             await run_all(put, renewed, in_flight_max=puts_max)
             by_name = {file.local.name: file for file in renewed}
             files = tuple(by_name.get(file.local.name, file) for file in files)
             zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))
         await self._publish(snapshot_name(captured.of), zipped)
         new = [file for file in files if not file.is_reused]
-        self._map.remember_named(captured.of, [shared_path(file.stored.stored_name) for file in files], None)
-        self._map.rename(renewed, version=captured.of.version, upload_id=captured.upload_id)
-        self._map.uploaded(captured.upload_id)
-        self._map.saw_snapshot(captured.of.version)
+        self.known.end_upload(captured.of, captured.upload_id, files, renewed)
         return SnapshotUploaded(
             files_copied=len(new),
             files_reused=len(files) - len(new),
@@ -419,11 +365,11 @@ class StateFileManager:
         """Give the reused files that another executor may have deleted new names (S4)."""
         newest = StateListing.of_names(status.name for status in await directory.list()).latest_snapshot_version
         # Another deletion of this process may have retained fewer.
-        retained = self._settings.versions_retained_min
-        retained = min(retained, self._map.retained_min or retained)
+        retained = self.settings.versions_retained_min
+        retained = min(retained, self.known.retained_min or retained)
         renewed: list[CapturedFile] = []
         for file in captured.files:
-            used = self._map.newest_use(shared_path(file.stored.stored_name))
+            used = self.known.newest_use(shared_path(file.stored.stored_name))
             if file.is_reused and is_stale(used, newest, retained):
                 name = stored_name(file.local.name, captured.upload_id)
                 stored = StoredFile(file.local.name, name, file.local.size_bytes)
@@ -431,13 +377,10 @@ class StateFileManager:
         return renewed
 
     async def publish_changelog(self, of: StateVersion, path: Path) -> int:
-        """Publish a changelog that was written: the commit point of a version (design 0004, C3).
+        """Publish a changelog that was written, the commit point of a version (design 0004, C3), and return its size.
 
         With an id one PUT, and one for its checksum; nothing is overwritten. Without one a DELETE of the checksum that
         may be there, and one PUT; the last writer wins (C4).
-
-        Returns:
-            Its size in bytes.
 
         Raises:
             CheckpointFileExistsError: A changelog of this version and id is there already.
@@ -448,83 +391,22 @@ class StateFileManager:
         return await self._publish(changelog_name(of), path)
 
     async def _publish(self, name: str, source: Path | bytes) -> int:
-        directory = self._writable("publish")
+        directory = self.writable("publish")
         if _has_id(name):
-            if self._settings.file_checksums:
+            if self.settings.file_checksums:
                 return await publish_checked(directory, name, source, runtime=self._runtime)
-            return await publish(directory, name, source, overwrite=False)
+            return await directory.publish(name, source, overwrite=False)
         # It was that of the file that is replaced now; and no listing says what another writer has put there since.
         await directory.delete((checksum_name(name),))
-        size_bytes = await publish(directory, name, source, overwrite=True)
+        size_bytes = await directory.publish(name, source, overwrite=True)
         if self._listed is not None:
             self._listed |= {name}
         return size_bytes
 
-    # ------------------------------------------------------------------ deleting
-
-    async def delete_old_versions(
-        self,
-        *,
-        versions_retained_min: int | None = None,
-        versions_deleted_min: int = 0,
-        versions_deleted_max: int = -1,
-        needed: Resolution | None = None,
-    ) -> Deleted:
-        """Delete what no version to retain is made of (design 0004, section 8).
-
-        Nothing is asked of the store while this process has seen too few versions go by. Then LISTs of the directory,
-        of `SSTs/` and of `logs/`, one GET for each zip that is not known, and deletes of up to 1,000 files.
-
-        Args:
-            versions_retained_min: How many versions stay loadable; as the settings say if not given.
-            versions_deleted_min: Nothing happens until this number is stale, by what this process has seen.
-            versions_deleted_max: The most that go at once; -1: any number.
-            needed: What the newest version that the caller has loaded or committed is made of; it stays, and where
-                newer files are those of a history that was left, so do the versions before it (G4).
-
-        Raises:
-            DamagedError: A snapshot that stays cannot be read, so that nobody knows what it names; nothing was deleted.
-            StoreError: As the store says; what was not deleted is, by the next call.
-            UsageError: This is a backup, which is read-only.
-        """
-        directory = self._writable("delete old versions")
-        if versions_retained_min is None:
-            versions_retained_min = self._settings.versions_retained_min
-        if versions_retained_min < 1:
-            raise UsageError(
-                f"{versions_retained_min} versions are to be retained",
-                operation="delete old versions",
-                subject=self.files.location,
-                hint="retain at least one",
-            )
-        return await delete_old_versions(
-            directory,
-            self._map,
-            self.read_snapshot,
-            self._read_header,
-            DeletionLimits(
-                retained_min=versions_retained_min, deleted_min=versions_deleted_min, deleted_max=versions_deleted_max
-            ),
-            needed=needed,
-            gets_max=self._settings.fetches_max,
-        )
-
-    async def find_orphan_files(self) -> tuple[str, ...]:
-        """Find SSTs and logs that no snapshot names, and that no upload under way is about to name (G3).
-
-        LISTs and GETs as `delete_old_versions`. Nothing is deleted.
-
-        Raises:
-            DamagedError: A snapshot cannot be read, so that nobody knows what it names.
-            StoreError: As the store says.
-            UsageError: This is a backup, which is read-only.
-        """
-        directory = self._writable("find orphan files")
-        return await find_orphans(directory, self._map, self.read_snapshot, gets_max=self._settings.fetches_max)
-
-    def _writable(self, operation: str) -> CheckpointDir:
-        if isinstance(self.files, DirectoryStateFiles):
-            return self.files.directory
+    def writable(self, operation: str) -> CheckpointDir:
+        """Return the directory; a `UsageError` if this is a backup of one, which is read-only."""
+        if isinstance(self.files, CheckpointDir):
+            return self.files
         raise UsageError(
             "cannot be written: it is a backup of a directory",
             operation=operation,
@@ -579,7 +461,7 @@ async def _put(directory: CheckpointDir, source: Path, file: CapturedFile) -> No
         if not await run_blocking(is_untouched, path, file.local):
             raise _changed(path, "was written to since it was captured")
         # The name is new and this upload's alone: sent twice, it is the same.
-        size_bytes = await directory.publish_file(shared_path(file.stored.stored_name), path, overwrite=True)
+        size_bytes = await directory.publish(shared_path(file.stored.stored_name), path, overwrite=True)
     except OSError as error:
         raise UnsafeSourceError(error.strerror or str(error), operation="snapshot", subject=str(path)) from error
     if size_bytes != file.stored.size_bytes:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -53,34 +53,14 @@ class SnapshotUnusableError(Exception):
     """A version cannot be built from the snapshot that was tried.
 
     Attributes:
-        base: The snapshot; None: an empty store.
         reason: What is wrong with it.
         reused: Whether files of this machine were part of it: the store may have them whole.
     """
 
-    def __init__(self, base: StateVersion | None, reason: Exception, *, reused: bool) -> None:
-        super().__init__(f"snapshot {base} does not open: {reason}")
-        self.base = base
+    def __init__(self, reason: Exception, *, reused: bool) -> None:
+        super().__init__(f"the snapshot does not open: {reason}")
         self.reason = reason
         self.reused = reused
-
-
-def next_candidate(
-    failures: Sequence[SnapshotUnusableError], *, attempts_max: int, may_repair: bool
-) -> Literal["fetched", "same", "older", "none"]:
-    """Decide what to build a version from after these failures, oldest first (design 0004, R7).
-
-    Returns:
-        The same snapshot with every file fetched, the same once more, an older one, or nothing.
-    """
-    last = failures[-1]
-    if last.reused:
-        return "fetched"
-    if last.base is None or not may_repair:
-        return "none"
-    fetched = [failure for failure in failures if not failure.reused]
-    is_newest = all(failure.base == last.base for failure in fetched)
-    return "same" if is_newest and len(fetched) < attempts_max else "older"
 
 
 class _Timer:
@@ -92,13 +72,12 @@ class _Timer:
         self._phases_s = {"resolve": 0.0, "fetch": 0.0, "open": 0.0, "replay": 0.0}
 
     def note(self, phase: str) -> None:
-        """Add what passed since the last call to this phase."""
         now_s = self._runtime.monotonic_s()
         self._phases_s[phase] += now_s - self._last_s
         self._last_s = now_s
 
-    def seconds(self) -> dict[str, float]:
-        """Return the fields of `LoadMetrics`."""
+    def seconds(self) -> dict[str, Any]:
+        """Return fields of `LoadMetrics`."""
         phases_s = {f"{phase}_s": seconds for phase, seconds in self._phases_s.items()}
         return {"total_s": self._runtime.monotonic_s() - self._began_s, **phases_s}
 
@@ -110,76 +89,61 @@ class StateLoader:
         rocksdb: What RocksDB is opened with.
     """
 
-    def __init__(
-        self, manager: StateFileManager, place: WorkingDir, settings: StateStoreSettings, runtime: Runtime
-    ) -> None:
+    def __init__(self, manager: StateFileManager, place: WorkingDir, runtime: Runtime) -> None:
+        settings = self._settings = manager.settings
         self._manager = manager
         self._place = place
-        self._settings = settings
         self._runtime = runtime
         self.rocksdb = msgspec.structs.replace(settings.rocksdb, merge_delimiter=settings.merge_delimiter)
 
     async def load(
         self, target: StateVersion, known: Mapping[StateVersion, Lineage], *, read_only: bool, empty: bool = False
     ) -> tuple[LoadedState, LoadMetrics]:
-        """Build a version. Nothing may have the working directory open.
+        """Build a version, as `StateStore.load`. Nothing may have the working directory open.
 
-        Args:
-            target: The version; 0 is empty.
-            known: Lineages that need not be read again (design 0004, C2).
-            read_only: Nothing will be built on it. A reader of another query's state may not know whether there are
-                changelogs: a repair tries.
-            empty: Start from nothing, whatever there is of the version (SPARK-54420).
-
-        Raises:
-            VersionMissingError: The version is not there.
-            SnapshotRepairError: Nor is a snapshot that opens.
-            FormatError, EngineError, StoreError: As they say.
+        Lineages that are known need not be read again (design 0004, C2). A reader of another query's state may not know
+        whether there are changelogs: a repair tries.
         """
         timer = _Timer(self._runtime)
         candidate = Resolution(target, None) if empty else await self._resolve(target, known)
         timer.note("resolve")
         # Those that are here already, for every candidate.
         changelogs: dict[StateVersion, Path] = {}
-        failures: list[SnapshotUnusableError] = []
         rejected: list[StateVersion] = []
+        fetched_whole = 0
+        # Without changelogs there is nothing to bring an older snapshot up to date with.
+        may_repair = self._settings.snapshot_repair and (self._settings.changelogs or read_only)
         while True:
             try:
                 state, replayed = await self._build(candidate, changelogs, timer, is_empty_start=empty)
-            except SnapshotUnusableError as failure:
-                failures.append(failure)
+            except SnapshotUnusableError as error:
+                failure = error
             else:
                 # Until there is a snapshot again, every load has to repair. It also names the families.
                 state.needs_snapshot = state.needs_snapshot or bool(rejected)
-                metrics = self._metrics(candidate, replayed, repaired=len(rejected))
-                return state, msgspec.structs.replace(metrics, **timer.seconds())
-            # Without changelogs there is nothing to bring an older snapshot up to date with.
-            may_repair = self._settings.snapshot_repair and (self._settings.changelogs or read_only)
-            following = next_candidate(
-                failures, attempts_max=self._settings.repair_after_failures, may_repair=may_repair
-            )
-            if following == "none" or candidate.base is None:
-                raise failures[-1].reason
-            if following == "fetched":
+                metrics = LoadMetrics(
+                    of=candidate.target,
+                    base=candidate.base,
+                    changelogs=replayed.changelogs,
+                    records=replayed.records,
+                    record_bytes=replayed.size_bytes,
+                    snapshots_repaired=len(rejected),
+                    **msgspec.structs.asdict(self._manager.last_load),
+                    **timer.seconds(),
+                )
+                return state, metrics
+            if failure.reused:
+                # The same with every file fetched.
                 self._manager.forget_local()
-            elif following == "older":
+                continue
+            if candidate.base is None or not may_repair:
+                raise failure.reason
+            fetched_whole += 1
+            # Only the newest is tried more than once (design 0004, R7).
+            if rejected or fetched_whole >= self._settings.repair_after_failures:
                 rejected.append(candidate.base)
-                candidate = await self._older(target, known, rejected, failures[-1].reason)
+                candidate = await self._older(target, known, rejected, failure.reason)
                 timer.note("resolve")
-
-    def _metrics(self, resolution: Resolution, replayed: Replayed, *, repaired: int) -> LoadMetrics:
-        fetched = self._manager.last_load
-        return LoadMetrics(
-            of=resolution.target,
-            base=resolution.base,
-            files_fetched=fetched.files_fetched,
-            files_reused=fetched.files_reused,
-            bytes_fetched=fetched.bytes_fetched,
-            changelogs=replayed.changelogs,
-            records=replayed.records,
-            record_bytes=replayed.size_bytes,
-            snapshots_repaired=repaired,
-        )
 
     async def _resolve(
         self,
@@ -207,38 +171,28 @@ class StateLoader:
         failure: Exception,
     ) -> Resolution:
         """Find what else the version can be made of (design 0004, R7)."""
-        tried = ", ".join(map(str, rejected))
+        subject, reason = f"version {target}", f"the snapshots {', '.join(map(str, rejected))} do not open"
         try:
             found = await self._resolve(target, known, rejected)
         except (VersionMissingError, LineageError) as error:
             if not self._settings.changelogs:
                 raise failure from None
             failure.add_note(f"and there is no older one: {error}")
-            raise _beyond_repair(
-                target, f"the snapshots {tried} do not open, and nothing else leads to it"
-            ) from failure
+            reason += ", and nothing else leads to it"
+            raise SnapshotRepairError(reason, operation="load", subject=subject) from failure
         behind = target.version - (found.base.version if found.base is not None else 0)
-        if behind > self._settings.changes_replayed_max:
-            raise _beyond_repair(
-                target,
-                f"the snapshots {tried} do not open, and the next one is {behind} versions back, more than the "
-                f"{self._settings.changes_replayed_max} that may be replayed",
-            ) from failure
+        most = self._settings.changes_replayed_max
+        if behind > most:
+            reason += f", and the next one is {behind} versions back, more than the {most} that may be replayed"
+            raise SnapshotRepairError(reason, operation="load", subject=subject) from failure
         return found
 
     async def _build(
         self, candidate: Resolution, changelogs: dict[StateVersion, Path], timer: _Timer, *, is_empty_start: bool
     ) -> tuple[LoadedState, Replayed]:
-        """Build a version from one of the snapshots that it can be made of.
+        """Build a version from one of the snapshots that it can be made of, or raise a `SnapshotUnusableError`.
 
-        Args:
-            candidate: Which.
-            changelogs: Those that are here already; more afterwards.
-            timer: Of the load.
-            is_empty_start: As of `LoadedState`.
-
-        Raises:
-            SnapshotUnusableError: The snapshot does not open.
+        `changelogs` has those that are here already; more afterwards.
         """
         try:
             metadata = await self._fetch(candidate, changelogs)
@@ -255,7 +209,7 @@ class StateLoader:
         except DamagedError as error:
             # It opens. But where files were here already, those in the store deserve a try.
             if reused:
-                raise SnapshotUnusableError(candidate.base, error, reused=True) from error
+                raise SnapshotUnusableError(error, reused=True) from error
             raise
         finally:
             timer.note("replay")
@@ -275,7 +229,7 @@ class StateLoader:
             changelogs.update(zip(missing, fetching.result(), strict=True))
             metadata = loading.result()
             if isinstance(metadata, Exception):
-                raise SnapshotUnusableError(candidate.base, metadata, reused=False) from metadata
+                raise SnapshotUnusableError(metadata, reused=False) from metadata
             return metadata
         # Out here, so that the group becomes neither its context nor takes the place of its cause.
         raise error
@@ -288,7 +242,7 @@ class StateLoader:
         except EngineError as error:
             if not _is_refusal(error):
                 raise
-            raise SnapshotUnusableError(base, error, reused=reused) from error
+            raise SnapshotUnusableError(error, reused=reused) from error
         except BaseException:
             for db in opened:
                 await run_blocking(db.close)
@@ -317,9 +271,7 @@ class StateLoader:
             families = _families(metadata, candidate, settings)
             is_internal = families.is_internal if settings.column_families else None
             before = await run_blocking(_count, db, metadata, is_internal) if settings.count_keys else None
-            rows = None
-            if settings.row_checksums:
-                rows = RowChecks(settings.merge_delimiter, settings.row_check_ratio)
+            rows = RowChecks(settings.merge_delimiter, settings.row_check_ratio) if settings.row_checksums else None
             replayed = await run_blocking(
                 replay,
                 db,
@@ -423,7 +375,7 @@ def _open_changelog(
 ) -> ChangelogReader:
     reader = open_changelog(path, settings.codec, of)
     try:
-        _check_families_fit(reader, of, settings)
+        _check_fits(reader, of, settings)
         check_leads_back(reader.header, of, before)
     except BaseException:
         reader.close()
@@ -431,12 +383,8 @@ def _open_changelog(
     return reader
 
 
-def _check_families_fit(reader: ChangelogReader, of: StateVersion, settings: StateStoreSettings) -> None:
+def _check_fits(reader: ChangelogReader, of: StateVersion, settings: StateStoreSettings) -> None:
     found = reader.header.version
     if found != changelog_version(column_families=settings.column_families, unique_ids=of.unique_id is not None):
         reason = f"is of version {found}, which the settings' column families do not go with"
         raise UsageError(reason, operation="load", subject=reader.path.name, hint=_FAMILIES_HINT)
-
-
-def _beyond_repair(target: StateVersion, reason: str) -> SnapshotRepairError:
-    return SnapshotRepairError(reason, operation="load", subject=f"version {target}")

@@ -31,10 +31,10 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -102,13 +102,10 @@ def look_at(path: Path) -> LocalStateFile:
             if not stat.S_ISREG(status.st_mode):
                 raise UnsafeSourceError("is not a regular file", operation="identify", subject=str(path))
             identity = read_sst(descriptor, status.st_size) if path.name.endswith(".sst") else None
+            # From before it was read: a change in between shows.
+            stamp = FileStamp(status.st_ino, status.st_mtime_ns)
             return LocalStateFile(
-                path.name,
-                status.st_size,
-                identity or _hash(descriptor),
-                # From before it was read: a change in between shows.
-                FileStamp(status.st_ino, status.st_mtime_ns),
-                is_linked=status.st_nlink > 1,
+                path.name, status.st_size, identity or _hash(descriptor), stamp, is_linked=status.st_nlink > 1
             )
         finally:
             os.close(descriptor)
@@ -122,17 +119,8 @@ def is_untouched(path: Path, file: LocalStateFile) -> bool:
     return status.st_size == file.size_bytes and FileStamp(status.st_ino, status.st_mtime_ns) == file.stamp
 
 
-def look_at_all(paths: Iterable[Path]) -> tuple[LocalStateFile, ...]:
-    """`look_at` one after the other."""
-    return tuple(look_at(path) for path in paths)
-
-
 def remove_all_but(directory: Path, kept: Collection[str]) -> None:
-    """Make a directory hold these SSTs and archived WALs, and nothing else.
-
-    Args:
-        directory: Made if it is not there.
-        kept: Local names; those that are not there stay away.
+    """Make a directory hold the SSTs and archived WALs of these local names, if they are there, and nothing else.
 
     Raises:
         OSError: Something cannot be removed.
@@ -193,8 +181,10 @@ class WorkingDir:
     """The claim on such a directory, from `open` to `close`."""
 
     def __init__(self, directory: Path, lock: int) -> None:
-        """Use `open`."""
         self.directory = directory
+        self.db = directory / _DB
+        # Of changelogs.
+        self.fetched = directory / _CHANGELOGS / "fetched"
         self._lock = lock
         self._captured_count = 0
         self._written_count = 0
@@ -215,7 +205,9 @@ class WorkingDir:
             lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             _take(lock, directory)
             place = cls(directory, lock)
-            place.clear()
+            place._remove_all()
+            for path in (place.db, directory / _CAPTURED, directory / _CHANGELOGS, place.fetched):
+                path.mkdir()
         except OSError as error:
             _release(lock)
             raise unwritable_error("open", error) from error
@@ -223,16 +215,6 @@ class WorkingDir:
             _release(lock)
             raise
         return place
-
-    @property
-    def db(self) -> Path:
-        """The directory of RocksDB."""
-        return self.directory / _DB
-
-    @property
-    def fetched(self) -> Path:
-        """The directory of fetched changelogs."""
-        return self.directory / _CHANGELOGS / "fetched"
 
     def new_captured(self) -> Path:
         """Return a new path for a rocksdb_checkpoint."""
@@ -244,25 +226,20 @@ class WorkingDir:
         self._written_count += 1
         return self.directory / _CHANGELOGS / f"written-{self._written_count}"
 
-    def clear(self) -> None:
-        """Remove everything but the lock, and make the directories again."""
-        for name in (_DB, _CAPTURED, _CHANGELOGS):
-            remove_tree(self.directory / name)
-            (self.directory / name).mkdir()
-        self.fetched.mkdir()
-
     def clear_fetched(self) -> None:
-        """Remove the changelogs that were fetched."""
         remove_tree(self.fetched)
         self.fetched.mkdir()
+
+    def _remove_all(self) -> None:
+        for name in (_DB, _CAPTURED, _CHANGELOGS):
+            remove_tree(self.directory / name)
 
     def close(self) -> None:
         """Remove everything but the lock, and release it; once is enough."""
         if self._lock < 0:
             return
         try:
-            for name in (_DB, _CAPTURED, _CHANGELOGS):
-                remove_tree(self.directory / name)
+            self._remove_all()
         except OSError as error:
             raise unwritable_error("close", error) from error
         finally:
@@ -348,15 +325,19 @@ class ZipStamp(msgspec.Struct, frozen=True):
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """What a snapshot names."""
-
     paths: frozenset[str]
     # None: it was put there by this process, which has not seen it listed yet.
     stamp: ZipStamp | None
 
 
 class StateFileMap:
-    """The memory of one file manager. Every method may be called from any thread."""
+    """The memory of one file manager. Every method may be called from any thread.
+
+    Attributes:
+        retained_min: The fewest versions that a deletion here was to retain; None: there was none.
+        oldest_seen: The oldest version that the last deletion kept.
+        newest_seen: The newest snapshot that was put there; None: there was none.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -368,10 +349,9 @@ class StateFileMap:
         self._named: dict[StateVersion, _Named] = {}
         # Paths that uploads have named which ended meanwhile; a list for each `watch_uploads`.
         self._watches: list[list[str]] = []
-        # The fewest versions that a deletion here was to retain; None: there was none.
-        self._retained_min: int | None = None
-        self._oldest_seen = 1
-        self._newest_seen: int | None = None
+        self.retained_min: int | None = None
+        self.oldest_seen = 1
+        self.newest_seen: int | None = None
 
     # --- the working directory ---
 
@@ -381,10 +361,9 @@ class StateFileMap:
             self._shared = {}
 
     def begin_load(self, version: int, local: Sequence[LocalStateFile], wanted: Sequence[StoredFile]) -> frozenset[str]:
-        """Choose the local files that stay for a snapshot, and forget everything about all others.
+        """Choose the local names that stay for a snapshot, and forget everything about all others.
 
-        Returns:
-            Local names. If the load then fails, what is known of these is still true.
+        If the load then fails, what is known of these is still true.
         """
         with self._lock:
             kept = choose_kept(local, wanted, self._shared, self._pending)
@@ -392,7 +371,6 @@ class StateFileMap:
             return kept
 
     def end_load(self, version: int, fetched: Sequence[tuple[StoredFile, LocalStateFile]]) -> None:
-        """Remember files that were fetched for a snapshot."""
         with self._lock:
             for stored, local in fetched:
                 self._shared[local.name] = SharedFile(
@@ -437,10 +415,27 @@ class StateFileMap:
         with self._lock:
             self._pending[upload_id] = self._pending.get(upload_id, frozenset()) | _paths(files)
 
-    def uploaded(self, upload_id: str) -> None:
-        """Note that an upload is complete, its zip included."""
+    def end_upload(
+        self, of: StateVersion, upload_id: str, files: Sequence[CapturedFile], renewed: Sequence[CapturedFile]
+    ) -> None:
+        """Note that an upload is complete, its zip included.
+
+        Args:
+            of: The snapshot.
+            upload_id: Of the upload.
+            files: All that the snapshot names.
+            renewed: Those that were reused and got a new name; what was loaded meanwhile is not touched (S4).
+        """
         with self._lock:
+            self._named[of] = _Named(_paths(files), None)
+            for file in renewed:
+                known = self._shared.get(file.local.name)
+                if known is not None and known.identity == file.local.identity and known.version < of.version:
+                    self._shared[file.local.name] = msgspec.structs.replace(
+                        known, stored=file.stored, version=of.version, upload_id=upload_id
+                    )
             self._end(upload_id)
+            self.newest_seen = max(of.version, self.newest_seen or 0)
 
     def discard(self, upload_id: str) -> None:
         """Forget an upload that will never be complete."""
@@ -453,16 +448,6 @@ class StateFileMap:
         paths = self._pending.pop(upload_id, frozenset())
         for watch in self._watches:
             watch.extend(paths)
-
-    def rename(self, files: Sequence[CapturedFile], *, version: int, upload_id: str) -> None:
-        """Note new names of files that were reused; what was loaded meanwhile is not touched (S4)."""
-        with self._lock:
-            for file in files:
-                known = self._shared.get(file.local.name)
-                if known is not None and known.identity == file.local.identity and known.version < version:
-                    self._shared[file.local.name] = msgspec.structs.replace(
-                        known, stored=file.stored, version=version, upload_id=upload_id
-                    )
 
     # --- what snapshots name ---
 
@@ -480,7 +465,6 @@ class StateFileMap:
             return named.paths
 
     def remember_named(self, of: StateVersion, paths: Collection[str], stamp: ZipStamp | None) -> None:
-        """Note the paths that a snapshot names."""
         with self._lock:
             self._named[of] = _Named(frozenset(paths), stamp)
 
@@ -514,12 +498,11 @@ class StateFileMap:
     def give_up(self, paths: Collection[str], uploaded: Collection[str]) -> tuple[str, ...]:
         """Return the files that may be deleted, as no upload names them; from now on none that begins will.
 
-        Args:
-            paths: Of files in `SSTs/` and `logs/` that no snapshot which stays names.
-            uploaded: What `watch_uploads` has shown since before the snapshots were listed.
+        No snapshot that stays names these paths. `uploaded` is what `watch_uploads` has shown since before the
+        snapshots were listed.
         """
         with self._lock:
-            in_use = known_names(self._pending) | frozenset(uploaded)
+            in_use = frozenset(uploaded).union(*self._pending.values())
             given_up = tuple(path for path in paths if path not in in_use)
             gone = frozenset(given_up)
             self._shared = {
@@ -528,36 +511,8 @@ class StateFileMap:
             return given_up
 
     def retains(self, versions: int) -> None:
-        """Note the number of versions that a deletion here retains."""
         with self._lock:
-            self._retained_min = versions if self._retained_min is None else min(versions, self._retained_min)
-
-    @property
-    def retained_min(self) -> int | None:
-        """The fewest versions that a deletion here was to retain; None if there was none."""
-        with self._lock:
-            return self._retained_min
-
-    @property
-    def seen(self) -> tuple[int, int | None]:
-        """The oldest version that the last deletion kept, and the newest snapshot that was put there."""
-        with self._lock:
-            return self._oldest_seen, self._newest_seen
-
-    def saw_snapshot(self, version: int) -> None:
-        """Note that a snapshot was put there."""
-        with self._lock:
-            self._newest_seen = max(version, self._newest_seen or 0)
-
-    def deleted_below(self, version: int) -> None:
-        """Note that a deletion kept this version as the oldest."""
-        with self._lock:
-            self._oldest_seen = version
-
-
-def known_names(named: Mapping[Any, Collection[str]]) -> frozenset[str]:
-    """Return all paths that some snapshots or uploads name."""
-    return frozenset(path for paths in named.values() for path in paths)
+            self.retained_min = versions if self.retained_min is None else min(versions, self.retained_min)
 
 
 def _paths(files: Iterable[CapturedFile]) -> frozenset[str]:

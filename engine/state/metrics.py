@@ -15,9 +15,6 @@ class FilesLoaded(msgspec.Struct, frozen=True, kw_only=True):
     files_fetched: int = 0
     files_reused: int = 0
     bytes_fetched: int = 0
-    # Of the zip, uncompressed.
-    zip_bytes: int = 0
-    seconds: float = 0.0
 
 
 class SnapshotUploaded(msgspec.Struct, frozen=True, kw_only=True):

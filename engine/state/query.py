@@ -82,7 +82,7 @@ class BatchLog(Generic[E]):
         """
         name = self._file_name(batch, "add")
         try:
-            await self._directory.publish_bytes(name, self._encode(entry), overwrite=False)
+            await self._directory.publish(name, self._encode(entry), overwrite=False)
         except CheckpointFileExistsError:
             return False
         return True

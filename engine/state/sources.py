@@ -1,31 +1,28 @@
-"""The directory of a Spark state store as a snapshot index in a repository has it: read, never listed (0004, R6).
-
-Files of a state store: those of a directory, or of a snapshot index of one (design 0004, R6).
-"""
+"""Where the files of a state store are: a directory, or a snapshot index of one, which is never listed (0004, R6)."""
 
 import contextlib
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
-from blobstore.errors import BlobNotFoundError, InvalidRequestError
+from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
 from engine.local.scan import DIR_FLAGS
 from engine.local.transfer import ByteBudget
 from engine.restore.download import Downloader, DownloadPlace
 from engine.restore.staging import target_errors
 from engine.settings import TransferSettings
-from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
+from engine.state.checkpoint_dir import READ_BYTES_MAX
 from index.errors import VersionMissingError
 from index.plan.restore import plan_restore
 from index.snapshot.contents import files_of, select_files
-from index.snapshot.model import FileIndex, LineageItem, SnapshotIndex
+from index.snapshot.model import FileIndex, SnapshotIndex
 from index.spark.lineage import HeaderNeeded, Lineage, Present, Resolution, present_in_index
 from index.spark.names import StateVersion
 
@@ -37,23 +34,18 @@ async def resolve_with(
 ) -> Resolution:
     """Resolve a version, reading the headers that decide, one after the other (design 0004, R2).
 
-    Args:
-        ask: `index.spark.lineage.resolve` or `index.spark.retention.find_base` of what is present.
-        present: What is there, with the headers that are known.
-        read_header: Reads the lineage in the header of a changelog.
-
-    Raises:
-        VersionMissingError, LineageError: From `ask`.
-        Exception: Whatever `read_header` raises.
+    `ask` is `index.spark.lineage.resolve` or `index.spark.retention.find_base` of what is present.
     """
     while isinstance(answer := ask(present), HeaderNeeded):
         present = present.with_header(answer.changelog, await read_header(answer.changelog))
     return answer
 
 
-@runtime_checkable
 class StateFiles(Protocol):
-    """The files of one state store. Paths are names in its directory, or `SSTs/<name>` and `logs/<name>`."""
+    """The files of one state store: those of a `CheckpointDir`, or of a snapshot index of one (design 0004, R6).
+
+    Paths are names in its directory, or `SSTs/<name>` and `logs/<name>`.
+    """
 
     @property
     def location(self) -> str:
@@ -62,7 +54,7 @@ class StateFiles(Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether it is a directory, `DirectoryStateFiles`, and not a backup of one."""
+        """Whether it is a `CheckpointDir`, and not a backup of one."""
         ...
 
     async def names(self) -> tuple[str, ...]:
@@ -82,16 +74,13 @@ class StateFiles(Protocol):
     async def fetch(
         self, path: str, target: Path, *, size_bytes: int | None = None, size_bytes_max: int | None = None
     ) -> int:
-        """Copy a file to this machine, whole or not at all.
+        """Copy a file to this machine, whole or not at all, and return its size.
 
         Args:
             path: Of the file.
             target: Its new name; replaced if it is there. Its directory exists.
             size_bytes: What it has to have; None if that is not known.
             size_bytes_max: What it may have; None for any size.
-
-        Returns:
-            How many bytes it has.
 
         Raises:
             BlobNotFoundError: There is no such file.
@@ -101,7 +90,7 @@ class StateFiles(Protocol):
         """
         ...
 
-    def known_lineage(self, of: StateVersion) -> tuple[LineageItem, ...] | None:
+    def known_lineage(self, of: StateVersion) -> Lineage | None:
         """Return the lineage in the header of this changelog, where that is known without reading it; else None."""
         ...
 
@@ -110,78 +99,14 @@ class StateFiles(Protocol):
         ...
 
 
-class DirectoryStateFiles(StateFiles):
-    """The directory of a state store.
-
-    Args:
-        directory: Where it is; closed with this object.
-
-    Attributes:
-        directory: As given, for writers.
-    """
-
-    def __init__(self, directory: CheckpointDir) -> None:
-        self.directory = directory
-
-    @property
-    @override
-    def location(self) -> str:
-        return self.directory.location
-
-    @property
-    @override
-    def is_writable(self) -> bool:
-        return True
-
-    @override
-    async def names(self) -> tuple[str, ...]:
-        return tuple(status.name for status in await self.directory.list() if not status.is_directory)
-
-    @override
-    async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
-        try:
-            return await self.directory.read(path, size_bytes_max=size_bytes_max)
-        except InvalidRequestError as error:
-            # Names are checked long before: it is the size that no caller can do anything about.
-            raise DamagedError(
-                f"is larger than the {size_bytes_max} bytes that are read of it",
-                operation="load",
-                subject=f"{self.location}/{path}",
-                hint="it is not what its name says; an older version may be whole",
-            ) from error
-
-    @override
-    async def fetch(
-        self, path: str, target: Path, *, size_bytes: int | None = None, size_bytes_max: int | None = None
-    ) -> int:
-        return await self.directory.fetch(path, target, size_bytes=size_bytes, size_bytes_max=size_bytes_max)
-
-    @override
-    def known_lineage(self, of: StateVersion) -> tuple[LineageItem, ...] | None:
-        return None  # a listing knows names only
-
-    @override
-    async def close(self) -> None:
-        await self.directory.close()
-
-
-def as_state_files(files: StateFiles | CheckpointDir) -> StateFiles:
-    """Wrap a directory; anything else is returned as it is."""
-    return DirectoryStateFiles(files) if isinstance(files, CheckpointDir) else files
-
-
 class IndexStateFiles(StateFiles):
     """The files that a snapshot index names, each fetched with the checks and limits of a restore.
 
-    What it is of has to stay protected while this is in use: see `Repository.state_files`.
-
-    Args:
-        store: The repository's.
-        index: Of the directory of a state store.
-        settings: Limits of memory and parallelism, of all fetches together.
+    What it is of has to stay protected while this is in use: see `Repository.state_files`. The settings limit all
+    fetches together.
 
     Attributes:
-        index: As given.
+        index: Of the directory of a state store.
         requests: GETs of blobs so far.
     """
 
@@ -269,12 +194,9 @@ class IndexStateFiles(StateFiles):
         with target_errors(target):
             root = await run_blocking(_make_root, private, plan.dirs)
         try:
+            place = DownloadPlace(target, root)
             downloader = Downloader(
-                self._store,
-                self.index.metadata,
-                DownloadPlace(target, root),
-                settings=self._settings,
-                budget=self._budget,
+                self._store, self.index.metadata, place, settings=self._settings, budget=self._budget
             )
             self.requests += (await downloader.download(plan)).requests
         finally:

@@ -22,6 +22,7 @@ from blobstore.concurrency import run_blocking
 from engine.clock import Runtime, SystemRuntime
 from engine.errors import DamagedError, NotLoadedError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.collect import delete_old_versions
 from engine.state.commit import Committed, Maintained, StateCommits
 from engine.state.families import DEFAULT_FAMILY
 from engine.state.files import StateFileManager
@@ -30,63 +31,10 @@ from engine.state.loaded import UNCOUNTED, LoadedState, rebased
 from engine.state.local_files import WorkingDir, unwritable_error
 from engine.state.metrics import Deleted, LoadMetrics, SaveMetrics
 from engine.state.settings import StateStoreSettings
-from engine.state.sources import StateFiles, as_state_files
+from engine.state.sources import StateFiles
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.lineage import Resolution
 from index.spark.names import StateVersion
-
-
-class StoreLock:
-    """Lets one method of a state store run at a time; meanwhile rows can be neither read nor written.
-
-    Attributes:
-        mutex: Held by the method that runs.
-        is_closed: Whether the store is closed, and no method may run any more.
-    """
-
-    def __init__(self, location: str) -> None:
-        self.mutex = asyncio.Lock()
-        self.is_closed = False
-        self._location = location
-        # The method that runs, and keeps rows from being used; "" for none.
-        self._busy_with = ""
-
-    @asynccontextmanager
-    async def acquire(self, operation: str) -> AsyncIterator[None]:
-        """Run a method that keeps rows from being used.
-
-        Raises:
-            UsageError: The store is closed.
-            TargetError: The block could not write to the working directory.
-        """
-        self.check_open(operation)
-        async with self.mutex:
-            self.check_open(operation)
-            self._busy_with = operation
-            try:
-                yield
-            except OSError as error:
-                raise unwritable_error(operation, error) from error
-            finally:
-                self._busy_with = ""
-
-    @property
-    def are_rows_usable(self) -> bool:
-        """Whether rows can be read and written."""
-        return not self.is_closed and not self._busy_with
-
-    def check_rows_usable(self, operation: str) -> None:
-        """Refuse a read or a write of rows, with the reason; a `UsageError`."""
-        self.check_open(operation)
-        if self._busy_with:
-            hint = "wait until it has ended: rows cannot be used meanwhile"
-            reason = f"a {self._busy_with} is under way"
-            raise UsageError(reason, operation=operation, subject=self._location, hint=hint)
-
-    def check_open(self, operation: str) -> None:
-        """Refuse everything once the store is closed; a `UsageError`."""
-        if self.is_closed:
-            raise UsageError("the state store is closed", operation=operation, subject=self._location)
 
 
 class StateStore:
@@ -115,22 +63,24 @@ class StateStore:
         self._place = place
         self._runtime = runtime
         self._manager = StateFileManager(files, settings, runtime=runtime)
-        self._loader = StateLoader(self._manager, place, settings, runtime)
-        self._commits = StateCommits(
-            self._manager, place, settings, runtime, rocksdb=self._loader.rocksdb, rebase=self._rebase
-        )
+        self._loader = StateLoader(self._manager, place, runtime)
+        self._commits = StateCommits(self._manager, place, runtime, rocksdb=self._loader.rocksdb, rebase=self._rebase)
         self._loaded: LoadedState | None = None
         # Of the last version that was loaded to be written on, or committed. A deletion counts from it and keeps what
         # it needs (design 0004, G4), also after an abort: the query will want it again. What was loaded to be read only
         # counts for nothing, and before there is such a version nothing is deleted.
         self._needed: Resolution | None = None
-        self._lock = StoreLock(files.location)
+        # Held by the method that runs: one at a time; meanwhile rows can be neither read nor written.
+        self._mutex = asyncio.Lock()
+        # That method; "" for none.
+        self._busy_with = ""
+        self._is_closed = False
         self._is_released = False
 
     @classmethod
     async def open(
         cls,
-        files: StateFiles | CheckpointDir | str | Path,
+        files: StateFiles | str | Path,
         directory: Path,
         settings: StateStoreSettings | None = None,
         *,
@@ -153,24 +103,42 @@ class StateStore:
             TargetError: `directory` cannot be used.
             InvalidRequestError: The URL does not follow the grammar.
         """
-        opened = await CheckpointDir.open(files) if isinstance(files, str | Path) else files
+        opened: StateFiles = await CheckpointDir.open(files) if isinstance(files, str | Path) else files
         owns_files = owns_files or opened is not files
         places: list[WorkingDir] = []
         try:
             await run_blocking(lambda: places.append(WorkingDir.open(directory)))
-            return cls(
-                as_state_files(opened),
-                places[0],
-                settings or StateStoreSettings(),
-                runtime or SystemRuntime(),
-                owns_files=owns_files,
-            )
+            settings, runtime = settings or StateStoreSettings(), runtime or SystemRuntime()
+            return cls(opened, places[0], settings, runtime, owns_files=owns_files)
         except BaseException:
             for place in places:
                 await run_blocking(place.close)
             if owns_files:
                 await opened.close()
             raise
+
+    @asynccontextmanager
+    async def _exclusive(self, operation: str) -> AsyncIterator[None]:
+        """Run a method that keeps rows from being used.
+
+        Raises:
+            UsageError: The store is closed.
+            TargetError: The block could not write to the working directory.
+        """
+        self._check_open(operation)
+        async with self._mutex:
+            self._check_open(operation)
+            self._busy_with = operation
+            try:
+                yield
+            except OSError as error:
+                raise unwritable_error(operation, error) from error
+            finally:
+                self._busy_with = ""
+
+    def _check_open(self, operation: str) -> None:
+        if self._is_closed:
+            raise UsageError("the state store is closed", operation=operation, subject=self._files.location)
 
     # --- what is loaded
 
@@ -238,17 +206,16 @@ class StateStore:
         target = check_target(
             version, unique_id, self._files, self.settings.format_version, read_only=read_only, empty=empty
         )
-        async with self._lock.acquire("load"):
+        async with self._exclusive("load"):
             try:
                 if not read_only:
                     # Without ids, the snapshot of an abandoned attempt would take the place of its successor's.
                     await self._commits.uploads.revoke(lambda made: made.of.unique_id is None and made.of > target)
                 loaded = self._loaded
                 if loaded is not None and not empty and loaded.still_is(target, read_only=read_only):
-                    metrics = LoadMetrics(of=target, base=loaded.resolution.base, was_loaded=True)
+                    self.last_load = LoadMetrics(of=target, base=loaded.resolution.base, was_loaded=True)
                 else:
-                    loaded, metrics = await self._build(target, read_only=read_only, empty=empty)
-                self.last_load = metrics
+                    loaded = await self._build(target, read_only=read_only, empty=empty)
                 await self._begin(loaded, read_only=read_only)
                 if not read_only and not empty:
                     self._needed = loaded.resolution
@@ -256,7 +223,7 @@ class StateStore:
                 await self._unload()
                 raise
 
-    async def _build(self, target: StateVersion, *, read_only: bool, empty: bool) -> tuple[LoadedState, LoadMetrics]:
+    async def _build(self, target: StateVersion, *, read_only: bool, empty: bool) -> LoadedState:
         """Build a version in place of the loaded one, whose lineage may save the read of a header (C2)."""
         lineage = [StateVersion(item.version, item.unique_id) for item in self.lineage]
         at = lineage.index(target) if target in lineage else 0
@@ -264,8 +231,8 @@ class StateStore:
         await self._unload()
         try:
             # Kept at once: whatever fails from here on, the caller closes it.
-            self._loaded, metrics = await self._loader.load(target, known, read_only=read_only, empty=empty)
-            return self._loaded, metrics
+            self._loaded, self.last_load = await self._loader.load(target, known, read_only=read_only, empty=empty)
+            return self._loaded
         finally:
             # Also what a failed load has fetched: before the next one, the store may have been healed.
             await run_blocking(self._place.clear_fetched)
@@ -278,7 +245,6 @@ class StateStore:
             self._needed = rebased(self._needed, snapshot)
 
     async def _begin(self, loaded: LoadedState, *, read_only: bool = False) -> None:
-        """Prepare for reads only, or for the next version, with its id and its changelog."""
         if read_only:
             loaded.begin_reading()
             return
@@ -356,11 +322,14 @@ class StateStore:
         return self._writing("drop family").drop_family(name)
 
     def _reading(self, operation: str) -> LoadedState:
-        loaded = self._loaded
-        if loaded is None or not self._lock.are_rows_usable:
-            self._lock.check_rows_usable(operation)
+        self._check_open(operation)
+        if self._busy_with:
+            hint = "wait until it has ended: rows cannot be used meanwhile"
+            reason = f"a {self._busy_with} is under way"
+            raise UsageError(reason, operation=operation, subject=self._files.location, hint=hint)
+        if self._loaded is None:
             raise NotLoadedError("no version is loaded", operation=operation, subject=self._files.location)
-        return loaded
+        return self._loaded
 
     def _writing(self, operation: str) -> LoadedState:
         loaded = self._reading(operation)
@@ -385,7 +354,7 @@ class StateStore:
             RowChecksumError: A row of a snapshot that is waited for is damaged.
             StoreError, EngineError: The version is not there.
         """
-        async with self._lock.acquire("commit"):
+        async with self._exclusive("commit"):
             loaded = self._loaded
             if loaded is None:
                 raise NotLoadedError("no version is loaded", operation="commit", subject=self._files.location)
@@ -409,7 +378,7 @@ class StateStore:
 
     async def abort(self) -> None:
         """Forget what was written since the last commit, and what is loaded (design 0004, C5)."""
-        async with self._lock.acquire("abort"):
+        async with self._exclusive("abort"):
             await self._unload()
 
     # --- maintenance and the end
@@ -424,25 +393,26 @@ class StateStore:
             SnapshotUploadError: The last snapshot was not uploaded, for the reason given. Nothing was deleted.
             StoreError: As the store says.
         """
-        self._lock.check_open("maintain")
-        await self._commits.uploads.settle()
-        self._commits.raise_failure("maintain")
+        self._check_open("maintain")
+        uploads = self._commits.uploads
+        await uploads.settle()
+        uploads.raise_failure("maintain")
         deleted = Deleted()
-        async with self._lock.mutex:
-            self._lock.check_open("maintain")
+        async with self._mutex:
+            self._check_open("maintain")
             # A backup of a directory says itself that it cannot be written.
             if self._needed is not None or not self._files.is_writable:
                 if self._loaded is not None and self._loaded.is_read_only:
                     # It stays readable, but what it is made of may go.
                     self._loaded.is_outlived = True
-                deleted = await self._manager.delete_old_versions(
+                deleted = await delete_old_versions(
+                    self._manager,
                     versions_retained_min=self.settings.versions_retained_min,
                     versions_deleted_min=self.settings.stale_versions_min,
                     versions_deleted_max=self.settings.versions_deleted_max,
                     needed=self._needed,
                 )
-        uploaded = self._commits.take_uploaded()
-        return Maintained(uploaded=uploaded, deleted=deleted, deletion_waits=self._needed is None)
+        return Maintained(uploaded=uploads.take_uploaded(), deleted=deleted, deletion_waits=self._needed is None)
 
     async def close(self) -> None:
         """Finish uploads that go on in the background, and give everything back; once is enough.
@@ -451,8 +421,8 @@ class StateStore:
             SnapshotUploadError: The last snapshot was not uploaded. Everything was given back.
             TargetError: The working directory could not be cleared.
         """
-        self._lock.is_closed = True
-        async with self._lock.mutex:
+        self._is_closed = True
+        async with self._mutex:
             if self._is_released:
                 return
             self._is_released = True
@@ -461,8 +431,8 @@ class StateStore:
                     stack.push_async_callback(self._files.close)
                 stack.push_async_callback(run_blocking, self._place.close)
                 stack.push_async_callback(self._unload)
-                await self._commits.uploads.close(finish=self.settings.background_uploads)
-        self._commits.raise_failure("close")
+                await self._commits.uploads.close()
+        self._commits.uploads.raise_failure("close")
 
     async def __aenter__(self) -> Self:
         return self

@@ -56,11 +56,6 @@ class StateZip(msgspec.Struct, frozen=True, kw_only=True):
     # All entries but `metadata`, by name.
     files: Mapping[str, bytes]
 
-    @property
-    def content_bytes(self) -> int:
-        """Size of all entries but `metadata`."""
-        return sum(map(len, self.files.values()))
-
 
 class _Stream(io.RawIOBase):
     """Collects what is written, and cannot go back: so zipfile writes data descriptors."""

@@ -42,6 +42,7 @@ from index.spark.query_logs import (
     encode_commit,
     encode_offsets,
 )
+from index.spark.retention import StateListing
 from tests.spark.state.forms import Forms, KeyForm, StateRow
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
@@ -343,5 +344,5 @@ async def test_a_missing_changelog_is_named(tmp_path: Path) -> None:
     manager = StateFileManager(await CheckpointDir.open(tmp_path))
     with pytest.raises((VersionMissingError, LineageError), match=f"{chain[1]}"):
         await manager.resolve(3, chain[2].unique_id)
-    assert await manager.latest_version() == chain[-1].version
-    await manager.close()
+    assert StateListing.of_names(await manager.files.names()).latest_version == chain[-1].version
+    await manager.files.close()

@@ -104,7 +104,7 @@ async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
         if status.path.endswith(kind):
             data = bytearray(await root.read(status.path))
             data[len(data) // 2] ^= 0x55
-            await root.publish_bytes(status.path, bytes(data), overwrite=True)
+            await root.publish(status.path, bytes(data), overwrite=True)
         elif kind == "gone" and status.path.endswith(".sst"):
             await root.delete([status.path])
     if kind in {"busy", "stale"}:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from blobstore.concurrency import run_blocking
-from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
+from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.checkpoint.file_check import ChangelogReport, check_changelog_file, check_hidden, check_zip_file
 from engine.checkpoint.findings import CheckLevel, Finding, damage
 from engine.checkpoint.sst_check import check_sst
@@ -119,7 +119,7 @@ class StoreContents:
             return await self._directory.read(path, size_bytes_max=FILE_CHECKSUM_BYTES_MAX)
         except BlobNotFoundError:
             return None
-        except InvalidRequestError:
+        except DamagedError:
             return b""  # larger than any: its reader refuses it
 
     async def check_shared(self) -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded, run_blocking
-from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
+from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.checkpoint.check.contents import StoreWork
 from engine.checkpoint.file_check import find_hidden_misfits
 from engine.checkpoint.findings import DELETE, MEND_HINT, Finding, damage
@@ -152,7 +152,7 @@ class _LogsCheck:
         except FormatError as error:
             self._note(path, error)
             return None
-        except (InvalidRequestError, BlobCorruptError) as error:
+        except (DamagedError, BlobCorruptError) as error:
             self._damaged(path, f"cannot be read: {error}")
             return None
         self._sound.append(path)

@@ -11,7 +11,7 @@ import msgspec
 
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import run_blocking
-from blobstore.errors import BlobNotFoundError, InvalidRequestError
+from blobstore.errors import BlobNotFoundError
 from engine.checkpoint.check.contents import StoreContents, StoreWork
 from engine.checkpoint.errors import lacks
 from engine.checkpoint.file_check import check_zip_file
@@ -25,7 +25,7 @@ from engine.state.local_files import WorkingDir, shared_path
 from engine.state.query import StreamingCheckpoint
 from engine.state.replay import KeyCounts, count_store
 from engine.state.settings import StateStoreSettings
-from engine.state.sources import DirectoryStateFiles, StateFiles, resolve_with
+from engine.state.sources import StateFiles, resolve_with
 from engine.state.zips import ZIP_BYTES_MAX
 from index.errors import FormatError, LineageError, StateMetadataError, VersionMissingError
 from index.spark.changelog import check_leads_back
@@ -277,7 +277,7 @@ class _StoreCheck:
                 state = (await run_blocking(check_zip_file, data, checksum=None, subject=name)).metadata
             except TargetError:
                 raise
-            except (EngineError, FormatError, BlobNotFoundError, InvalidRequestError):
+            except (EngineError, FormatError, BlobNotFoundError):
                 # Not needed. What it names is not known: nothing is called waste then.
                 return shared | named
             named |= {shared_path(f.stored_name) for f in (*state.sst_files, *state.log_files)}
@@ -317,7 +317,7 @@ class _StoreCheck:
 
     async def _load(self, newest: Resolution) -> int:
         """Load the newest version, and count its base (K5)."""
-        files = DirectoryStateFiles(self._directory if self._is_local else await CheckpointDir.open(self._here))
+        files = self._directory if self._is_local else await CheckpointDir.open(self._here)
         metadata = None if newest.base is None else self._contents.zips[newest.base]
         name = snapshot_name(newest.base) if newest.base is not None else changelog_name(newest.target)
         try:
@@ -376,7 +376,7 @@ async def _check_load(
     manager = StateFileManager(files, settings, runtime=runtime)
     place = await run_blocking(WorkingDir.open, directory)
     try:
-        loader = StateLoader(manager, place, settings, runtime)
+        loader = StateLoader(manager, place, runtime)
         keys, doubt = 0, ""
         if resolution.base is not None and metadata is not None:
             state, _ = await loader.load(resolution.base, {}, read_only=True)

@@ -16,7 +16,7 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager
 from engine.state.query import StoreAt
 from engine.state.settings import StateStoreSettings
-from engine.state.sources import StateFiles, as_state_files
+from engine.state.sources import StateFiles
 from index.errors import FormatError
 from index.snapshot.contents import files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, belongs
@@ -87,7 +87,7 @@ def file_rows(work: FilesWork) -> Iterator[Row]:
         return
     path = "" if store is None else store.id.path
     with work.place.open_root() as (loop, directory):
-        needed = loop.run(_find_needed(as_state_files(directory.child(path)), store)) if store else None
+        needed = loop.run(_find_needed(directory.child(path), store)) if store else None
         for status in loop.run(_walk(directory, path, work.left_out)):
             below = status.path.removeprefix(f"{path}/")
             yield _describe(work, below, needed=None if needed is None else below in needed) | {

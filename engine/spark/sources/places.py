@@ -24,7 +24,7 @@ from engine.restore.restore import read_index_of, staged_restore
 from engine.spark.access import Access, absolute, open_on_driver
 from engine.spark.sources.options import SourceOptions
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.sources import IndexStateFiles, StateFiles, as_state_files
+from engine.state.sources import IndexStateFiles, StateFiles
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId
@@ -51,7 +51,7 @@ class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
     def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
         """Open the files of a store."""
         with self.open_root() as (loop, directory):
-            yield loop, as_state_files(directory.child(store.path))
+            yield loop, directory.child(store.path)
 
     @contextlib.contextmanager
     def open_logs(self, scratch: Path) -> Iterator[tuple[LoopThread, CheckpointDir]]:  # noqa: ARG002  # no copy is made

@@ -23,7 +23,7 @@ async def copy_checkpoint(files: dict[str, Path], url: str) -> None:
     """What a query writes that has its checkpoint on S3."""
     directory = await CheckpointDir.open(url)
     for path, file in files.items():
-        await directory.publish_file(path, file, overwrite=False)
+        await directory.publish(path, file, overwrite=False)
     await directory.close()
 
 

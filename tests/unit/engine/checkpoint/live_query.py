@@ -75,12 +75,12 @@ class LiveQuery:
     async def start(self) -> None:
         """What is there before the first batch."""
         directory = await self.directory()
-        await directory.publish_bytes("metadata", encode_query_id(self.query_id), overwrite=False)
+        await directory.publish("metadata", encode_query_id(self.query_id), overwrite=False)
         stores = (OperatorStore(name="default", prefix_columns_count=0, partitions_count=len(self._ids)),)
         operator = OperatorMetadata(id=0, name="stateStoreSave", stores=stores)
-        await directory.publish_bytes("state/0/_metadata/metadata", encode_operator(operator), overwrite=False)
-        await directory.publish_bytes("state/0/0/_metadata/schema", ROW_SCHEMA, overwrite=False)
-        await directory.publish_bytes("sources/0/0", b"v1\n{}", overwrite=False)
+        await directory.publish("state/0/_metadata/metadata", encode_operator(operator), overwrite=False)
+        await directory.publish("state/0/0/_metadata/schema", ROW_SCHEMA, overwrite=False)
+        await directory.publish("sources/0/0", b"v1\n{}", overwrite=False)
 
     async def run(self, batches: int = 1, *, commit: bool = True, maintain: bool = True) -> None:
         """Run batches. Without `commit` the last one stops before its commit is written."""

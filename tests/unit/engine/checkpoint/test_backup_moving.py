@@ -85,7 +85,7 @@ async def test_a_file_without_an_id_that_is_overwritten_meanwhile_is_refused(
 
     async def overwrite() -> None:
         # Another file, of the same size and the same content but for the time.
-        await directory.publish_bytes(name, data, overwrite=True)
+        await directory.publish(name, data, overwrite=True)
 
     at_upload(repository, overwrite)
     done = await backup_checkpoint(repository, query.location)
@@ -146,9 +146,9 @@ async def test_a_zip_that_is_uploaded_twice_meanwhile_is_looked_at_once_more(
     sums = FileChecksum.of_file(crc32c=crc32c(again.getvalue()), size_bytes=len(again.getvalue()), timestamp_ms=0)
 
     async def upload_the_rest() -> None:
-        await directory.publish_bytes(f"{name}.crc", encode_file_checksum(sums), overwrite=True)
+        await directory.publish(f"{name}.crc", encode_file_checksum(sums), overwrite=True)
 
-    await directory.publish_bytes(name, again.getvalue(), overwrite=True)
+    await directory.publish(name, again.getvalue(), overwrite=True)
     assert isinstance(query.files, InterposedStore)
     # The checksum is fetched before the zip: the old one, which does not fit it.
     query.files.after("get", f"{name}.crc", upload_the_rest)
@@ -212,8 +212,8 @@ async def test_the_files_of_the_query_are_read_after_the_stores(
     await query.run(3)
 
     async def begin_next() -> None:
-        await (await query.directory()).publish_bytes("offsets/3", b"v1\n{}", overwrite=False)
-        await (await query.directory()).publish_bytes("sources/0/1", b"v1\n{}", overwrite=False)
+        await (await query.directory()).publish("offsets/3", b"v1\n{}", overwrite=False)
+        await (await query.directory()).publish("sources/0/1", b"v1\n{}", overwrite=False)
 
     at_upload(repository, begin_next)
     done = await backup_checkpoint(repository, query.root)

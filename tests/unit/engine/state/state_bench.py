@@ -14,6 +14,7 @@ from index.spark.changelog import changelog_version
 from index.spark.lineage import Lineage, Resolution
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion
+from index.spark.retention import StateListing
 
 # What RocksDB has beside SSTs, and may not be empty.
 OTHERS = {"CURRENT": b"MANIFEST-000005\n", "MANIFEST-000005": b"manifest", "OPTIONS-000007": b"options"}
@@ -92,6 +93,9 @@ class StateBench:
 
     async def names(self, path: str = "") -> list[str]:
         return [status.name for status in await self.directory.list(path) if not status.is_directory]
+
+    async def listing(self) -> StateListing:
+        return StateListing.of_names(await self.manager.files.names())
 
     async def versions(self, suffix: str) -> list[int]:
         found = (name.removesuffix(suffix).split("_")[0] for name in await self.names() if name.endswith(suffix))

@@ -67,7 +67,7 @@ async def test_batches_are_in_the_order_of_their_numbers(commits: CommitLog) -> 
 
 async def test_foreign_files_are_no_batches(commits: CommitLog, directory: CheckpointDir) -> None:
     for name in ("0_copy", "1.tmp", "007", "5/inside"):
-        await directory.publish_bytes(name, b"v1\n{}", overwrite=False)
+        await directory.publish(name, b"v1\n{}", overwrite=False)
     assert await commits.add(2, COMMIT)
     assert await commits.batches() == (2,)
 
@@ -76,10 +76,10 @@ async def test_what_cannot_be_read_names_its_file_and_is_never_passed_over(
     commits: CommitLog, directory: CheckpointDir
 ) -> None:
     await commits.add(0, COMMIT)
-    await directory.publish_bytes("1", b"v9\n{}", overwrite=False)
+    await directory.publish("1", b"v9\n{}", overwrite=False)
     with pytest.raises(UnknownFormatError, match="commits/1: is of version 9"):
         await commits.latest()
-    await directory.publish_bytes("1", b"v2\n{", overwrite=True)
+    await directory.publish("1", b"v2\n{", overwrite=True)
     with pytest.raises(BatchLogError, match="commits/1"):
         await commits.latest()
     assert await commits.get(0) == COMMIT

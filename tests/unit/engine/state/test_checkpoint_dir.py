@@ -36,8 +36,8 @@ async def test_what_is_published_is_listed_read_and_fetched(checkpoint: Checkpoi
     source.write_bytes(b"from a file")
     store_dir = checkpoint.child("state/0/0")
     assert await store_dir.list() == ()
-    await store_dir.publish_bytes("1.changelog", b"bytes", overwrite=False)
-    assert await store_dir.publish_file("SSTs/000001-x.sst", source, overwrite=False) == 11
+    await store_dir.publish("1.changelog", b"bytes", overwrite=False)
+    assert await store_dir.publish("SSTs/000001-x.sst", source, overwrite=False) == 11
     listed = await store_dir.list()
     assert [(status.path, status.is_directory, status.size_bytes) for status in listed] == [
         ("1.changelog", False, 5),
@@ -57,11 +57,11 @@ async def test_what_is_published_is_listed_read_and_fetched(checkpoint: Checkpoi
 
 
 async def test_a_file_is_overwritten_only_where_that_is_allowed(checkpoint: CheckpointDir) -> None:
-    await checkpoint.publish_bytes("1.zip", b"first", overwrite=False)
+    await checkpoint.publish("1.zip", b"first", overwrite=False)
     with pytest.raises(CheckpointFileExistsError):
-        await checkpoint.publish_bytes("1.zip", b"second", overwrite=False)
+        await checkpoint.publish("1.zip", b"second", overwrite=False)
     assert await checkpoint.read("1.zip") == b"first"
-    await checkpoint.publish_bytes("1.zip", b"third", overwrite=True)
+    await checkpoint.publish("1.zip", b"third", overwrite=True)
     assert await checkpoint.read("1.zip") == b"third"
 
 
@@ -69,7 +69,7 @@ async def test_a_file_is_overwritten_only_where_that_is_allowed(checkpoint: Chec
 async def test_a_file_of_another_size_is_not_fetched(
     checkpoint: CheckpointDir, tmp_path: Path, wanted: dict[str, int]
 ) -> None:
-    await checkpoint.publish_bytes("file", b"12345", overwrite=False)
+    await checkpoint.publish("file", b"12345", overwrite=False)
     target = tmp_path / "targets" / "file"
     target.parent.mkdir()
     with pytest.raises(DamagedError, match="bytes"):
@@ -83,7 +83,7 @@ async def test_what_cannot_be_fetched_leaves_nothing(checkpoint: CheckpointDir, 
     with pytest.raises(BlobNotFoundError):
         await checkpoint.fetch("not-there", targets / "file")
     assert names_in(targets) == []
-    await checkpoint.publish_bytes("file", b"12345", overwrite=False)
+    await checkpoint.publish("file", b"12345", overwrite=False)
     with pytest.raises(TargetError):
         await checkpoint.fetch("file", targets / "no such directory" / "file")
 
@@ -91,7 +91,7 @@ async def test_what_cannot_be_fetched_leaves_nothing(checkpoint: CheckpointDir, 
 async def test_a_fetch_that_breaks_off_leaves_the_older_file(tmp_path: Path) -> None:
     store = InterposedStore(MemoryStore())
     checkpoint = await CheckpointDir.open(store)
-    await checkpoint.publish_bytes("file", b"new", overwrite=False)
+    await checkpoint.publish("file", b"new", overwrite=False)
     store.fail("get", "file")
     target = tmp_path / "file"
     target.write_bytes(b"old")
@@ -107,7 +107,7 @@ async def test_a_path_that_leads_elsewhere_is_refused(checkpoint: CheckpointDir,
     with pytest.raises(InvalidRequestError):
         await checkpoint.fetch(path, tmp_path / "target")
     with pytest.raises(InvalidRequestError):
-        await checkpoint.publish_bytes(path, b"", overwrite=True)
+        await checkpoint.publish(path, b"", overwrite=True)
     with pytest.raises(InvalidRequestError):
         await checkpoint.delete([path])
     with pytest.raises(InvalidRequestError):
@@ -120,7 +120,7 @@ async def test_a_path_that_leads_elsewhere_is_refused(checkpoint: CheckpointDir,
 
 async def test_a_fetched_file_shares_no_inode_with_the_checkpoint(tmp_path: Path) -> None:
     checkpoint = await CheckpointDir.open(tmp_path / "checkpoint")
-    await checkpoint.publish_bytes("file", bytes(range(256)) * 20_000, overwrite=False)
+    await checkpoint.publish("file", bytes(range(256)) * 20_000, overwrite=False)
     await checkpoint.fetch("file", tmp_path / "fetched")
     fetched, stored = tmp_path / "fetched", tmp_path / "checkpoint" / "file"
     assert fetched.read_bytes() == stored.read_bytes()
@@ -132,7 +132,7 @@ async def test_a_fetched_file_shares_no_inode_with_the_checkpoint(tmp_path: Path
 
 async def test_a_symbolic_link_in_a_checkpoint_is_not_followed(tmp_path: Path) -> None:
     checkpoint = await CheckpointDir.open(tmp_path / "checkpoint")
-    await checkpoint.publish_bytes("file", b"", overwrite=False)
+    await checkpoint.publish("file", b"", overwrite=False)
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / "checkpoint" / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(StoreError):
@@ -148,22 +148,22 @@ async def test_hadoops_hidden_checksum_goes_with_the_file_that_it_is_of(tmp_path
     hidden, other = directory / f".{name}.crc", directory / ".6.zip.crc"
 
     async def written_by_spark() -> None:
-        await store_dir.publish_bytes(name, b"spark's", overwrite=True)
+        await store_dir.publish(name, b"spark's", overwrite=True)
         hidden.write_bytes(b"crc")
 
     await written_by_spark()
     other.write_bytes(b"crc")
     with pytest.raises(CheckpointFileExistsError):
-        await store_dir.publish_bytes(name, b"ours", overwrite=False)
+        await store_dir.publish(name, b"ours", overwrite=False)
     assert hidden.exists()
-    await store_dir.publish_bytes(name, b"ours", overwrite=True)
+    await store_dir.publish(name, b"ours", overwrite=True)
     assert not hidden.exists()
     await written_by_spark()
     await store_dir.delete([name])
     assert not hidden.exists()
     # One that was left behind when its file was deleted by somebody else.
     hidden.write_bytes(b"crc")
-    await store_dir.publish_bytes(name, b"ours", overwrite=False)
+    await store_dir.publish(name, b"ours", overwrite=False)
     assert not hidden.exists()
     assert other.exists()
 
@@ -171,7 +171,7 @@ async def test_hadoops_hidden_checksum_goes_with_the_file_that_it_is_of(tmp_path
 async def test_a_hidden_checksum_is_gone_before_its_file_is_replaced(tmp_path: Path) -> None:
     store = InterposedStore(LocalStore(tmp_path))
     checkpoint = await CheckpointDir.open(store, local_root=tmp_path)
-    await checkpoint.publish_bytes("5.zip", b"old", overwrite=True)
+    await checkpoint.publish("5.zip", b"old", overwrite=True)
     seen: list[bool] = []
 
     async def look() -> None:
@@ -181,16 +181,14 @@ async def test_a_hidden_checksum_is_gone_before_its_file_is_replaced(tmp_path: P
         (tmp_path / ".5.zip.crc").write_bytes(b"crc")
         store.before(operation, "5.zip", look)
         await (
-            checkpoint.publish_bytes("5.zip", b"new", overwrite=True)
-            if operation == "put"
-            else checkpoint.delete(["5.zip"])
+            checkpoint.publish("5.zip", b"new", overwrite=True) if operation == "put" else checkpoint.delete(["5.zip"])
         )
     assert seen == [False, False]
 
 
 async def test_what_is_not_spark_s_is_hidden_in_the_root(tmp_path: Path) -> None:
     checkpoint = await CheckpointDir.open(tmp_path)
-    await checkpoint.child("state/0/0").publish_bytes("1.zip", b"", overwrite=False)
+    await checkpoint.child("state/0/0").publish("1.zip", b"", overwrite=False)
     assert names_in(tmp_path / "state" / "0" / "0") == ["1.zip"]
     assert [name for name in names_in(tmp_path) if not name.startswith(".")] == ["state"]
 
@@ -253,7 +251,7 @@ def test_a_copy_replaces_nothing_and_takes_regular_files_only(tmp_path: Path) ->
 async def test_a_walk_names_every_file_below_with_its_size(checkpoint: CheckpointDir) -> None:
     assert await checkpoint.walk() == ()
     for name in ("state/0/0/1.zip", "state/0/0/SSTs/1.sst", "state/0/1/1.zip", "state/00", "metadata"):
-        await checkpoint.publish_bytes(name, name.encode(), overwrite=False)
+        await checkpoint.publish(name, name.encode(), overwrite=False)
     everything = await checkpoint.walk()
     assert {status.path: status.size_bytes for status in everything} == {
         name: len(name)
@@ -266,7 +264,7 @@ async def test_a_walk_names_every_file_below_with_its_size(checkpoint: Checkpoin
 
 async def test_what_writers_that_died_left_goes_after_a_day_and_nothing_else_does(tmp_path: Path) -> None:
     checkpoint = await CheckpointDir.open(tmp_path)
-    await checkpoint.publish_bytes("state/0/0/1.delta", b"x", overwrite=False)
+    await checkpoint.publish("state/0/0/1.delta", b"x", overwrite=False)
     for name, age_h in (("0" * 32, 25), ("1" * 32, 23), ("theirs", 25)):
         path = tmp_path / ".tmp" / name
         path.write_bytes(b"half")

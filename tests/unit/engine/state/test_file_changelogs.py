@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.memory import MemoryStore
+from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import DamagedChangelogError
 from index.snapshot.model import LineageItem, UniqueId
@@ -33,7 +34,8 @@ async def test_a_changelog_is_written_and_read_by_its_version(
         await bench.manager.publish_changelog(of, path)
         scratch = tmp_path / f"scratch-{column_families}"
         scratch.mkdir()
-        with await bench.manager.open_changelog(of, scratch) as changelog:
+        (fetched,) = await bench.manager.fetch_changelogs([of], scratch)
+        with open_changelog(fetched, "lz4", of) as changelog:
             expected = changelog_version(column_families=column_families, unique_ids=unique_id is not None)
             assert (changelog.header.version, changelog.header.lineage) == (expected, lineage)
             assert [record for records in changelog for record in records] == [(PUT, b"key", b"value")]

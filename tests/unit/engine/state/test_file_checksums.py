@@ -12,7 +12,6 @@ from engine.local.hashing import crc32c
 from engine.state.changelogs import CREATOR, fetch_checked, publish_checked, read_checked
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager
-from engine.state.sources import DirectoryStateFiles
 from index.errors import FileChecksumError
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX, decode_file_checksum
 from index.spark.names import StateVersion
@@ -50,25 +49,23 @@ async def test_a_checksum_says_what_the_file_is(directory: CheckpointDir, tmp_pa
 @pytest.mark.parametrize("corrupt", [b"Content", b"content and more", b""])
 async def test_a_corrupt_file_is_detected(directory: CheckpointDir, tmp_path: Path, corrupt: bytes) -> None:
     await publish(directory, b"content")
-    files = DirectoryStateFiles(directory)
-    assert await read_checked(files, "file") == b"content"
-    await directory.publish_bytes("file", corrupt, overwrite=True)
+    assert await read_checked(directory, "file") == b"content"
+    await directory.publish("file", corrupt, overwrite=True)
     with pytest.raises(FileChecksumError, match="file"):
-        await read_checked(files, "file")
+        await read_checked(directory, "file")
     with pytest.raises(FileChecksumError, match="file"):
-        await fetch_checked(files, "file", tmp_path / "target")
+        await fetch_checked(directory, "file", tmp_path / "target")
     assert tree(tmp_path) == {}
 
 
 @pytest.mark.spark_case(53)
 async def test_a_file_without_a_checksum_is_read_unverified(directory: CheckpointDir, tmp_path: Path) -> None:
-    await directory.publish_bytes("file", b"content", overwrite=False)
-    files = DirectoryStateFiles(directory)
-    assert await read_checked(files, "file") == b"content"
-    assert await fetch_checked(files, "file", tmp_path / "target") == 7
+    await directory.publish("file", b"content", overwrite=False)
+    assert await read_checked(directory, "file") == b"content"
+    assert await fetch_checked(directory, "file", tmp_path / "target") == 7
     assert (tmp_path / "target").read_bytes() == b"content"
     with pytest.raises(BlobNotFoundError):
-        await read_checked(files, "not-there")
+        await read_checked(directory, "not-there")
 
 
 @pytest.mark.spark_case(54)
@@ -85,7 +82,7 @@ async def test_a_file_that_is_there_keeps_its_bytes_and_its_checksum(directory: 
     await publish(directory, b"first")
     with pytest.raises(CheckpointFileExistsError, match="file"):
         await publish(directory, b"second")
-    assert await read_checked(DirectoryStateFiles(directory), "file") == b"first"
+    assert await read_checked(directory, "file") == b"first"
 
 
 async def test_a_crash_while_a_file_is_replaced_leaves_no_checksum_of_another_file(
@@ -103,32 +100,31 @@ async def test_a_crash_while_a_file_is_replaced_leaves_no_checksum_of_another_fi
     (tmp_path / "changelog").write_bytes(b"new")
     with pytest.raises(CrashError):
         await StateFileManager(directory).publish_changelog(StateVersion(1), tmp_path / "changelog")
-    assert await read_checked(DirectoryStateFiles(directory), "1.changelog") == b"old"
+    assert await read_checked(directory, "1.changelog") == b"old"
 
 
 async def test_a_name_that_is_taken_by_a_file_without_a_checksum_gets_none(directory: CheckpointDir) -> None:
-    await directory.publish_bytes("file", b"first", overwrite=False)
+    await directory.publish("file", b"first", overwrite=False)
     with pytest.raises(CheckpointFileExistsError, match="file"):
         await publish(directory, b"second")
     assert not await directory.exists("file.crc")
-    assert await read_checked(DirectoryStateFiles(directory), "file") == b"first"
+    assert await read_checked(directory, "file") == b"first"
 
 
 async def test_a_name_as_long_as_a_file_system_takes_is_fetched(directory: CheckpointDir, tmp_path: Path) -> None:
     await publish(directory, b"content")
     # 255 bytes, in 128 characters.
     target = tmp_path / ("\u00e9" * 127 + "x")
-    assert await fetch_checked(DirectoryStateFiles(directory), "file", target) == 7
+    assert await fetch_checked(directory, "file", target) == 7
     assert target.read_bytes() == b"content"
 
 
 async def test_a_checksum_that_is_too_large_is_damage(directory: CheckpointDir, tmp_path: Path) -> None:
     await publish(directory, b"content")
-    await directory.publish_bytes("file.crc", b" " * (FILE_CHECKSUM_BYTES_MAX + 1), overwrite=True)
-    files = DirectoryStateFiles(directory)
+    await directory.publish("file.crc", b" " * (FILE_CHECKSUM_BYTES_MAX + 1), overwrite=True)
     with pytest.raises(DamagedError, match=r"file\.crc"):
-        await read_checked(files, "file")
+        await read_checked(directory, "file")
     with pytest.raises(DamagedError, match=r"file\.crc"):
-        await fetch_checked(files, "file", tmp_path / "target")
+        await fetch_checked(directory, "file", tmp_path / "target")
     with pytest.raises(DamagedError, match="is larger than the 3 bytes"):
-        await read_checked(files, "file", size_bytes_max=3)
+        await read_checked(directory, "file", size_bytes_max=3)

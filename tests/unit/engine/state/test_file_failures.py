@@ -13,6 +13,7 @@ from blobstore.memory import MemoryStore
 from engine.errors import DamagedError
 from engine.state.changelogs import ChangelogWriter
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.collect import delete_old_versions
 from index.errors import VersionMissingError
 from index.snapshot.model import LineageItem, UniqueId
 from tests.doubles import InterposedStore
@@ -73,8 +74,7 @@ async def test_nothing_that_a_failed_upload_put_there_is_named_by_a_later_snapsh
     assert tree(bench.working) == files(s1=10, s2=20)
     # And it goes, as any other file that nobody names.
     await bench.save(files(s3=30), at(3))
-    assert await bench.manager.find_orphan_files() == tuple(f"SSTs/{name}" for name in left)
-    deleted = await bench.manager.delete_old_versions(versions_retained_min=1)
+    deleted = await delete_old_versions(bench.manager, versions_retained_min=1)
     assert (deleted.files, deleted.orphans) == (2, 1)
 
 
@@ -141,12 +141,12 @@ async def test_an_interrupted_deletion_is_completed_by_the_next(
         await bench.save(files(**{f"s{version}": 10}), at(version, "a"))
     store.fail("delete", interrupted)
     with pytest.raises(StoreUnavailableError):
-        await bench.manager.delete_old_versions(versions_retained_min=2)
+        await delete_old_versions(bench.manager, versions_retained_min=2)
     for version in (4, 5):
         await bench.load(at(version, "a"))
     # What stopped before the zips is all done again; what stopped after them waits until others expire.
     await bench.save(files(s6=10), at(6, "a"))
-    await bench.manager.delete_old_versions(versions_retained_min=2)
+    await delete_old_versions(bench.manager, versions_retained_min=2)
     assert await bench.versions(".zip") == [5, 6]
     assert await bench.versions(".changelog") == [5]
     assert sorted(name[:6] for name in await bench.names("SSTs")) == ["000005", "000006"]
@@ -226,10 +226,10 @@ async def test_of_names_without_ids_the_oldest_zip_that_stays_is_read_again_and_
     """Some stores tell times in seconds: an overwritten zip may look as it did."""
     for version in range(1, 4):
         await bench.save(files(**{f"s{version}": 10}), at(version, unique_id))
-    await bench.manager.delete_old_versions(versions_retained_min=2)
+    await delete_old_versions(bench.manager, versions_retained_min=2)
     await bench.save(files(s4=10), at(4, unique_id))
     store.requests.clear()
-    await bench.manager.delete_old_versions(versions_retained_min=2)
+    await delete_old_versions(bench.manager, versions_retained_min=2)
     zips = sorted(key.rpartition("/")[2] for operation, key in store.requests if operation == "get")
     assert zips == ([] if unique_id else ["3.zip", "4.zip"])
     assert await bench.versions(".zip") == [3, 4]
@@ -263,8 +263,8 @@ async def test_saving_and_deleting_in_two_threads_lose_nothing_that_stays(
     async def delete_all() -> None:
         while not done.is_set():
             target = at(len(contents), unique_id) if contents else None
-            deleted = await bench.manager.delete_old_versions(
-                versions_retained_min=3, needed=None if target is None else needed(target, target)
+            deleted = await delete_old_versions(
+                bench.manager, versions_retained_min=3, needed=None if target is None else needed(target, target)
             )
             deletions.append(deleted.snapshots)
             await asyncio.sleep(0.001)
@@ -285,7 +285,7 @@ async def test_saving_and_deleting_in_two_threads_lose_nothing_that_stays(
         await asyncio.to_thread(thread.join)
     assert len(contents) == 60
     assert sum(deletions) > 10
-    await bench.manager.delete_old_versions(versions_retained_min=3)
+    await delete_old_versions(bench.manager, versions_retained_min=3)
     reader = bench.beside(tmp_path / "reader")
     assert await reader.versions(".zip") == [58, 59, 60]
     assert await reader.versions(".changelog") == [58, 59, 60]
@@ -302,7 +302,7 @@ async def test_what_an_upload_under_way_will_name_is_not_deleted(bench: StateBen
     captured = bench.capture(files(s1=10, s9=90), at(9))
     for version in range(2, 6):
         await bench.save(files(**{f"s{version}": 10}), at(version))
-    await bench.manager.delete_old_versions(versions_retained_min=1)
+    await delete_old_versions(bench.manager, versions_retained_min=1)
     assert await bench.versions(".zip") == [5]
     await bench.manager.upload_snapshot(captured)
     await bench.load(at(9))

@@ -11,6 +11,7 @@ from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.collect import delete_old_versions
 from engine.state.files import CapturedSnapshot
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.changelog import PUT
@@ -154,7 +155,7 @@ class History:
         executor = self.chance.choice(self.executors)
         current = await self.load(executor, self.chain[-1])
         deleted_max = self.chance.choice([-1, 1, 2])
-        deleted = await executor.manager.delete_old_versions(versions_deleted_max=deleted_max, needed=current)
+        deleted = await delete_old_versions(executor.manager, versions_deleted_max=deleted_max, needed=current)
         self.deleted += deleted.snapshots
         self.oldest = max(self.oldest, self.chain[-1].of.version - RETAINED + 1)
         for made in self.chain:

@@ -10,6 +10,7 @@ from blobstore.errors import CheckpointFileExistsError
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.collect import delete_old_versions
 from engine.state.files import StateFileManager
 from index.errors import FileChecksumError, VersionMissingError
 from index.spark.names import stored_name
@@ -41,12 +42,12 @@ def unique_id(request: pytest.FixtureRequest) -> str | None:
 async def test_only_new_files_are_uploaded(bench: StateBench, tmp_path: Path) -> None:
     first, second = files(s1=10, s2=20, l1=1000, l2=2000), files(s1=10, s2=25, s3=30, l1=1000, l2=2500, l3=3000)
     third = files(s1=10, s2=25, s3=30, s4=40, l4=4000)
-    assert await bench.manager.latest_version() == 0
+    assert (await bench.listing()).latest_version == 0
     with pytest.raises(VersionMissingError, match=r"1\.zip"):
         await bench.load(at(1))
 
     await bench.save(first, at(1), num_keys=101)
-    assert await bench.manager.latest_version() == 1
+    assert (await bench.listing()).latest_version == 1
     assert (len(await bench.names("SSTs")), len(await bench.names("logs"))) == (2, 2)
 
     # Files of the same names and other sizes, and files that do not belong there.
@@ -174,7 +175,7 @@ async def test_an_sst_of_another_size_than_the_snapshot_says_is_refused(bench: S
     await bench.save(files(s1=10), at(1))
     (name,) = await bench.names("SSTs")
     for data in (b"short", b"far longer than it was"):
-        await bench.directory.publish_bytes(f"SSTs/{name}", data, overwrite=True)
+        await bench.directory.publish(f"SSTs/{name}", data, overwrite=True)
         with pytest.raises(DamagedError, match="bytes"):
             await bench.load(at(1))
         assert "000001.sst" not in tree(bench.working)
@@ -228,12 +229,13 @@ async def test_of_a_name_without_an_id_the_last_writer_wins(bench: StateBench, t
 
 
 async def test_latest_versions_count_every_id_and_pass_over_foreign_names(bench: StateBench) -> None:
-    assert (await bench.manager.latest_version(), await bench.manager.latest_snapshot_version()) == (0, 0)
+    assert (await bench.listing()).latest_version == 0
     await bench.save(files(), at(3, "a"))
     await bench.changelog(at(5, "b"))
     for name in ("99.zip.bak", "x.zip", "07.zip", "8_a_b.changelog", "schema"):
-        await bench.directory.publish_bytes(name, b"", overwrite=True)
-    assert (await bench.manager.latest_version(), await bench.manager.latest_snapshot_version()) == (5, 3)
+        await bench.directory.publish(name, b"", overwrite=True)
+    listing = await bench.listing()
+    assert (listing.latest_version, listing.latest_snapshot_version) == (5, 3)
 
 
 async def test_changelogs_come_in_order_and_a_missing_one_is_named(bench: StateBench, tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ async def test_a_corrupt_file_is_detected(bench: StateBench, tmp_path: Path, kin
     await bench.changelog(at(1, "a"), b"changes")
     data = bytearray(await bench.directory.read(f"1_a.{kind}"))
     data[3] ^= 1
-    await bench.directory.publish_bytes(f"1_a.{kind}", bytes(data), overwrite=True)
+    await bench.directory.publish(f"1_a.{kind}", bytes(data), overwrite=True)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     load: Callable[[], Awaitable[object]] = {
@@ -294,8 +296,8 @@ async def test_a_name_without_an_id_gets_no_checksum_and_loses_the_one_that_an_o
 ) -> None:
     await bench.changelog(at(1), b"old")
     # Also one that has come since the directory was last listed.
-    await bench.manager.latest_version()
-    await bench.directory.publish_bytes("1.changelog.crc", b"{}", overwrite=False)
+    assert not await bench.manager.has_snapshot(at(1))
+    await bench.directory.publish("1.changelog.crc", b"{}", overwrite=False)
     await bench.changelog(at(1), b"new")
     assert await bench.names() == ["1.changelog"]
 
@@ -316,15 +318,15 @@ async def test_purge_with_nothing_to_wait_for(bench: StateBench, unique_id: str 
         await bench.changelog(at(version, unique_id))
     for version in (2, 3):
         await bench.save(files(**{f"s{version}": 10}), at(version, unique_id))
-        await bench.manager.delete_old_versions(versions_retained_min=3)
+        await delete_old_versions(bench.manager, versions_retained_min=3)
     assert (await bench.versions(".zip"), await bench.versions(".changelog")) == ([2, 3], [1, 2, 3, 4, 5])
     await bench.save(files(s5=10), at(5, unique_id))
-    await bench.manager.delete_old_versions(versions_retained_min=3)
+    await delete_old_versions(bench.manager, versions_retained_min=3)
     assert (await bench.versions(".zip"), await bench.versions(".changelog")) == ([3, 5], [3, 4, 5])
     for version in range(6, 9):
         await bench.changelog(at(version, unique_id))
     await bench.save(files(s8=10), at(8, unique_id))
-    await bench.manager.delete_old_versions(versions_retained_min=3)
+    await delete_old_versions(bench.manager, versions_retained_min=3)
     assert (await bench.versions(".zip"), await bench.versions(".changelog")) == ([5, 8], [5, 6, 7, 8])
     assert sorted(name[:6] for name in await bench.names("SSTs")) == ["000005", "000008"]
 
@@ -333,10 +335,10 @@ async def test_purge_with_nothing_to_wait_for(bench: StateBench, unique_id: str 
 async def test_purge_waits_until_enough_is_stale(bench: StateBench, unique_id: str | None) -> None:
     for version in range(1, 6):
         await commit(bench, range(version, version + 1), unique_id)
-        await bench.manager.delete_old_versions(versions_retained_min=3, versions_deleted_min=3)
+        await delete_old_versions(bench.manager, versions_retained_min=3, versions_deleted_min=3)
         assert await bench.versions(".zip") == list(range(1, version + 1))
     await commit(bench, range(6, 7), unique_id)
-    deleted = await bench.manager.delete_old_versions(versions_retained_min=3, versions_deleted_min=3)
+    deleted = await delete_old_versions(bench.manager, versions_retained_min=3, versions_deleted_min=3)
     assert (await bench.versions(".zip"), await bench.versions(".changelog")) == ([4, 5, 6], [4, 5, 6])
     assert (deleted.oldest_kept, deleted.snapshots, deleted.changelogs, deleted.files) == (4, 3, 3, 3)
 
@@ -345,10 +347,10 @@ async def test_purge_waits_until_enough_is_stale(bench: StateBench, unique_id: s
 async def test_purge_deletes_no_more_than_it_may_at_once(bench: StateBench, unique_id: str | None) -> None:
     settings: dict[str, Any] = {"versions_retained_min": 3, "versions_deleted_min": 3, "versions_deleted_max": 1}
     await commit(bench, range(1, 7), unique_id)
-    await bench.manager.delete_old_versions(**settings)
+    await delete_old_versions(bench.manager, **settings)
     assert (await bench.versions(".zip"), await bench.versions(".changelog")) == ([2, 3, 4, 5, 6], [2, 3, 4, 5, 6])
     await commit(bench, range(7, 8), unique_id)
-    await bench.manager.delete_old_versions(**settings)
+    await delete_old_versions(bench.manager, **settings)
     assert (await bench.versions(".zip"), await bench.versions(".changelog")) == ([3, 4, 5, 6, 7], [3, 4, 5, 6, 7])
 
 
@@ -357,7 +359,7 @@ async def test_purge_deletes_less_than_it_may_at_once(bench: StateBench, unique_
     settings: dict[str, Any] = {"versions_retained_min": 3, "versions_deleted_min": 1, "versions_deleted_max": 2}
     await commit(bench, range(1, 6), unique_id)
     for newest in (5, 6, 7):
-        await bench.manager.delete_old_versions(**settings)
+        await delete_old_versions(bench.manager, **settings)
         assert await bench.versions(".zip") == [newest - 2, newest - 1, newest]
         assert await bench.versions(".changelog") == [newest - 2, newest - 1, newest]
         await commit(bench, range(newest + 1, newest + 2), unique_id)
@@ -368,9 +370,9 @@ async def test_every_id_of_an_expired_version_goes_with_its_files_and_checksums(
         for unique_id in ("a", "b"):
             await bench.changelog(at(version, unique_id))
             await bench.save(files(**{f"s{version}": 10}), at(version, unique_id))
-    await bench.directory.publish_bytes("1_c.zip.crc", b"an orphan", overwrite=False)
+    await bench.directory.publish("1_c.zip.crc", b"an orphan", overwrite=False)
     current = needed(at(3, "a"), at(3, "a"))
-    deleted = await bench.manager.delete_old_versions(versions_retained_min=1, needed=current)
+    deleted = await delete_old_versions(bench.manager, versions_retained_min=1, needed=current)
     assert {name.split("_")[0] for name in await bench.names()} == {"3"}
     assert len(await bench.names()) == 8
     assert len(await bench.names("SSTs")) == 2
@@ -385,13 +387,13 @@ async def test_orphans_older_than_everything_that_is_named_go(bench: StateBench,
     assert (len(await bench.names("SSTs")), len(await bench.names("logs"))) == (4, 4)
     await wait_for_the_clock()
     await other.save(files(s3=10, s4=20, l4=1000, l5=2000), at(2))
-    await other.manager.delete_old_versions(versions_retained_min=1)
+    await delete_old_versions(other.manager, versions_retained_min=1)
     assert len(await bench.names("SSTs")) <= 4
     assert len(await bench.names("logs")) <= 5
     await wait_for_the_clock()
     await other.save(files(s5=10, l6=1000, l7=2000), at(3))
-    assert await other.manager.latest_version() == 3
-    await other.manager.delete_old_versions(versions_retained_min=1)
+    assert (await other.listing()).latest_version == 3
+    await delete_old_versions(other.manager, versions_retained_min=1)
     assert (len(await bench.names("SSTs")), len(await bench.names("logs"))) == (1, 2)
     await bench.load(at(3))
     assert tree(bench.working) == files(s5=10, l6=1000, l7=2000)
@@ -402,17 +404,15 @@ async def test_orphans_stay_while_there_is_one_version(bench: StateBench, unique
     # Spark's test calls them orphan.sst and orphan.log, which nobody names a file of a snapshot (G5).
     orphans = (f"SSTs/{stored_name('000099.sst', UUID)}", f"logs/{stored_name('000099.log', UUID)}")
     for orphan in orphans:
-        await bench.directory.publish_bytes(orphan, b"", overwrite=False)
+        await bench.directory.publish(orphan, b"", overwrite=False)
     await wait_for_the_clock()
     await bench.save(files(s1=10, s2=20, l1=1000, l2=2000), at(1, unique_id))
-    await bench.manager.delete_old_versions(versions_retained_min=1)
+    await delete_old_versions(bench.manager, versions_retained_min=1)
     assert (len(await bench.names("SSTs")), len(await bench.names("logs"))) == (3, 3)
-    assert await bench.manager.find_orphan_files() == ()
     await wait_for_the_clock()
     await bench.save(files(s3=10, s4=20, l3=1000, l4=2000), at(2, unique_id))
     assert (len(await bench.names("SSTs")), len(await bench.names("logs"))) == (5, 5)
-    assert await bench.manager.find_orphan_files() == orphans
-    await bench.manager.delete_old_versions(versions_retained_min=1)
+    await delete_old_versions(bench.manager, versions_retained_min=1)
     assert (len(await bench.names("SSTs")), len(await bench.names("logs"))) == (2, 2)
 
 
@@ -423,8 +423,8 @@ async def test_after_a_step_back_what_the_query_stands_on_is_not_deleted(bench: 
         await bench.save(files(**{f"s{version}": 10}), at(version, "old"))
     await bench.load(at(6, "old"))
     await bench.changelog(at(7, "new"))
-    await bench.manager.delete_old_versions(
-        versions_retained_min=2, needed=needed(at(7, "new"), at(6, "old"), at(7, "new"))
+    await delete_old_versions(
+        bench.manager, versions_retained_min=2, needed=needed(at(7, "new"), at(6, "old"), at(7, "new"))
     )
     assert await bench.versions(".zip") == [6, 8, 10, 12, 14]
     assert "7_new.changelog" in await bench.names()
@@ -442,7 +442,7 @@ async def test_a_version_overwritten_by_another_executor_is_read_again_before_fi
     # From here on, versions 2 and 3 are those of the other one, which still uses what version 1 put there.
     for version in (2, 3):
         await other.save(files(s1=10, s2=20, **{f"s{version + 6}": 30}), at(version))
-    await bench.manager.delete_old_versions(versions_retained_min=2)
+    await delete_old_versions(bench.manager, versions_retained_min=2)
     for version in (2, 3):
         await other.load(at(version))
         assert tree(other.working) == files(s1=10, s2=20, **{f"s{version + 6}": 30})
@@ -453,23 +453,23 @@ async def test_foreign_names_are_never_deleted(bench: StateBench) -> None:
     # Nor what merely ends as they do: a copy, a note, the log of a driver.
     foreign += ["SSTs/my-backup.sst", "SSTs/000001.sst", "SSTs/README.sst", "logs/driver.log"]
     for name in foreign:
-        await bench.directory.publish_bytes(name, b"mine", overwrite=False)
+        await bench.directory.publish(name, b"mine", overwrite=False)
     await wait_for_the_clock()
     await commit(bench, range(1, 6), None)
-    await bench.manager.delete_old_versions(versions_retained_min=1)
+    await delete_old_versions(bench.manager, versions_retained_min=1)
     for name in foreign:
         assert await bench.directory.read(name) == b"mine"
 
 
 async def test_a_damaged_snapshot_that_stays_stops_a_deletion_and_one_that_goes_does_not(bench: StateBench) -> None:
     await commit(bench, range(1, 5), None)
-    await bench.directory.publish_bytes("1.zip", b"no zip", overwrite=True)
-    await bench.directory.publish_bytes("4.zip", b"no zip", overwrite=True)
+    await bench.directory.publish("1.zip", b"no zip", overwrite=True)
+    await bench.directory.publish("4.zip", b"no zip", overwrite=True)
     with pytest.raises(DamagedError, match=r"4\.zip"):
-        await bench.manager.delete_old_versions(versions_retained_min=2)
+        await delete_old_versions(bench.manager, versions_retained_min=2)
     assert await bench.versions(".zip") == [1, 2, 3, 4]
     await commit(bench, range(4, 5), None)
-    await bench.manager.delete_old_versions(versions_retained_min=2)
+    await delete_old_versions(bench.manager, versions_retained_min=2)
     assert await bench.versions(".zip") == [3, 4]
 
 
@@ -481,7 +481,7 @@ async def test_a_file_that_another_executor_may_have_deleted_is_uploaded_again(
     await late.load(at(1))
     captured = late.capture(files(s1=10, s2=20), at(2))
     await commit(bench, range(3, 7), None)
-    await bench.manager.delete_old_versions(versions_retained_min=3)
+    await delete_old_versions(bench.manager, versions_retained_min=3)
     uploaded = await late.manager.upload_snapshot(captured)
     assert (uploaded.files_copied, uploaded.files_renewed, uploaded.files_reused) == (2, 1, 0)
     await late.load(at(2))
@@ -503,6 +503,6 @@ async def test_a_backup_cannot_be_written(bench: StateBench) -> None:
     await backup.load_snapshot(at(1), bench.working)
     assert tree(bench.working) == files(s1=10)
     with pytest.raises(UsageError, match="backup"):
-        await backup.delete_old_versions()
+        await delete_old_versions(backup)
     with pytest.raises(UsageError, match="backup"):
         await backup.publish_changelog(at(2), bench.working / "CURRENT")

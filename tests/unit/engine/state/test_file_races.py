@@ -7,6 +7,7 @@ import pytest
 
 from blobstore.memory import MemoryStore
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.collect import delete_old_versions
 from tests.doubles import InterposedStore
 from tests.unit.engine.state.state_bench import StateBench, at, files, needed, tree
 
@@ -40,7 +41,7 @@ async def test_a_file_that_an_upload_names_which_ends_after_the_listing_is_not_d
 
     store.before("get", "5_b.zip", upload)
     current = needed(at(5, "b"), at(5, "b"))
-    deleted = await bench.manager.delete_old_versions(versions_retained_min=1, needed=current)
+    deleted = await delete_old_versions(bench.manager, versions_retained_min=1, needed=current)
     assert uploaded.is_set()
     assert (deleted.snapshots, deleted.files) == (1, 0)
     await bench.load(at(6, "c"))
@@ -52,7 +53,7 @@ async def test_a_file_is_renewed_by_the_fewest_versions_that_a_deletion_here_ret
 ) -> None:
     bench = StateBench(tmp_path, (await CheckpointDir.open(store)).child("state/0/0"), versions_retained_min=100)
     await bench.save(files(s1=10), at(1, "a"))
-    await bench.manager.delete_old_versions(versions_retained_min=2, needed=needed(at(1, "a"), at(1, "a")))
+    await delete_old_versions(bench.manager, versions_retained_min=2, needed=needed(at(1, "a"), at(1, "a")))
     await bench.beside(tmp_path / "other").save(files(s9=10), at(5, "b"))
     uploaded = await bench.save(files(s1=10, s2=3), at(6, "c"))
     assert (uploaded.files_renewed, uploaded.files_reused) == (1, 0)
@@ -65,7 +66,7 @@ async def test_the_look_for_stale_files_comes_after_what_takes_long(store: Inter
 
     async def delete_meanwhile() -> None:
         await other.save(files(s9=10), at(5, "b"))
-        await other.manager.delete_old_versions(needed=needed(at(5, "b"), at(5, "b")))
+        await delete_old_versions(other.manager, needed=needed(at(5, "b"), at(5, "b")))
 
     store.before("put", "SSTs/000002", delete_meanwhile)
     uploaded = await bench.save(files(s1=10, s2=3), at(6, "c"))

@@ -7,7 +7,7 @@ import pytest
 from blobstore.memory import MemoryStore
 from engine.rocksdb.store import StoreReader, StoreWriter
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.local_files import list_shared, look_at, look_at_all
+from engine.state.local_files import list_shared, look_at
 from index.snapshot.model import SstIdentity
 from index.spark.metadata import StateMetadata
 from tests.unit.engine.state.state_bench import StateBench, at
@@ -74,6 +74,6 @@ async def test_an_sst_of_equal_name_and_size_of_another_session_is_uploaded_unde
 async def test_every_sst_of_rocksdb_has_an_identity_of_its_own(bench: StateBench) -> None:
     await bench.load(None)
     grow(bench, "1", {b"a": b"1"})
-    found = look_at_all(list_shared(grow(bench, "2", {b"b": b"1"})))
+    found = tuple(map(look_at, list_shared(grow(bench, "2", {b"b": b"1"}))))
     assert len(found) == len({file.identity for file in found}) == 2
     assert all(isinstance(file.identity, SstIdentity) for file in found)

@@ -178,7 +178,7 @@ async def test_a_commit_that_is_cancelled_while_it_captures_leaves_no_upload_pen
         reached = asyncio.Event()
         monkeypatch.setattr(store.manager, "capture", _slow(store.manager.capture, reached))
         await _cancelled(store.commit(), reached)
-        assert store.manager._map._pending == {}
+        assert store.manager.known._pending == {}
 
 
 async def test_a_load_that_is_cancelled_while_it_reads_a_header_leaves_no_file_open(
@@ -211,7 +211,7 @@ def test_an_upload_that_ends_with_its_event_loop_is_told_and_made_good(bench: Be
     async def second() -> None:
         (store,) = stores
         assert store.last_save.uploads_failed == 1
-        assert store.manager._map._pending == {}
+        assert store.manager.known._pending == {}
         with pytest.raises(SnapshotUploadError, match="was cancelled"):
             await store.maintain()
         assert (await store.commit()).snapshot_made

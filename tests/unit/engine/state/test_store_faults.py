@@ -137,7 +137,7 @@ class FaultyWorld(World):
             await self.store.maintain()
         except SnapshotUploadError:
             await self.store.maintain()
-        assert self.store.manager._map._pending == {}
+        assert self.store.manager.known._pending == {}
         assert list(self.store._place.directory.glob("captured/*")) == []
         assert len(list(self.store._place.directory.glob("changelogs/written-*"))) <= 1
         await self.store.load(self.newest.version, self.newest.unique_id)

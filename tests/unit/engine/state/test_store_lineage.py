@@ -83,14 +83,14 @@ async def test_a_lineage_in_memory_spares_the_header(bench: Bench, monkeypatch: 
         await write_numbers(store, ids, range(1, 6))
         # What resolve would read first is the header of version 4: with it in memory, all is fetched at once.
         store.manager._headers.clear()
-        reading = store.manager._read_header
+        reading = store.manager.read_header
         read: list[StateVersion] = []
 
         async def read_header(of: StateVersion, scratch: Path | None) -> tuple[LineageItem, ...]:
             read.append(of)
             return await reading(of, scratch)
 
-        monkeypatch.setattr(store.manager, "_read_header", read_header)
+        monkeypatch.setattr(store.manager, "read_header", read_header)
         await check_numbers(store, ids, [4])
         assert read == []
         await store.abort()

@@ -8,7 +8,7 @@ from typing_extensions import override
 from engine import StateStore
 from engine.errors import NotLoadedError, UsageError
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
-from engine.state.sources import DirectoryStateFiles, StateFiles
+from engine.state.sources import StateFiles
 from index.errors import LineageError, UnsafeNameError, VersionMissingError
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.names import StateVersion
@@ -299,7 +299,7 @@ async def test_a_gap_in_the_lineage_is_named(bench: Bench) -> None:
 class BackupFiles(StateFiles):
     """Files that can only be read, and that know their lineages, as those of a snapshot index."""
 
-    def __init__(self, files: DirectoryStateFiles, lineages: dict[StateVersion, tuple[LineageItem, ...]]) -> None:
+    def __init__(self, files: CheckpointDir, lineages: dict[StateVersion, tuple[LineageItem, ...]]) -> None:
         self._files = files
         self._lineages = lineages
 
@@ -342,7 +342,7 @@ async def test_a_backup_of_a_directory_is_loaded_and_never_written(bench: Bench)
         await write_numbers(store, ids, range(1, 6), maintain_every=1)
         lineage = store.lineage
     directory = await CheckpointDir.open(bench.root)
-    backup = BackupFiles(DirectoryStateFiles(directory), {StateVersion(5, ids[5]): lineage[:-1]})
+    backup = BackupFiles(directory, {StateVersion(5, ids[5]): lineage[:-1]})
     async with await StateStore.open(backup, bench.new_work(), settings_of()) as store:
         await check_numbers(store, ids, [5, 4, 2])
         with pytest.raises(UsageError, match="cannot be written") as failure:

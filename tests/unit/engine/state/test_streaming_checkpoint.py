@@ -71,7 +71,7 @@ class World:
     async def operator(self, operator: OperatorMetadata, batch: int | None = None) -> None:
         name = "metadata" if batch is None else f"v2/{batch}"
         path = f"state/{operator.id}/_metadata/{name}"
-        await self.directory.publish_bytes(path, encode_operator(operator), overwrite=False)
+        await self.directory.publish(path, encode_operator(operator), overwrite=False)
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ async def test_a_batch_that_is_not_committed_has_no_state(world: World) -> None:
     await world.operator(SAVE)
     await world.batch(0)
     await world.batch(1, committed=False)
-    await world.directory.publish_bytes("state/0/0/2.changelog", b"", overwrite=False)
+    await world.directory.publish("state/0/0/2.changelog", b"", overwrite=False)
     with pytest.raises(NotFoundError, match="batch 1: it is not committed"):
         await world.checkpoint.state_version(1)
     assert await world.checkpoint.committed_batches() == (0,)
@@ -242,7 +242,7 @@ async def test_another_provider_is_named(world: World, conf: dict[str, str], nam
 async def test_the_query_is_known_by_its_id(world: World) -> None:
     with pytest.raises(NotFoundError, match="there is no checkpoint here"):
         await world.checkpoint.query_id()
-    await world.directory.publish_bytes("metadata", encode_query_id("an-id"), overwrite=False)
+    await world.directory.publish("metadata", encode_query_id("an-id"), overwrite=False)
     assert await world.checkpoint.query_id() == "an-id"
 
 
@@ -278,7 +278,7 @@ class TestUndescribedState:
 
     @pytest.mark.parametrize("there", ["state/0/0/1.zip", "state/1/0/1.zip", "else"])
     async def test_an_operator_that_the_commit_has_ids_for(self, world: World, there: str) -> None:
-        await world.directory.publish_bytes(there, b"", overwrite=False)
+        await world.directory.publish(there, b"", overwrite=False)
         await world.batch(0, ids_of(0, SAVE))
         for reading in (world.checkpoint.at(), world.checkpoint.operators()):
             with pytest.raises(DamagedError, match="is not there, and the operator has state") as caught:
@@ -296,15 +296,15 @@ class TestUndescribedState:
 
     async def test_without_ids_partitions_say_that_there_is_state(self, world: World) -> None:
         await world.batch(0)
-        await world.directory.publish_bytes("state/0/notes", b"", overwrite=False)
+        await world.directory.publish("state/0/notes", b"", overwrite=False)
         assert (await world.checkpoint.at()).stores == ()
-        await world.directory.publish_bytes("state/0/1/1.zip", b"", overwrite=False)
+        await world.directory.publish("state/0/1/1.zip", b"", overwrite=False)
         with pytest.raises(DamagedError, match="state/0/_metadata: is not there") as caught:
             await world.checkpoint.at()
         assert "start the query once with Spark 4" in caught.value.hint
 
     async def test_of_another_provider_it_is_refused_as_such(self, world: World) -> None:
-        await world.directory.publish_bytes("state/0/1/1.delta", b"", overwrite=False)
+        await world.directory.publish("state/0/1/1.delta", b"", overwrite=False)
         await world.batch(0, conf={})
         with pytest.raises(ProviderError, match=HDFS_PROVIDER):
             await world.checkpoint.at()
@@ -315,7 +315,7 @@ class TestUndescribedState:
 
     async def test_metadata_of_another_operator(self, world: World) -> None:
         other = OperatorMetadata(id=7, name="stateStoreSave", stores=SAVE.stores)
-        await world.directory.publish_bytes("state/0/_metadata/metadata", encode_operator(other), overwrite=False)
+        await world.directory.publish("state/0/_metadata/metadata", encode_operator(other), overwrite=False)
         await world.batch(0, ids_of(0, SAVE))
         with pytest.raises(BatchLogError, match="state/0/_metadata/metadata: describes operator 7"):
             await world.checkpoint.at()
