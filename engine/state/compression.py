@@ -11,16 +11,13 @@ None of the four is the usual file format of its algorithm but zstd's:
 
 No length is believed before it was checked against what the format allows, and decompressing holds one block.
 
+A block of LZF is a row of commands, as the JVM's compress-lzf writes and reads them. A first byte below 32 copies as
+many bytes and one more from the block. Any other repeats what was written before: its three upper bits are the length
+less 2, or 7 if the length less 9 is in a byte of its own, and the five lower bits with the last byte are the distance
+less 1. No maintained wheel has this format. Spark offers it beside three faster ones, so plain Python has to do.
+
 Source:
     facts of Spark 4.3, `CompressionCodec.scala`; design 0004, section 3.
-
-Blocks of LZF, as the JVM's compress-lzf writes and reads them.
-
-A block is a row of commands. A first byte below 32 copies as many bytes and one more from the block. Any other repeats
-what was written before: its three upper bits are the length less 2, or 7 if the length less 9 is in a byte of its
-own, and the five lower bits with the last byte are the distance less 1.
-
-No maintained wheel has this format. Spark offers it beside three faster ones, so plain Python has to do.
 """
 
 import bz2
@@ -28,13 +25,18 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Literal, Protocol, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 import cramjam
 import xxhash
 
 from engine.errors import DamagedError, UsageError
 from index.rocksdb.sst import decode_varint
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 LZF_BLOCK_BYTES_MAX: Final = 0xFFFF
 
@@ -48,11 +50,7 @@ _LONG: Final = 7
 
 
 def compress_block(data: bytes) -> bytes | None:
-    """Compress up to `LZF_BLOCK_BYTES_MAX` bytes.
-
-    Returns:
-        None if the result would not be smaller: the stream keeps such a block as it is.
-    """
+    """Compress up to `LZF_BLOCK_BYTES_MAX` bytes; None if the result is not smaller: the stream keeps such a block."""
     size = len(data)
     seen: dict[bytes, int] = {}
     out = bytearray()
@@ -78,11 +76,7 @@ def compress_block(data: bytes) -> bytes | None:
 
 
 def decompress_block(data: bytes, size: int) -> bytes:
-    """Decompress one block of `size` bytes.
-
-    Raises:
-        ValueError: The block does not come out at that size, or refers to what is not there.
-    """
+    """Decompress one block; a `ValueError` if it does not come out at `size` bytes, or refers to what is not there."""
     out = bytearray()
     at, end = 0, len(data)
     try:
@@ -135,11 +129,6 @@ def _append_literals(out: bytearray, literals: bytes) -> None:
         out += run
 
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
 Codec: TypeAlias = Literal["lz4", "zstd", "snappy", "lzf"]
 CODECS: Final[tuple[Codec, ...]] = get_args(Codec)
 
@@ -173,12 +162,7 @@ _LZF_LENGTH: Final = struct.Struct(">H")
 
 
 def decompress_chunks(codec: Codec, chunks: Iterable[bytes], *, subject: str = "") -> Iterator[bytes]:
-    """Decompress a stream piece by piece.
-
-    Args:
-        codec: How it was compressed.
-        chunks: Its bytes, cut anywhere.
-        subject: What an error names: the file.
+    """Decompress a stream, cut anywhere into chunks, piece by piece. Errors name the subject.
 
     Returns:
         What is in it, in pieces of at most `BLOCK_BYTES_MAX` bytes, most of them far below. Streams behind one another
@@ -188,79 +172,51 @@ def decompress_chunks(codec: Codec, chunks: Iterable[bytes], *, subject: str = "
         DamagedError: From the iteration: a block is cut short, contradicts its checksum, or is none.
         UsageError: There is no such codec.
     """
-    if codec not in _DECODERS:
-        raise _unknown(codec)
-    source = _Source(chunks, subject)
-    return _DECODERS[codec](source)
+    _check_known(codec)
+    return _DECODERS[codec](_Source(chunks, subject))
 
 
 class Compressor:
-    """Compresses one stream. Not for use by two threads at once.
+    """Compresses one stream: zstd's own, or blocks of one size, encoded one after another. Not for two threads at once.
 
     Raises:
         UsageError: There is no such codec.
     """
 
     def __init__(self, codec: Codec) -> None:
-        if codec not in _ENCODERS:
-            raise _unknown(codec)
-        self._encoder = _ENCODERS[codec]()
-
-    def write(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Take the next bytes, and return the part of the stream that is finished, maybe nothing."""
-        return self._encoder.write(data)
-
-    def finish(self) -> bytes:
-        """Return the rest of the stream. Nothing may be written after it."""
-        return self._encoder.finish()
-
-
-class _Encoder(Protocol):
-    def write(self, data: bytes | bytearray | memoryview, /) -> bytes: ...
-
-    def finish(self) -> bytes: ...
-
-
-class _Blocks:
-    """Cuts a stream into blocks of one size, and encodes one after another."""
-
-    def __init__(self, encode: Callable[[bytes], bytes], size_bytes: int, *, head: bytes, end: bytes) -> None:
-        self._encode = encode
-        self._size_bytes = size_bytes
-        self._head = head
-        self._end = end
+        _check_known(codec)
+        self._zstd = zstd.ZstdCompressor(level=ZSTD_LEVEL) if codec == "zstd" else None
+        self._encode = _BLOCK_ENCODERS.get(codec, bytes)
+        self._block_bytes = LZF_BLOCK_BYTES_MAX if codec == "lzf" else BLOCK_BYTES
+        self._head = _SNAPPY_HEAD if codec == "snappy" else b""
+        self._end = _LZ4_END if codec == "lz4" else b""
         self._pending = bytearray()
 
     def write(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Take the next bytes, and return the part of the stream that is finished, maybe nothing."""
+        if self._zstd is not None:
+            return self._zstd.compress(data)
         self._pending += data
-        if len(self._pending) < self._size_bytes:
+        if len(self._pending) < self._block_bytes:
             return b""
-        return self._encoded(len(self._pending) // self._size_bytes * self._size_bytes)
+        return self._encoded(len(self._pending) // self._block_bytes * self._block_bytes)
 
     def finish(self) -> bytes:
+        """Return the rest of the stream. Nothing may be written after it."""
+        if self._zstd is not None:
+            return self._zstd.flush()
         return self._encoded(len(self._pending)) + self._end
 
     def _encoded(self, until: int) -> bytes:
         """Encode what is pending up to there, and forget it."""
         with memoryview(self._pending) as pending:
             blocks = [
-                self._encode(bytes(pending[at : min(at + self._size_bytes, until)]))
-                for at in range(0, until, self._size_bytes)
+                self._encode(bytes(pending[at : min(at + self._block_bytes, until)]))
+                for at in range(0, until, self._block_bytes)
             ]
         del self._pending[:until]
         head, self._head = self._head, b""
         return head + b"".join(blocks)
-
-
-class _Zstd:
-    def __init__(self) -> None:
-        self._compressor = zstd.ZstdCompressor(level=ZSTD_LEVEL)
-
-    def write(self, data: bytes | bytearray | memoryview) -> bytes:
-        return self._compressor.compress(data)
-
-    def finish(self) -> bytes:
-        return self._compressor.flush()
 
 
 def _lz4_block(data: bytes) -> bytes:
@@ -284,11 +240,10 @@ def _lzf_block(data: bytes) -> bytes:
     return _LZF_MAGIC + b"\x01" + _LZF_LENGTH.pack(len(compressed)) + _LZF_LENGTH.pack(len(data)) + compressed
 
 
-_ENCODERS: Final[dict[str, Callable[[], _Encoder]]] = {
-    "lz4": lambda: _Blocks(_lz4_block, BLOCK_BYTES, head=b"", end=_LZ4_END),
-    "zstd": _Zstd,
-    "snappy": lambda: _Blocks(_snappy_block, BLOCK_BYTES, head=_SNAPPY_HEAD, end=b""),
-    "lzf": lambda: _Blocks(_lzf_block, LZF_BLOCK_BYTES_MAX, head=b"", end=b""),
+_BLOCK_ENCODERS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "lz4": _lz4_block,
+    "snappy": _snappy_block,
+    "lzf": _lzf_block,
 }
 
 
@@ -325,7 +280,6 @@ class _Source:
         self._at -= size
 
     def take(self, size: int, what: str) -> bytes:
-        """Exactly as many bytes."""
         after = self._at + size
         if after <= len(self._chunk):
             piece = self._chunk[self._at : after]
@@ -524,6 +478,7 @@ _DECODERS: Final[dict[str, Callable[[_Source], Iterator[bytes]]]] = {
 }
 
 
-def _unknown(codec: str) -> UsageError:
-    hint = f"one of {', '.join(CODECS)}"
-    return UsageError("is not a codec of Spark's", operation="choose a codec", subject=str(codec), hint=hint)
+def _check_known(codec: str) -> None:
+    if codec not in CODECS:
+        hint = f"one of {', '.join(CODECS)}"
+        raise UsageError("is not a codec of Spark's", operation="choose a codec", subject=str(codec), hint=hint)

@@ -38,9 +38,8 @@ class ColumnFamily(msgspec.Struct, frozen=True):
 class ColumnFamilies:
     """The families of one loaded version.
 
-    Args:
+    Attributes:
         is_enabled: Whether keys carry prefixes; if not, there is only `default`.
-        families: Those that the snapshot knew.
         id_max: The greatest number that was ever given.
     """
 
@@ -106,7 +105,6 @@ class ColumnFamilies:
         return True
 
     def drop(self, name: str) -> None:
-        """Forget a name."""
         del self._families[name]
         del self._prefixes[name]
         self._note_internal()

@@ -42,7 +42,6 @@ class PendingOperands:
         return key in self._by_key
 
     def add(self, key: bytes, operand: bytes) -> None:
-        """Append an operand to the value of a key."""
         operands = self._by_key.get(key)
         if operands is None:
             operands = self._by_key[key] = []
@@ -76,9 +75,8 @@ class PendingOperands:
 class RowChecks:
     """Writes a checksum with every row of a store, and verifies it at every replay and at some reads.
 
-    Args:
-        delimiter: Between two operands of a merge.
-        ratio: One of this number of rows read is verified; 0 verifies none.
+    The delimiter is between two operands of a merge; one of `ratio` rows read is verified, and with 0 none. What does
+    not fit its checksum, or has none, is a `RowChecksumError`.
     """
 
     def __init__(self, delimiter: bytes, ratio: int) -> None:
@@ -95,28 +93,15 @@ class RowChecks:
         return wrap_deleted_key(stored_key, crc32c)
 
     def read(self, stored_key: bytes, stored: bytes) -> bytes:
-        """Return the value that is stored under a key, verified if it is its turn.
-
-        Raises:
-            RowChecksumError: It does not fit its checksum, or has none.
-        """
+        """Return the value that is stored under a key, verified if it is its turn."""
         return unwrap_value(stored_key, stored, delimiter=self._delimiter, crc32c=self._turn())
 
     def replayed(self, record: Record) -> Record:
-        """Verify a record of a changelog, and return it as it goes into RocksDB.
-
-        Raises:
-            RowChecksumError: It does not fit its checksum.
-        """
+        """Verify a record of a changelog, and return it as it goes into RocksDB."""
         return unwrap_record(record, delimiter=self._delimiter, crc32c=crc32c)
 
     def check_snapshot(self, directory: Path, settings: RocksDbSettings) -> None:
-        """Verify the rows of a rocksdb_checkpoint, by the ratio. Blocks.
-
-        Raises:
-            RowChecksumError: One does not fit its checksum.
-            DamagedError: RocksDB cannot read it.
-        """
+        """Verify the rows of a rocksdb_checkpoint, by the ratio. Blocks."""
         if not self._ratio:
             return
         with StoreReader.open(directory, settings) as reader:
@@ -140,25 +125,12 @@ _ITEM_BYTES_MAX: Final = 64
 
 
 class RunningCounts:
-    """Counts keys, those of internal families apart.
-
-    Args:
-        counted: Where to begin; None: they are not counted.
-
-    Attributes:
-        is_on: Whether they are counted.
-        keys: Without those of internal families; UNCOUNTED if they are not counted.
-        internal_keys: Those of internal families.
-    """
+    """Counts keys on from `counted`, those of internal families apart; None: they are not counted."""
 
     def __init__(self, counted: KeyCounts | None) -> None:
-        self._begin(counted)
-
-    def _begin(self, counted: KeyCounts | None) -> None:
         self.is_on = counted is not None
-        self.keys, self.internal_keys = (
-            (UNCOUNTED, UNCOUNTED) if counted is None else (counted.keys, counted.internal_keys)
-        )
+        counted = counted or KeyCounts(UNCOUNTED, UNCOUNTED)
+        self.keys, self.internal_keys = counted.keys, counted.internal_keys
 
     def add(self, count: int, *, is_internal: bool) -> None:
         """Add a number of keys, or with a negative count remove it."""
@@ -169,18 +141,12 @@ class RunningCounts:
         if min(self.keys, self.internal_keys) < 0:
             # The snapshot had too few, as some of Spark 4.0 have: a number known to be wrong is worse than none, and
             # where there is none, the next load counts.
-            self._begin(None)
+            self.is_on = False
+            self.keys = self.internal_keys = UNCOUNTED
 
 
 class LoadedState:
-    """The rows of a version and the changes on top of it. Not for use by two threads at once.
-
-    Args:
-        db: RocksDB, open at the version.
-        resolution: What the version was made of.
-        rows: The row checksums; None without them.
-        is_empty_start: Whether it was declared empty, whatever there is of this version (`load(..., empty=True)`).
-    """
+    """The rows of a version, in a RocksDB that is open at it, and the changes on top. Not for two threads at once."""
 
     def __init__(
         self,
@@ -201,6 +167,7 @@ class LoadedState:
         self.snapshot_version = resolution.base.version if resolution.base is not None else 0
         self.families = families
         self.counts = counts
+        # Whether it was declared empty, whatever there is of this version (`load(..., empty=True)`).
         self.is_empty_start = is_empty_start
         self.is_read_only = True
         # Versions were deleted since, and what this one is made of was not kept: nothing can be built on it.
@@ -239,7 +206,6 @@ class LoadedState:
 
     @property
     def target(self) -> StateVersion:
-        """The loaded version."""
         return self.resolution.target
 
     @property
@@ -265,7 +231,6 @@ class LoadedState:
         self.writer = ChangelogWriter(changelog, self.settings.codec, version, header)
 
     def begin_reading(self) -> None:
-        """Refuse changes from now on."""
         self.cancel()
         self.is_read_only = True
 
@@ -286,7 +251,6 @@ class LoadedState:
             self.rebase(of)
 
     def rebase(self, snapshot: StateVersion) -> None:
-        """Note that a snapshot is in the store: see `rebased`."""
         self.resolution = rebased(self.resolution, snapshot)
 
     def write_operands(self) -> None:
@@ -307,7 +271,6 @@ class LoadedState:
     # --- rows
 
     def get(self, key: bytes, family: str = DEFAULT_FAMILY) -> bytes | None:
-        """Return the value of a key, with what was written since the load."""
         stored_key = self.families.prefix(family) + key
         try:
             self._operands.write_one(stored_key)
@@ -351,7 +314,6 @@ class LoadedState:
             raise
 
     def put(self, key: bytes, value: bytes, family: str) -> None:
-        """Set the value of a key."""
         stored_key = self.families.prefix(family) + key
         if self._rows is not None:
             value = self._rows.wrap(stored_key, value)
@@ -363,7 +325,6 @@ class LoadedState:
         self.is_torn = False
 
     def merge(self, key: bytes, operand: bytes, family: str) -> None:
-        """Append to the value of a key."""
         stored_key = self.families.prefix(family) + key
         if self.writer is not None and not self.families.is_enabled:
             hint = "set `column_families`: changelogs of versions 1 and 3 hold no MERGE (design 0004, L3)"
@@ -377,7 +338,6 @@ class LoadedState:
         self.is_torn = False
 
     def delete(self, key: bytes, family: str) -> None:
-        """Remove a key; one that is not there is no error."""
         stored_key = self.families.prefix(family) + key
         self.is_dirty = self.is_torn = True
         if self.counts.is_on and self._is_there(stored_key):
@@ -389,14 +349,12 @@ class LoadedState:
         self.is_torn = False
 
     def add_family(self, name: str, *, is_internal: bool) -> bool:
-        """Add a column family; False if it is there."""
         if not self.families.add(name, is_internal=is_internal):
             return False
         self.is_dirty = self.needs_snapshot = True
         return True
 
     def drop_family(self, name: str) -> bool:
-        """Remove a column family with its rows; False if it is not there."""
         if name not in self.families:
             return False
         if name == DEFAULT_FAMILY:

@@ -14,7 +14,6 @@ from typing import Final, Generic, Literal, Self, TypeVar
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.checkpoint_files import FileStatus
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError, bare_message, restated
 from engine.state.checkpoint_dir import CheckpointDir
@@ -49,14 +48,7 @@ E = TypeVar("E")
 
 
 class BatchLog(Generic[E]):
-    """A directory with one file for each batch. Use `OffsetLog` or `CommitLog`.
-
-    Args:
-        directory: Where the files are; it need not exist.
-        name: What to call the log in errors.
-        encode: From an entry to the bytes of its file.
-        decode: The inverse; its second argument is the name of the file in errors.
-    """
+    """A directory with one file for each batch, which need not exist. Use `OffsetLog` or `CommitLog`."""
 
     def __init__(
         self, directory: CheckpointDir, name: str, encode: Callable[[E], bytes], decode: Callable[[bytes, str], E]
@@ -67,13 +59,10 @@ class BatchLog(Generic[E]):
         self._decode = decode
 
     async def add(self, batch: int, entry: E) -> bool:
-        """Write the file of a batch, unless there is one.
+        """Write the file of a batch, unless there is one; return whether this call wrote it. Costs one request.
 
-        Costs one request.
-
-        Returns:
-            Whether this call wrote it. If not, nothing was changed: another query works on this checkpoint, or an
-            earlier attempt of the caller got further than it knew. `get` shows which.
+        If not, another query works on this checkpoint, or an earlier attempt of the caller got further than it knew.
+        `get` shows which.
 
         Raises:
             CheckpointUnknownError: The store never said; `get` shows it, once it answers.
@@ -103,8 +92,8 @@ class BatchLog(Generic[E]):
 
     async def batches(self) -> tuple[int, ...]:
         """List the batches that have a file, ascending. Costs one list."""
-        found = map(_batch_of, await self._directory.list())
-        return tuple(sorted(batch for batch in found if batch is not None))
+        found = [status.name for status in await self._directory.list() if not status.is_directory]
+        return tuple(sorted(batch for name in found if (batch := parse_batch_name(name)) is not None))
 
     async def latest(self) -> tuple[int, E] | None:
         """Read the file of the newest batch; None if there is none.
@@ -138,22 +127,6 @@ class CommitLog(BatchLog[BatchCommit]):
     def __init__(self, directory: CheckpointDir) -> None:
         super().__init__(directory, COMMITS, encode_commit, lambda data, name: decode_commit(data, subject=name))
 
-
-def _batch_of(status: FileStatus) -> int | None:
-    """Return the batch of a file; None for a directory and for files that are not Spark's."""
-    return None if status.is_directory else parse_batch_name(status.name)
-
-
-__all__ = [
-    "HDFS_PROVIDER",
-    "ROCKSDB_PROVIDER",
-    "QueryAt",
-    "StateOperator",
-    "StoreAt",
-    "StreamingCheckpoint",
-    "check_provider",
-    "open_query_state",
-]
 
 _PROVIDER_KEY: Final = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
@@ -191,15 +164,12 @@ class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _OperatorAt(msgspec.Struct, frozen=True):
-    """An operator at a batch, and what the logs say of that batch."""
-
     batch: int
     commit: BatchCommit
     offsets: BatchOffsets
     operator: StateOperator
 
     def settings(self, base: StateStoreSettings) -> StateStoreSettings:
-        """Return what `StreamingCheckpoint.settings` does."""
         format_version: Literal[1, 2] = 1 if self.commit.unique_ids is None else 2
         families = self.operator.column_families
         pinned = msgspec.structs.replace(base, format_version=format_version, column_families=families)
@@ -207,7 +177,6 @@ class _OperatorAt(msgspec.Struct, frozen=True):
             return StateStoreSettings.from_conf(self.offsets.conf, pinned)
 
     def version(self, partition: int, store: str) -> StateVersion:
-        """Return what `StreamingCheckpoint.state_version` does."""
         found, unique_ids = self.operator, self.commit.unique_ids
         if store not in found.stores:
             have = ", ".join(found.stores)
@@ -267,16 +236,10 @@ class StreamingCheckpoint:
 
     @classmethod
     async def open(cls, location: str | Path | BlobStore, prefix: str = "") -> Self:
-        """Open a checkpoint. No request is made.
-
-        Args:
-            location: A path, a URL as `open_store` takes it, or a store.
-            prefix: The key of the root of the checkpoint in it.
-        """
+        """Open a checkpoint, at a key of a store or what `open_store` makes one of. No request is made."""
         return cls(await CheckpointDir.open(location, prefix))
 
     async def close(self) -> None:
-        """Release the store."""
         await self._directory.close()
 
     async def query_id(self) -> str:
@@ -305,7 +268,8 @@ class StreamingCheckpoint:
 
         Args:
             batch: Which.
-            base: As for `settings`.
+            base: Settings where neither the offset log nor the commit log says anything, such as whether there are
+                changelogs.
 
         Raises:
             DamagedError: There is state of an operator, and no metadata of it.
@@ -325,13 +289,7 @@ class StreamingCheckpoint:
         return QueryAt(batch=batch, commit=commit, offsets=offsets, operators=operators, stores=tuple(stores))
 
     async def operators(self, batch: int | None = None) -> tuple[StateOperator, ...]:
-        """List the stateful operators of the query at a batch, by id; none for a query without state.
-
-        Costs a list, and for each operator two or three requests more.
-
-        Raises:
-            DamagedError: There is state of an operator, and no metadata of it.
-        """
+        """List the stateful operators of the query at a batch, by id. Costs and raises as `at`."""
         return await self._operators(*await self._committed(batch))
 
     async def _operators(self, batch: int, commit: BatchCommit, offsets: BatchOffsets) -> tuple[StateOperator, ...]:
@@ -374,13 +332,7 @@ class StreamingCheckpoint:
     ) -> StateStoreSettings:
         """Read how the stores of an operator read and write from a batch on, as the query is pinned to it.
 
-        Args:
-            batch: Which.
-            operator: Which.
-            base: Where neither the offset log nor the commit log says anything, such as whether there are changelogs.
-
-        Raises:
-            UsageError: A pinned setting is unknown.
+        `base` is as for `at`; a pinned setting that is unknown is a `UsageError`.
         """
         return (await self._found(operator, batch)).settings(base)
 
@@ -474,15 +426,10 @@ async def open_query_state(
     partition: int = 0,
     store: str = DEFAULT_STORE,
 ) -> StateStore:
-    """Open one store of a query as a batch left it, loaded to be read.
+    """Open one store of a query as a committed batch, by default the newest, left it; loaded to be read.
 
-    Args:
-        location: The root of the checkpoint: a path, or a URL as `open_store` takes it.
-        directory: As for `StateStore.open`.
-        batch: A committed one; None: the newest.
-        operator: Of the query, as its state is numbered.
-        partition: Of the operator.
-        store: Of the operator; most have the one.
+    `location` is the root of the checkpoint, a path or a URL as `open_store` takes it, and `directory` as for
+    `StateStore.open`.
 
     Raises:
         NotFoundError: The batch is not committed, or had no such operator, partition or store.

@@ -49,15 +49,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_store(db: StoreReader, is_internal: Callable[[bytes], bool] | None = None) -> KeyCounts:
-    """Count the keys of a store by a scan.
-
-    Args:
-        db: The store.
-        is_internal: As for `replay`.
-
-    Raises:
-        DamagedError: A block of the store does not match its checksum.
-    """
+    """Count the keys of a store by a scan; `is_internal` as for `replay`, a damaged block is a `DamagedError`."""
     if is_internal is None:
         return KeyCounts(sum(db.count().values()))
     keys = internal_keys = 0
@@ -155,21 +147,18 @@ class _Counter:
                     self.add(key, -1 if after is None else 1)
 
     def before_delete_range(self, begin: bytes, end: bytes) -> None:
-        """Count what the removal of these keys will do."""
         if self._is_scan_cheaper() or begin >= end:
             return
         for key, _ in itertools.takewhile(lambda item: item[0] < end, self._db.items(start=begin)):
             self.add(key, -1)
 
     def add(self, key: bytes, count: int) -> None:
-        """Count a key that comes or goes."""
         if self._is_internal is not None and self._is_internal(key):
             self._internal_keys += count
         else:
             self._keys += count
 
     def delta(self) -> KeyCounts:
-        """Return the change of the number of keys by everything that was written."""
         if not self.by_scan or self._before is None:
             return KeyCounts(self._keys, self._internal_keys)
         after = count_store(self._db, self._is_internal)
@@ -202,7 +191,6 @@ class _Target:
         self.size_bytes = 0
 
     def take(self, records: list[Record]) -> None:
-        """Apply records in order."""
         values, joined, operands = self._values, self._joined, self._operands
         size_bytes = 0
         for kind, key, value in records:
@@ -227,7 +215,6 @@ class _Target:
             self.write()
 
     def write(self) -> None:
-        """Write the batch."""
         values = self._values
         for key, parts in self._joined.items():
             values[key] = self._delimiter.join(parts)

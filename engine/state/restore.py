@@ -66,7 +66,11 @@ async def choose_state(
     """Choose what `restore_state` would bring back. Arguments and errors as there."""
     index, requests = await read_index_of(repository.store, reference)
     files = IndexStateFiles(repository.store, index, repository.settings)
-    resolution = await _resolve(files, options.version, options.unique_id, options.codec)
+    version = index.metadata.version if options.version is None else options.version
+    found = options.unique_id if options.unique_id is not None else _known_id(index, version)
+    unique_id = None if found is None else target_in_index(version, found, index)
+    manager = StateFileManager(files, StateStoreSettings(codec=options.codec))
+    resolution = await manager.resolve(version, unique_id)
     selected = await _select(files, resolution)
     return ChosenState(resolution=resolution, index=selected, requests=requests + files.requests)
 
@@ -78,17 +82,10 @@ async def restore_state(
     options: StateRestoreOptions = StateRestoreOptions(),
     progress: Progress = NO_PROGRESS,
 ) -> RestoredState:
-    """Restore the files that one version is made of, and nothing else.
+    """Restore the files that one version is made of, and nothing else, of the directory that a commit has.
 
     Requests: those of a restore of these files; one GET more for each changelog whose header has to be read, which is
     none if the index has the version's lineage.
-
-    Args:
-        repository: Where from.
-        reference: The directory of the state store as a commit has it.
-        target: As for a restore.
-        options: Which version, and how.
-        progress: As for a restore.
 
     Raises:
         VersionMissingError: The directory does not hold the version, or not all that it takes; the error names it.
@@ -115,7 +112,7 @@ async def find_state_commit(
     version: int,
     unique_id: UniqueId | None,
 ) -> Commit:
-    """Find the commit to restore a version of a state store from.
+    """Find the commit to restore a version of a state store from; without a unique id, of whatever id.
 
     Requests: none if a commit is of the version; else one GET, or a few with deltas, for each index that is read.
 
@@ -126,7 +123,7 @@ async def find_state_commit(
         task: Whose state it is.
         store_name: Which of the task's stores.
         version: Which version.
-        unique_id: Of the version; None: of whatever id.
+        unique_id: Of the version.
 
     Returns:
         The newest one whose backup of the store is of the version; else the oldest of those after it whose backup
@@ -155,13 +152,6 @@ async def find_state_commit(
         subject=str(scope),
         hint="it was never backed up, or was collected since; `tidemark list` shows what there is",
     )
-
-
-async def _resolve(files: IndexStateFiles, version: int | None, unique_id: UniqueId | None, codec: Codec) -> Resolution:
-    wanted = files.index.metadata.version if version is None else version
-    found = unique_id if unique_id is not None else _known_id(files.index, wanted)
-    target = None if found is None else target_in_index(wanted, found, files.index)
-    return await StateFileManager(files, StateStoreSettings(codec=codec)).resolve(wanted, target)
 
 
 def _known_id(index: SnapshotIndex, version: int) -> UniqueId | None:

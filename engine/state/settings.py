@@ -114,7 +114,7 @@ class StateStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @classmethod
     def from_conf(cls, conf: Mapping[str, str], base: Self | None = None) -> Self:
-        """Read the settings from a Spark configuration.
+        """Read the settings from a Spark configuration; a value that cannot be read is a `UsageError`.
 
         Whether column families are in use is the operator's to know, and no key of Spark's says it.
 
@@ -123,9 +123,6 @@ class StateStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
                 them. Names that decide nothing here are passed over; those below `rocksdb.` may be of any case.
             base: What holds where `conf` says nothing; None: what Spark 4.3 does then (`SPARK_DEFAULTS`). Give
                 `SPARK_OLD_CHECKPOINT`, with what is known from elsewhere, for the `conf` of an offset log.
-
-        Raises:
-            UsageError: A value cannot be read; the error names its key.
         """
         start = cast("Self", SPARK_DEFAULTS) if base is None else base
         values = {_folded(name): value.strip() for name, value in conf.items()}

@@ -74,17 +74,8 @@ class _Stream(io.RawIOBase):
         return len(data)
 
 
-def is_zipped(name: str) -> bool:
-    """Return whether a file at the top of a rocksdb_checkpoint goes into the zip (Z3)."""
-    return name != METADATA and is_zip_entry(name)
-
-
 def build_state_zip(directory: Path, metadata: StateMetadata) -> tuple[bytes, int]:
-    """Zip what of a rocksdb_checkpoint is neither an SST nor an archived WAL.
-
-    Args:
-        directory: The rocksdb_checkpoint; nobody writes to it.
-        metadata: What becomes the last entry.
+    """Zip what of a rocksdb_checkpoint is neither an SST nor an archived WAL, and then the metadata.
 
     Returns:
         The zip, and how many bytes went into it.
@@ -99,7 +90,7 @@ def build_state_zip(directory: Path, metadata: StateMetadata) -> tuple[bytes, in
     stream = _Stream()
     with zipfile.ZipFile(stream, "w") as target:
         for path in sorted(directory.iterdir()):
-            if path.is_dir() or not is_zipped(path.name):
+            if path.is_dir() or path.name == METADATA or not is_zip_entry(path.name):  # Z3
                 continue
             data = _read(path)
             if not data and not path.name.endswith(".log"):
@@ -138,11 +129,7 @@ def _read(path: Path) -> bytes:
 
 
 def read_state_zip(data: bytes, *, subject: str) -> StateZip:
-    """Read a snapshot's zip whole, or refuse it whole.
-
-    Args:
-        data: The zip.
-        subject: What errors call it.
+    """Read a snapshot's zip whole, or refuse it whole; `subject` is what errors call it.
 
     Raises:
         DamagedError: It is not a zip, is cut short, fails a checksum, lacks `metadata`, or is larger inside than a

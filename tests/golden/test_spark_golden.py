@@ -16,7 +16,8 @@ from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.compression import Codec, decompress_chunks
 from engine.state.files import StateFileManager
-from engine.state.query import HDFS_PROVIDER, StreamingCheckpoint
+from engine.state.query import StreamingCheckpoint
+from engine.state.settings import HDFS_PROVIDER
 from engine.state.store import StateStore
 from index.errors import LineageError, VersionMissingError
 from index.snapshot.model import LineageItem

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from typing_extensions import override
 
-from engine.state.query import ROCKSDB_PROVIDER
+from engine.state.settings import ROCKSDB_PROVIDER
 from index.spark.query_logs import JOIN_STORES
 from tests.spark.state.forms import Forms, KeyForm
 

@@ -6,8 +6,8 @@ from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import HDFS_PROVIDER, ROCKSDB_PROVIDER, StateOperator, StreamingCheckpoint
-from engine.state.settings import StateStoreSettings
+from engine.state.query import StateOperator, StreamingCheckpoint
+from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER, StateStoreSettings
 from index.errors import BatchLogError, UnsafeNameError
 from index.snapshot.model import UniqueId
 from index.spark.names import StateVersion
