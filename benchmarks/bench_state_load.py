@@ -324,7 +324,7 @@ def measure_replay(root: Path) -> dict[str, list[float]]:
 
     def replayed(db: StoreWriter, *, count: bool) -> int:
         before = KeyCounts(2 * REPLAYED)
-        return replay(db, [opener], delimiter=b"", count_keys=count, counted_before=before).keys_delta
+        return replay(db, [opener], delimiter=b"", count_keys=count, counted_before=before).keys_delta.keys
 
     rates: dict[str, list[float]] = {}
     for n, count, (name, work) in itertools.product(

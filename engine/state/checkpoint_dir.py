@@ -204,10 +204,9 @@ class CheckpointDir:
                 raise self._misfit(path, f"has {got} bytes instead of {size_bytes}")
             await run_blocking(temp.replace, target)
         except OSError as error:
+            reason = error.strerror or str(error)
             hint = "free space and check the permissions; the checkpoint itself is untouched"
-            raise TargetError(
-                error.strerror or str(error), operation="fetch", subject=str(target), hint=hint
-            ) from error
+            raise TargetError(reason, operation="fetch", subject=str(target), hint=hint) from error
         finally:
             with suppress(OSError):
                 temp.unlink(missing_ok=True)

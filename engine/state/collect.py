@@ -25,8 +25,6 @@ from index.spark.retention import (
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """A listing, and what is going to be deleted of it."""
-
     statuses: tuple[FileStatus, ...]
     listing: StateListing
     going: tuple[StateVersion, ...]
@@ -62,12 +60,8 @@ async def delete_old_versions(
     directory, known = manager.writable("delete old versions"), manager.known
     retained_min = manager.settings.versions_retained_min if versions_retained_min is None else versions_retained_min
     if retained_min < 1:
-        raise UsageError(
-            f"{retained_min} versions are to be retained",
-            operation="delete old versions",
-            subject=directory.location,
-            hint="retain at least one",
-        )
+        reason, hint = f"{retained_min} versions are to be retained", "retain at least one"
+        raise UsageError(reason, operation="delete old versions", subject=directory.location, hint=hint)
     known.retains(retained_min)
     if not deletion_is_due(
         oldest_seen=known.oldest_seen,

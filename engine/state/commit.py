@@ -22,7 +22,6 @@ from engine.state.files import CapturedSnapshot, StateFileManager
 from engine.state.loaded import LoadedState, RowChecks
 from engine.state.local_files import WorkingDir, remove_tree
 from engine.state.metrics import Deleted, SaveMetrics, SnapshotUploaded
-from engine.state.settings import StateStoreSettings
 from index.snapshot.model import UniqueId
 from index.spark.names import StateVersion
 
@@ -33,13 +32,8 @@ _AT_ONCE: Final = 2
 class SnapshotUploads:
     """The queue of one state store. Its tasks belong to the event loop that is running when one begins.
 
-    In the background an upload begins when it is offered; else `settle` begins it.
-
-    Args:
-        manager: Of the files.
-        settings: Of the store.
-        rocksdb: What RocksDB is opened with.
-        rebase: Called with each version whose snapshot has arrived.
+    In the background an upload begins when it is offered; else `settle` begins it. `rebase` is called with each version
+    whose snapshot has arrived.
 
     Attributes:
         is_due_again: Whether an upload failed, and nothing newer was offered or uploaded since.
@@ -49,14 +43,10 @@ class SnapshotUploads:
     """
 
     def __init__(
-        self,
-        manager: StateFileManager,
-        settings: StateStoreSettings,
-        rocksdb: RocksDbSettings,
-        rebase: Callable[[StateVersion], None],
+        self, manager: StateFileManager, rocksdb: RocksDbSettings, rebase: Callable[[StateVersion], None]
     ) -> None:
         self._manager = manager
-        self._settings = settings
+        self._settings = manager.settings
         self._rocksdb = rocksdb
         self._rebase = rebase
         self._waiting: CapturedSnapshot | None = None
@@ -252,7 +242,7 @@ class StateCommits:
         self._place = place
         self._runtime = runtime
         self._last_save = SaveMetrics()
-        self.uploads = SnapshotUploads(manager, manager.settings, rocksdb, rebase)
+        self.uploads = SnapshotUploads(manager, rocksdb, rebase)
 
     @property
     def last_save(self) -> SaveMetrics:

@@ -7,6 +7,7 @@ RocksDB, and nothing decides what is due: that is the state store's business.
 import contextlib
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -84,8 +85,6 @@ class StateFileManager:
         # Names in the last listing; None before the first.
         self._listed: frozenset[str] | None = None
 
-    # ------------------------------------------------------------------ what is there
-
     async def resolve(
         self,
         version: int,
@@ -161,17 +160,13 @@ class StateFileManager:
             await self._names()
         return snapshot_name(of) in (self._listed or ())
 
-    # ------------------------------------------------------------------ loading
+    # --- loading
 
     async def load_snapshot(self, base: StateVersion | None, directory: Path) -> StateMetadata:
-        """Make a directory hold exactly the files of a snapshot (design 0004, C1). Nothing may have it open.
+        """Make a directory hold exactly the files of a snapshot (design 0004, C1), or none. Nothing may have it open.
 
         One GET for the zip, one for its checksum if there may be one, and one for each SST that is not here already,
         some at once. If it fails, the directory holds a part, and the next call makes it whole or another one.
-
-        Args:
-            base: The snapshot; None leaves the directory empty.
-            directory: The working directory; made if it is not there. Everything else in it is removed.
 
         Raises:
             VersionMissingError: There is no such snapshot.
@@ -206,12 +201,9 @@ class StateFileManager:
             try:
                 await self.files.fetch(path, target, size_bytes=file.size_bytes)
             except BlobNotFoundError as error:
-                raise DamagedError(
-                    f"snapshot {base} names it, and it is not there",
-                    operation="load",
-                    subject=f"{self.files.location}/{path}",
-                    hint="it was deleted while it was needed; an older snapshot may be whole",
-                ) from error
+                hint = "it was deleted while it was needed; an older snapshot may be whole"
+                reason, subject = f"snapshot {base} names it, and it is not there", f"{self.files.location}/{path}"
+                raise DamagedError(reason, operation="load", subject=subject, hint=hint) from error
             return file, await run_blocking(look_at, target)
 
         fetched = await map_bounded(fetch, missing, in_flight_max=self.settings.fetches_max)
@@ -245,10 +237,7 @@ class StateFileManager:
     async def fetch_changelogs(self, items: Collection[StateVersion], scratch: Path) -> tuple[Path, ...]:
         """Copy changelogs to this machine, in parallel: one GET for each, and one for a checksum that may be there.
 
-        What `resolve` has left in `scratch` is not fetched again.
-
-        Returns:
-            Their paths, in the order of `items`.
+        What `resolve` has left in `scratch` is not fetched again. The paths are in the order of `items`.
 
         Raises:
             VersionMissingError: One is not there.
@@ -286,7 +275,7 @@ class StateFileManager:
     def _missing(self, name: str) -> VersionMissingError:
         return VersionMissingError("is not there", subject=f"{self.files.location}/{name}", hint=_MISSING_HINT)
 
-    # ------------------------------------------------------------------ saving
+    # --- saving
 
     def capture(self, checkpoint_dir: Path, of: StateVersion, metadata: StateMetadata) -> CapturedSnapshot:
         """Decide what a snapshot consists of; nothing that happens later changes it (design 0004, S3). Blocks.
@@ -333,9 +322,7 @@ class StateFileManager:
         puts_max = self.settings.fetches_max
         self.known.begin_upload(captured.upload_id, files)
 
-        async def put(file: CapturedFile) -> None:
-            await _put(directory, captured.directory, file)
-
+        put = partial(_put, directory, captured.directory)
         # Before the first byte is sent: what must not be empty is not.
         zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))
         await run_all(put, [file for file in files if not file.is_reused], in_flight_max=puts_max)
@@ -407,12 +394,9 @@ class StateFileManager:
         """Return the directory; a `UsageError` if this is a backup of one, which is read-only."""
         if isinstance(self.files, CheckpointDir):
             return self.files
-        raise UsageError(
-            "cannot be written: it is a backup of a directory",
-            operation=operation,
-            subject=self.files.location,
-            hint="open the directory itself, or restore the backup to one",
-        )
+        reason = "cannot be written: it is a backup of a directory"
+        hint = "open the directory itself, or restore the backup to one"
+        raise UsageError(reason, operation=operation, subject=self.files.location, hint=hint)
 
 
 def named_metadata(captured: CapturedSnapshot, files: Sequence[CapturedFile]) -> StateMetadata:
@@ -425,7 +409,6 @@ def named_metadata(captured: CapturedSnapshot, files: Sequence[CapturedFile]) ->
 
 
 async def _empty(directory: Path, kept: frozenset[str] = frozenset()) -> None:
-    """Remove everything from a working directory but SSTs and archived WALs of these local names."""
     try:
         await run_blocking(remove_all_but, directory, kept)
     except OSError as error:

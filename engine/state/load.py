@@ -272,10 +272,14 @@ class StateLoader:
             is_internal = families.is_internal if settings.column_families else None
             before = await run_blocking(_count, db, metadata, is_internal) if settings.count_keys else None
             rows = RowChecks(settings.merge_delimiter, settings.row_check_ratio) if settings.row_checksums else None
+            before_each = (candidate.base or StateVersion(0), *candidate.changelogs)
             replayed = await run_blocking(
                 replay,
                 db,
-                _openers(candidate, changelogs, settings),
+                [
+                    partial(_open_changelog, path, of, below, settings)
+                    for path, of, below in zip(changelogs, candidate.changelogs, before_each, strict=False)
+                ],
                 delimiter=settings.merge_delimiter,
                 count_keys=before is not None,
                 is_internal=is_internal,
@@ -284,17 +288,11 @@ class StateLoader:
             )
             counted = None
             if before is not None:
-                counted = KeyCounts(
-                    before.keys + replayed.keys_delta, before.internal_keys + replayed.internal_keys_delta
-                )
+                delta = replayed.keys_delta
+                counted = KeyCounts(before.keys + delta.keys, before.internal_keys + delta.internal_keys)
+            counts = RunningCounts(counted)
             state = LoadedState(
-                db,
-                settings,
-                candidate,
-                families=families,
-                counts=RunningCounts(counted),
-                rows=rows,
-                is_empty_start=is_empty_start,
+                db, settings, candidate, families=families, counts=counts, rows=rows, is_empty_start=is_empty_start
             )
             if settings.column_families and DEFAULT_FAMILY not in families:
                 families.add(DEFAULT_FAMILY, is_internal=False)
@@ -358,16 +356,6 @@ def _is_refusal(error: EngineError) -> bool:
         return True
     said = str(error.__cause__ or "")
     return said.startswith(_REFUSES) or (said.startswith("IO error") and _NO_SUCH_FILE in said)
-
-
-def _openers(
-    resolution: Resolution, paths: Sequence[Path], settings: StateStoreSettings
-) -> list[Callable[[], ChangelogReader]]:
-    before = (resolution.base or StateVersion(0), *resolution.changelogs)
-    return [
-        partial(_open_changelog, path, of, below, settings)
-        for path, of, below in zip(paths, resolution.changelogs, before, strict=False)
-    ]
 
 
 def _open_changelog(

@@ -4,21 +4,16 @@ A file manager remembers which local file has which name in the store, and which
 all of it, held for no longer than a look-up: a load or a commit and a deletion may use it from two threads with an
 event loop each.
 
-A RocksDB directory:
-
-```
-<directory>/000012.sst           an SST
-<directory>/archive/000008.log   an archived WAL
-<directory>/<anything else>      goes into the zip, or is not part of a snapshot
-```
-
-The private directory of one state store on this machine.
+The private directory of one state store on this machine, and a RocksDB directory, of which the rest goes into the zip
+or is not part of a snapshot:
 
 ```
 <directory>/lock             held (flock) by the store that works here; stays when none does
 <directory>/db               RocksDB's files of the loaded version
 <directory>/captured/<n>     rocksdb_checkpoints, hard links to files of `db`, of snapshots that are not uploaded yet
 <directory>/changelogs       what is being written for the next commit, and what was fetched to be replayed
+<RocksDB>/000012.sst           an SST
+<RocksDB>/archive/000008.log   an archived WAL
 ```
 
 Nothing in it outlives the process that holds the lock: the next one removes all of it. All functions on files block.
@@ -83,9 +78,8 @@ def list_shared(directory: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise _unreadable(directory, error) from error
     except UnsafeNameError as error:
-        raise UnsafeSourceError(
-            f"holds a file that RocksDB did not name: {error}", operation="snapshot", subject=str(directory)
-        ) from error
+        reason = f"holds a file that RocksDB did not name: {error}"
+        raise UnsafeSourceError(reason, operation="snapshot", subject=str(directory)) from error
     return tuple(sorted(found, key=lambda path: path.name))
 
 
@@ -268,12 +262,8 @@ def _check_ours(directory: Path) -> None:
     names = sorted(entry.name for entry in directory.iterdir())
     foreign = [name for name in names if name not in _OURS or _LOCK not in names]
     if foreign:
-        raise TargetError(
-            f"holds something else: {foreign[0]}",
-            operation="open",
-            subject=str(directory),
-            hint="give the state store a directory of its own: everything in it is removed",
-        )
+        hint = "give the state store a directory of its own: everything in it is removed"
+        raise TargetError(f"holds something else: {foreign[0]}", operation="open", subject=str(directory), hint=hint)
 
 
 def _take(lock: int, directory: Path) -> None:
@@ -282,12 +272,9 @@ def _take(lock: int, directory: Path) -> None:
     except OSError as error:
         if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
             raise
-        raise TargetBusyError(
-            "another state store works in it",
-            operation="open",
-            subject=str(directory),
-            hint="give each store a working directory of its own, or close the other one",
-        ) from error
+        reason = "another state store works in it"
+        hint = "give each store a working directory of its own, or close the other one"
+        raise TargetBusyError(reason, operation="open", subject=str(directory), hint=hint) from error
 
 
 def _release(lock: int) -> None:
@@ -387,12 +374,10 @@ class StateFileMap:
             altered = find_altered(local, self._shared)
             if altered:
                 self._shared = {}
-                raise DamagedError(
-                    f"was written to since it was fetched or uploaded, as {len(altered)} of {len(local)} files were",
-                    operation="snapshot",
-                    subject=altered[0],
-                    hint="RocksDB never does that; load the version again, which fetches every file",
-                )
+                which = f"{len(altered)} of {len(local)} files"
+                reason = f"was written to since it was fetched or uploaded, as {which} were"
+                hint = "RocksDB never does that; load the version again, which fetches every file"
+                raise DamagedError(reason, operation="snapshot", subject=altered[0], hint=hint)
             reused = choose_reused(local, self._shared, version=version, pending=self._pending)
             files: list[CapturedFile] = []
             shared: dict[str, SharedFile] = {}
@@ -420,11 +405,8 @@ class StateFileMap:
     ) -> None:
         """Note that an upload is complete, its zip included.
 
-        Args:
-            of: The snapshot.
-            upload_id: Of the upload.
-            files: All that the snapshot names.
-            renewed: Those that were reused and got a new name; what was loaded meanwhile is not touched (S4).
+        `files` are all that the snapshot names, `renewed` those of them that were reused and got a new name. What was
+        loaded meanwhile is not touched (S4).
         """
         with self._lock:
             self._named[of] = _Named(_paths(files), None)

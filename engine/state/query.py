@@ -187,10 +187,8 @@ class _OperatorAt(msgspec.Struct, frozen=True):
             return StateVersion(self.batch + 1)
         ids = unique_ids[found.id][partition]
         if len(ids) != len(found.stores):
-            raise BatchLogError(
-                f"has {len(ids)} ids for the {len(found.stores)} stores of operator {found.id}",
-                subject=f"{COMMITS}/{self.batch}",
-            )
+            reason = f"has {len(ids)} ids for the {len(found.stores)} stores of operator {found.id}"
+            raise BatchLogError(reason, subject=f"{COMMITS}/{self.batch}")
         with _of_file(f"{COMMITS}/{self.batch}"):
             return StateVersion(self.batch + 1, check_unique_id(ids[found.stores.index(store)]))
 
@@ -243,18 +241,12 @@ class StreamingCheckpoint:
         await self._directory.close()
 
     async def query_id(self) -> str:
-        """Read the id of the query.
-
-        Raises:
-            NotFoundError: There is no checkpoint here.
-            BatchLogError: The file is not what Spark writes.
-        """
+        """Read the id of the query; a `NotFoundError` if there is no checkpoint here."""
         try:
             data = await self._directory.read(_METADATA, size_bytes_max=ENTRY_BYTES_MAX)
         except BlobNotFoundError as error:
-            raise NotFoundError(
-                "there is no checkpoint here", operation="read", hint="name the checkpointLocation of a query"
-            ) from error
+            hint = "name the checkpointLocation of a query"
+            raise NotFoundError("there is no checkpoint here", operation="read", hint=hint) from error
         return decode_query_id(data)
 
     async def committed_batches(self) -> tuple[int, ...]:
@@ -305,12 +297,9 @@ class StreamingCheckpoint:
             if operator is not None:
                 operators.append(operator)
             elif any(map(any, ids[number])) if ids is not None else await self._is_undescribed(number):
-                raise DamagedError(
-                    "is not there, and the operator has state",
-                    operation="read",
-                    subject=f"{_STATE}/{number}/{_OPERATOR_DIR}",
-                    hint=_LOST_OR_OLD if ids is None else _LOST,
-                )
+                reason, subject = "is not there, and the operator has state", f"{_STATE}/{number}/{_OPERATOR_DIR}"
+                hint = _LOST_OR_OLD if ids is None else _LOST
+                raise DamagedError(reason, operation="read", subject=subject, hint=hint)
         return tuple(operators)
 
     async def _numbered(self, path: str) -> list[int]:
@@ -341,8 +330,7 @@ class StreamingCheckpoint:
     ) -> StateVersion:
         """Find the version of a store to load after a batch (design 0004, N2 and B3).
 
-        Raises:
-            UnsafeNameError: The id in the commit log cannot be part of a file name.
+        An id in the commit log that cannot be part of a file name is an `UnsafeNameError`.
         """
         return (await self._found(operator, batch)).version(partition, store)
 
@@ -354,12 +342,7 @@ class StreamingCheckpoint:
         return at.version(partition, store), at.settings(SPARK_OLD_CHECKPOINT)
 
     def state_dir(self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE) -> CheckpointDir:
-        """Open the directory of one store. It is closed with the checkpoint.
-
-        Raises:
-            UsageError: A number is negative.
-            UnsafeNameError: The name of the store is not one safe path component.
-        """
+        """Open the directory of one store; a `UsageError` or `UnsafeNameError` if it has none. Closed with this."""
         return self._directory.child(_state_path(operator, partition, store))
 
     async def _committed(self, batch: int | None) -> tuple[int, BatchCommit, BatchOffsets]:
@@ -374,12 +357,9 @@ class StreamingCheckpoint:
             raise _no_such("it is not committed, or was purged", batch)
         offsets = await self.offsets.get(batch)
         if offsets is None:
-            raise NotFoundError(
-                "its batch is committed, but its offsets are not there",
-                operation="read",
-                subject=f"{OFFSETS}/{batch}",
-                hint="take the file from a backup, or restore the checkpoint",
-            )
+            reason = "its batch is committed, but its offsets are not there"
+            hint = "take the file from a backup, or restore the checkpoint"
+            raise NotFoundError(reason, operation="read", subject=f"{OFFSETS}/{batch}", hint=hint)
         return batch, commit, offsets
 
     async def _found(self, operator: int, batch: int | None) -> _OperatorAt:
@@ -458,12 +438,9 @@ def _state_path(operator: int, partition: int, store: str) -> str:
 
 
 def check_provider(offsets: BatchOffsets, *, subject: str = OFFSETS) -> None:
-    """Refuse a checkpoint whose pinned state store provider is not RocksDB's (design 0004, B4).
+    """Refuse a checkpoint whose pinned provider is not RocksDB's, by a `ProviderError` that names it (design 0004, B4).
 
     Spark pins the provider since before it had one for RocksDB: where none is pinned, it was the HDFS-backed one.
-
-    Raises:
-        ProviderError: It names the provider.
     """
     provider = offsets.conf.get(_PROVIDER_KEY, HDFS_PROVIDER)
     if provider != ROCKSDB_PROVIDER:
@@ -505,9 +482,8 @@ def _of_file(path: str) -> Iterator[None]:
         yield
     except (FormatError, UsageError) as error:
         message = bare_message(error)
-        raise restated(
-            error, subject=path, message=f"{error.subject}: {message}" if error.subject else message
-        ) from error.__cause__
+        message = f"{error.subject}: {message}" if error.subject else message
+        raise restated(error, subject=path, message=message) from error.__cause__
 
 
 def _no_such(reason: str, batch: int) -> NotFoundError:

@@ -44,8 +44,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     # Of keys and values in the records.
     size_bytes: int = 0
     # By how much the number of keys has changed; 0 where keys are not counted.
-    keys_delta: int = 0
-    internal_keys_delta: int = 0
+    keys_delta: KeyCounts = KeyCounts()
 
 
 def count_store(db: StoreReader, is_internal: Callable[[bytes], bool] | None = None) -> KeyCounts:
@@ -106,13 +105,7 @@ def replay(
     target.write()
     db.begin_compactions()
     delta = KeyCounts() if counter is None else counter.delta()
-    return Replayed(
-        changelogs=opened,
-        records=records_count,
-        size_bytes=target.size_bytes,
-        keys_delta=delta.keys,
-        internal_keys_delta=delta.internal_keys,
-    )
+    return Replayed(changelogs=opened, records=records_count, size_bytes=target.size_bytes, keys_delta=delta)
 
 
 class _Counter:

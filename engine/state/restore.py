@@ -146,12 +146,9 @@ async def find_state_commit(
             resolve_index(version, found, index)
             return commit
     wanted = str(StateVersion(version, unique_id))
-    raise NotFoundError(
-        f"no commit has version {wanted} of {task}/{store_name}",
-        operation="find",
-        subject=str(scope),
-        hint="it was never backed up, or was collected since; `tidemark list` shows what there is",
-    )
+    reason = f"no commit has version {wanted} of {task}/{store_name}"
+    hint = "it was never backed up, or was collected since; `tidemark list` shows what there is"
+    raise NotFoundError(reason, operation="find", subject=str(scope), hint=hint)
 
 
 def _known_id(index: SnapshotIndex, version: int) -> UniqueId | None:

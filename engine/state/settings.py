@@ -151,9 +151,7 @@ def _folded(name: str) -> str:
 
 
 def _flag(name: str, text: str) -> bool:
-    if text.lower() not in {"true", "false"}:
-        raise _unreadable(name, text, "true or false")
-    return text.lower() == "true"
+    return _one_of(name, text, ("true", "false")) == "true"
 
 
 def _number(name: str, text: str) -> int:
@@ -167,7 +165,7 @@ def _ratio(name: str, text: str) -> float:
     try:
         found = float(text)
     except ValueError:
-        raise _unreadable(name, text, "a number") from None
+        found = math.nan
     if not 0 <= found <= 1:
         raise _unreadable(name, text, "a number from 0 to 1")
     return found
@@ -180,19 +178,21 @@ def _mib(name: str, text: str) -> int | None:
 
 
 def _version(name: str, text: str) -> int:
-    found = _number(name, text)
-    if found not in {1, 2}:
-        raise _unreadable(name, text, "1 or 2")
-    return found
+    return int(_one_of(name, text, ("1", "2")))
 
 
-def _choice(names: tuple[str, ...]) -> _Read:
-    def read(name: str, text: str) -> str:
-        if text.lower() not in names:
-            raise _unreadable(name, text, "one of " + ", ".join(names))
-        return text.lower()
+def _one_of(name: str, text: str, names: tuple[str, ...]) -> str:
+    if text.lower() not in names:
+        raise _unreadable(name, text, "one of " + ", ".join(names))
+    return text.lower()
 
-    return read
+
+def _codec(name: str, text: str) -> str:
+    return _one_of(name, text, get_args(CodecName))
+
+
+def _compression(name: str, text: str) -> str:
+    return _one_of(name, text, get_args(_Compression))
 
 
 # By field: the key of Spark's, and how its value is read; None leaves the field as it is.
@@ -200,7 +200,7 @@ _KEYS: Final[dict[str, tuple[str, _Read]]] = {
     "format_version": (f"{_STORE}checkpointFormatVersion", _version),
     "changelogs": (f"{_ROCKSDB}changelogCheckpointing.enabled", _flag),
     "deltas_per_snapshot": (f"{_STORE}minDeltasForSnapshot", _number),
-    "codec": (f"{_STORE}compression.codec", _choice(get_args(CodecName))),
+    "codec": (f"{_STORE}compression.codec", _codec),
     "file_checksums": (f"{_STREAMING}checkpoint.fileChecksum.enabled", _flag),
     "row_checksums": (f"{_STORE}rowChecksum.enabled", _flag),
     "row_check_ratio": (f"{_STORE}rowChecksum.readVerificationRatio", _number),
@@ -216,7 +216,7 @@ _KEYS: Final[dict[str, tuple[str, _Read]]] = {
     "check_stale_files": (f"{_ROCKSDB}checkStaleReusedFilesInSnapshot", _flag),
 }
 _ROCKSDB_KEYS: Final[dict[str, tuple[str, _Read]]] = {
-    "compression": (f"{_ROCKSDB}compression", _choice(get_args(_Compression))),
+    "compression": (f"{_ROCKSDB}compression", _compression),
     "write_buffer_bytes": (f"{_ROCKSDB}writeBufferSizeMB", _mib),
     "block_cache_bytes": (f"{_ROCKSDB}blockCacheSizeMB", _mib),
     "open_files_max": (f"{_ROCKSDB}maxOpenFiles", _number),

@@ -94,20 +94,14 @@ def build_state_zip(directory: Path, metadata: StateMetadata) -> tuple[bytes, in
                 continue
             data = _read(path)
             if not data and not path.name.endswith(".log"):
-                raise UnsafeSourceError(
-                    "is empty, and RocksDB would not open what is restored from it",
-                    operation="snapshot",
-                    subject=str(path),
-                    hint="the disk may be full or failing; make another snapshot (SPARK-54072)",
-                )
+                reason = "is empty, and RocksDB would not open what is restored from it"
+                hint = "the disk may be full or failing; make another snapshot (SPARK-54072)"
+                raise UnsafeSourceError(reason, operation="snapshot", subject=str(path), hint=hint)
             content_bytes += len(data)
             if content_bytes > CONTENT_BYTES_MAX:
-                raise UnsafeSourceError(
-                    f"has more than {CONTENT_BYTES_MAX} bytes beside its SSTs, which no reader takes",
-                    operation="snapshot",
-                    subject=str(directory),
-                    hint="open and close the store: RocksDB then writes a new MANIFEST",
-                )
+                reason = f"has more than {CONTENT_BYTES_MAX} bytes beside its SSTs, which no reader takes"
+                hint = "open and close the store: RocksDB then writes a new MANIFEST"
+                raise UnsafeSourceError(reason, operation="snapshot", subject=str(directory), hint=hint)
             target.writestr(_entry(path.name), data)
         target.writestr(_entry(METADATA), last)
     return bytes(stream.data), content_bytes

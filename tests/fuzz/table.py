@@ -66,6 +66,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.spark.sources.plan.load_store",
             "engine.state.changelogs.read_checked",
             "engine.state.files.StateFileManager.load_snapshot",
+            "engine.state.files.StateFileManager.read_header",
             "engine.state.files.StateFileManager.read_snapshot",
         ),
         _FETCHES,
