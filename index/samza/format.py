@@ -1,11 +1,13 @@
 """Samza's stored form of a snapshot, both directions, byte for byte.
 
-First the JSON that Samza stores for one snapshot, as values: field for field and in the order that Samza writes
-(`storage/blobstore/index/serde/*Mixin.java` and `SamzaObjectMapper`, release 1.8).
+First the JSON that Samza stores for one snapshot, as values: field for field and in the order that Samza writes.
 
 What Samza reads as a snapshot it also cleans up: after a commit it deletes every blob that the index lists as removed,
 and the index that it names as its predecessor. An index made by `to_samza` therefore lists nothing as removed: older
 commits of ours may still need those very blobs.
+
+Source:
+    Samza `storage/blobstore/index/serde/*Mixin.java` and `SamzaObjectMapper`, release 1.8.
 """
 
 import re
@@ -32,7 +34,7 @@ SAMZA_INDEX_BYTES_MAX: Final = 1024 * 1024 * 1024
 _OWNER_UNKNOWN: Final = "unknown"
 _UNPACK_HINT: Final = "write a copy with `tidemark export --unpack`, one blob per file, and export that"
 
-_CHECKPOINT_ID = re.compile("[0-9]{1,19}-[0-9]{1,19}")
+_CHECKPOINT_ID = re.compile(r"(?P<millis>[0-9]{1,19})-(?P<nanos>[0-9]{1,19})")
 
 
 class SamzaFileBlob(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -95,6 +97,38 @@ class SamzaSnapshotIndex(msgspec.Struct, frozen=True, kw_only=True, rename="keba
 _decoder = msgspec.json.Decoder(SamzaSnapshotIndex)
 
 
+class SamzaBlobRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One whole blob and where its bytes are in the file."""
+
+    blob_id: str
+    file_offset_bytes: int
+    size_bytes: int
+
+
+class SamzaFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One present file of a Samza snapshot, with what reading it takes."""
+
+    path: FilePath
+    size_bytes: int
+    crc32: int
+    mode: int
+    modified_at_ms: int
+    # In file order, covering the file; Samza stores an empty file as one empty blob.
+    blobs: tuple[SamzaBlobRun, ...]
+
+
+class SamzaSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The present files of a Samza snapshot, and every directory, empty ones included, parents first."""
+
+    job_name: str
+    job_id: str
+    task_name: str
+    store_name: str
+    checkpoint_id: str
+    files: tuple[SamzaFile, ...]
+    directories: tuple[FilePath, ...]
+
+
 def samza_checkpoint_id(millis: int, nanos: int) -> str:
     """Make Samza's checkpoint id: milliseconds since the epoch, and the last six digits of a nanosecond clock.
 
@@ -104,6 +138,18 @@ def samza_checkpoint_id(millis: int, nanos: int) -> str:
     if millis < 0 or not 0 <= nanos < 1_000_000:  # noqa: PLR2004 — six digits
         raise SamzaFormatError("is out of range", subject=f"checkpoint id {millis}-{nanos}", hint="pass a time")
     return f"{millis}-{nanos}"
+
+
+def parse_samza_checkpoint_id(checkpoint_id: str) -> tuple[int, int]:
+    """Return milliseconds and nanoseconds of a checkpoint id.
+
+    Raises:
+        SamzaFormatError: It is not of the form `<millis>-<nanos>`.
+    """
+    m = _CHECKPOINT_ID.fullmatch(checkpoint_id)
+    if m is None:
+        raise SamzaFormatError("is not <millis>-<nanos>", subject=f"checkpoint id {checkpoint_id!r}")
+    return int(m["millis"]), int(m["nanos"])
 
 
 def encode_samza_index(index: SamzaSnapshotIndex) -> bytes:
@@ -120,7 +166,11 @@ def encode_samza_index(index: SamzaSnapshotIndex) -> bytes:
 
 
 def decode_samza_index(data: bytes, *, blob_id: str) -> SamzaSnapshotIndex:
-    """Read what Samza stored in the blob of this id. Unknown fields are ignored, as Samza ignores them.
+    """Read what Samza stored. Unknown fields are ignored, as Samza ignores them.
+
+    Args:
+        data: The blob's bytes.
+        blob_id: Where they came from, for errors.
 
     Raises:
         SamzaFormatError: It is not JSON of this form, a list is missing, an offset exceeds 2^31 - 1, or Samza itself
@@ -160,8 +210,7 @@ def check_samza_index(index: SamzaSnapshotIndex, *, blob_id: str) -> None:
         ):
             if value is not None:
                 _check_not_blank(value, what)
-        if _CHECKPOINT_ID.fullmatch(metadata.checkpoint_id) is None:
-            raise SamzaFormatError("is not <millis>-<nanos>", subject=f"checkpoint id {metadata.checkpoint_id!r}")
+        parse_samza_checkpoint_id(metadata.checkpoint_id)
         _check_dir(index.dir_index, ())
     except FormatError as error:
         error.add_note(f"while reading Samza's snapshot index {blob_id}")
@@ -184,8 +233,8 @@ def to_samza(
         previous_index_blob_id: Blob id of the previous Samza index, which Samza deletes when it commits this one.
 
     Raises:
-        SamzaFormatError: A file is inline, in a pack, or in a blob that starts beyond 2^31 - 1; or Samza would refuse a
-            value.
+        SamzaFormatError: A file is inline, in a pack, or in a blob that starts beyond 2^31 - 1; or Samza would
+            refuse a value.
     """
     packs = frozenset(pack.key for pack in index.packs)
     samza = SamzaSnapshotIndex(
@@ -202,6 +251,30 @@ def to_samza(
     )
     check_samza_index(samza, blob_id="snapshot-index")
     return samza
+
+
+def from_samza(index: SamzaSnapshotIndex) -> SamzaSnapshot:
+    """Return what restoring or importing a Samza snapshot takes.
+
+    Args:
+        index: From `decode_samza_index`.
+
+    Raises:
+        SamzaFormatError: The offsets of a file's blobs do not divide it.
+    """
+    files: list[SamzaFile] = []
+    directories: list[FilePath] = []
+    _collect(index.dir_index, (), files, directories)
+    metadata = index.snapshot_metadata
+    return SamzaSnapshot(
+        job_name=metadata.job_name,
+        job_id=metadata.job_id,
+        task_name=metadata.task_name,
+        store_name=metadata.store_name,
+        checkpoint_id=metadata.checkpoint_id,
+        files=tuple(files),
+        directories=tuple(directories),
+    )
 
 
 def _check_dir(directory: SamzaDirIndex, path: FilePath) -> None:
@@ -272,3 +345,45 @@ def _to_samza_blob(blob: FileBlob, packs: frozenset[str], path: FilePath) -> Sam
 
 def _permissions(mode: int) -> str:
     return "".join(letter if mode & (0o400 >> bit) else "-" for bit, letter in enumerate("rwxrwxrwx"))
+
+
+def _mode(permissions: str) -> int:
+    return sum(0o400 >> bit for bit, letter in enumerate(permissions) if letter != "-")
+
+
+def _collect(directory: SamzaDirIndex, path: FilePath, files: list[SamzaFile], directories: list[FilePath]) -> None:
+    for file in directory.files_present:
+        where = (*path, file.file_name)
+        files.append(
+            SamzaFile(
+                path=where,
+                size_bytes=file.file_metadata.size,
+                crc32=file.checksum,
+                mode=_mode(file.file_metadata.permissions),
+                modified_at_ms=file.file_metadata.last_modified_time_millis,
+                blobs=_runs(file, where),
+            )
+        )
+    for sub in directory.sub_dirs_present:
+        below = (*path, sub.dir_name)
+        directories.append(below)
+        _collect(sub, below, files, directories)
+
+
+def _runs(file: SamzaFileIndex, path: FilePath) -> tuple[SamzaBlobRun, ...]:
+    size_bytes = file.file_metadata.size
+    if size_bytes == 0 and not file.blobs:
+        return ()
+    blobs = sorted(file.blobs, key=lambda blob: blob.offset)
+    starts = [blob.offset for blob in blobs]
+    ends = [*starts[1:], size_bytes]
+    # The one blob of an empty file is empty; elsewhere a blob has at least one byte.
+    shortest = 0 if size_bytes == 0 and len(blobs) == 1 else 1
+    if starts[:1] != [0] or any(end - start < shortest for start, end in zip(starts, ends, strict=True)):
+        raise SamzaFormatError(
+            f"its blobs start at {starts[:8]}, which does not divide {size_bytes} bytes", subject="/".join(path)
+        )
+    return tuple(
+        SamzaBlobRun(blob_id=blob.blob_id, file_offset_bytes=start, size_bytes=end - start)
+        for blob, start, end in zip(blobs, starts, ends, strict=True)
+    )

@@ -1,6 +1,5 @@
 """Laws of diff, delta and stored form over random trees and values."""
 
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from index.errors import CorruptIndexError, FormatError, UnknownFormatError
 from index.rocksdb.sst import TAIL_BYTES_MAX, MoreBytesNeeded, parse_sst_tail
-from index.samza.format import SamzaDirIndex, decode_samza_index, encode_samza_index, to_samza
+from index.samza.format import decode_samza_index, encode_samza_index, from_samza, to_samza
 from index.snapshot.codec import (
     decode_boundary,
     decode_commit,
@@ -37,16 +36,7 @@ from index.snapshot.keys import (
     parse_name_key,
     parse_upload_key,
 )
-from index.snapshot.model import (
-    DirIndex,
-    FileIndex,
-    FilePath,
-    IndexDelta,
-    IndexReference,
-    Scope,
-    SnapshotIndex,
-    SstIdentity,
-)
+from index.snapshot.model import DirIndex, FileIndex, IndexDelta, IndexReference, Scope, SnapshotIndex, SstIdentity
 from index.snapshot.records import StoredRecord
 from tests.golden.make_golden import RECORDS, SNAPSHOT
 from tests.property.index_strategies import (
@@ -368,20 +358,10 @@ def test_export_to_samza_reads_back_with_every_file(tree: Tree) -> None:
     again = decode_samza_index(data, blob_id="b")
     assert again == samza
     assert encode_samza_index(again) == data
-    assert samza_files(again.dir_index, ()) == {
-        path: (file.metadata.size_bytes, file.crc32, stat.filemode(file.metadata.mode)[1:])
-        for path, file in present_files(directory)
+    files = {file.path: (file.size_bytes, file.crc32, file.mode) for file in from_samza(again).files}
+    assert files == {
+        path: (file.metadata.size_bytes, file.crc32, file.metadata.mode) for path, file in present_files(directory)
     }
-
-
-def samza_files(directory: SamzaDirIndex, path: FilePath) -> dict[FilePath, tuple[int, int, str]]:
-    found = {
-        (*path, file.file_name): (file.file_metadata.size, file.checksum, file.file_metadata.permissions)
-        for file in directory.files_present
-    }
-    for sub in directory.sub_dirs_present:
-        found |= samza_files(sub, (*path, sub.dir_name))
-    return found
 
 
 def without_blank_names(tree: Tree) -> Tree:

@@ -7,8 +7,12 @@ import pytest
 
 from index.errors import FormatError, SamzaFormatError, UnsafeNameError
 from index.samza.format import (
+    SamzaBlobRun,
+    SamzaFile,
     decode_samza_index,
     encode_samza_index,
+    from_samza,
+    parse_samza_checkpoint_id,
     samza_checkpoint_id,
     to_samza,
 )
@@ -293,18 +297,64 @@ def test_samzas_serde_tree_comes_back_equal() -> None:
     assert decode_samza_index(encode_samza_index(samza), blob_id="b") == samza
 
 
+def test_samza_snapshot_is_read_with_every_run() -> None:
+    snapshot = from_samza(decode_samza_index(GOLDEN, blob_id="b"))
+    assert snapshot.directories == (("archive",), ("archive", "deep"), ("emptydir",))
+    assert [file.path for file in snapshot.files] == [
+        ("000012.sst",),
+        ("CURRENT",),
+        ("empty.log",),
+        ("archive", "000003.log"),
+        ("archive", "deep", "naïve name.txt"),
+    ]
+    assert snapshot.files[1] == SamzaFile(
+        path=("CURRENT",),
+        size_bytes=16,
+        crc32=4102469562,
+        mode=0o640,
+        modified_at_ms=1795239632679,
+        blobs=(
+            SamzaBlobRun(blob_id="blob-3-CURRENT-0", file_offset_bytes=0, size_bytes=6),
+            SamzaBlobRun(blob_id="blob-4-CURRENT-1", file_offset_bytes=6, size_bytes=6),
+            SamzaBlobRun(blob_id="blob-5-CURRENT-2", file_offset_bytes=12, size_bytes=4),
+        ),
+    )
+    assert snapshot.files[2].blobs == (SamzaBlobRun(blob_id="blob-12-empty.log-0", file_offset_bytes=0, size_bytes=0),)
+
+
+def test_blobs_out_of_order_are_read_in_file_order() -> None:
+    """Samza sorts them too (`testRestoreDirRestoresMultiPartFilesCorrectly`)."""
+    raw = golden()
+    raw["dir-index"]["files-present"][1]["blobs"].reverse()
+    snapshot = from_samza(decode_samza_index(encoded(raw), blob_id="b"))
+    assert snapshot == from_samza(decode_samza_index(GOLDEN, blob_id="b"))
+
+
+@pytest.mark.parametrize("offsets", [[], [1], [0, 0], [0, 16], [0, 99], [5, 6]])
+def test_blobs_that_do_not_divide_their_file_are_refused(offsets: list[int]) -> None:
+    raw = golden()
+    raw["dir-index"]["files-present"][1]["blobs"] = [{"blob-id": f"b{n}", "offset": o} for n, o in enumerate(offsets)]
+    with pytest.raises(SamzaFormatError, match="CURRENT"):
+        from_samza(decode_samza_index(encoded(raw), blob_id="b"))
+
+
+def test_empty_file_may_have_no_blob() -> None:
+    raw = golden()
+    raw["dir-index"]["files-present"][2]["blobs"] = []
+    assert from_samza(decode_samza_index(encoded(raw), blob_id="b")).files[2].blobs == ()
+
+
 def test_checkpoint_id_is_millis_and_nanos() -> None:
     """`TestCheckpointId`: a frozen form, not padded."""
     assert samza_checkpoint_id(1621987200123, 456789) == "1621987200123-456789"
     assert samza_checkpoint_id(1621987200123, 7) == "1621987200123-7"
+    assert parse_samza_checkpoint_id("1621987200123-7") == (1621987200123, 7)
 
 
 @pytest.mark.parametrize("text", ["", "1", "1-", "-1", "1-2-3", "a-b", "1 -2", "\u0663-\u0664"])
 def test_other_checkpoint_ids_are_refused(text: str) -> None:
-    raw = golden()
-    raw["snapshot-metadata"]["checkpoint-id"] = text
     with pytest.raises(SamzaFormatError):
-        decode_samza_index(encoded(raw), blob_id="b")
+        parse_samza_checkpoint_id(text)
 
 
 @pytest.mark.parametrize("millis,nanos", [(-1, 0), (0, -1), (0, 1_000_000)])
