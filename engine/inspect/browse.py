@@ -19,7 +19,6 @@ from engine.restore.staging import remove_tree
 from engine.rocksdb.store import RocksDbSettings, list_families, open_family
 from index.display import DisplayMixin
 from index.errors import FormatError
-from index.snapshot.model import SnapshotIndex
 from index.snapshot.records import StoreReference
 from index.spark.checkpoint import decode_checkpoint_backup
 
@@ -93,7 +92,14 @@ async def opened_snapshot(
         DamagedError, TargetError, StoreError: As `restore_store`.
     """
     index, _ = await read_index_of(repository.store, reference)
-    check_is_rocksdb(index)
+    # Before a byte of it is fetched.
+    if not any(file.name == _CURRENT for file in index.dir.files_present):
+        raise NotFoundError(
+            "is not a RocksDB directory",
+            operation="keys",
+            subject=f"{index.metadata.task}/{index.metadata.store}",
+            hint="see what it is with `tidemark show --files`",
+        )
 
     def make_directory() -> Path:
         scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -105,17 +111,6 @@ async def opened_snapshot(
         yield directory / "store"
     finally:
         await run_blocking(remove_tree, directory, ignore_errors=True)
-
-
-def check_is_rocksdb(index: SnapshotIndex) -> None:
-    """Raise `NotFoundError` for what RocksDB cannot open, before a byte of it is fetched."""
-    if not any(file.name == _CURRENT for file in index.dir.files_present):
-        raise NotFoundError(
-            "is not a RocksDB directory",
-            operation="keys",
-            subject=f"{index.metadata.task}/{index.metadata.store}",
-            hint="see what it is with `tidemark show --files`",
-        )
 
 
 def is_checkpoint_backup(offsets: str) -> bool:

@@ -35,7 +35,6 @@ async def settle_keys(store: BlobStore, keys: Iterable[BlobKey], *, is_needed: I
     """
     if not store.capabilities.removes_ttl:
         return
-
     settling = store.tagged(_SETTLE)
 
     async def settle(key: BlobKey) -> None:
@@ -71,8 +70,11 @@ async def has_ttl(store: BlobStore, key: str) -> bool | None:
     return None if info is None else info.expires_at_ms is not None
 
 
-async def settle_indexes(store: BlobStore, indexes: Iterable[IndexReference], *, is_needed: IsNeeded = _always) -> None:
-    """Make indexes and the blobs that are new in them permanent; idempotent.
+async def settle_record(store: BlobStore, record: CommitRecord, *, is_needed: IsNeeded = _always) -> None:
+    """Make the indexes that came with a record, and the blobs that are new in them, permanent; idempotent.
+
+    A record of which the predecessor is valid has a settled predecessor, because its writer saw to that (T2): so it is
+    enough to settle the newest valid record.
 
     Requests: one `stat` for each index; only of one that still carries a TTL the rest: a GET (more for deltas), and a
     removal for each of its new keys. None at all where TTLs cannot be removed.
@@ -85,15 +87,12 @@ async def settle_indexes(store: BlobStore, indexes: Iterable[IndexReference], *,
     """
     if not store.capabilities.removes_ttl:
         return
-
-    async def look_up(index: IndexReference) -> IndexReference | None:
-        # One that is missing is found to be so when it is read.
-        return None if await has_ttl(store, index.key) is False else index
-
-    looked_up = await map_bounded(look_up, indexes, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
-    for index in looked_up:
-        if index is None:
+    indexes = new_indexes_of(record)
+    carry = await map_bounded(lambda i: has_ttl(store, i.key), indexes, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
+    for index, carries_ttl in zip(indexes, carry, strict=True):
+        if carries_ttl is False:
             continue
+        # One that is missing is found to be so when it is read.
         try:
             new_keys = sorted(new_blob_keys(await read_index(store, index)))
         except DamagedError:
@@ -101,12 +100,3 @@ async def settle_indexes(store: BlobStore, indexes: Iterable[IndexReference], *,
                 raise
             continue
         await settle_keys(store, [*new_keys, index.key], is_needed=is_needed)
-
-
-async def settle_record(store: BlobStore, record: CommitRecord, *, is_needed: IsNeeded = _always) -> None:
-    """Make a record's new uploads permanent; requests, arguments and errors as `settle_indexes`.
-
-    A record of which the predecessor is valid has a settled predecessor, because its writer saw to that (T2): so it is
-    enough to settle the newest valid record.
-    """
-    await settle_indexes(store, new_indexes_of(record), is_needed=is_needed)
