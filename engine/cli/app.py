@@ -14,33 +14,27 @@ from typing_extensions import override
 from blobstore.release import installed_release
 from engine.cli.errors import close_quietly, describe, interrupted_by, report, trace_of
 from engine.cli.exit_codes import MEANINGS, ExitCode
-from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, LOG_META, OrderedGroup, Verbs, help_sections
+from engine.cli.options import COMMON_HELP, OrderedGroup, Verbs, help_sections
 from engine.cli.output import JSON as JSON_LOG
 
-SPARK_VERBS: Final = {
-    "backup": "spark_backup:spark_backup",
-    "restore": "spark_restore:spark_restore",
-    "check": "spark_check:spark_check",
-}
 
+def _group(name: str, verbs: Mapping[str, str], *, short_help: str, help_: str) -> click.Group:
+    """Make a group, which prints its help if no verb of it is asked for."""
 
-@click.group(
-    "spark",
-    cls=OrderedGroup,
-    commands=Verbs(SPARK_VERBS),
-    invoke_without_command=True,
-    subcommand_metavar="VERB [ARGS]...",
-    short_help="Back up, restore and check the checkpoints of Spark.",
-)
-@click.pass_context
-def spark(ctx: click.Context) -> None:
-    """Back up, restore and check the checkpoints of Spark's streaming queries.
+    @click.pass_context
+    def show_help(ctx: click.Context) -> None:
+        if ctx.invoked_subcommand is None:
+            click.echo(ctx.get_help())
 
-    Back one up while its query runs, bring it back at a batch, and find out whether all that is committed is there.
-    Run `tidemark spark VERB --help` for the options of a verb.
-    """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+    return OrderedGroup(
+        name,
+        commands=Verbs(verbs),
+        callback=show_help,
+        invoke_without_command=True,
+        subcommand_metavar="VERB [ARGS]...",
+        short_help=short_help,
+        help=f"{help_}\n\nRun `tidemark {name} VERB --help` for the options of a verb.",
+    )
 
 
 VERBS: Final[Mapping[str, str | click.Command]] = {
@@ -66,9 +60,29 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "doctor": "doctor:doctor",
     "metrics": "metrics:metrics",
     "lifecycle": "lifecycle:lifecycle",
-    "bench": "bench_restore:bench",
-    "spark": spark,
-    "config": "config_show:config",
+    "bench": _group(
+        "bench",
+        {"restore": "bench_restore:bench_restore"},
+        short_help="Time a restore drill of a job.",
+        help_="Measure with a job's own state and this machine.",
+    ),
+    "spark": _group(
+        "spark",
+        {
+            "backup": "spark_backup:spark_backup",
+            "restore": "spark_restore:spark_restore",
+            "check": "spark_check:spark_check",
+        },
+        short_help="Back up, restore and check the checkpoints of Spark.",
+        help_="Back up, restore and check the checkpoints of Spark's streaming queries.\n\nBack one up while its query "
+        "runs, bring it back at a batch, and find out whether all that is committed is there.",
+    ),
+    "config": _group(
+        "config",
+        {"show": "config_show:config_show"},
+        short_help="Show what is set: show, with where each value comes from.",
+        help_="Show what is set for all runs: in the environment and in the settings file.",
+    ),
     "completion": "completion:completion",
 }
 GROUPS_HELP: Final = {
@@ -135,12 +149,12 @@ class Tidemark(OrderedGroup):
             return ExitCode.UNEXPECTED
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (the edge of the program: shown, never swallowed)
             failure = describe(error, verb)
-            is_logged = meta.get(LOG_META, _log_format(words)) == JSON_LOG
+            is_logged = meta.get("log_format", _log_format(words)) == JSON_LOG
             report(
                 failure,
-                as_json=meta.get(JSON_META, _asked(words, "--json")),
+                as_json=meta.get("json", _asked(words, "--json")),
                 log_of=verb if is_logged else None,
-                trace=trace_of(error) if meta.get(DEBUG_META, _asked(words, "--debug")) else "",
+                trace=trace_of(error) if meta.get("debug", _asked(words, "--debug")) else "",
             )
             return failure.code
 

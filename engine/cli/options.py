@@ -48,8 +48,7 @@ from engine.text import parse_duration_ms, parse_moment, parse_share, parse_size
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 ENVIRONMENT_PREFIX: Final = "TIDEMARK"
-# The options of the fields of `S3Settings` are named so; two of them have a flag that is shorter.
-_S3_OPTIONS: Final = {f"{S3}_{key}": key for key in S3_KEYS}
+# The options of the fields of `S3Settings` are named `--s3-...`; two of them have a flag that is shorter.
 _S3_SHORT: Final = {"endpoint_url": "--endpoint-url", "region": "--region"}
 
 _EVERY_VERB: Final = "Every verb: -r --repository URL, --config, --json, -q --quiet, --debug; see `tidemark --help`"
@@ -89,6 +88,10 @@ def _parse_rate(text: str) -> int:
     return rate
 
 
+DIRECTORY: Final = click.Path(file_okay=False, path_type=Path)
+DIRECTORY_THERE: Final = click.Path(exists=True, file_okay=False, path_type=Path)
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+PATH: Final = click.Path(path_type=Path)
 DURATION: Final = Parsed("duration", parse_duration_ms)
 MOMENT: Final = Parsed("time", parse_moment)
 SHARE: Final = Parsed("share", parse_share)
@@ -97,7 +100,6 @@ RATE: Final = Parsed("size", _parse_rate)
 VERSION: Final = Parsed("version", parse_version)
 COMMIT: Final = Parsed("commit", parse_commit)
 STORE: Final = Parsed("store", parse_store)
-
 
 TRUST_STAT: Final = "trust_stat"
 
@@ -146,7 +148,7 @@ class OrderedGroup(click.Group):
 
 
 class Verb(click.Command):
-    """A verb: knows its example, and the variables of its options.
+    """A verb: has the options that every verb has, and knows its example and the variables of its options.
 
     Attributes:
         words: As people say it: "backup", or "spark backup" of the group `spark`.
@@ -157,7 +159,8 @@ class Verb(click.Command):
 
     def __init__(
         self,
-        *args: Any,  # noqa: ANN401  (click passes them on)
+        name: str | None,
+        *,
         prints: tuple[type[msgspec.Struct], ...] = (),
         example: str = "",
         group: str = "",
@@ -165,15 +168,18 @@ class Verb(click.Command):
         shows_settings: bool = False,
         **kwargs: Any,  # noqa: ANN401  (click passes them on)
     ) -> None:
-        super().__init__(*args, **kwargs)
-        self.words = f"{group} {self.name}".strip()
+        super().__init__(name, **kwargs)
+        self.words = f"{group} {name}".strip()
         self.prints = prints
         self.needs_repository = needs_repository
         self.shows_settings = shows_settings
         self.example = example
+        self.params += common_options()
         for param in self.params:
-            if isinstance(param, click.Option) and param.name and param.envvar is None:
-                param.envvar = environment_names(self.words, param.name, shared=isinstance(param, Setting))
+            if isinstance(param, click.Option):
+                param.show_default = True
+                if param.envvar is None:
+                    param.envvar = environment_names(self.words, str(param.name), shared=isinstance(param, Setting))
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -201,15 +207,12 @@ class Verb(click.Command):
 class VerbGroup(Verb, OrderedGroup):
     """A verb that runs by itself and has others below it, which share nothing with it but its name."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (click passes them on)
-        super().__init__(*args, invoke_without_command=True, subcommand_metavar="[VERB [ARGS]...]", **kwargs)
-
     @override
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # What this verb made of a command line that is for another says nothing of how to print an error of it.
-        for key in (JSON_META, DEBUG_META, LOG_META):
+        for key in NOTED:
             ctx.obj.pop(key, None)
         found = super().resolve_command(ctx, args)
         # They would be the group's own, and go unheard.
@@ -254,10 +257,8 @@ def setting_keys(group: click.Group) -> dict[str, dict[str, bool]]:
 # ---------------------------------------------------------------------- the settings file
 
 CONFIG_META: Final = "tidemark.config"
-# The options that say how an error of the same command line is printed are noted in `ctx.obj` by their names.
-JSON_META: Final = "json"
-DEBUG_META: Final = "debug"
-LOG_META: Final = "log_format"
+# The options that say how an error of the same command line is printed: they are in `ctx.obj` by these names.
+NOTED: Final = ("json", "debug", "log_format")
 
 
 def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
@@ -339,34 +340,27 @@ COMMON_HELP: Final = (
 )
 
 
-def common_options(function: Decorated) -> Decorated:
-    """Add the options that every verb has; `tidemark --help` explains them once."""
-    for key in reversed(S3_KEYS):
-        flag = _S3_SHORT.get(key, f"--{S3}-{key.replace('_', '-')}")
-        function = click.option(flag, f"{S3}_{key}", cls=Setting, type=_s3_type(key), hidden=True)(function)
-    seen_first: dict[str, Any] = {"cls": Setting, "is_eager": True, "hidden": True}
-    choice = click.Choice([TEXT, JSON_LOG])
-    for add in (
-        click.option("--bwlimit", cls=Setting, type=RATE, metavar="SIZE", hidden=True),
-        click.option("--log-format", type=choice, default=TEXT, callback=_note, **seen_first),
-        click.option("--cache/--no-cache", cls=Setting, default=True, hidden=True),
-        click.option("--cache-dir", cls=Setting, metavar="DIR", hidden=True),
-        click.option("--repository", "-r", cls=Setting, metavar="URL", hidden=True),
-        click.option("-q", "--quiet", is_flag=True, **seen_first),
-        click.option("--debug", is_flag=True, callback=_note, **seen_first),
-        click.option("--json", is_flag=True, callback=_note, **seen_first),
-        click.option(
-            "--config",
-            metavar="FILE",
-            envvar="TIDEMARK_CONFIG",
-            is_eager=True,
-            expose_value=False,
-            hidden=True,
-            callback=_load_config,
-        ),
-    ):
-        function = add(function)
-    return function
+def common_options() -> list[click.Option]:
+    """Return the options that every verb has; `tidemark --help` explains them once."""
+    eager: dict[str, Any] = {"is_eager": True, "hidden": True}
+    config: dict[str, Any] = {"envvar": "TIDEMARK_CONFIG", "expose_value": False, "callback": _load_config}
+    formats = click.Choice([TEXT, JSON_LOG])
+    return [
+        click.Option(["--config"], **config, **eager),
+        Setting(["--json"], is_flag=True, callback=_note, **eager),
+        Setting(["--debug"], is_flag=True, callback=_note, **eager),
+        Setting(["-q", "--quiet"], is_flag=True, **eager),
+        Setting(["--repository", "-r"], hidden=True),
+        Setting(["--cache-dir"], hidden=True),
+        Setting(["--cache/--no-cache"], default=True, hidden=True),
+        Setting(["--log-format"], type=formats, default=TEXT, callback=_note, **eager),
+        Setting(["--bwlimit"], type=RATE, hidden=True),
+        *(Setting([_s3_flag(key), f"{S3}_{key}"], type=_s3_type(key), hidden=True) for key in S3_KEYS),
+    ]
+
+
+def _s3_flag(key: str) -> str:
+    return _S3_SHORT.get(key, f"--{S3}-{key.replace('_', '-')}")
 
 
 def _s3_type(key: str) -> "click.ParamType[Any, Any]":
@@ -393,30 +387,25 @@ def take_common(values: dict[str, Any]) -> Common:
     if not values["repository"] and getattr(ctx.command, "needs_repository", True):
         raise click.MissingParameter(ctx=ctx, param=next(p for p in ctx.command.params if p.name == "repository"))
     transfer = {key: value for key in TRANSFER_KEYS if (value := values.pop(key, None)) is not None}
-    given = {key: value for option, key in _S3_OPTIONS.items() if (value := values.pop(option, None)) is not None}
+    given = {key: value for key in S3_KEYS if (value := values.pop(f"{S3}_{key}", None)) is not None}
     try:
         s3 = S3Settings(**given)
     except ValueError as error:
-        raise UsageError(str(error), operation="settings", subject=f"[{S3}]", hint=_S3_HINT) from None
+        hint = "look at [s3] in tidemark.toml and at the variables TIDEMARK_S3_..."
+        raise UsageError(str(error), operation="settings", subject=f"[{S3}]", hint=hint) from None
+    names = ("repository", "json", "quiet", "debug", "cache_dir", "cache", "log_format")
     return Common(
         transfer=TransferSettings(**transfer),
         s3=s3,
         bwlimit=values.pop("bwlimit") or 0,
         metrics_file=values.pop("metrics_file", None),
-        **{
-            key: values.pop(key) for key in ("repository", "json", "quiet", "debug", "cache_dir", "cache", "log_format")
-        },
+        **{name: values.pop(name) for name in names},
     )
-
-
-_S3_HINT: Final = "look at [s3] in tidemark.toml and at the variables TIDEMARK_S3_..."
 
 
 def figures_option(function: Decorated) -> Decorated:
     """Add `--metrics-file`, for verbs that do work (`engine.cli.run`)."""
-    return click.option(
-        "--metrics-file", cls=Setting, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", hidden=True
-    )(function)
+    return click.option("--metrics-file", cls=Setting, type=FILE, hidden=True)(function)
 
 
 def transfer_options(function: Decorated) -> Decorated:
@@ -424,7 +413,7 @@ def transfer_options(function: Decorated) -> Decorated:
     for key in reversed(TRANSFER_KEYS):
         flag = f"--{key.replace('_', '-')}"
         if key == "in_flight_max":
-            text = f"Requests under way at once.  [default: {_default(key)}]"
+            text = f"Requests under way at once.  [default: {TransferSettings().in_flight_max}]"
             function = click.option(flag, cls=Setting, type=int, metavar="N", help=text)(function)
         elif key != TRUST_STAT:
             function = click.option(flag, cls=Setting, type=SIZE, metavar="SIZE", hidden=True)(function)
@@ -437,14 +426,10 @@ def trust_stat_option(function: Decorated) -> Decorated:
     return click.option("--trust-stat", cls=Setting, is_flag=True, default=None, help=text)(function)
 
 
-def _default(key: str) -> object:
-    return dict(zip(TRANSFER_KEYS, TransferSettings.__struct_defaults__, strict=True))[key]
-
-
 def scope_options(*, job_required: bool = True, task: bool = False) -> Callable[[Decorated], Decorated]:
     """Add the options for a job, whether it commits task by task, and with `task` for the task that does.
 
-    A verb with `task` takes the three as its parameter `scope`.
+    A verb takes them as its parameter or field `scope` (`engine.cli.session.with_session`).
     """
 
     def decorate(function: Decorated) -> Decorated:
@@ -463,35 +448,34 @@ def store_options(*, default: bool) -> Callable[[Decorated], Decorated]:
 
     def decorate(function: Decorated) -> Decorated:
         for name, value in (("store", "default"), ("task", "0")):
-            text = f"The {name}." if default else f"The {name}. [default: all]"
-            chosen = value if default else None
-            add = click.option(
-                f"--{name}", cls=Setting, metavar=name.upper(), default=chosen, show_default=default, help=text
-            )
+            text, chosen = (f"The {name}.", value) if default else (f"The {name}. [default: all]", None)
+            add = click.option(f"--{name}", cls=Setting, metavar=name.upper(), default=chosen, help=text)
             function = add(function)
         return function
 
     return decorate
 
 
+def limit_option(default: int, at_most: int, *, at_least: int = 1, text: str) -> Callable[[Decorated], Decorated]:
+    """Add `--limit`."""
+    return click.option("--limit", type=click.IntRange(at_least, at_most), default=default, metavar="N", help=text)
+
+
 def repository_and_checkpoint(function: Decorated) -> Decorated:
     """Add the arguments `[REPO] CHECKPOINT`, in this order; REPO wins over `--repository`."""
-    return click.argument("places", nargs=-1, metavar="[REPO] CHECKPOINT", expose_value=False, callback=_split_places)(
-        function
-    )
+    add = click.argument("places", nargs=-1, metavar="[REPO] CHECKPOINT", expose_value=False, callback=_split_places)
+    return add(function)
 
 
 def _split_places(ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> None:
     """Split the words here: click would take the first one for an argument that may be missing."""
-    if not 1 <= len(value) <= PLACES_MAX:
-        raise click.UsageError(
-            "Missing argument 'CHECKPOINT'." if not value else f"Got unexpected extra argument ({value[-1]})", ctx
-        )
-    ctx.params["url"] = value[0] if len(value) == PLACES_MAX else None
-    ctx.params["checkpoint"] = value[-1]
-
-
-PLACES_MAX: Final = 2
+    match value:
+        case ():
+            raise click.UsageError("Missing argument 'CHECKPOINT'.", ctx)
+        case (*repository, checkpoint) if len(repository) <= 1:
+            ctx.params |= {"url": "".join(repository) or None, "checkpoint": checkpoint}
+        case _:
+            raise click.UsageError(f"Got unexpected extra argument ({value[-1]})", ctx)
 
 
 def checkpoint_and_repository(function: Decorated) -> Decorated:

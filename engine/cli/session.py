@@ -16,6 +16,7 @@ from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_s3, open_store
 from engine.blocking import LoopThread
+from engine.cli.choices import choose_commit, choose_rules, choose_scope
 from engine.cli.config import CommitChoice, cache_path
 from engine.cli.errors import describe
 from engine.cli.exit_codes import ExitCode
@@ -28,17 +29,18 @@ from engine.clock import SystemRuntime, read_now_ms
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import Choice
+from engine.records.pins import PinLease
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.text import Moment
-from index.errors import UnsafeNameError
 from index.plan.commits import Commit
-from index.snapshot.keys import RunId, encode_component, encode_scope, make_run_id
+from index.snapshot.keys import RunId, make_run_id
 from index.snapshot.model import Scope
 from index.text import printable
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store
+    from engine.spark.access import SparkOptions
     from engine.spark.session import SparkSession
 
 SCOPES_SHOWN_MAX: Final = 8
@@ -75,11 +77,7 @@ class Session:
     def open(self) -> Iterator[SyncRepository]:
         """Open the repository; warn at the end if the digest caches could not be kept."""
         with self.record.timed("open"):
-            opening = self._begin(
-                functools.partial(
-                    Repository.open, settings=self.common.transfer, runtime=self._runtime, cache_dir=self.cache_dir()
-                )
-            )
+            opening = self._begin(Repository.open, settings=self.common.transfer, cache_dir=self.cache_dir())
         with opening as repository:
             try:
                 yield repository
@@ -87,25 +85,21 @@ class Session:
                 if (error := repository.asynchronous.cache_error) is not None:
                     self.warn(f"file hashes are not remembered, the next run reads again: {error}")
 
-    def initialised(self, *, ttl_ms: int, margin_ms: int, collection_period_ms: int) -> SyncRepository:
-        """Make the store a repository."""
-        return self._begin(
-            functools.partial(
-                Repository.init,
-                runtime=self._runtime,
-                ttl_ms=ttl_ms,
-                margin_ms=margin_ms,
-                collection_period_ms=collection_period_ms,
-            )
-        )
+    def initialised(self, **times: int) -> SyncRepository:
+        """Make the store a repository, with times as `Repository.init` takes them."""
+        return self._begin(Repository.init, **times)
 
-    def _begin(self, open_repository: Callable[[BlobStore], Coroutine[Any, Any, Repository]]) -> SyncRepository:
+    def _begin(
+        self,
+        open_repository: Callable[..., Coroutine[Any, Any, Repository]],
+        **settings: Any,  # noqa: ANN401  (as either function takes them)
+    ) -> SyncRepository:
         """Open a repository, and close its store if that fails: it was opened here."""
         store = self.store()
 
         async def begin() -> Repository:
             try:
-                return await open_repository(store)
+                return await open_repository(store, runtime=self._runtime, **settings)
             except BaseException:
                 await store.close()
                 raise
@@ -132,13 +126,24 @@ class Session:
             UsageError: The URL is none.
             CapabilityMissingError: This release has no store for it.
         """
-        try:
-            meter = self.record.meter if self._metrics_file is not None else None
+        meter = self.record.meter if self._metrics_file is not None else None
+        with self.checked_url():
             return open_store(
                 self.common.repository, self.store_settings(), meter=meter, on_silence=self._warn_of_silence
             )
+
+    @contextlib.contextmanager
+    def checked_url(self) -> Iterator[None]:
+        """Say of a URL that cannot be opened that it is the caller's."""
+        try:
+            yield
         except InvalidRequestError as error:
             raise UsageError(str(error), operation=self.verb, subject="--repository", hint=error.hint) from None
+
+    def bucket(self) -> "S3Store":
+        """Open the bucket that a verb is about; raises `UsageError` if the URL is not the one of a bucket."""
+        with self.checked_url():
+            return open_s3(self.common.repository, self.store_settings())
 
     def _warn_of_silence(self, seconds: float) -> None:
         host = urlsplit(self.common.s3.endpoint_url).netloc
@@ -150,6 +155,12 @@ class Session:
         return StoreSettings(
             in_flight_max=self.common.transfer.in_flight_max, bytes_per_s_max=self.common.bwlimit, s3=self.common.s3
         )
+
+    def spark_options(self) -> "SparkOptions":
+        """Return how executors are to move bytes; loads PySpark, for those who asked for it."""
+        from engine.spark.access import SparkOptions  # noqa: PLC0415
+
+        return SparkOptions(transfer=self.common.transfer, store=self.store_settings())
 
     def cache_dir(self) -> Path | None:
         """Return the directory of digest caches; None where they are not wanted."""
@@ -176,15 +187,9 @@ class Session:
         """Write down what the run did, for `--metrics-file`, and begin to note the next run."""
         if self._metrics_file is None:
             self.record.begin()
-        else:
-            self.record.write(
-                self._metrics_file,
-                verb=self._verb_in_metrics,
-                job=self.job,
-                code=code,
-                error=error,
-                warn=self.warn,
-            )
+            return
+        ended = {"verb": self._verb_in_metrics, "job": self.job}
+        self.record.write(self._metrics_file, **ended, code=code, error=error, warn=self.warn)
 
     def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
         """Print the result: one JSON object, or lines for people.
@@ -264,6 +269,16 @@ class Session:
             return repository.find(scope, **self.choose(repository, choice))
 
     @contextlib.contextmanager
+    def pinned(
+        self, repository: SyncRepository, scope: Scope, choice: Choice, *, purpose: str
+    ) -> Iterator[tuple[Commit, PinLease]]:
+        """Yield the commit that was chosen, protected from collections; raises as `find`."""
+        with contextlib.ExitStack() as stack:
+            with self.explaining(repository, scope):
+                found = stack.enter_context(repository.find_pinned(scope, purpose=purpose, **choice))
+            yield found
+
+    @contextlib.contextmanager
     def explaining(self, repository: SyncRepository, scope: Scope) -> Iterator[None]:
         """Turn "nothing fits" for a scope that does not exist at all into what exists."""
         try:
@@ -298,106 +313,61 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(all_[:SCOPES_SHOWN_MAX]) + more
 
 
-@contextlib.contextmanager
-def _recorded(session: Session) -> Iterator[Callable[[ExitCode | None], None]]:
-    """Have the figures of a run written, however it ends; yields what takes its exit code."""
-    codes: list[ExitCode] = []
-
-    def ended(code: ExitCode | None) -> None:
-        codes.append(code or ExitCode.OK)
-
-    try:
-        yield ended
-    except (Exception, KeyboardInterrupt) as error:
-        session.write_figures(describe(error, session.verb).code, error)
-        raise
-    session.write_figures(codes[0])
+# Options that are one value together: a verb whose parameter, or whose field of its options, has this name takes that.
+_TOGETHER: Final[Mapping[str, tuple[tuple[str, ...], Callable[..., object]]]] = {
+    "scope": (
+        ("job", "commit_per_task", "task"),
+        lambda job, **parts: choose_scope(job, **parts) if job is not None else None,
+    ),
+    "choice": (("number", "version", "at", "name"), choose_commit),
+    "rules": (("keep_last", "keep_since", "policy", "keep_named"), choose_rules),
+}
 
 
-def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., ExitCode | None]:
-    """Give a verb its session in place of the options that every verb has.
+def verb(
+    name: str,
+    *,
+    cls: type[Verb] = Verb,
+    **described: Any,  # noqa: ANN401  (as `Verb` and click take them)
+) -> Callable[[Callable[..., ExitCode | None]], Verb]:
+    """Make a verb of a function, which is given a session.
 
-    Its own options come one by one, or as the struct that its parameter `options` is; those of a job and a task as its
-    parameter `scope`.
+    Its own options come one by one, or as the struct that its parameter `options` is.
     """
-    options = function.__annotations__.get("options")
-    takes_scope = "scope" in function.__annotations__
 
-    @functools.wraps(function)
-    def run(**values: Any) -> ExitCode | None:  # noqa: ANN401  (each verb has its own options)
-        ctx = click.get_current_context()
-        if ctx.invoked_subcommand is not None:
-            return None  # a verb below this one was asked for
-        verb = cast("Verb", ctx.command)
-        given = dict(values)
-        try:
-            common = take_common(values)
-        except (click.UsageError, UsageError) as error:
-            write_refused(verb.words, given, error)
-            raise
-        session = Session(verb, common)
-        session.describe_run(given)
-        with _recorded(session) as ended:
-            if takes_scope:
-                job, by_task, task = (values.pop(name) for name in ("job", "commit_per_task", "task"))
-                values["scope"] = choose_scope(job, commit_per_task=by_task, task=task)
-            code = function(session, options(**values)) if options is not None else function(session, **values)
-            ended(code)
-        return code
+    def decorate(function: Callable[..., ExitCode | None]) -> Verb:
+        options = function.__annotations__.get("options")
+        wanted = function.__annotations__ if options is None else options.__struct_fields__
 
-    return run
+        @functools.wraps(function)
+        def run(**values: Any) -> ExitCode | None:  # noqa: ANN401  (each verb has its own options)
+            ctx = click.get_current_context()
+            if ctx.invoked_subcommand is not None:
+                return None  # a verb below this one was asked for
+            command = cast("Verb", ctx.command)
+            given = dict(values)
+            try:
+                common = take_common(values)
+            except (click.UsageError, UsageError) as error:
+                write_refused(command.words, given, error)
+                raise
+            session = Session(command, common)
+            session.describe_run(given)
+            try:
+                for together, (parts, choose) in _TOGETHER.items():
+                    if together in wanted:
+                        values[together] = choose(**{part: values.get(part) for part in parts})
+                        values = {part: value for part, value in values.items() if part in wanted or part not in parts}
+                code = function(session, options(**values)) if options is not None else function(session, **values)
+            except (Exception, KeyboardInterrupt) as error:
+                session.write_figures(describe(error, session.verb).code, error)
+                raise
+            session.write_figures(code or ExitCode.OK)
+            return code
 
+        return click.command(name, cls=cls, **described)(run)
 
-def choose_scope(job: str, *, commit_per_task: bool, task: str | None) -> Scope:
-    """Return the scope that a job's commits belong to.
-
-    Raises:
-        UsageError: The job or the task fits no key.
-    """
-    scope = Scope(job, (task or "0") if commit_per_task else None)
-    try:
-        encode_scope(scope)
-    except UnsafeNameError as error:
-        raise UsageError(str(error), operation="read", subject="--job", hint=error.hint) from None
-    return scope
-
-
-def check_component(option: str, name: str) -> str:
-    """Return the name of a task, store or commit if it fits a key.
-
-    Raises:
-        UsageError: It does not.
-    """
-    try:
-        encode_component(name)
-    except UnsafeNameError as error:
-        raise UsageError(str(error), operation="read", subject=option, hint=error.hint) from None
-    return name
-
-
-# ---------------------------------------------------------------------- what some verbs open
-
-
-def is_s3(session: Session) -> bool:
-    """Return whether a verb is about a bucket."""
-    return session.common.repository.lower().startswith("s3:")
-
-
-def open_bucket(session: Session, settings: StoreSettings, *, bound_by_profile: bool = True) -> "S3Store":
-    """Open the bucket that a verb is about.
-
-    Raises:
-        UsageError: The URL is not the one of a bucket.
-    """
-    try:
-        return open_s3(session.common.repository, settings, bound_by_profile=bound_by_profile)
-    except InvalidRequestError as error:
-        raise usage_error(session, error) from None
-
-
-def usage_error(session: Session, error: InvalidRequestError) -> UsageError:
-    """Say that a URL cannot be opened."""
-    return UsageError(str(error), operation=session.verb, subject="--repository", hint=error.hint)
+    return decorate
 
 
 @contextlib.contextmanager

@@ -185,7 +185,8 @@ def codes_of_errors() -> dict[type[Exception], ExitCode]:
         for error in vars(module).values()
         if isinstance(error, type) and issubclass(error, Exception) and not error.__name__.startswith("_")
     }
-    return {error: next(CODES[kind] for kind in error.__mro__ if kind in CODES) for _, error in sorted(found.items())}
+    named = {error: [kind.__name__ for kind in error.__mro__ if kind.__name__ in CODES] for error in found.values()}
+    return {error: CODES[named[error][0]] for _, error in sorted(found.items())}
 
 
 def structs_behind(views: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:

@@ -1,18 +1,18 @@
 """The verb `backup`."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import click
 import msgspec
 
-from engine.backup.backup import BackupOptions, BackupResult
-from engine.cli.choices import StoreOptions
+from engine.backup.backup import BackupOptions, BackupResult, BackupStats
+from engine.cli.choices import check_component
 from engine.cli.cmd.commit import commit_until_known
 from engine.cli.options import (
     CHECK_RETAINED_HELP,
-    Verb,
-    common_options,
+    DIRECTORY_THERE,
+    FILE,
     figures_option,
     scope_options,
     store_options,
@@ -21,16 +21,16 @@ from engine.cli.options import (
 )
 from engine.cli.output import committed_line
 from engine.cli.result_file import ResultFile, write_result
-from engine.cli.session import Session, check_component, with_session
+from engine.cli.session import Session, verb
 from engine.errors import DamagedError, UsageError
 from engine.text import table
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit
+from index.snapshot.dir_diff import DiffStats
 from index.snapshot.model import Scope, UniqueId
 from index.text import count, human_bytes, human_duration, printable
 
-_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
-_NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+_CHANGES: Final = ("added", "retained", "removed")
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +77,12 @@ class BackupView(msgspec.Struct, frozen=True, kw_only=True):
     result_file: Path | None
 
 
-class BackupArguments(StoreOptions, frozen=True, kw_only=True):
+class BackupArguments(msgspec.Struct, frozen=True, kw_only=True):
     """What to back up, as what, and whether to commit it."""
 
+    scope: Scope
+    task: str
+    store: str
     directory: Path
     version: int | None
     unique_id: str | None
@@ -90,14 +93,13 @@ class BackupArguments(StoreOptions, frozen=True, kw_only=True):
     result: Path | None
 
 
-@click.command(
+@verb(
     "backup",
-    cls=Verb,
     short_help="Upload what changed in a directory, and commit it.",
     prints=(BackupView, PlanView),
     example="tidemark backup /state/checkpoint -r file:///backups --job flights",
 )
-@click.argument("directory", type=_DIRECTORY, metavar="DIR")
+@click.argument("directory", type=DIRECTORY_THERE, metavar="DIR")
 @scope_options()
 @store_options(default=True)
 @click.option(
@@ -108,12 +110,10 @@ class BackupArguments(StoreOptions, frozen=True, kw_only=True):
 @click.option("--check-retained", is_flag=True, help=CHECK_RETAINED_HELP)
 @click.option("-n", "--dry-run", is_flag=True, help="Upload nothing; say what would be.")
 @click.option("--no-commit", is_flag=True, help="Upload only; `tidemark commit` makes it visible.")
-@click.option("--result", type=_NEW_FILE, metavar="FILE", help="With --no-commit: where the result goes.")
+@click.option("--result", type=FILE, metavar="FILE", help="With --no-commit: where the result goes.")
 @figures_option
 @trust_stat_option
 @transfer_options
-@common_options
-@with_session
 def backup(session: Session, options: BackupArguments) -> None:
     """Upload what changed in DIR since the newest commit, and commit it.
 
@@ -121,33 +121,27 @@ def backup(session: Session, options: BackupArguments) -> None:
     """
     check_component("--task", options.task)
     check_component("--store", options.store)
-    _check_result_options(options)
+    if not options.dry_run and options.no_commit != (options.result is not None):
+        hint = "without a result file nothing could ever commit the upload"
+        raise UsageError("--no-commit and --result go together", operation="backup", hint=hint)
+    if not options.dry_run and options.no_commit and options.offsets is not None:
+        raise UsageError("offsets belong to the commit", operation="backup", hint="give them to `tidemark commit`")
+    source, task, store = (options.scope, options.directory), options.task, options.store
     with session.open() as repository:
         if options.dry_run:
-            plan = repository.plan_backup(
-                options.scope,
-                options.directory,
-                task=options.task,
-                store=options.store,
-                options=BackupOptions(check_retained=options.check_retained),
-            )
+            how = BackupOptions(check_retained=options.check_retained)
+            plan = repository.plan_backup(*source, task=task, store=store, options=how)
             session.show(_view_plan(plan), _plan_lines(plan))
             return
+        how = BackupOptions(
+            version=options.version,
+            unique_id=UniqueId(options.unique_id) if options.unique_id is not None else None,
+            check_retained=options.check_retained,
+        )
 
         def back_up() -> BackupResult:
             with session.progress("backup") as progress:
-                return repository.backup(
-                    options.scope,
-                    options.directory,
-                    task=options.task,
-                    store=options.store,
-                    options=BackupOptions(
-                        version=options.version,
-                        unique_id=UniqueId(options.unique_id) if options.unique_id is not None else None,
-                        check_retained=options.check_retained,
-                    ),
-                    progress=progress,
-                )
+                return repository.backup(*source, task=task, store=store, options=how, progress=progress)
 
         def commit() -> Commit:
             with session.record.timed("commit"):
@@ -172,32 +166,14 @@ def backup(session: Session, options: BackupArguments) -> None:
     session.show(view, _backup_lines(made, committed, options.result))
 
 
-def _check_result_options(options: BackupArguments) -> None:
-    if options.dry_run:
-        return
-    if options.no_commit != (options.result is not None):
-        raise UsageError(
-            "--no-commit and --result go together",
-            operation="backup",
-            hint="without a result file nothing could ever commit the upload",
-        )
-    if options.no_commit and options.offsets is not None:
-        raise UsageError("offsets belong to the commit", operation="backup", hint="give them to `tidemark commit`")
-
-
 def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path | None) -> list[str]:
     stats = made.stats
     lines = [
-        *_changes_table(
-            ("added", stats.files_added, stats.bytes_added),
-            ("retained", stats.files_retained, stats.bytes_retained),
-            ("removed", stats.files_removed, stats.bytes_removed),
-        ),
+        *_changes_table(*_changes(stats)),
         f"uploaded {human_bytes(stats.bytes_uploaded)} in {count(stats.blobs, 'blob')} ({count(stats.packs, 'pack')})",
         f"index {human_bytes(stats.index_bytes)} with {count(stats.files_inline, 'file')} inside",
     ]
-    dead = stats.files_repacked - stats.files_healed
-    if dead > 0:
+    if (dead := stats.files_repacked - stats.files_healed) > 0:
         again = f"{count(dead, 'file')} ({human_bytes(stats.bytes_repacked - stats.bytes_healed)})"
         lines.append(f"packed again {again} of packs that were mostly dead")
     if stats.files_healed:
@@ -211,14 +187,8 @@ def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path |
 
 
 def _view_plan(plan: BackupPlan) -> PlanView:
-    changes = plan.changes
     return PlanView(
-        files_added=changes.files_added,
-        bytes_added=changes.bytes_added,
-        files_retained=changes.files_retained,
-        bytes_retained=changes.bytes_retained,
-        files_removed=changes.files_removed,
-        bytes_removed=changes.bytes_removed,
+        **{f"{what}_{did}": getattr(plan.changes, f"{what}_{did}") for what in ("files", "bytes") for did in _CHANGES},
         files_repacked=plan.files_repacked,
         bytes_repacked=plan.bytes_repacked,
         files_healed=plan.files_healed,
@@ -235,7 +205,6 @@ def _view_plan(plan: BackupPlan) -> PlanView:
 
 
 def _plan_lines(plan: BackupPlan) -> list[str]:
-    changes = plan.changes
     packed = sum(len(pack.files) for pack in plan.packs)
     rows = [
         ("in blobs of their own", len(plan.blobs), sum(item.file.size_bytes for item in plan.blobs)),
@@ -244,20 +213,23 @@ def _plan_lines(plan: BackupPlan) -> list[str]:
         ("empty", len(plan.empty), 0),
     ]
     lines = _changes_table(
-        ("added", changes.files_added, changes.bytes_added),
-        ("retained", changes.files_retained, changes.bytes_retained),
-        ("removed", changes.files_removed, changes.bytes_removed),
+        *_changes(plan.changes),
         *([("stored again", plan.files_repacked, plan.bytes_repacked)] if plan.files_repacked else []),
         *([("  for what is missing", plan.files_healed, plan.bytes_healed)] if plan.files_healed else []),
     )
-    stored = [(f"  {what}", files, bytes_) for what, files, bytes_ in rows if files]
-    lines += (
-        _changes_table(("would store", sum(f for _, f, _ in stored), sum(b for _, _, b in stored)), *stored)
-        if stored
-        else []
-    )
+    if stored := [(f"  {what}", files, bytes_) for what, files, bytes_ in rows if files]:
+        total = ("would store", sum(files for _, files, _ in stored), sum(bytes_ for *_, bytes_ in stored))
+        lines += _changes_table(total, *stored)
     blobs = f"{human_bytes(plan.upload_bytes)} in {count(plan.uploads_count, 'blob')}"
     return [*lines, f"would upload {blobs}, and an index; nothing was sent"]
+
+
+def _changes(stats: BackupStats | DiffStats) -> list[tuple[str, int, int]]:
+    return [
+        ("added", stats.files_added, stats.bytes_added),
+        ("retained", stats.files_retained, stats.bytes_retained),
+        ("removed", stats.files_removed, stats.bytes_removed),
+    ]
 
 
 def _changes_table(*rows: tuple[str, int, int]) -> list[str]:

@@ -4,20 +4,21 @@ import contextlib
 import functools
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypedDict, Unpack
+from typing import Final
 
 import click
+import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.opening import open_store
-from engine.cli.choices import RetentionOptions, resolve_rules, retention_options
+from engine.cli.choices import resolve_rules, retention_options
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import SHARE, VerbGroup, Verbs, common_options, figures_option, on_spark_option
+from engine.cli.options import PATH, SHARE, VerbGroup, Verbs, figures_option, on_spark_option
 from engine.cli.output import extend
-from engine.cli.session import Session, some, spark_session, with_session
+from engine.cli.session import Session, some, spark_session, verb
 from engine.collect.collect import DELETE_SHARE_MAX
+from engine.collect.policy import PolicyFile
 from engine.collect.report import CollectReport
 from engine.errors import TooMuchToDeleteError, UsageError, restated
 from engine.repository.sync import SyncRepository
@@ -27,25 +28,12 @@ from index.plan.retention import RetentionPolicy
 from index.snapshot.keys import RunId, audit_key, check_run_id
 from index.text import count, human_bytes, human_duration, iso_time, printable
 
-
-class _Limits(TypedDict):
-    """What a collection takes from the command line."""
-
-    dry_run: bool
-    delete_share_max: float
-    plan_to: BlobStore | None
-
-
 VERBS: Final = {
     "explain": "collect_explain:explain",
     "verify-plan": "collect_verify_plan:verify_plan",
 }
-_TOO_MUCH_HINT: Final = "look at the plan with -n; if it is right, say --delete-at-most 100%"
-
-
 # Of those that nobody gave a place to, the newest stay.
 PLANS_KEPT_MAX: Final = 10
-_PLANS: Final = "plans"
 
 
 class CollectView(CollectReport, frozen=True, kw_only=True):
@@ -58,9 +46,10 @@ class CollectView(CollectReport, frozen=True, kw_only=True):
     audit: str
 
 
-class CollectOptions(RetentionOptions, frozen=True, kw_only=True):
+class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to keep, how much may go, and how to report it."""
 
+    rules: PolicyFile | None
     delete_at_most: float
     dry_run: bool
     plan: Path | None
@@ -69,10 +58,12 @@ class CollectOptions(RetentionOptions, frozen=True, kw_only=True):
     on_spark: bool
 
 
-@click.command(
+@verb(
     "collect",
     cls=VerbGroup,
     commands=Verbs(VERBS),
+    invoke_without_command=True,
+    subcommand_metavar="[VERB [ARGS]...]",
     short_help="Delete what no commit, name or reader needs.",
     prints=(CollectView,),
     example="tidemark collect -r file:///backups --keep-last 30 --keep-since 7d -n",
@@ -82,14 +73,13 @@ class CollectOptions(RetentionOptions, frozen=True, kw_only=True):
     "--delete-at-most",
     type=SHARE,
     default=f"{DELETE_SHARE_MAX:.0%}",
-    show_default=True,
     metavar="SHARE",
     help="Refuse to delete more than this share of all bytes.",
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; say what would go, and why.")
 @click.option(
     "--plan",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Write down what goes, key by key. [default with -n: below the cache directory]",
 )
@@ -97,8 +87,6 @@ class CollectOptions(RetentionOptions, frozen=True, kw_only=True):
 @click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")
 @functools.partial(on_spark_option, text="Spread the work over the executors of a Spark session.")
 @figures_option
-@common_options
-@with_session
 def collect(session: Session, options: CollectOptions) -> ExitCode:
     """Delete what no kept commit, name or reader needs. The only verb that deletes.
 
@@ -106,28 +94,19 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
     newest commit of a job always stays, and what a name holds can always be restored. Ends with 3 if some keys could
     not be deleted or there is no audit record, with 10 if more than --delete-at-most would go: then nothing is deleted.
     """
-    rules = options.rules
-    if rules is None:
-        raise UsageError(
-            "this would keep nothing but the newest commits",
-            operation="collect",
-            hint="say --keep-last N, --keep-since TIME, or both; or --policy FILE",
-        )
+    if options.rules is None:
+        hint = "say --keep-last N, --keep-since TIME, or both; or --policy FILE"
+        raise UsageError("this would keep nothing but the newest commits", operation="collect", hint=hint)
     plan_dir = choose_plan_dir(options.plan, session.cache_dir(), session.new_id(), dry_run=options.dry_run)
-    is_ours = options.plan is None
     with session.open() as repository:
-        retention = resolve_rules(repository, rules, dry_run=options.dry_run)
+        retention = resolve_rules(repository, options.rules, dry_run=options.dry_run)
         try:
             with _opened(plan_dir, repository) as plan_to:
-                limits = _Limits(dry_run=options.dry_run, delete_share_max=options.delete_at_most, plan_to=plan_to)
-                if options.on_spark:
-                    report = _collect_on_spark(session, retention, **limits)
-                else:
-                    with session.progress("collect", wanted=not options.one_line) as progress:
-                        report = repository.collect(retention, progress=progress, **limits)
+                report = _collect(session, repository, retention, options, plan_to)
         except TooMuchToDeleteError as error:
-            raise restated(error, subject=error.subject, hint=_TOO_MUCH_HINT) from None
-    if plan_dir is not None and is_ours:
+            hint = "look at the plan with -n; if it is right, say --delete-at-most 100%"
+            raise restated(error, subject=error.subject, hint=hint) from None
+    if plan_dir is not None and options.plan is None:
         plan_dir = name_after_run(plan_dir, report.run)
     for pattern in retention.unused({kept.scope.job for kept in report.kept}):
         session.warn(f"--policy: the rule for {pattern!r} matches no job")
@@ -137,9 +116,9 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
         session.warn(f"--policy: all is kept of {some(report.unruled)}: no rule matches")
     if report.run_left:
         session.warn(f"working objects of this run are left to a later collection: {report.run_left}")
-    lines = [summary_line(report)] if options.one_line else collect_lines(report, plan_dir, verbose=options.verbose)
     session.record.note(report)
-    session.show(view_collect(report, plan_dir), lines)
+    view = view_collect(report, plan_dir)
+    session.show(view, [view.summary] if options.one_line else collect_lines(view, verbose=options.verbose))
     return _exit_code(report)
 
 
@@ -151,21 +130,30 @@ def _exit_code(report: CollectReport) -> ExitCode:
     return ExitCode.PARTIAL if report.failed_count or report.audit_missing else ExitCode.OK
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(plan_dir: Path | None, repository: SyncRepository) -> Iterator[BlobStore | None]:
-    if plan_dir is None:
-        yield None
-        return
-    plan_to = open_store(str(plan_dir))
+    plan_to = open_store(str(plan_dir)) if plan_dir is not None else None
     try:
         yield plan_to
     finally:
-        repository.loop.run(plan_to.close())
+        if plan_to is not None:
+            repository.loop.run(plan_to.close())
 
 
-def _collect_on_spark(session: Session, retention: RetentionPolicy, **limits: Unpack[_Limits]) -> CollectReport:
+def _collect(
+    session: Session,
+    repository: SyncRepository,
+    retention: RetentionPolicy,
+    options: CollectOptions,
+    plan_to: BlobStore | None,
+) -> CollectReport:
+    dry_run, share_max = options.dry_run, options.delete_at_most
+    if not options.on_spark:
+        with session.progress("collect", wanted=not options.one_line) as progress:
+            return repository.collect(
+                retention, dry_run=dry_run, delete_share_max=share_max, plan_to=plan_to, progress=progress
+            )
     # PySpark takes a second to import, which a collection without it need not wait for.
-    from engine.spark import SparkOptions  # noqa: PLC0415
     from engine.spark import collect as collect_with_spark  # noqa: PLC0415
 
     with spark_session() as spark:
@@ -173,8 +161,10 @@ def _collect_on_spark(session: Session, retention: RetentionPolicy, **limits: Un
             spark,
             session.common.repository,
             retention,
-            options=SparkOptions(transfer=session.common.transfer, store=session.store_settings()),
-            **limits,
+            dry_run=dry_run,
+            delete_share_max=share_max,
+            plan_to=plan_to,
+            options=session.spark_options(),
         )
 
 
@@ -192,7 +182,7 @@ def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView
     )
 
 
-def collect_lines(report: CollectReport, plan: Path | None = None, *, verbose: bool = False) -> list[str]:
+def collect_lines(report: CollectView, *, verbose: bool = False) -> list[str]:
     """Format the report for people; the last line says it all."""
     lines = _details(report) if verbose else []
     if report.totals:
@@ -213,9 +203,9 @@ def collect_lines(report: CollectReport, plan: Path | None = None, *, verbose: b
         f"{_some(len(report.unreadable), [': '.join(one) for one in report.unreadable])}": report.protected,
         f"left alone: {_some(report.foreign_count, report.foreign)} that tidemark never wrote": report.foreign_count,
         f"NOT deleted: {_some(report.failed_count, report.failed).rstrip(',')}; run collect again": report.failed_count,
-        f"the plan: {printable(str(plan))}": plan,
+        f"the plan: {printable(report.plan)}": report.plan,
     }
-    return [*lines, *(note for note, is_so in notes.items() if is_so), summary_line(report)]
+    return [*lines, *(note for note, is_so in notes.items() if is_so), report.summary]
 
 
 def _details(report: CollectReport) -> list[str]:
@@ -280,8 +270,8 @@ def choose_plan_dir(chosen: Path | None, cache_dir: Path | None, plan_id: RunId,
         return chosen.absolute()
     if not dry_run or cache_dir is None:
         return None
-    plans = cache_dir / _PLANS
-    for old in _plans_in(plans)[: -(PLANS_KEPT_MAX - 1)]:
+    plans = cache_dir / "plans"
+    for old in sorted(_plans_in(plans))[: -(PLANS_KEPT_MAX - 1)]:
         # What cannot be removed is in nobody's way.
         shutil.rmtree(old, ignore_errors=True)
     return plans / plan_id
@@ -289,20 +279,16 @@ def choose_plan_dir(chosen: Path | None, cache_dir: Path | None, plan_id: RunId,
 
 def name_after_run(plan: Path, run: RunId) -> Path:
     """Give a plan below the cache the name of its run, which was unknown before; returns where it is."""
-    named = plan.with_name(run)
     try:
-        plan.rename(named)
+        return plan.rename(plan.with_name(run))
     except OSError:
         # It is whole where it is.
         return plan
-    return named
 
 
-def _plans_in(directory: Path) -> list[Path]:
-    found: list[Path] = []
+def _plans_in(directory: Path) -> Iterator[Path]:
     with contextlib.suppress(OSError):
         for path in directory.iterdir():
             with contextlib.suppress(UnsafeNameError):
                 check_run_id(path.name)
-                found.append(path)
-    return sorted(found)
+                yield path

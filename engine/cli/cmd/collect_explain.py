@@ -2,24 +2,17 @@
 
 import click
 
-from engine.cli.choices import RetentionOptions, resolve_rules, retention_options
+from engine.cli.choices import resolve_rules, retention_options
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import Verb, common_options
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, verb
+from engine.collect.policy import PolicyFile
 from engine.inspect.explain import Explanation, Fate, KeyPath, RootKind
 from index.plan.retention import RetentionPolicy
 from index.text import count, human_bytes, human_duration, iso_time, printable
 
 
-class ExplainOptions(RetentionOptions, frozen=True, kw_only=True):
-    """Which key, and what is kept."""
-
-    key: str
-
-
-@click.command(
+@verb(
     "explain",
-    cls=Verb,
     group="collect",
     short_help="Say what leads to a key, and what collect would do with it.",
     prints=(Explanation,),
@@ -27,18 +20,15 @@ class ExplainOptions(RetentionOptions, frozen=True, kw_only=True):
 )
 @click.argument("key")
 @retention_options
-@common_options
-@with_session
-def explain(session: Session, options: ExplainOptions) -> ExitCode:
+def explain(session: Session, *, key: str, rules: PolicyFile | None) -> ExitCode:
     """Say of one KEY of the repository whether it is there, what leads to it, and what collect would do with it.
 
     What collect would keep is said as there; if nothing is said, everything is kept that nobody has closed. Ends with 4
     if the key is missing and needed, or if an index cannot be read that may lead to it.
     """
-    rules = options.rules
     with session.open() as repository:
         retention = resolve_rules(repository, rules) if rules is not None else RetentionPolicy(rules=())
-        found = repository.explain(options.key, retention)
+        found = repository.explain(key, retention)
     session.show(found, _lines(found))
     is_missing = found.fate is Fate.ABSENT and any(path.keeps for path in found.paths)
     return ExitCode.DAMAGED if is_missing or found.unreadable else ExitCode.OK

@@ -5,11 +5,12 @@ from pathlib import Path
 import click
 
 from blobstore.opening import open_store
-from engine.cli.choices import RetentionOptions, retention_options
+from engine.cli.choices import retention_options
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import Verb, common_options
-from engine.cli.session import Session, with_session
+from engine.cli.options import DIRECTORY_THERE
+from engine.cli.session import Session, verb
 from engine.collect.check import PlanCheck
+from engine.collect.policy import PolicyFile
 from engine.text import table
 from index.text import count, human_bytes, printable
 
@@ -17,25 +18,16 @@ from index.text import count, human_bytes, printable
 SHOWN_MAX = 20
 
 
-class VerifyPlanOptions(RetentionOptions, frozen=True, kw_only=True):
-    """Which plan, and what was to be kept."""
-
-    plan: Path
-
-
-@click.command(
+@verb(
     "verify-plan",
-    cls=Verb,
     group="collect",
     short_help="Check the plan of a dry run by deriving it another way.",
     prints=(PlanCheck,),
     example="tidemark collect verify-plan -r file:///backups plan/",
 )
-@click.argument("plan", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("plan", type=DIRECTORY_THERE)
 @retention_options
-@common_options
-@with_session
-def verify_plan(session: Session, options: VerifyPlanOptions) -> ExitCode:
+def verify_plan(session: Session, *, plan: Path, rules: PolicyFile | None) -> ExitCode:
     """Check the PLAN that `tidemark collect -n --plan PLAN` wrote, by code that shares nothing with it but the format.
 
     Say what is to be kept, as for collect, to have it compared with what the plan says of it. Ends with 9 if a key is
@@ -43,9 +35,8 @@ def verify_plan(session: Session, options: VerifyPlanOptions) -> ExitCode:
     clock or what is to be kept; with 3 if the plan lacks keys that could go, or if all that it has is gone. What came
     later, and what is gone, makes no plan wrong.
     """
-    rules = options.rules
     with session.open() as repository:
-        place = open_store(str(options.plan.absolute()))
+        place = open_store(str(plan.absolute()))
         try:
             check = repository.verify_plan(place, meant=rules.resolve if rules is not None else None)
         finally:

@@ -8,11 +8,12 @@ import click
 import msgspec
 
 from engine.backup.backup import BackupResult
+from engine.cli.choices import choose_scope
 from engine.cli.config import CommitChoice
-from engine.cli.options import STORE, Verb, common_options, figures_option, scope_options
+from engine.cli.options import STORE, figures_option, scope_options
 from engine.cli.output import committed_line
 from engine.cli.result_file import check_uploaded, read_result
-from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.session import Session, verb
 from engine.commit.record import ANY
 from engine.errors import CommitUnknownError, UsageError
 from engine.records.settle import settle_record
@@ -23,8 +24,6 @@ from index.snapshot.records import CommitPointer
 
 # The writer that got no answer is the only one that can find out at once what happened; a new process cannot.
 COMMIT_ATTEMPTS_MAX: Final = 3
-
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def commit_until_known(
@@ -68,14 +67,15 @@ class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
     already: bool
 
 
-@click.command(
+@verb(
     "commit",
-    cls=Verb,
     short_help="Make several backups visible as one commit.",
     prints=(CommitResultView,),
     example="tidemark commit task-*.json -r file:///backups -j flights --offsets 42",
 )
-@click.argument("results", type=_FILE, nargs=-1, metavar="[RESULT]...")
+@click.argument(
+    "results", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, metavar="[RESULT]..."
+)
 @scope_options()
 @click.option(
     "--drop-store",
@@ -90,8 +90,6 @@ class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--offsets", default=None, metavar="TEXT", help="Your position in the input, kept with the commit.")
 @figures_option
-@common_options
-@with_session
 def commit(
     session: Session,
     *,
@@ -188,7 +186,5 @@ def _find_committed(
         return None
     if any(newest.store(task, store) is not None for task, store in dropped):
         return None
-    held = [newest.store(r.reference.task, r.reference.store) for r in results]
-    if all(h is not None and h.index == r.reference.index for h, r in zip(held, results, strict=True)):
-        return newest
-    return None
+    held = [(newest.store(r.reference.task, r.reference.store), r.reference) for r in results]
+    return newest if all(there is not None and there.index == made.index for there, made in held) else None

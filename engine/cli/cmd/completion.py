@@ -6,11 +6,9 @@ import click
 import msgspec
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
-from engine.cli.options import Verb, common_options
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, verb
 
 SHELLS: Final[dict[str, type[ShellComplete]]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
-_VARIABLE: Final = "_TIDEMARK_COMPLETE"
 
 
 class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,17 +19,14 @@ class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
     script: str
 
 
-@click.command(
+@verb(
     "completion",
-    cls=Verb,
     needs_repository=False,
     short_help="Print what makes a shell complete verbs and options.",
     prints=(CompletionView,),
     example="tidemark completion bash > ~/.local/share/bash-completion/completions/tidemark",
 )
 @click.argument("shell", type=click.Choice(list(SHELLS)))
-@common_options
-@with_session
 def completion(session: Session, shell: str) -> None:
     """Print a script for SHELL that completes verbs, options, their choices, and paths.
 
@@ -39,7 +34,7 @@ def completion(session: Session, shell: str) -> None:
     ~/.config/fish/completions/tidemark.fish; or try it once with `source <(tidemark completion bash)`.
     """
     root = click.get_current_context().find_root().command
-    script = SHELLS[shell](root, {}, "tidemark", _VARIABLE).source()
+    script = SHELLS[shell](root, {}, "tidemark", "_TIDEMARK_COMPLETE").source()
     if session.common.json:
         session.show(CompletionView(shell=shell, script=script))
     else:

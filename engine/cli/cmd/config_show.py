@@ -1,10 +1,10 @@
-"""The group `config`, with the verb `config show`: what is set, and where each value comes from."""
+"""The verb `config show`: what is set, and where each value comes from."""
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import click
 import msgspec
@@ -14,8 +14,8 @@ from blobstore.opening import check_url
 from blobstore.s3.settings import S3Settings
 from engine.cli.config import S3, TRANSFER, Config, Value, config_paths, shared_place
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import CONFIG_META, Setting, Verb, common_options, setting_keys, table_name, walk_verbs
-from engine.cli.session import Session, with_session
+from engine.cli.options import CONFIG_META, Setting, setting_keys, table_name, walk_verbs
+from engine.cli.session import Session, verb
 from engine.errors import UsageError, bare_message
 from engine.settings import TransferSettings
 from engine.text import table, without_credentials
@@ -25,7 +25,7 @@ DEFAULT: Final = "default"
 _TOGETHER: Final[Mapping[str, type[TransferSettings | S3Settings]]] = {TRANSFER: TransferSettings, S3: S3Settings}
 
 
-class SettingView(msgspec.Struct, frozen=True, kw_only=True):
+class SettingView(msgspec.Struct, kw_only=True):
     """One setting, or option of a verb."""
 
     # As in the settings file: `job`, `[transfer] in_flight_max`, `[backup] job`.
@@ -36,11 +36,11 @@ class SettingView(msgspec.Struct, frozen=True, kw_only=True):
     # None: nothing is set, and there is no default.
     value: Value | None
     # default, environment or file.
-    origin: str
+    origin: str = DEFAULT
     # The variable, or the table of the file; empty for a default.
-    place: str
+    place: str = ""
     # Why the value would be refused.
-    problem: str
+    problem: str = ""
 
 
 class ConfigView(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,25 +55,8 @@ class ConfigView(msgspec.Struct, frozen=True, kw_only=True):
     settings: tuple[SettingView, ...]
 
 
-@click.group(
-    "config",
-    invoke_without_command=True,
-    subcommand_metavar="VERB [ARGS]...",
-    short_help="Show what is set: show, with where each value comes from.",
-)
-@click.pass_context
-def config(ctx: click.Context) -> None:
-    """Show what is set for all runs: in the environment and in the settings file.
-
-    Run `tidemark config VERB --help` for the options of a verb.
-    """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-
-
-@click.command(
+@verb(
     "show",
-    cls=Verb,
     group="config",
     needs_repository=False,
     shows_settings=True,
@@ -84,8 +67,6 @@ def config(ctx: click.Context) -> None:
 @click.argument("of", nargs=-1, metavar="[VERB]...")
 @click.option("--origin", is_flag=True, help="Where each value comes from, and where else it could be.")
 @click.option("--set", "only_set", is_flag=True, help="Leave out what has its default.")
-@common_options
-@with_session
 def config_show(session: Session, of: tuple[str, ...], *, origin: bool, only_set: bool) -> ExitCode:
     """Show the settings that verbs share or, with VERB, all options of that verb.
 
@@ -93,12 +74,11 @@ def config_show(session: Session, of: tuple[str, ...], *, origin: bool, only_set
     would refuse is shown, and makes the exit code 2.
     """
     ctx = click.get_current_context()
-    settings_file = ctx.obj.get(CONFIG_META) or Config()
-    words = " ".join(of)
-    rows = _rows(ctx, words, settings_file)
+    file = ctx.obj.get(CONFIG_META) or Config()
+    rows = _rows(ctx, " ".join(of), file)
     view = ConfigView(
-        of=words,
-        file=str(settings_file.path or ""),
+        of=" ".join(of),
+        file=str(file.path or ""),
         looked_at=tuple(map(str, config_paths(os.environ, Path.cwd()))),
         settings=tuple(row for row in rows if row.origin != DEFAULT or row.problem or not only_set),
     )
@@ -106,101 +86,89 @@ def config_show(session: Session, of: tuple[str, ...], *, origin: bool, only_set
     return ExitCode.USAGE if any(row.problem for row in rows) else ExitCode.OK
 
 
-def _rows(ctx: click.Context, words: str, settings_file: Config) -> list[SettingView]:
+def _rows(ctx: click.Context, words: str, file: Config) -> list[SettingView]:
     """Return the options of a verb, or the settings of all verbs: first the shared ones, then transfers, then S3."""
     root = cast("click.Group", ctx.find_root().command)
-    verbs = {verb.words: verb for verb in walk_verbs(root)}
+    verbs = {command.words: command for command in walk_verbs(root)}
     if words and words not in verbs:
         raise UsageError("no such verb", operation="config show", subject=words, hint=f"there are {', '.join(verbs)}")
     options: dict[str, click.Option] = {}
-    for param in (param for verb in ([verbs[words]] if words else verbs.values()) for param in verb.params):
+    for param in (param for v in ([verbs[words]] if words else verbs.values()) for param in v.params):
         if isinstance(param, click.Option) and param.name != "config" and (words or isinstance(param, Setting)):
             options.setdefault(str(param.name), param)
     own = table_name(verbs[words]) if words else ""
     keys = setting_keys(root)
     rows: dict[tuple[str, str], SettingView] = {}
-    taken: dict[str, dict[str, object]] = {"": {}, TRANSFER: {}, S3: {}}
+    taken: dict[str, dict[str, Any]] = {"": {}, TRANSFER: {}, S3: {}}
     for name in sorted(options, key=lambda name: (list(taken).index(shared_place(name)[0]), name)):
         shared, key = shared_place(name)
-        row, value = _row(ctx, options[name], own, settings_file)
-        shown = _named(shared, key) if key in keys[shared] else _named(own, name)
-        rows[shared, key] = msgspec.structs.replace(row, key=shown)
-        if value is not None:
+        variables = tuple(options[name].envvar or ())[0 if own else -1 :]
+        row = rows[shared, key] = SettingView(
+            key=_named(shared, key) if key in keys[shared] else _named(own, name),
+            flag=max(options[name].opts, key=len),
+            variables=variables,
+            value=_default(options[name]),
+        )
+        if (variable := next((v for v in variables if os.environ.get(v)), None)) is not None:
+            row.value, row.origin, row.place = os.environ[variable], "environment", variable
+        elif (at := file.place(own, name)) is not None:
+            row.value, row.origin, row.place = file.tables[at[0]][at[1]], "file", _named(*at)
+        if row.origin != DEFAULT and (value := _take(ctx, options[name], row)) is not None:
             taken[shared][key] = value
-    for group, take in _TOGETHER.items():
-        for key, problem in _misfits(take, taken[group]).items():
-            row = rows[group, key]
-            rows[group, key] = msgspec.structs.replace(row, problem=row.problem or problem)
+    for group, values in taken.items():
+        _find_misfits(group, values, rows)
     return list(rows.values())
-
-
-def _row(ctx: click.Context, option: click.Option, own: str, settings_file: Config) -> tuple[SettingView, object]:
-    """Return an option, and what a verb takes it for: None if it is not set, or wrong by itself."""
-    variables = tuple(option.envvar or ()) if own else tuple(option.envvar or ())[-1:]
-    variable = next((name for name in variables if os.environ.get(name)), None)
-    at = settings_file.place(own, str(option.name))
-    value, origin, place = _default(option), DEFAULT, ""
-    if variable is not None:
-        value, origin, place = os.environ[variable], "environment", variable
-    elif at is not None:
-        value, origin, place = settings_file.tables[at[0]][at[1]], "file", _named(*at)
-    taken, problem = None, ""
-    try:
-        if origin != DEFAULT:
-            # An option that may be repeated is, in the environment, several words.
-            several = option.multiple and isinstance(value, str)
-            taken = option.type_cast_value(ctx, option.type.split_envvar_value(str(value)) if several else value)
-            if option.name == "repository" and value:
-                check_url(str(value))
-    except (click.BadParameter, InvalidRequestError) as error:
-        problem = error.message if isinstance(error, click.BadParameter) else f"{error}; {error.hint}"
-    row = SettingView(
-        key="",
-        flag=max(option.opts, key=len),
-        variables=variables,
-        value=_safe(value),
-        origin=origin,
-        place=place,
-        problem=without_credentials(problem),
-    )
-    return row, taken
 
 
 def _default(option: click.Option) -> Value | None:
     """Return the default; some are in the structs that the options end up in."""
-    table_, key = shared_place(str(option.name))
-    if table_:
-        value = getattr(_TOGETHER[table_](), key)
-    else:
-        value = option.default is True if option.is_flag else option.default
+    group, key = shared_place(str(option.name))
+    if group:
+        return cast("Value | None", getattr(_TOGETHER[group](), key))
+    value = option.default is True if option.is_flag else option.default
     return value if isinstance(value, str | int | float | bool) else None
 
 
-def _misfits(take: Callable[..., object], values: Mapping[str, object]) -> dict[str, str]:
-    """Return what is wrong with settings that a verb takes together, by their keys."""
-    problems: dict[str, str] = {}
-    # Each refusal names one thing: look for more without what is known already.
-    while rest := {key: value for key, value in values.items() if key not in problems}:
+def _take(ctx: click.Context, option: click.Option, row: SettingView) -> object:
+    """Return what a verb takes a value for, None if it would refuse it; note why, and hide credentials in the row.
+
+    A URL with credentials is refused everywhere, and not printed on the way.
+    """
+    value, taken = row.value, None
+    try:
+        # An option that may be repeated is, in the environment, several words.
+        several = option.multiple and isinstance(value, str)
+        taken = option.type_cast_value(ctx, option.type.split_envvar_value(str(value)) if several else value)
+        if option.name == "repository" and value:
+            check_url(str(value))
+    except (click.BadParameter, InvalidRequestError) as error:
+        problem = error.message if isinstance(error, click.BadParameter) else f"{error}; {error.hint}"
+        row.problem = without_credentials(problem)
+    if isinstance(value, tuple):
+        row.value = tuple(without_credentials(one) if isinstance(one, str) else one for one in value)
+    elif isinstance(value, str):
+        row.value = without_credentials(value)
+    return taken
+
+
+def _find_misfits(group: str, values: Mapping[str, Any], rows: Mapping[tuple[str, str], SettingView]) -> None:
+    """Note what is wrong with settings that a verb takes together."""
+    rest = dict(values)
+    while group and rest:
         try:
-            take(**rest)
+            _TOGETHER[group](**rest)
         except (UsageError, ValueError) as error:
             reason = f"{error.subject} {bare_message(error)}" if isinstance(error, UsageError) else str(error)
-            named = [key for key in rest if re.search(rf"\b{key}\b", reason)] or list(rest)
-            problems |= {key: reason.removeprefix(f"{key} ") for key in named}
+            # Each refusal names one thing: look for more without what is known already.
+            for key in [key for key in rest if re.search(rf"\b{key}\b", reason)] or list(rest):
+                rows[group, key].problem = rows[group, key].problem or reason.removeprefix(f"{key} ")
+                del rest[key]
         else:
-            break
-    return problems
+            return
 
 
-def _safe(value: Value | None) -> Value | None:
-    """Return a value without credentials: a URL with some is refused everywhere, and not printed on the way."""
-    if isinstance(value, tuple):
-        return tuple(without_credentials(one) if isinstance(one, str) else one for one in value)
-    return without_credentials(value) if isinstance(value, str) else value
-
-
-def _named(table_: str, key: str) -> str:
-    return f"[{table_}] {key}" if table_ else key
+def _named(group: str, key: str) -> str:
+    return f"[{group}] {key}" if group else key
 
 
 def _lines(view: ConfigView, *, origin: bool) -> Iterator[str]:
@@ -222,6 +190,3 @@ def _text(value: Value | None) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return (", ".join(map(str, value)) if isinstance(value, tuple) else str("" if value is None else value)) or "-"
-
-
-config.add_command(cast("click.Command", config_show))

@@ -1,6 +1,6 @@
 """The verb `diff`."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import click
 import msgspec
@@ -8,14 +8,12 @@ import msgspec
 from blobstore.concurrency import map_bounded
 from engine.cli.choices import INDEXES_IN_FLIGHT_MAX, no_store, select_stores
 from engine.cli.config import CommitChoice
-from engine.cli.options import COMMIT, Verb, common_options, scope_options, store_options
+from engine.cli.options import COMMIT, scope_options, store_options
 from engine.cli.output import CommitView, view_commit
-from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.session import Session, verb
 from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
-from index.plan.commits import Commit
 from index.snapshot.delta import ComparedFile, diff_indexes
-from index.snapshot.model import DirIndex
+from index.snapshot.model import DirIndex, Scope
 from index.snapshot.records import StoreReference
 from index.text import human_bytes, printable
 
@@ -42,9 +40,8 @@ class DiffView(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreDifferenceView, ...]
 
 
-@click.command(
+@verb(
     "diff",
-    cls=Verb,
     short_help="Show which files differ between two commits.",
     prints=(DiffView,),
     example="tidemark diff -r file:///backups --job flights 11 latest",
@@ -53,63 +50,41 @@ class DiffView(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("b", type=COMMIT, default="latest")
 @scope_options()
 @store_options(default=False)
-@common_options
-@with_session
 def diff(
-    session: Session,
-    *,
-    a: CommitChoice,
-    b: CommitChoice,
-    job: str,
-    commit_per_task: bool,
-    task: str | None,
-    store: str | None,
+    session: Session, *, a: CommitChoice, b: CommitChoice, scope: Scope, task: str | None, store: str | None
 ) -> None:
     """Show which files differ between two commits: + added, - removed, ~ changed.
 
     A and B are each latest, a number, v8, 8_<uid>, @TIME or a name. Files are compared by size, content hash and
     mode; only indexes are read.
     """
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
     with session.open() as repository:
         before, after = session.find(repository, scope, a), session.find(repository, scope, b)
         with repository.pinned(before, purpose="diff"), repository.pinned(after, purpose="diff"):
-            stores = _diff_stores(repository, before, after, task=task, store=store)
-    view = DiffView(before=view_commit(before), after=view_commit(after), stores=stores)
-    lines = [f"{_moment(view.before)} -> {_moment(view.after)}"]
-    for compared in stores:
-        title = [f"store {printable(compared.task)}/{printable(compared.store)}"] if len(stores) > 1 else []
+            ours, theirs = ({(s.task, s.store): s for s in select_stores(c, task, store)} for c in (before, after))
+            if not ours and not theirs:
+                raise no_store(after, task, store, "diff")
+            differences = repository.loop.run(_compare(repository.asynchronous, ours, theirs))
+    view = DiffView(before=view_commit(before), after=view_commit(after), stores=differences)
+    lines = [" -> ".join(f"commit {c.number} ({c.committed_at})" for c in (view.before, view.after))]
+    for compared in differences:
+        title = [f"store {printable(compared.task)}/{printable(compared.store)}"] if len(differences) > 1 else []
         lines += ["", *title, *_difference_lines(compared)]
     session.show(view, lines)
 
 
-def _moment(commit: CommitView) -> str:
-    return f"commit {commit.number} ({commit.committed_at})"
+Stores = Mapping[tuple[str, str], StoreReference]
 
 
-def _diff_stores(
-    repository: SyncRepository, before: Commit, after: Commit, *, task: str | None, store: str | None
-) -> tuple[StoreDifferenceView, ...]:
-    ours = {(s.task, s.store): s for s in select_stores(before, task, store)}
-    theirs = {(s.task, s.store): s for s in select_stores(after, task, store)}
-    if not ours and not theirs:
-        raise no_store(after, task, store, "diff")
-    pairs = [(ours.get(key), theirs.get(key)) for key in sorted(ours.keys() | theirs.keys())]
-    return repository.loop.run(_compare(repository.asynchronous, pairs))
-
-
-async def _compare(
-    repository: Repository, pairs: Iterable[tuple[StoreReference | None, StoreReference | None]]
-) -> tuple[StoreDifferenceView, ...]:
+async def _compare(repository: Repository, ours: Stores, theirs: Stores) -> tuple[StoreDifferenceView, ...]:
     async def directory(reference: StoreReference | None) -> DirIndex:
         return (await repository.read_index(reference.index)).dir if reference is not None else DirIndex("")
 
-    async def compare(pair: tuple[StoreReference | None, StoreReference | None]) -> StoreDifferenceView:
-        before, after = pair
-        one = after or before
+    async def compare(place: tuple[str, str]) -> StoreDifferenceView:
+        before, after = ours.get(place), theirs.get(place)
         view = StoreDifferenceView(
-            task=one.task if one else "",
-            store=one.store if one else "",
+            task=place[0],
+            store=place[1],
             before_unique_id=before.unique_id if before else None,
             after_unique_id=after.unique_id if after else None,
         )
@@ -126,7 +101,8 @@ async def _compare(
             unchanged_bytes=sum(file.after_bytes or 0 for file in difference.unchanged),
         )
 
-    return tuple(await map_bounded(compare, pairs, in_flight_max=INDEXES_IN_FLIGHT_MAX))
+    places = sorted(ours.keys() | theirs.keys())
+    return tuple(await map_bounded(compare, places, in_flight_max=INDEXES_IN_FLIGHT_MAX))
 
 
 def _difference_lines(store: StoreDifferenceView) -> list[str]:

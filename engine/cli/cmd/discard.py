@@ -4,9 +4,8 @@ from typing import ClassVar
 
 import click
 
-from engine.cli.options import Verb, common_options
 from engine.cli.output import extend
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.discard import Discarded
 from index.text import printable
@@ -21,9 +20,8 @@ class DiscardView(Discarded, frozen=True, kw_only=True):
     boundary_number: int | None
 
 
-@click.command(
+@verb(
     "discard",
-    cls=Verb,
     short_help="Remove one damaged record, boundary, name or pin.",
     prints=(DiscardView,),
     example="tidemark discard -r file:///backups pins/a54cd5a54de1e4d0b1f7 --dry-run",
@@ -31,8 +29,6 @@ class DiscardView(Discarded, frozen=True, kw_only=True):
 @click.argument("key")
 @click.option("-n", "--dry-run", is_flag=True, help="Remove nothing; say what it means.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal it is needed.")
-@common_options
-@with_session
 def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
     """Remove one object that cannot be read, so that collections go on in its job.
 
@@ -40,20 +36,17 @@ def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
     blobs and indexes. Put an older version of the object back instead where there is one.
     """
     with session.open() as repository:
-        planned = repository.discard(key, dry_run=True)
+        done = repository.discard(key, dry_run=True)
+        lines = [printable(f"to discard: {done.key}: {done.meaning}")]
         refused = UsageError(
-            f"this is for ever, and was not confirmed: {planned.meaning}",
+            f"this is for ever, and was not confirmed: {done.meaning}",
             operation="discard",
             subject=key,
             hint="say --yes to do it",
         )
-        lines = [f"to discard: {printable(_what(planned))}"]
-        if not dry_run and not yes and not session.confirm("discard it for ever?", lines=lines, refused=refused):
-            return
-        done = planned if dry_run else repository.discard(key)
+        if not dry_run:
+            if not yes and not session.confirm("discard it for ever?", lines=lines, refused=refused):
+                return
+            done = repository.discard(key)
     view = extend(DiscardView, done, boundary_number=done.boundary.number if done.boundary is not None else None)
-    session.show(view, [printable(f"{'would discard' if dry_run else 'discarded'} {_what(done)}")])
-
-
-def _what(done: Discarded) -> str:
-    return f"{done.key}: {done.meaning}"
+    session.show(view, [printable(f"{'would discard' if dry_run else 'discarded'} {done.key}: {done.meaning}")])

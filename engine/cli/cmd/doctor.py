@@ -1,9 +1,11 @@
 """The verb `doctor`: find out whether a store is safe and what it can do, and print the rights of each role."""
 
+import functools
 import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -12,16 +14,14 @@ import click
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.errors import InvalidRequestError
-from blobstore.opening import StoreSettings, open_store
+from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.release import installed_release
 from blobstore.s3.policy import ROLES, Role, partition_of, role_policy
 from blobstore.s3.settings import PUT_BYTES_MAX
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode, choose_exit_code
-from engine.cli.options import Verb, common_options
-from engine.cli.session import Session, is_s3, open_bucket, usage_error, with_session
+from engine.cli.session import Session, verb
 from engine.clock import SystemRuntime
 from engine.doctor.doctor import CLIENTS_COUNT, DoctorReport, examine_store
 from engine.doctor.verdict import Check, Verdict, describe_profile
@@ -54,9 +54,8 @@ class RolePolicy(msgspec.Struct, frozen=True, kw_only=True):
     policy: dict[str, Any]
 
 
-@click.command(
+@verb(
     "doctor",
-    cls=Verb,
     short_help="Find out whether a store is safe, and what it can do.",
     prints=(DoctorReport, RolePolicy),
     example="tidemark doctor s3://bucket/prefix",
@@ -68,8 +67,6 @@ class RolePolicy(msgspec.Struct, frozen=True, kw_only=True):
     type=click.Choice([role.value for role in Role]),
     help="Print the least IAM policy of a role, and ask the store nothing.",
 )
-@common_options
-@with_session
 def doctor(session: Session, *, dry_run: bool, policy: str | None) -> ExitCode:
     """Find out whether a store is safe and what it can do, in less than a minute.
 
@@ -94,22 +91,17 @@ def doctor(session: Session, *, dry_run: bool, policy: str | None) -> ExitCode:
 
 
 def _examine(session: Session, *, save: bool) -> DoctorReport:
-    settings = session.store_settings()
-    if is_s3(session):
+    url, settings = session.common.repository, session.store_settings()
+    open_client: Callable[[], BlobStore]
+    if url.lower().startswith("s3:"):
         # Few connections each: together they have as many as one client has otherwise.
         s3 = msgspec.structs.replace(settings.s3, connections_max=4)
         settings = msgspec.structs.replace(settings, s3=s3)
+        open_client = functools.partial(open_s3, url, settings, bound_by_profile=False)
     else:
-        _check_there(session)
+        _check_there(url)
         settings = StoreSettings(retry=RetrySettings(attempts_max=1), in_flight_max=CLIENTS_COUNT)
-
-    def open_client() -> BlobStore:
-        if is_s3(session):
-            return open_bucket(session, settings, bound_by_profile=False)
-        try:
-            return open_store(session.common.repository, settings)
-        except InvalidRequestError as error:
-            raise usage_error(session, error) from None
+        open_client = functools.partial(open_store, url, settings)
 
     shows = sys.stderr.isatty() and not (session.common.quiet or session.common.json or session.logs_json)
 
@@ -117,11 +109,15 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
         if shows:
             click.echo(f"\r\x1b[Kdoctor: {check.value} ({number} of {total})", nl=False, err=True)
 
+    def open_checked() -> BlobStore:
+        with session.checked_url():
+            return open_client()
+
     loop = LoopThread()
     try:
         return loop.run(
             examine_store(
-                open_client, runtime=SystemRuntime(), release=installed_release(), save=save, on_check=show_check
+                open_checked, runtime=SystemRuntime(), release=installed_release(), save=save, on_check=show_check
             )
         )
     finally:
@@ -130,42 +126,31 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
         loop.stop()
 
 
-def _check_there(session: Session) -> None:
+def _check_there(url: str) -> None:
     """Refuse an absent path: looking at it would make it.
 
     Raises:
         NotFoundError: It is a path, and nothing is there.
     """
-    url = session.common.repository
+    is_url = url.lower().startswith("file:")
+    if not is_url and "://" in url:
+        return
     try:
-        if url.lower().startswith("file:"):
-            path = Path(unquote(urlsplit(url).path))
-        elif "://" not in url:
-            path = Path(url)
-        else:
-            return
+        path = Path(unquote(urlsplit(url).path) if is_url else url)
         is_there = path.exists()
     except ValueError:
         return  # opening it says what is wrong with it
     if not is_there:
-        raise NotFoundError(
-            "there is nothing at this path",
-            operation="doctor",
-            subject=str(path),
-            hint="check it, or make the directory",
-        )
+        hint = "check it, or make the directory"
+        raise NotFoundError("there is nothing at this path", operation="doctor", subject=str(path), hint=hint)
 
 
 def _lines(report: DoctorReport, *, dry_run: bool) -> list[str]:
-    lines = _table(report)
-    lines += ["", f"{_CONCLUSIONS[report.verdict]} ({report.took_s:.0f} s)"]
+    lines = [*_table(report), "", f"{_CONCLUSIONS[report.verdict]} ({report.took_s:.0f} s)"]
     if report.profile is not None:
-        written = "written to" if report.profile_written else "NOT written to"
         why = report.profile_error or ("asked not to" if dry_run else "")
-        lines.append(
-            f"profile {written} `profile`"
-            + (f": {printable(why)}" if why else "; it binds everybody who opens the store")
-        )
+        said = f": {printable(why)}" if why else "; it binds everybody who opens the store"
+        lines.append(f"profile {'written to' if report.profile_written else 'NOT written to'} `profile`{said}")
         lines += [f"  {line}" for line in describe_profile(report.profile, blob_bytes_max=PUT_BYTES_MAX)]
     elif report.verdict in {Verdict.UNKNOWN, Verdict.DENIED}:
         lines.append("no profile was written: too little is known")
@@ -194,14 +179,11 @@ def _table(report: DoctorReport) -> list[str]:
 
 
 def _show_policy(session: Session, role: Role) -> None:
-    store = open_bucket(session, session.store_settings())
-    s3 = session.common.s3
+    store, s3 = session.bucket(), session.common.s3
     region = s3.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
     partition = partition_of(region)
     made = role_policy(role, bucket=store.bucket, prefix=store.prefix, kms_key_id=s3.kms_key_id, partition=partition)
     lines = msgspec.json.format(msgspec.json.encode(made), indent=2).decode().splitlines()
     session.show(RolePolicy(role=role.value, policy=made), lines)
-    if session.common.json:
-        return
-    if not session.common.quiet:
+    if not (session.common.json or session.common.quiet):
         click.echo(f"{role.value}: {ROLES[role]}", err=True)

@@ -6,8 +6,8 @@ import click
 import msgspec
 
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import Setting, Verb, common_options
-from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.options import Setting
+from engine.cli.session import Session, verb
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
 from engine.repository.sync import SyncRepository
@@ -22,9 +22,18 @@ class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[ForgetReport, ...]
 
 
-@click.command(
+class ForgetOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which job, and how."""
+
+    scope: Scope
+    task: str | None
+    with_names: bool
+    dry_run: bool
+    yes: bool
+
+
+@verb(
     "forget",
-    cls=Verb,
     short_help="Give up a job: close all its commits for ever.",
     prints=(ForgetView,),
     example="tidemark forget flights -r file:///backups --yes",
@@ -35,78 +44,51 @@ class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--with-names", is_flag=True, help="Release the names of its commits too.")
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be forgotten.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal it is needed.")
-@common_options
-@with_session
-def forget(
-    session: Session,
-    *,
-    job: str,
-    commit_per_task: bool,
-    task: str | None,
-    with_names: bool,
-    dry_run: bool,
-    yes: bool,
-) -> ExitCode:
+def forget(session: Session, options: ForgetOptions) -> ExitCode:
     """Give up a job: close all its commits for ever.
 
     Nothing is deleted by this: the next `tidemark collect` takes what only JOB needed. What names hold stays until they
     are released. A writer that is still at work is refused, and begins again if it goes on; stop it first. Ends with 8
     if the job is forgotten and its names could not be released, for want of the permission.
     """
+    dry_run = options.dry_run
     with session.open() as repository:
-        scopes = _choose_scopes(session, repository, job, commit_per_task=commit_per_task, task=task)
-        planned = [repository.forget(scope, with_names=with_names, dry_run=True) for scope in scopes]
-        if not yes and not dry_run and not _confirmed(session, job, planned):
+        scopes = _choose_scopes(session, repository, options.scope, options.task)
+        planned = [repository.forget(scope, with_names=options.with_names, dry_run=True) for scope in scopes]
+        texts = [_what(report) for report in planned]
+        refused = UsageError(
+            f"this is for ever, and was not confirmed: {'; '.join(texts)}",
+            operation="forget",
+            subject=options.scope.job,
+            hint="say --yes to do it, or -n to see it in full",
+        )
+        lines = [f"to forget: {printable(text)}" for text in texts]
+        if not (dry_run or options.yes or session.confirm("forget this for ever?", lines=lines, refused=refused)):
             return ExitCode.OK
-        done = planned if dry_run else [repository.forget(scope, with_names=with_names) for scope in scopes]
-    session.show(
-        ForgetView(dry_run=dry_run, scopes=tuple(done)),
-        [line for report in done for line in _lines(report)],
-    )
+        done = planned if dry_run else [repository.forget(s, with_names=options.with_names) for s in scopes]
+    session.show(ForgetView(dry_run=dry_run, scopes=tuple(done)), [line for report in done for line in _lines(report)])
     return ExitCode.DENIED if any(report.denied for report in done) else ExitCode.OK
 
 
-def _confirmed(session: Session, job: str, planned: Sequence[ForgetReport]) -> bool:
-    """Ask whether to go on.
-
-    Raises:
-        UsageError: There is nobody to ask.
-    """
-    texts = [_what(report) for report in planned]
-    refused = UsageError(
-        f"this is for ever, and was not confirmed: {'; '.join(texts)}",
-        operation="forget",
-        subject=job,
-        hint="say --yes to do it, or -n to see it in full",
-    )
-    lines = [f"to forget: {printable(text)}" for text in texts]
-    return session.confirm("forget this for ever?", lines=lines, refused=refused)
-
-
-def _choose_scopes(
-    session: Session, repository: SyncRepository, job: str, *, commit_per_task: bool, task: str | None
-) -> Sequence[Scope]:
-    """Return the scopes to forget, each of which has, or had, commits.
+def _choose_scopes(session: Session, repository: SyncRepository, scope: Scope, task: str | None) -> Sequence[Scope]:
+    """Return the scopes to forget, each of which has, or had, commits: of a job by tasks all if no task is named.
 
     Raises:
         UsageError: A task is named, and the job does not commit task by task.
         NotFoundError: There is none; the hint says what there is.
     """
-    if task is not None and not commit_per_task:
-        raise UsageError("--task goes with --commit-per-task", operation="forget", hint=_STORES_HINT)
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    if task is not None and scope.task is None:
+        hint = "to leave out one store of a job, use `tidemark commit --drop-store TASK/STORE`"
+        raise UsageError("--task goes with --commit-per-task", operation="forget", hint=hint)
     there = repository.scopes()
-    if commit_per_task and task is None:
-        chosen = [s for s in there if s.job == job and s.task is not None]
+    if scope.task is not None and task is None:
+        chosen = [s for s in there if s.job == scope.job and s.task is not None]
     else:
         chosen = [s for s in there if s == scope]
     if not chosen:
         with session.explaining(repository, scope):
             raise NotFoundError("never had a commit", operation="forget", subject=str(scope))
     return chosen
-
-
-_STORES_HINT = "to leave out one store of a job, use `tidemark commit --drop-store TASK/STORE`"
 
 
 def _what(report: ForgetReport) -> str:
@@ -121,14 +103,13 @@ def _what(report: ForgetReport) -> str:
 
 def _lines(report: ForgetReport) -> list[str]:
     would = report.dry_run
-    scope = printable(str(report.scope))
+    scope, newest = printable(str(report.scope)), report.newest
     if report.boundary is None:
         lines = [f"{scope} was forgotten before"]
     else:
-        newest = f"the newest was {report.newest.pointer.number}, " if report.newest is not None else ""
-        version = f"version {report.newest.record.version}; " if report.newest is not None else ""
+        was = f"the newest was {newest.pointer.number}, version {newest.record.version}; " if newest else ""
         closed = f"{count(report.records_count, 'record')} {'would be ' if would else ''}closed"
-        lines = [f"{scope} {'would be' if would else 'is'} forgotten: {newest}{version}{closed}"]
+        lines = [f"{scope} {'would be' if would else 'is'} forgotten: {was}{closed}"]
     if report.names:
         held = ", ".join(printable(name) for name in report.names)
         release = "release with --with-names or `tidemark unname`"

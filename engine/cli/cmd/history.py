@@ -1,15 +1,15 @@
 """The verb `history`: the commits of a job with what each brought, what became of it, and how to restore it."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import click
 import msgspec
 
-from engine.cli.options import MOMENT, Verb, common_options, scope_options
-from engine.cli.session import Session, with_session
+from engine.cli.options import MOMENT, limit_option, scope_options
+from engine.cli.output import view_commit
+from engine.cli.session import Session, verb
 from engine.errors import NotFoundError
-from engine.inspect.history import ENTRIES_MAX, History, HistoryEntry, State, format_offsets
+from engine.inspect.history import ENTRIES_MAX, HistoryEntry, State, format_offsets
 from engine.text import Moment, table
 from index.snapshot.model import Scope
 from index.text import count, human_bytes, iso_time, printable, shortened
@@ -25,25 +25,25 @@ class HistoryEntryView(msgspec.Struct, frozen=True, kw_only=True):
     # open, closed, void, damaged or named.
     state: str
     # commit, rewind or fork; empty of a damaged record that no name holds.
-    kind: str
-    version: int | None
-    committed_at_ms: int | None
+    kind: str = ""
+    version: int | None = None
+    committed_at_ms: int | None = None
     # The commit that a rewind or a fork took its stores from, and whose that is.
-    source_number: int | None
-    source_job: str | None
-    source_commit_task: str | None
+    source_number: int | None = None
+    source_job: str | None = None
+    source_commit_task: str | None = None
     # The rewind that left it behind.
     rewound_by: int | None
-    stores_count: int
-    files_count: int
-    size_bytes: int
+    stores_count: int = 0
+    files_count: int = 0
+    size_bytes: int = 0
     # Null: nobody has looked, or an index cannot be read.
-    new_files: int | None
-    new_bytes: int | None
-    retained_files: int | None
-    retained_bytes: int | None
-    uploaded_bytes: int | None
-    offsets: str
+    new_files: int | None = None
+    new_bytes: int | None = None
+    retained_files: int | None = None
+    retained_bytes: int | None = None
+    uploaded_bytes: int | None = None
+    offsets: str = ""
     names: tuple[str, ...]
     pins_count: int
     # What `restore`, `fork` and `keys` take for it; empty: it cannot be restored.
@@ -66,34 +66,17 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]
 
 
-@click.command(
+@verb(
     "history",
-    cls=Verb,
     short_help="Show what each commit of a job brought, and became.",
     prints=(HistoryView,),
     example="tidemark history -r file:///backups --job flights --since 7d",
 )
 @scope_options(task=True)
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=ENTRIES_MAX,
-    show_default=True,
-    metavar="N",
-    help="Maximum number of records, the newest first.",
-)
+@limit_option(ENTRIES_MAX, 10_000, text="Maximum number of records, the newest first.")
 @click.option("--since", type=MOMENT, metavar="TIME", help="None from before: 7d, 2026-05-01, 'yesterday 18:00' (UTC).")
 @click.option("--no-sizes", is_flag=True, help="No reading of indexes, and so no sizes of what each commit brought.")
-@common_options
-@with_session
-def history(
-    session: Session,
-    *,
-    scope: Scope,
-    limit: int,
-    since: Moment | None,
-    no_sizes: bool,
-) -> None:
+def history(session: Session, *, scope: Scope, limit: int, since: Moment | None, no_sizes: bool) -> None:
     """Show the records of a job, newest first: what each brought, what became of it, and how to restore it.
 
     New is what a commit uploaded, retained what earlier ones had; the index of each store that is new in a commit is
@@ -107,92 +90,103 @@ def history(
             )
         if not found.entries:
             with session.explaining(repository, scope):
-                raise NotFoundError(
-                    "has no commits" if since_ms is None else f"has no commits since {iso_time(since_ms)}",
-                    operation="history",
-                    subject=str(scope),
-                )
-    view = view_history(found)
-    for problem in found.problems:
-        session.warn(f"left out: {problem}")
-    session.show(view, history_lines(view))
-
-
-def view_history(found: History) -> HistoryView:
-    """Return the history for programs."""
-    return HistoryView(
+                message = "has no commits" if since_ms is None else f"has no commits since {iso_time(since_ms)}"
+                raise NotFoundError(message, operation="history", subject=str(scope))
+    view = HistoryView(
         scope=found.scope,
         older_count=found.older_count,
-        entries=tuple(_view_entry(entry) for entry in found.entries),
+        entries=tuple(map(_view_entry, found.entries)),
         problems=found.problems,
     )
+    for problem in found.problems:
+        session.warn(f"left out: {problem}")
+    session.show(view, _lines(view))
 
 
 def _view_entry(entry: HistoryEntry) -> HistoryEntryView:
-    commit, share = entry.commit, entry.share
-    record = commit.record if commit is not None else None
-    source_scope = record.source_scope if record is not None else None
-    stores = record.stores if record is not None else ()
-    return HistoryEntryView(
+    restore_options = ""
+    if entry.restores:
+        restore_options = f"--name {entry.held_by}" if entry.held_by else f"--number {entry.number}"
+    view = HistoryEntryView(
         number=entry.number,
         state=entry.state.value,
-        kind=record.kind if record is not None else "",
-        version=record.version if record is not None else None,
-        committed_at_ms=commit.committed_at_ms if commit is not None else None,
-        source_number=record.source.number if record is not None and record.source is not None else None,
-        source_job=source_scope.job if source_scope is not None else None,
-        source_commit_task=source_scope.task if source_scope is not None else None,
         rewound_by=entry.rewound_by,
-        stores_count=len(stores),
-        files_count=sum(s.files_count for s in stores),
-        size_bytes=sum(s.size_bytes for s in stores),
-        new_files=share.files_new if share is not None else None,
-        new_bytes=share.bytes_new if share is not None else None,
-        retained_files=share.files_retained if share is not None else None,
-        retained_bytes=share.bytes_retained if share is not None else None,
-        uploaded_bytes=share.bytes_uploaded if share is not None else None,
-        offsets=record.offsets if record is not None else "",
         names=entry.names,
         pins_count=entry.pins_count,
-        restore_options=_restore_options(entry),
+        restore_options=restore_options,
         problem=entry.problem,
     )
+    if (commit := entry.commit) is not None:
+        record, sums = commit.record, view_commit(commit)
+        view = msgspec.structs.replace(
+            view,
+            kind=record.kind,
+            version=record.version,
+            committed_at_ms=commit.committed_at_ms,
+            source_number=record.source.number if record.source is not None else None,
+            source_job=record.source_scope.job if record.source_scope is not None else None,
+            source_commit_task=record.source_scope.task if record.source_scope is not None else None,
+            stores_count=sums.stores_count,
+            files_count=sums.files_count,
+            size_bytes=sums.size_bytes,
+            offsets=record.offsets,
+        )
+    if (share := entry.share) is not None:
+        view = msgspec.structs.replace(
+            view,
+            new_files=share.files_new,
+            new_bytes=share.bytes_new,
+            retained_files=share.files_retained,
+            retained_bytes=share.bytes_retained,
+            uploaded_bytes=share.bytes_uploaded,
+        )
+    return view
 
 
-def _restore_options(entry: HistoryEntry) -> str:
-    if not entry.restores:
-        return ""
-    return f"--name {entry.held_by}" if entry.held_by else f"--number {entry.number}"
-
-
-def history_lines(view: HistoryView) -> list[str]:
-    """Format the history for people."""
-    lines = table(
-        ("number", "version", "time (UTC)", "new", "files", "retained", "stores", "offsets", "names", "what"),
-        [
-            (
-                str(e.number),
-                "-" if e.version is None else str(e.version),
-                e.committed_at.replace("T", " ").removesuffix("Z")[:-4] or "-",
-                "-" if e.new_bytes is None else human_bytes(e.new_bytes),
-                "-" if e.new_files is None else f"{e.new_files:,}",
-                "-" if e.retained_bytes is None else human_bytes(e.retained_bytes),
-                str(e.stores_count),
-                format_offsets(e.offsets, OFFSETS_SHOWN_MAX) or "-",
-                printable(shortened(", ".join(e.names), NAMES_SHOWN_MAX)) or "-",
-                describe_entry(e, view),
-            )
-            for e in view.entries
-        ],
-        right=("number", "version", "new", "files", "retained", "stores"),
-    )
+def _lines(view: HistoryView) -> list[str]:
+    rows = [
+        (
+            str(e.number),
+            "-" if e.version is None else str(e.version),
+            e.committed_at.replace("T", " ").removesuffix("Z")[:-4] or "-",
+            "-" if e.new_bytes is None else human_bytes(e.new_bytes),
+            "-" if e.new_files is None else f"{e.new_files:,}",
+            "-" if e.retained_bytes is None else human_bytes(e.retained_bytes),
+            str(e.stores_count),
+            format_offsets(e.offsets, OFFSETS_SHOWN_MAX) or "-",
+            printable(shortened(", ".join(e.names), NAMES_SHOWN_MAX)) or "-",
+            _describe(e, view),
+        )
+        for e in view.entries
+    ]
+    headers = ("number", "version", "time (UTC)", "new", "files", "retained", "stores", "offsets", "names", "what")
+    lines = table(headers, rows, right=("number", "version", "new", "files", "retained", "stores"))
     lines += [f"problem with {e.number}: {printable(e.problem)}" for e in view.entries if e.problem]
     if view.older_count:
         lines.append(f"{count(view.older_count, 'older record')}: see them with --limit or an earlier --since")
-    return [*lines, *_restoring_lines(view.entries)]
+    shown = next((e for e in view.entries if e.restore_options), None)
+    if shown is None:
+        return lines
+    options = printable(shown.restore_options)
+    if shown.state == State.OPEN:
+        options += f", or --version {shown.version}, --at {shown.committed_at}"
+    return [
+        *lines,
+        "",
+        f"restore one: tidemark restore TARGET {options};",
+        "`rewind` makes it the newest again, `fork` begins another job with it, `keys` looks into it",
+    ]
 
 
-def describe_entry(entry: HistoryEntryView, of: HistoryView) -> str:
+_BECAME: Final = {
+    State.CLOSED.value: "closed by a collection",
+    State.VOID.value: "void: it came too late",
+    State.DAMAGED.value: "DAMAGED",
+    State.NAMED.value: "held by its name alone",
+}
+
+
+def _describe(entry: HistoryEntryView, of: HistoryView) -> str:
     """Say in a few words what became of a record."""
     parts = []
     if entry.kind in {"rewind", "fork"} and entry.source_number is not None:
@@ -201,30 +195,10 @@ def describe_entry(entry: HistoryEntryView, of: HistoryView) -> str:
         parts.append(f"{entry.kind} {'to' if entry.kind == 'rewind' else 'from'} {entry.source_number}{where}")
     if entry.rewound_by is not None:
         parts.append(f"left behind by {entry.rewound_by}")
-    meanings = {
-        State.CLOSED.value: "closed by a collection",
-        State.VOID.value: "void: it came too late",
-        State.DAMAGED.value: "DAMAGED",
-        State.NAMED.value: "held by its name alone",
-    }
-    if entry.state in meanings:
-        parts.append(meanings[entry.state])
+    if entry.state in _BECAME:
+        parts.append(_BECAME[entry.state])
     if entry.restore_options and entry.state not in {State.OPEN, State.NAMED}:
         parts.append(f"held by {printable(shortened(entry.names[0], NAMES_SHOWN_MAX))}")
     if entry.pins_count:
         parts.append(f"being read ({count(entry.pins_count, 'pin')})")
     return ", ".join(parts) or entry.kind
-
-
-def _restoring_lines(entries: Sequence[HistoryEntryView]) -> list[str]:
-    shown = next((e for e in entries if e.restore_options), None)
-    if shown is None:
-        return []
-    options = printable(shown.restore_options)
-    if shown.state == State.OPEN:
-        options += f", or --version {shown.version}, --at {shown.committed_at}"
-    return [
-        "",
-        f"restore one: tidemark restore TARGET {options};",
-        "`rewind` makes it the newest again, `fork` begins another job with it, `keys` looks into it",
-    ]

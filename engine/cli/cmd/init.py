@@ -3,12 +3,8 @@
 import click
 import msgspec
 
-from engine.cli.options import (
-    DURATION,
-    Verb,
-    common_options,
-)
-from engine.cli.session import Session, with_session
+from engine.cli.options import DURATION
+from engine.cli.session import Session, verb
 from index.text import human_duration, printable
 
 
@@ -21,16 +17,10 @@ class InitView(msgspec.Struct, frozen=True, kw_only=True):
     collection_period_ms: int
 
 
-@click.command("init", cls=Verb, prints=(InitView,), example="tidemark init -r file:///backups --ttl 2d")
-@click.option("--ttl", type=DURATION, default="24h", show_default=True, help="Life of an upload that is not committed.")
-@click.option(
-    "--margin", type=DURATION, default="1h", show_default=True, help="How much of it a commit must have left."
-)
-@click.option(
-    "--collection-period", type=DURATION, default="24h", show_default=True, help="How often collect will run."
-)
-@common_options
-@with_session
+@verb("init", prints=(InitView,), example="tidemark init -r file:///backups --ttl 2d")
+@click.option("--ttl", type=DURATION, default="24h", help="Life of an upload that is not committed.")
+@click.option("--margin", type=DURATION, default="1h", help="How much of it a commit must have left.")
+@click.option("--collection-period", type=DURATION, default="24h", help="How often collect will run.")
 def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> None:
     """Make a store a repository.
 

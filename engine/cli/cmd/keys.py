@@ -8,13 +8,13 @@ from typing import Final
 import click
 import msgspec
 
-from engine.cli.choices import CommitOptions, choose_stores, commit_options
-from engine.cli.options import Parsed, Verb, common_options, scope_options, store_options, transfer_options
+from engine.cli.choices import choose_stores, commit_options
+from engine.cli.config import CommitChoice
+from engine.cli.options import DIRECTORY, Parsed, limit_option, scope_options, store_options, transfer_options
 from engine.cli.output import CommitView, view_commit
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.browse import (
-    FoundKey,
     FoundKeys,
     KeyPlace,
     KeyRange,
@@ -27,6 +27,7 @@ from engine.inspect.browse import (
     write_place,
 )
 from index.plan.commits import Commit
+from index.snapshot.model import Scope
 from index.snapshot.records import StoreReference
 from index.text import count, human_bytes, printable, shortened
 
@@ -69,9 +70,13 @@ class KeysView(msgspec.Struct, frozen=True, kw_only=True):
     restored_bytes: int
 
 
-class KeysOptions(CommitOptions, frozen=True, kw_only=True):
+class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which keys of which store, and how to print them."""
 
+    scope: Scope
+    task: str
+    store: str
+    choice: CommitChoice
     prefix: bytes | None
     start: bytes | None
     stop: bytes | None
@@ -85,9 +90,8 @@ class KeysOptions(CommitOptions, frozen=True, kw_only=True):
     scratch: Path | None
 
 
-@click.command(
+@verb(
     "keys",
-    cls=Verb,
     short_help="Browse the keys of a snapshot's RocksDB.",
     prints=(KeysView,),
     example="tidemark keys -r file:///backups -j flights --at 36h --prefix user- --values",
@@ -100,29 +104,15 @@ class KeysOptions(CommitOptions, frozen=True, kw_only=True):
 @click.option("--to", "stop", type=KEY, metavar="K", help="Up to this key, and without it.")
 @click.option("--family", metavar="NAME", help="One column family.  [default: all]")
 @click.option("--resume", type=PLACE, metavar="F:K", help="Go on in family F at key K, as `more:` shows it.")
-@click.option(
-    "--limit",
-    type=click.IntRange(0, 1_000_000),
-    default=KEYS_MAX,
-    show_default=True,
-    metavar="N",
-    help="Maximum number of keys.",
-)
+@limit_option(KEYS_MAX, 1_000_000, at_least=0, text="Maximum number of keys.")
 @click.option("--values", is_flag=True, help="Values too; text is cut after 160 characters.")
 @click.option("--count", "counted", is_flag=True, help="Count the whole range, which reads all of it.")
 @click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "hex", "json"]),
-    default="text",
-    show_default=True,
-    help="json: one object a line.",
+    "--format", "form", type=click.Choice(["text", "hex", "json"]), default="text", help="json: one object a line."
 )
 @click.option("--merge", type=click.Choice(list(_MERGES)), help="Delimiter between merged operands.")
-@click.option("--scratch", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where to restore to.")
+@click.option("--scratch", type=DIRECTORY, metavar="DIR", help="Where to restore to.")
 @transfer_options
-@common_options
-@with_session
 def keys(session: Session, options: KeysOptions) -> None:
     """Browse the keys of a store, as a commit has it. Nothing in the repository changes.
 
@@ -139,7 +129,14 @@ def keys(session: Session, options: KeysOptions) -> None:
         session.explaining(repository, scope),
         repository.find_pinned(scope, purpose="keys", **session.choose(repository, options.choice)) as (commit, _),
     ):
-        reference = _choose_store(commit, options.task, options.store)
+        if is_checkpoint_backup(commit.record.offsets):
+            raise UsageError(
+                "is the backup of a Spark checkpoint",
+                operation="keys",
+                subject=f"commit {commit.pointer.number} of {commit.scope}",
+                hint='read its state as rows: spark.read.format("tidemark_state"), as docs/how-to/spark.md shows',
+            )
+        reference = choose_stores(commit, task=options.task, store=options.store, operation="keys")[0]
         opened = repository.asynchronous
         with (
             session.progress("keys") as progress,
@@ -155,28 +152,28 @@ def keys(session: Session, options: KeysOptions) -> None:
                 merge_delimiter=_MERGES[options.merge] if options.merge is not None else None,
             )
     view = _view_keys(commit, reference, found)
-    session.show(view, _keys_lines(view, options.form))
-
-
-def _choose_store(commit: Commit, task: str, store: str) -> StoreReference:
-    if is_checkpoint_backup(commit.record.offsets):
-        raise UsageError(
-            "is the backup of a Spark checkpoint",
-            operation="keys",
-            subject=f"commit {commit.pointer.number} of {commit.scope}",
-            hint='read its state as rows: spark.read.format("tidemark_state"), as docs/how-to/spark.md shows',
-        )
-    return choose_stores(commit, task=task, store=store, operation="keys")[0]
+    session.show(view, _lines(view, options.form))
 
 
 def _view_keys(commit: Commit, reference: StoreReference, found: FoundKeys) -> KeysView:
     following = found.next
+    keys = [
+        KeyView(
+            family=one.family,
+            key=escape_bytes(one.key),
+            key_hex=one.key.hex(),
+            value_bytes=one.value_bytes,
+            value=escape_bytes(one.value) if one.value is not None else None,
+            value_hex=one.value.hex() if one.value is not None else None,
+        )
+        for one in found.keys
+    ]
     return KeysView(
         commit=view_commit(commit),
         task=reference.task,
         store=reference.store,
         families=found.families,
-        keys=tuple(map(_view_key, found.keys)),
+        keys=tuple(keys),
         count=found.count,
         next_key=escape_bytes(following.key) if following is not None else None,
         next_family=following.family if following is not None else None,
@@ -185,29 +182,20 @@ def _view_keys(commit: Commit, reference: StoreReference, found: FoundKeys) -> K
     )
 
 
-def _view_key(found: FoundKey) -> KeyView:
-    return KeyView(
-        family=found.family,
-        key=escape_bytes(found.key),
-        key_hex=found.key.hex(),
-        value_bytes=found.value_bytes,
-        value=escape_bytes(found.value) if found.value is not None else None,
-        value_hex=found.value.hex() if found.value is not None else None,
-    )
-
-
-def _keys_lines(view: KeysView, form: str) -> list[str]:
-    c = view.commit
+def _lines(view: KeysView, form: str) -> list[str]:
     if form == "json":
         return [msgspec.json.encode(key).decode() for key in view.keys]
     place = printable(f"{view.task}/{view.store}")
-    lines = [f"commit {c.number}, version {c.version}, {c.committed_at}: {place}, {human_bytes(view.restored_bytes)}"]
+    lines = [f"{view.commit.line}: {place}, {human_bytes(view.restored_bytes)}"]
     family = None
     for key in view.keys:
         if len(view.families) > 1 and key.family != family:
             family = key.family
             lines.append(f"column family {printable(family)}")
-        lines.append(_key_line(key, form))
+        shown, value = (key.key_hex, key.value_hex) if form == "hex" else (key.key, key.value)
+        if value is not None:
+            shown += f"  {value if form == 'hex' else shortened(value, VALUE_SHOWN_MAX)}"
+        lines.append(shown)
     if view.count is not None:
         lines.append(count(view.count, "key"))
     if view.next_key is not None and view.resume is not None:
@@ -215,11 +203,3 @@ def _keys_lines(view: KeysView, form: str) -> list[str]:
         option, place = ("--resume", view.resume) if len(view.families) > 1 else ("--from", view.next_key)
         lines.append(f"more: {option} {shlex.quote(place)}")
     return lines
-
-
-def _key_line(key: KeyView, form: str) -> str:
-    value = key.value_hex if form == "hex" else key.value
-    shown = key.key_hex if form == "hex" else key.key
-    if value is None:
-        return shown
-    return f"{shown}  {value if form == 'hex' else shortened(value, VALUE_SHOWN_MAX)}"

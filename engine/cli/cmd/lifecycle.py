@@ -23,8 +23,7 @@ from blobstore.s3.lifecycle import (
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, decode_profile
 from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import Verb, common_options
-from engine.cli.session import Session, open_bucket, with_session
+from engine.cli.session import Session, verb
 from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import ProblemKind
 from engine.repository.sync import SyncRepository
@@ -45,9 +44,8 @@ class LifecycleView(LifecyclePlan, frozen=True, kw_only=True):
     threats: tuple[str, ...]
 
 
-@click.command(
+@verb(
     "lifecycle",
-    cls=Verb,
     short_help="Show or install the lifecycle rules of a bucket.",
     prints=(LifecycleView,),
     example="tidemark lifecycle s3://bucket/prefix --install",
@@ -55,8 +53,6 @@ class LifecycleView(LifecyclePlan, frozen=True, kw_only=True):
 @click.argument("url", required=False)
 @click.option("--install", is_flag=True, help="Install the two rules, or bring them up to date.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@common_options
-@with_session
 def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
     """Show the lifecycle rules of a bucket as JSON, and what would change; change them only if asked to.
 
@@ -65,7 +61,7 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
     Rules of others are never touched; a warning names those that take away what the repository needs. What is printed
     can be installed with other tools, too, and the command that removes our rules is printed.
     """
-    store = open_bucket(session, session.store_settings())
+    store = session.bucket()
     loop = LoopThread()
     try:
         days, ttls_stay = _read_needs(session, install=install)
@@ -149,12 +145,9 @@ def _check_harmless(session: Session, repository: SyncRepository, *, ttls_stay: 
     with session.progress("verify") as progress:
         problems = repository.verify(progress=progress).problems
     if at_risk := [problem.key for problem in problems if problem.kind is ProblemKind.AT_RISK]:
-        raise UnsafeStoreError(
-            f"{len(at_risk)} uploads of commits still carry a TTL: the rule would delete them",
-            operation="lifecycle",
-            subject=at_risk[0],
-            hint="run `tidemark verify --heal`, then install the rules",
-        )
+        message = f"{len(at_risk)} uploads of commits still carry a TTL: the rule would delete them"
+        hint = "run `tidemark verify --heal`, then install the rules"
+        raise UnsafeStoreError(message, operation="lifecycle", subject=at_risk[0], hint=hint)
 
 
 async def _write(store: "S3Store", before: tuple[Rule, ...], after: tuple[Rule, ...]) -> None:

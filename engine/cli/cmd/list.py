@@ -7,9 +7,9 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
-from engine.cli.options import Verb, common_options, scope_options
+from engine.cli.options import scope_options
 from engine.cli.output import CommitView, names_by_commit, view_commit
-from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.session import Session, verb
 from engine.errors import NotFoundError
 from engine.records.log import load_log
 from engine.repository.sync import SyncRepository
@@ -46,22 +46,18 @@ class CommitsView(msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[int, ...]
 
 
-@click.command(
+@verb(
     "list",
-    cls=Verb,
     short_help="List jobs, or the commits of a job.",
     prints=(CommitsView, ScopesView),
     example="tidemark list -r file:///backups --job flights",
 )
 @scope_options(job_required=False, task=True)
 @click.option("--jobs", is_flag=True, help="List the jobs even if a job is set.")
-@common_options
-@with_session
-def list_(session: Session, *, job: str | None, commit_per_task: bool, task: str | None, jobs: bool) -> None:
+def list_(session: Session, *, scope: Scope | None, jobs: bool) -> None:
     """List the jobs of a repository, or the commits of one job, newest first."""
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task) if job is not None and not jobs else None
     with session.open() as repository:
-        if scope is None:
+        if scope is None or jobs:
             _list_scopes(session, repository)
         else:
             _list_commits(session, repository, scope)
@@ -99,47 +95,32 @@ def _list_commits(session: Session, repository: SyncRepository, scope: Scope) ->
 
 
 def _commits_table(commits: Sequence[CommitView]) -> list[str]:
-    return table(
-        ("number", "version", "time (UTC)", "kind", "stores", "files", "size", "offsets", "names"),
-        [
-            (
-                str(c.number),
-                str(c.version),
-                c.committed_at,
-                c.kind,
-                str(c.stores_count),
-                f"{c.files_count:,}",
-                human_bytes(c.size_bytes),
-                printable(shortened(c.offsets, OFFSETS_SHOWN_MAX)) or "-",
-                printable(", ".join(c.names)) or "-",
-            )
-            for c in commits
-        ],
-        right=("number", "version", "stores", "files", "size"),
-    )
+    rows = [
+        (
+            str(c.number),
+            str(c.version),
+            c.committed_at,
+            c.kind,
+            *_sizes(c),
+            printable(shortened(c.offsets, OFFSETS_SHOWN_MAX)) or "-",
+            printable(", ".join(c.names)) or "-",
+        )
+        for c in commits
+    ]
+    headers = ("number", "version", "time (UTC)", "kind", "stores", "files", "size", "offsets", "names")
+    return table(headers, rows, right=("number", "version", "stores", "files", "size"))
 
 
 def _scopes_table(scopes: Sequence[ScopeView]) -> list[str]:
     rows = []
     for scope in scopes:
-        name = printable(str(scope.scope))
-        if scope.newest is None:
-            rows.append((name, "-", "-", "forgotten" if scope.forgotten else "-", "-", "-", "-"))
-            continue
-        c = scope.newest
-        rows.append(
-            (
-                name,
-                str(c.number),
-                str(c.version),
-                c.committed_at,
-                str(c.stores_count),
-                f"{c.files_count:,}",
-                human_bytes(c.size_bytes),
-            )
-        )
-    return table(
-        ("job", "newest", "version", "time (UTC)", "stores", "files", "size"),
-        rows,
-        right=("newest", "version", "stores", "files", "size"),
-    )
+        newest = ("-", "-", "forgotten" if scope.forgotten else "-", "-", "-", "-")
+        if (c := scope.newest) is not None:
+            newest = (str(c.number), str(c.version), c.committed_at, *_sizes(c))
+        rows.append((printable(str(scope.scope)), *newest))
+    headers = ("job", "newest", "version", "time (UTC)", "stores", "files", "size")
+    return table(headers, rows, right=("newest", "version", "stores", "files", "size"))
+
+
+def _sizes(commit: CommitView) -> tuple[str, str, str]:
+    return str(commit.stores_count), f"{commit.files_count:,}", human_bytes(commit.size_bytes)

@@ -10,9 +10,8 @@ import click
 import msgspec
 
 from engine.cli.errors import describe
-from engine.cli.exit_codes import ExitCode
-from engine.cli.options import DURATION, Verb, common_options
-from engine.cli.session import Session, with_session
+from engine.cli.options import DURATION, FILE
+from engine.cli.session import Session, verb
 from engine.clock import SystemRuntime
 from engine.errors import UsageError
 from engine.metrics.names import METRICS, Metric, Sample, Samples, labels_of
@@ -20,6 +19,7 @@ from engine.metrics.status import gather_status
 from engine.text import table
 from index.text import count, human_duration, printable
 
+_LISTEN_HINT: Final = "write PORT or HOST:PORT, such as 9188 or 0.0.0.0:9188"
 _LOOPBACK: Final = "127.0.0.1"
 _PORT_MAX: Final = 65_535
 # A reading lists the whole repository.
@@ -37,11 +37,22 @@ class SampleView(msgspec.Struct, frozen=True, kw_only=True):
 class MetricsView(msgspec.Struct, frozen=True, kw_only=True):
     """`metrics`."""
 
-    samples: tuple[SampleView, ...]
+    samples: tuple[SampleView, ...] = ()
     # The file that was written; empty if none was.
-    textfile: str
+    textfile: str = ""
     # Where it was served; empty if it was not.
-    url: str
+    url: str = ""
+
+
+class MetricsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read, and where it goes."""
+
+    jobs: tuple[str, ...]
+    commits_only: bool
+    textfile: Path | None
+    listen: str | None
+    every: int
+    names: bool
 
 
 class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +61,8 @@ class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
     metrics: tuple[Metric, ...]
 
 
-@click.command(
+@verb(
     "metrics",
-    cls=Verb,
     needs_repository=False,
     prints=(MetricsView, MetricNamesView),
     short_help="Print the status of a repository for Prometheus.",
@@ -62,65 +72,49 @@ class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
     "--job", "-j", "jobs", multiple=True, metavar="JOB", help="Commits of this job; may be repeated.  [default: all]"
 )
 @click.option("--commits-only", is_flag=True, help="Read commits alone: no orphans, no blobs at risk, no collections.")
-@click.option(
-    "--textfile",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write to FILE, whole or not at all.",
-)
+@click.option("--textfile", type=FILE, metavar="FILE", help="Write to FILE, whole or not at all.")
 @click.option("--listen", metavar="[HOST:]PORT", help="Serve /metrics until interrupted.  [default of HOST: 127.0.0.1]")
 @click.option(
     "--every",
     type=DURATION,
     default="60s",
-    show_default=True,
     metavar="TIME",
     help="With --listen: so long after a reading the next one begins.",
 )
 @click.option("--names", is_flag=True, help="List all metrics, with what Samza and Spark call them.")
-@common_options
-@with_session
-def metrics(
-    session: Session,
-    *,
-    jobs: tuple[str, ...],
-    commits_only: bool,
-    textfile: Path | None,
-    listen: str | None,
-    every: int,
-    names: bool,
-) -> ExitCode:
+def metrics(session: Session, options: MetricsOptions) -> None:
     """Show what can be restored, what is at risk and what nobody needs, in the form that Prometheus reads.
 
     Nothing is written to the repository. A reading costs what `verify` and `collect -n` cost: choose --every by that.
     Figures of runs come from the option --metrics-file of the verbs that do work, not from here.
     """
-    if names:
-        _show_names(session)
-        return ExitCode.OK
+    if options.names:
+        known = tuple(METRICS.values())
+        rows = [(m.name, m.kind, *(", ".join(words) or "-" for words in (m.labels, m.samza, m.spark))) for m in known]
+        session.show(MetricNamesView(metrics=known), table(("metric", "kind", "labels", "Samza", "Spark"), rows))
+        return
     if not session.common.repository:
-        raise UsageError("there is no repository", operation="metrics", subject="--repository", hint=_NO_REPOSITORY)
-    if textfile is not None and listen is not None:
+        hint = "give --repository, TIDEMARK_REPOSITORY, or the key `repository` in tidemark.toml"
+        raise UsageError("there is no repository", operation="metrics", subject="--repository", hint=hint)
+    if options.textfile is not None and options.listen is not None:
         raise UsageError("--textfile and --listen", operation="metrics", hint="give one of them")
-    address = _split_address(listen) if listen is not None else None
+    address = _split_address(options.listen) if options.listen is not None else None
     with session.open() as repository:
-        monotonic_s = SystemRuntime().monotonic_s
 
         def read() -> Samples:
             gathering = gather_status(
-                repository.asynchronous, monotonic_s=monotonic_s, jobs=jobs, commits_only=commits_only
+                repository.asynchronous,
+                monotonic_s=SystemRuntime().monotonic_s,
+                jobs=options.jobs,
+                commits_only=options.commits_only,
             )
             return repository.loop.run(gathering)
 
         if address is not None:
-            _serve(session, read, address, every)
-            return ExitCode.OK
+            _serve(session, read, address, options.every)
+            return
         samples = read()
-    _print(session, samples, textfile)
-    return ExitCode.OK
-
-
-_NO_REPOSITORY: Final = "give --repository, TIDEMARK_REPOSITORY, or the key `repository` in tidemark.toml"
+    _print(session, samples, options.textfile)
 
 
 def _print(session: Session, samples: Samples, textfile: Path | None) -> None:
@@ -134,15 +128,8 @@ def _print(session: Session, samples: Samples, textfile: Path | None) -> None:
         # Somebody else may have named the job, and this may be a terminal.
         shown = [Sample(s.name, tuple(map(printable, s.labels)), s.value) for s in samples]
         lines = expose(shown).decode().rstrip("\n").split("\n")
-    session.show(_view(samples, textfile=str(textfile or "")), lines)
-
-
-def _view(samples: Samples, *, textfile: str = "", url: str = "") -> MetricsView:
-    return MetricsView(
-        samples=tuple(SampleView(name=s.name, labels=labels_of(s), value=s.value) for s in samples),
-        textfile=textfile,
-        url=url,
-    )
+    views = tuple(SampleView(name=s.name, labels=labels_of(s), value=s.value) for s in samples)
+    session.show(MetricsView(samples=views, textfile=str(textfile or "")), lines)
 
 
 def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, int], every_ms: int) -> None:
@@ -153,12 +140,8 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
     try:
         server = serve(lambda: last, host=host, port=port)
     except OSError as error:
-        raise UsageError(
-            f"cannot listen there: {error.strerror or error}",
-            operation="metrics",
-            subject="--listen",
-            hint=_LISTEN_HINT,
-        ) from error
+        message = f"cannot listen there: {error.strerror or error}"
+        raise UsageError(message, operation="metrics", subject="--listen", hint=_LISTEN_HINT) from error
     url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
     if not ipaddress.ip_address(host).is_loopback:
         session.warn("the port asks for no password: every caller reads the names of jobs and their sizes")
@@ -179,10 +162,7 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
         session.say("stopped")
     finally:
         close(server)
-    session.show(MetricsView(samples=(), textfile="", url=url))
-
-
-_LISTEN_HINT: Final = "write PORT or HOST:PORT, such as 9188 or 0.0.0.0:9188"
+    session.show(MetricsView(url=url))
 
 
 def _split_address(text: str) -> tuple[str, int]:
@@ -201,12 +181,3 @@ def _split_address(text: str) -> tuple[str, int]:
     if not 0 <= number <= _PORT_MAX:
         raise UsageError("not an address", operation="metrics", subject=repr(text), hint=_LISTEN_HINT)
     return host, number
-
-
-def _show_names(session: Session) -> None:
-    metrics = tuple(METRICS.values())
-    rows = [
-        (v.name, v.kind, ", ".join(v.labels) or "-", ", ".join(v.samza) or "-", ", ".join(v.spark) or "-")
-        for v in metrics
-    ]
-    session.show(MetricNamesView(metrics=metrics), table(("metric", "kind", "labels", "Samza", "Spark"), rows))

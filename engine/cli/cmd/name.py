@@ -3,9 +3,10 @@
 import click
 import msgspec
 
+from engine.cli.choices import check_component
 from engine.cli.config import CommitChoice, check_new_name
-from engine.cli.options import COMMIT, Verb, common_options, scope_options
-from engine.cli.session import Session, check_component, with_session
+from engine.cli.options import COMMIT, scope_options
+from engine.cli.session import Session, verb
 from index.snapshot.model import Scope
 from index.text import iso_time, printable
 
@@ -20,9 +21,8 @@ class NameView(msgspec.Struct, frozen=True, kw_only=True):
     committed_at_ms: int
 
 
-@click.command(
+@verb(
     "name",
-    cls=Verb,
     short_help="Keep a commit under a name.",
     prints=(NameView,),
     example="tidemark name -r file:///backups --job flights latest before-upgrade",
@@ -30,8 +30,6 @@ class NameView(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("commit", type=COMMIT)
 @click.argument("name")
 @scope_options(task=True)
-@common_options
-@with_session
 def name(session: Session, *, commit: CommitChoice, name: str, scope: Scope) -> None:
     """Keep a commit under a name until the name is released, whatever retention says."""
     check_component("NAME", check_new_name(name))
@@ -56,9 +54,8 @@ class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
 
 
-@click.command(
+@verb(
     "unname",
-    cls=Verb,
     short_help="Release a name.",
     prints=(ReleasedView,),
     example="tidemark unname -r file:///backups --job flights before-upgrade",
@@ -66,18 +63,12 @@ class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("name")
 @scope_options(task=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
-@common_options
-@with_session
 def unname(session: Session, *, name: str, scope: Scope, yes: bool) -> None:
     """Release a name; the next collection takes what only it kept."""
     check_component("NAME", name)
-    if not yes and not session.confirm(_release_question(scope, name)):
+    shown = f"{printable(name)} of {printable(str(scope))}"
+    if not yes and not session.confirm(f"release {shown}, so that a collection may take what only it keeps?"):
         return
     with session.open() as repository, session.explaining(repository, scope):
         repository.release_name(scope, name)
-    line = f"{printable(name)} of {printable(str(scope))} is released"
-    session.show(ReleasedView(name=name, scope=scope), [line])
-
-
-def _release_question(scope: Scope, name: str) -> str:
-    return f"release {printable(name)} of {printable(str(scope))}, so that a collection may take what only it keeps?"
+    session.show(ReleasedView(name=name, scope=scope), [f"{shown} is released"])

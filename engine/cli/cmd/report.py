@@ -7,9 +7,8 @@ import click
 import msgspec
 
 from engine.cli.cmd.bench_restore import drills_directory
-from engine.cli.exit_codes import ExitCode
-from engine.cli.options import Verb, common_options, scope_options
-from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.options import DIRECTORY, FILE, limit_option, scope_options
+from engine.cli.session import Session, verb
 from engine.drill.record import DrillHistory, history_path, read_history
 from engine.errors import NotFoundError, TargetError
 from engine.report.gather import ENTRIES_MAX, ReportRequest, gather_report
@@ -23,50 +22,27 @@ PAGE_NAME: Final = "report.html"
 class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs, how much of them, and where to."""
 
-    job: str | None
-    commit_per_task: bool
-    task: str | None
+    scope: Scope | None
     jobs: bool
     output: Path
     limit: int
     drills: Path | None
 
 
-@click.command(
+@verb(
     "report",
-    cls=Verb,
     short_help="Write one page on jobs, commits, bytes and risks.",
     prints=(ReportResult,),
     example="tidemark report -r file:///backups -o report.html",
 )
 @scope_options(job_required=False, task=True)
 @click.option("--jobs", is_flag=True, help="All jobs, even if a job is set.")
+@click.option("--output", "-o", type=FILE, default=PAGE_NAME, metavar="FILE", help="File to write the page to.")
+@limit_option(ENTRIES_MAX, 1000, text="Newest N records of each job.")
 @click.option(
-    "--output",
-    "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=PAGE_NAME,
-    show_default=True,
-    metavar="FILE",
-    help="File to write the page to.",
+    "--drills", type=DIRECTORY, metavar="DIR", help="Directory of the history of `bench restore`.  [default: as there]"
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=ENTRIES_MAX,
-    show_default=True,
-    metavar="N",
-    help="Newest N records of each job.",
-)
-@click.option(
-    "--drills",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Directory of the history of `bench restore`.  [default: as there]",
-)
-@common_options
-@with_session
-def report(session: Session, options: ReportOptions) -> ExitCode:
+def report(session: Session, options: ReportOptions) -> None:
     """Write one page of HTML on the 20 jobs that committed last, or on one: it loads nothing from elsewhere.
 
     It shows what is at risk, commits with new and retained bytes, restore drills, and what collections freed. The
@@ -74,9 +50,7 @@ def report(session: Session, options: ReportOptions) -> ExitCode:
     whatever the page says.
     """
     output = options.output
-    scopes: tuple[Scope, ...] = ()
-    if options.job is not None and not options.jobs:
-        scopes = (choose_scope(options.job, commit_per_task=options.commit_per_task, task=options.task),)
+    scopes = () if options.scope is None or options.jobs else (options.scope,)
     if not output.absolute().parent.is_dir():
         raise TargetError("there is no such directory", operation="report", subject=str(output.parent), hint="make it")
     drills, drills_from = _read_drills(session, options.drills)
@@ -94,8 +68,15 @@ def report(session: Session, options: ReportOptions) -> ExitCode:
             with session.explaining(repository, scopes[0]):
                 raise NotFoundError("has no commits", operation="report", subject=str(scopes[0]))
     result = write_report(facts, output)
-    session.show(result, [_line(result)])
-    return ExitCode.OK
+    parts = [
+        count(result.jobs_count, "job"),
+        count(result.commits_count, "record"),
+        count(result.drills_count, "restore drill"),
+        count(result.collections_count, "collection"),
+        "unknown what is at risk" if result.risks_count is None else f"{result.risks_count:,} at risk",
+        count(result.requests_count, "request"),
+    ]
+    session.show(result, [f"{printable(result.page)} ({human_bytes(result.size_bytes)}): {', '.join(parts)}"])
 
 
 def _read_drills(session: Session, given: Path | None) -> tuple[DrillHistory, str]:
@@ -108,15 +89,3 @@ def _read_drills(session: Session, given: Path | None) -> tuple[DrillHistory, st
     except OSError as error:
         session.warn(f"the history of restore drills is left out: {error}")
         return DrillHistory(), ""
-
-
-def _line(result: ReportResult) -> str:
-    parts = [
-        count(result.jobs_count, "job"),
-        count(result.commits_count, "record"),
-        count(result.drills_count, "restore drill"),
-        count(result.collections_count, "collection"),
-        "unknown what is at risk" if result.risks_count is None else f"{result.risks_count:,} at risk",
-        count(result.requests_count, "request"),
-    ]
-    return f"{printable(result.page)} ({human_bytes(result.size_bytes)}): {', '.join(parts)}"

@@ -1,7 +1,6 @@
 """The verb `restore`, and its dry run."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -9,14 +8,13 @@ import click
 import msgspec
 
 from blobstore.errors import StoreError
-from engine.cli.choices import CommitOptions, choose_stores, commit_options
+from engine.cli.choices import choose_stores, commit_options
+from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure, describe
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import (
     OR_NEWEST_COMPLETE_HELP,
     Setting,
-    Verb,
-    common_options,
     figures_option,
     scope_options,
     store_options,
@@ -24,7 +22,7 @@ from engine.cli.options import (
     trust_stat_option,
 )
 from engine.cli.output import CommitView, view_commit
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, verb
 from engine.errors import DamagedError, EngineError
 from engine.records.find import Choice
 from engine.records.leases import PinLease
@@ -36,6 +34,7 @@ from index.errors import FormatError
 from index.plan.commits import Commit
 from index.plan.restore import RestorePlan, ReusedFile
 from index.snapshot.keys import encode_component
+from index.snapshot.model import Scope
 from index.snapshot.records import StoreReference
 from index.text import human_bytes, human_duration, printable
 
@@ -44,9 +43,13 @@ Done = TypeVar("Done")
 Outcome = tuple[StoreReference, Path, Done | None, Failure | None]
 
 
-class RestoreArguments(CommitOptions, frozen=True, kw_only=True):
+class RestoreArguments(msgspec.Struct, frozen=True, kw_only=True):
     """What to restore, where to, and how."""
 
+    scope: Scope
+    task: str
+    store: str
+    choice: CommitChoice
     target: Path
     all_stores: bool
     files: tuple[str, ...]
@@ -72,9 +75,9 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
 
     @property
-    def place(self) -> str:
-        """The task and the store, for people."""
-        return printable(f"{self.reference.task}/{self.reference.store}")
+    def place(self) -> tuple[str, str]:
+        """The store of its task, and where it goes, for people."""
+        return printable(f"{self.reference.task}/{self.reference.store}"), printable(str(self.target))
 
 
 class RestoredStoreView(TargetView, frozen=True, kw_only=True):
@@ -123,9 +126,8 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[PlannedStoreView, ...]
 
 
-@click.command(
+@verb(
     "restore",
-    cls=Verb,
     short_help="Bring a store back into a directory.",
     prints=(RestoreView, RestorePlanView),
     example="tidemark restore /state/new -r file:///backups -j flights --version 8",
@@ -144,7 +146,6 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
     cls=Setting,
     type=click.Choice([policy.value for policy in OwnerPolicy]),
     default=OwnerPolicy.IGNORE.value,
-    show_default=True,
     help="Recorded owners: leave, set where possible, or set or fail.",
 )
 @click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
@@ -152,8 +153,6 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
 @figures_option
 @trust_stat_option
 @transfer_options
-@common_options
-@with_session
 def restore(session: Session, options: RestoreArguments) -> ExitCode:
     """Bring a store back into the directory TARGET, whole or not at all.
 
@@ -178,7 +177,11 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
     for restored in view.stores:
         if restored.result is not None and restored.result.leftovers:
             session.warn(f"could not be removed: {', '.join(restored.result.leftovers)}")
-    return _exit_code(view)
+    return _exit_code(view.stores)
+
+
+def _exit_code(stores: Sequence[TargetView]) -> ExitCode:
+    return ExitCode.PARTIAL if any(store.failure is not None for store in stores) else ExitCode.OK
 
 
 def _restore_one(session: Session, repository: SyncRepository, options: RestoreArguments) -> RestoreView:
@@ -194,12 +197,11 @@ def _restore_one(session: Session, repository: SyncRepository, options: RestoreA
             **session.choose(repository, options.choice),
         )
     reference = _the_store(restored.commit, options)
-    view = RestoredStoreView(reference=reference, target=options.target, result=restored.result)
     return RestoreView(
         commit=view_commit(restored.commit),
         pinned=restored.pinned,
         instead_because=restored.instead_because,
-        stores=(view,),
+        stores=(RestoredStoreView(reference=reference, target=options.target, result=restored.result),),
     )
 
 
@@ -207,15 +209,10 @@ def _restore_all(session: Session, repository: SyncRepository, options: RestoreA
     def restore(reference: StoreReference, target: Path) -> RestoreResult:
         # One store after the other; each by itself already uses all that it may of network and memory.
         with session.progress("restore") as progress:
-            return repository.restore_reference(
-                reference,
-                target,
-                options=options.of_restore,
-                progress=progress,
-            )
+            return repository.restore_reference(reference, target, options=options.of_restore, progress=progress)
 
     choice, instead_because = _choose_complete(session, repository, options)
-    with _chosen_commit(session, repository, options, choice, purpose="restore") as (commit, lease):
+    with session.pinned(repository, options.scope, choice, purpose="restore") as (commit, lease):
         stores = tuple(
             RestoredStoreView(reference=reference, target=target, result=result, failure=failure)
             for reference, target, result, failure in _store_by_store(repository, options, commit, restore)
@@ -223,15 +220,10 @@ def _restore_all(session: Session, repository: SyncRepository, options: RestoreA
     return RestoreView(commit=view_commit(commit), pinned=lease.pinned, instead_because=instead_because, stores=stores)
 
 
-def _exit_code(view: RestoreView) -> ExitCode:
-    return ExitCode.PARTIAL if any(store.failure is not None for store in view.stores) else ExitCode.OK
-
-
 def _restore_lines(view: RestoreView) -> list[str]:
     rows = [
         (
-            store.place,
-            printable(str(store.target)),
+            *store.place,
             f"{r.files_total:,}",
             human_bytes(r.bytes_total),
             human_bytes(r.bytes_fetched),
@@ -242,10 +234,7 @@ def _restore_lines(view: RestoreView) -> list[str]:
         for store in view.stores
         if (r := store.result) is not None
     ]
-    lines = [view.commit.line, "", *_stores_table(("fetched", "reused", "requests", "time"), rows)]
-    for store in view.stores:
-        lines += _failure_lines(store)
-    return lines
+    return _lines(view, ("fetched", "reused", "requests", "time"), rows)
 
 
 # ---------------------------------------------------------------------- dry run
@@ -265,13 +254,26 @@ def _show_plan(session: Session, repository: SyncRepository, options: RestoreArg
         return repository.plan_restore(reference, target, options=options.of_restore)
 
     choice, instead_because = _choose(session, repository, options)
-    with _chosen_commit(session, repository, options, choice, purpose="restore --dry-run") as (commit, _):
+    with session.pinned(repository, options.scope, choice, purpose="restore --dry-run") as (commit, _):
         stores = tuple(_view_plan(*outcome) for outcome in _store_by_store(repository, options, commit, plan))
     view = RestorePlanView(commit=view_commit(commit), instead_because=instead_because, stores=stores)
-    session.show(view, _plan_lines(view))
+    rows = [
+        (
+            *store.place,
+            f"{store.files_total:,}",
+            human_bytes(store.bytes_total),
+            human_bytes(store.fetch_bytes),
+            human_bytes(store.bytes_reused),
+            f"{store.fetch_requests:,}",
+        )
+        for store in stores
+        if store.failure is None
+    ]
+    lines = _lines(view, ("would fetch", "would reuse", "requests"), rows)
+    session.show(view, [*lines, "nothing was written"])
     if instead_because:
         session.warn(f"it is not the commit that was chosen: {instead_because}")
-    return ExitCode.PARTIAL if any(store.failure is not None for store in stores) else ExitCode.OK
+    return _exit_code(stores)
 
 
 def _choose(session: Session, repository: SyncRepository, options: RestoreArguments) -> tuple[Choice, str]:
@@ -289,13 +291,13 @@ def _choose(session: Session, repository: SyncRepository, options: RestoreArgume
 def _view_plan(
     reference: StoreReference, target: Path, plan: RestorePlan | None, failure: Failure | None
 ) -> PlannedStoreView:
-    view = PlannedStoreView(reference=reference, target=target, failure=failure)
     if plan is None:
-        return view
+        return PlannedStoreView(reference=reference, target=target, failure=failure)
     reused: tuple[ReusedFile, ...] = (*plan.links, *plan.copies)
-    fetched = ["/".join(file.path) for file in plan.fetched]
-    return msgspec.structs.replace(
-        view,
+    fetched = sorted("/".join(file.path) for file in plan.fetched)
+    return PlannedStoreView(
+        reference=reference,
+        target=target,
         files_total=plan.files_count,
         bytes_total=plan.size_bytes,
         files_fetched=len(fetched),
@@ -306,43 +308,12 @@ def _view_plan(
         files_inline=len(plan.inline),
         bytes_inline=sum(file.size_bytes for file in plan.inline),
         files_empty=len(plan.empty),
-        fetched=tuple(sorted(fetched)),
+        fetched=tuple(fetched),
         reused=tuple(sorted("/".join(file.target.path) for file in reused)),
     )
 
 
-def _plan_lines(view: RestorePlanView) -> list[str]:
-    rows = [
-        (
-            store.place,
-            printable(str(store.target)),
-            f"{store.files_total:,}",
-            human_bytes(store.bytes_total),
-            human_bytes(store.fetch_bytes),
-            human_bytes(store.bytes_reused),
-            f"{store.fetch_requests:,}",
-        )
-        for store in view.stores
-        if store.failure is None
-    ]
-    lines = [view.commit.line, "", *_stores_table(("would fetch", "would reuse", "requests"), rows)]
-    for store in view.stores:
-        lines += _failure_lines(store)
-    return [*lines, "nothing was written"]
-
-
 # ---------------------------------------------------------------------- both
-
-
-@contextlib.contextmanager
-def _chosen_commit(
-    session: Session, repository: SyncRepository, options: RestoreArguments, choice: Choice, *, purpose: str
-) -> Iterator[tuple[Commit, PinLease]]:
-    """Yield the commit, protected."""
-    with contextlib.ExitStack() as stack:
-        with session.explaining(repository, options.scope):
-            found = stack.enter_context(repository.find_pinned(options.scope, purpose=purpose, **choice))
-        yield found
 
 
 def _choose_complete(session: Session, repository: SyncRepository, options: RestoreArguments) -> tuple[Choice, str]:
@@ -353,15 +324,6 @@ def _choose_complete(session: Session, repository: SyncRepository, options: Rest
     with session.explaining(repository, options.scope):
         complete = repository.choose_complete(options.scope, **choice)
     return complete, "" if complete == choice else "something of that one is missing"
-
-
-def _targets_of(options: RestoreArguments, commit: Commit) -> list[tuple[StoreReference, Path]]:
-    """Return which stores go where. Names of tasks and stores are made safe as in keys: they come from the store."""
-    if options.all_stores:
-        return [
-            (s, options.target / encode_component(s.task) / encode_component(s.store)) for s in commit.record.stores
-        ]
-    return [(_the_store(commit, options), options.target)]
 
 
 def _the_store(commit: Commit, options: RestoreArguments) -> StoreReference:
@@ -379,9 +341,14 @@ def _store_by_store(
     Raises:
         Exception: The first failure, if there is nothing else.
     """
+    targets = [(_the_store(commit, options), options.target)] if not options.all_stores else []
+    if options.all_stores:
+        # Names of tasks and stores are made safe as in keys: they come from the store.
+        names = ((s, encode_component(s.task), encode_component(s.store)) for s in commit.record.stores)
+        targets = [(s, options.target / task / store) for s, task, store in names]
     outcomes: list[Outcome[Done]] = []
     first: Exception | None = None
-    for reference, target in _targets_of(options, commit):
+    for reference, target in targets:
         try:
             outcomes.append((reference, target, do(reference, target), None))
         except (StoreError, EngineError, FormatError, OSError) as error:
@@ -396,11 +363,10 @@ def _store_by_store(
     return outcomes
 
 
-def _stores_table(columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> list[str]:
-    return table(("store", "target", "files", "size", *columns), rows, right=("files", "size", *columns))
-
-
-def _failure_lines(store: TargetView) -> list[str]:
-    if store.failure is None:
-        return []
-    return [f"FAILED {store.place}: {printable(store.failure.message)}", f"  hint: {printable(store.failure.hint)}"]
+def _lines(view: RestoreView | RestorePlanView, columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> list[str]:
+    table_ = table(("store", "target", "files", "size", *columns), rows, right=("files", "size", *columns))
+    lines = [view.commit.line, "", *table_]
+    for store in view.stores:
+        if (failure := store.failure) is not None:
+            lines += [f"FAILED {store.place[0]}: {printable(failure.message)}", f"  hint: {printable(failure.hint)}"]
+    return lines

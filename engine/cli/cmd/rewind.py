@@ -3,10 +3,11 @@
 import click
 import msgspec
 
+from engine.cli.choices import choose_scope
 from engine.cli.config import CommitChoice
-from engine.cli.options import COMMIT, Verb, common_options, scope_options
+from engine.cli.options import COMMIT, scope_options
 from engine.cli.output import committed_line
-from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.session import Session, verb
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from index.text import printable
@@ -19,17 +20,14 @@ class CommittedView(msgspec.Struct, frozen=True, kw_only=True):
     source_number: int
 
 
-@click.command(
+@verb(
     "rewind",
-    cls=Verb,
     short_help="Make an older commit the newest again.",
     prints=(CommittedView,),
     example="tidemark rewind -r file:///backups --job flights v7",
 )
 @click.argument("commit", type=COMMIT)
 @scope_options(task=True)
-@common_options
-@with_session
 def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
     """Make an older commit the newest again, as a new commit.
 
@@ -39,14 +37,11 @@ def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
     with session.open() as repository:
         target = session.find(repository, scope, commit)
         made = repository.rewind(target)
-    view = CommittedView(commit=made, source_number=target.pointer.number)
-    line = f"{committed_line(made)}; the same as commit {target.pointer.number}"
-    session.show(view, [line])
+    _show(session, made, target)
 
 
-@click.command(
+@verb(
     "fork",
-    cls=Verb,
     short_help="Begin a new job with the stores of a commit.",
     prints=(CommittedView,),
     example="tidemark fork -r file:///backups --job flights v7 flights-replay",
@@ -55,16 +50,7 @@ def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
 @click.argument("new_job")
 @scope_options(task=True)
 @click.option("--new-task", metavar="TASK", help="With --commit-per-task: the task to begin.  [default: the same]")
-@common_options
-@with_session
-def fork(
-    session: Session,
-    *,
-    commit: CommitChoice,
-    new_job: str,
-    scope: Scope,
-    new_task: str | None,
-) -> None:
+def fork(session: Session, *, commit: CommitChoice, new_job: str, scope: Scope, new_task: str | None) -> None:
     """Begin a new job with the stores of a commit. No bytes are copied.
 
     COMMIT is latest, a number, v8, 8_<uid>, @TIME or a name; NEW_JOB must have no commits yet.
@@ -73,6 +59,10 @@ def fork(
     with session.open() as repository:
         source = session.find(repository, scope, commit)
         made = repository.fork(source, new_scope)
-    view = CommittedView(commit=made, source_number=source.pointer.number)
-    line = f"{committed_line(made)}; the same as commit {source.pointer.number} of {printable(str(scope))}"
-    session.show(view, [line])
+    _show(session, made, source, f" of {printable(str(scope))}")
+
+
+def _show(session: Session, made: Commit, source: Commit, of: str = "") -> None:
+    number = source.pointer.number
+    line = f"{committed_line(made)}; the same as commit {number}{of}"
+    session.show(CommittedView(commit=made, source_number=number), [line])

@@ -1,6 +1,6 @@
 """The verb `show`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import click
@@ -9,14 +9,13 @@ import msgspec
 from blobstore.concurrency import map_bounded
 from engine.cli.choices import INDEXES_IN_FLIGHT_MAX, choose_stores
 from engine.cli.config import CommitChoice
-from engine.cli.options import COMMIT, Verb, common_options, scope_options, store_options
+from engine.cli.options import COMMIT, scope_options, store_options
 from engine.cli.output import CommitView, names_by_commit, view_commit
-from engine.cli.session import Session, choose_scope, with_session
-from engine.repository.repository import Repository
+from engine.cli.session import Session, verb
 from engine.text import table
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of
-from index.snapshot.model import FileBlob, FileIndex, LineageItem, Pack, Scope, SnapshotIndex
+from index.snapshot.model import FileBlob, FileIndex, LineageItem, Scope, SnapshotIndex
 from index.snapshot.records import StoreReference
 from index.text import count, human_bytes, iso_time, printable, shortened
 
@@ -85,9 +84,8 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreView, ...]
 
 
-@click.command(
+@verb(
     "show",
-    cls=Verb,
     short_help="Show what a commit holds.",
     prints=(ShowView,),
     example="tidemark show -r file:///backups --job flights v8 --files",
@@ -96,46 +94,41 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
 @scope_options()
 @store_options(default=False)
 @click.option("--files", is_flag=True, help="Each file: size, mode, and where its bytes are.")
-@common_options
-@with_session
 def show(
-    session: Session,
-    *,
-    commit: CommitChoice,
-    job: str,
-    commit_per_task: bool,
-    task: str | None,
-    store: str | None,
-    files: bool,
+    session: Session, *, commit: CommitChoice, scope: Scope, task: str | None, store: str | None, files: bool
 ) -> None:
     """Show what a commit holds: stores, files, blobs, packs with their dead bytes, and lineage.
 
     COMMIT is latest (as when it is left out), a number, v8, 8_<uid>, @TIME or a name.
     """
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
     with session.open() as repository:
         found = session.find(repository, scope, commit)
         names = names_by_commit(repository.names(scope))
         with repository.pinned(found, purpose="show"):
             references = choose_stores(found, task=task, store=store, operation="show")
-            stores = repository.loop.run(_view_stores(repository.asynchronous, references, files=files))
+
+            async def view(reference: StoreReference) -> StoreView:
+                return view_store(reference, await repository.asynchronous.read_index(reference.index), files=files)
+
+            # A few indexes are in memory at a time.
+            stores = repository.loop.run(map_bounded(view, references, in_flight_max=INDEXES_IN_FLIGHT_MAX))
     record = found.record
-    view = ShowView(
+    shown = ShowView(
         commit=view_commit(found, names),
         predecessor_number=record.predecessor.number if record.predecessor else None,
         source_number=record.source.number if record.source else None,
         source_job=record.source_scope.job if record.source_scope else None,
         source_commit_task=record.source_scope.task if record.source_scope else None,
-        stores=stores,
+        stores=tuple(stores),
     )
-    session.show(view, _show_lines(found, view))
+    session.show(shown, _lines(found, shown))
 
 
-def _show_lines(commit: Commit, view: ShowView) -> list[str]:
+def _lines(commit: Commit, view: ShowView) -> list[str]:
     c = view.commit
     lines = [f"commit   {c.number} of {printable(str(commit.scope))}, version {c.version}, {c.committed_at}, {c.kind}"]
     if view.source_number is not None:
-        source = Scope(view.source_job, view.source_commit_task) if view.source_job is not None else commit.scope
+        source = commit.record.source_scope or commit.scope
         lines.append(f"from     commit {view.source_number} of {printable(str(source))}")
     if view.predecessor_number is not None:
         lines.append(f"after    commit {view.predecessor_number}")
@@ -151,17 +144,6 @@ def _show_lines(commit: Commit, view: ShowView) -> list[str]:
     return lines
 
 
-async def _view_stores(
-    repository: Repository, references: Iterable[StoreReference], *, files: bool
-) -> tuple[StoreView, ...]:
-    """Read stores in their order; a few indexes are in memory at a time."""
-
-    async def view(reference: StoreReference) -> StoreView:
-        return view_store(reference, await repository.read_index(reference.index), files=files)
-
-    return tuple(await map_bounded(view, references, in_flight_max=INDEXES_IN_FLIGHT_MAX))
-
-
 def view_store(reference: StoreReference, index: SnapshotIndex, *, files: bool = False) -> StoreView:
     """Return what a snapshot consists of; each file only if asked for."""
     found = [("/".join(path), file) for path, file in files_of(index.dir)]
@@ -170,8 +152,16 @@ def view_store(reference: StoreReference, index: SnapshotIndex, *, files: bool =
         for blob in file.blobs:
             ranges.setdefault(blob.key, set()).add((blob.blob_offset_bytes, blob.blob_offset_bytes + blob.size_bytes))
     covered = {key: _covered_bytes(spans) for key, spans in ranges.items()}
-    packs = tuple(_view_pack(pack, covered.get(pack.key, 0)) for pack in index.packs)
-    pack_keys = frozenset(pack.key for pack in index.packs)
+    live = {pack.key: covered.get(pack.key, 0) for pack in index.packs}
+    packs = tuple(
+        PackView(
+            key=p.key,
+            size_bytes=p.size_bytes,
+            live_bytes=live[p.key],
+            dead_bytes=max(0, p.size_bytes - live[p.key]),
+        )
+        for p in index.packs
+    )
     inline = [len(file.inline) for _, file in found if file.inline is not None]
     return StoreView(
         task=reference.task,
@@ -190,7 +180,7 @@ def view_store(reference: StoreReference, index: SnapshotIndex, *, files: bool =
         dead_bytes=sum(pack.dead_bytes for pack in packs),
         packs=packs,
         lineage=index.metadata.lineage,
-        files=tuple(_view_file(path, file, pack_keys) for path, file in found) if files else (),
+        files=tuple(_view_file(path, file, live.keys()) for path, file in found) if files else (),
     )
 
 
@@ -203,13 +193,7 @@ def _covered_bytes(spans: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def _view_pack(pack: Pack, live_bytes: int) -> PackView:
-    return PackView(
-        key=pack.key, size_bytes=pack.size_bytes, live_bytes=live_bytes, dead_bytes=max(0, pack.size_bytes - live_bytes)
-    )
-
-
-def _view_file(path: str, file: FileIndex, pack_keys: frozenset[str]) -> FileView:
+def _view_file(path: str, file: FileIndex, pack_keys: Collection[str]) -> FileView:
     if file.inline is not None:
         stored = "inline"
     elif not file.blobs:
@@ -230,26 +214,23 @@ def _view_file(path: str, file: FileIndex, pack_keys: frozenset[str]) -> FileVie
 
 
 def _stores_table(stores: Sequence[StoreView]) -> list[str]:
-    """Format stores in the order given."""
-    return table(
-        ("task", "store", "version", "unique id", "since", "files", "size", "blobs", "packs", "dead"),
-        [
-            (
-                printable(s.task),
-                printable(s.store),
-                str(s.version),
-                printable(s.unique_id),
-                str(s.since_number),
-                f"{s.files_count:,}",
-                human_bytes(s.size_bytes),
-                f"{s.blobs_count:,}",
-                f"{len(s.packs):,}",
-                human_bytes(s.dead_bytes),
-            )
-            for s in stores
-        ],
-        right=("version", "since", "files", "size", "blobs", "packs", "dead"),
-    )
+    rows = [
+        (
+            printable(s.task),
+            printable(s.store),
+            str(s.version),
+            printable(s.unique_id),
+            str(s.since_number),
+            f"{s.files_count:,}",
+            human_bytes(s.size_bytes),
+            f"{s.blobs_count:,}",
+            f"{len(s.packs):,}",
+            human_bytes(s.dead_bytes),
+        )
+        for s in stores
+    ]
+    headers = ("task", "store", "version", "unique id", "since", "files", "size", "blobs", "packs", "dead")
+    return table(headers, rows, right=("version", "since", "files", "size", "blobs", "packs", "dead"))
 
 
 def _store_lines(store: StoreView) -> list[str]:
@@ -260,32 +241,17 @@ def _store_lines(store: StoreView) -> list[str]:
         f"inline   {count(store.inline_count, 'file')} with {human_bytes(store.inline_bytes)} in the index itself",
     ]
     if store.lineage:
-        chain = " -> ".join(
-            f"{item.version}_{printable(item.unique_id)}" for item in store.lineage[-LINEAGE_SHOWN_MAX:]
-        )
-        lines.append(f"lineage  {'… -> ' if len(store.lineage) > LINEAGE_SHOWN_MAX else ''}{chain}")
+        newest = [f"{item.version}_{printable(item.unique_id)}" for item in store.lineage[-LINEAGE_SHOWN_MAX:]]
+        begin = "… -> " if len(store.lineage) > LINEAGE_SHOWN_MAX else ""
+        lines.append(f"lineage  {begin}{' -> '.join(newest)}")
     if store.packs:
-        lines += [
-            "",
-            *table(
-                ("pack", "size", "live", "dead"),
-                [
-                    (p.key, human_bytes(p.size_bytes), human_bytes(p.live_bytes), human_bytes(p.dead_bytes))
-                    for p in store.packs
-                ],
-                right=("size", "live", "dead"),
-            ),
-        ]
+        sizes = ("size", "live", "dead")
+        packs = [(p.key, *map(human_bytes, (p.size_bytes, p.live_bytes, p.dead_bytes))) for p in store.packs]
+        lines += ["", *table(("pack", *sizes), packs, right=sizes)]
     if store.files:
-        lines += [
-            "",
-            *table(
-                ("mode", "modified (UTC)", "size", "stored", "file"),
-                [
-                    (f.mode, iso_time(f.modified_at_ms), human_bytes(f.size_bytes), f.stored, printable(f.path))
-                    for f in store.files
-                ],
-                right=("size",),
-            ),
+        files = [
+            (f.mode, iso_time(f.modified_at_ms), human_bytes(f.size_bytes), f.stored, printable(f.path))
+            for f in store.files
         ]
+        lines += ["", *table(("mode", "modified (UTC)", "size", "stored", "file"), files, right=("size",))]
     return lines

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,16 +23,16 @@ from engine.cli.errors import describe
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import (
     CHECK_RETAINED_HELP,
+    DIRECTORY_THERE,
     DURATION,
     Setting,
-    Verb,
     checkpoint_and_repository,
-    common_options,
     figures_option,
     on_spark_option,
     transfer_options,
 )
-from engine.cli.session import Session, spark_session, with_session
+from engine.cli.output import extend
+from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
 from engine.repository.sync import SyncRepository
 from index.text import count, human_bytes, human_duration, printable
@@ -72,9 +71,8 @@ class SparkBackupOptions(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
 
 
-@click.command(
+@verb(
     "backup",
-    cls=Verb,
     group="spark",
     short_help="Back up a checkpoint while its query runs.",
     prints=(CheckpointBackupResult, SparkBackupPlanView),
@@ -85,7 +83,7 @@ class SparkBackupOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--watch", type=DURATION, metavar="TIME", help="Look again after each TIME, until interrupted.")
 @click.option(
     "--scratch",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=DIRECTORY_THERE,
     metavar="DIR",
     help="Where files are fetched to.  [default: this machine's place for temporary files]",
 )
@@ -95,9 +93,7 @@ class SparkBackupOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be uploaded.")
 @figures_option
 @transfer_options
-@common_options
-@with_session
-def spark_backup(session: Session, options: SparkBackupOptions) -> ExitCode:
+def spark_backup(session: Session, options: SparkBackupOptions) -> None:
     """Back up CHECKPOINT, a directory or s3://bucket/prefix, at its newest committed batch.
 
     The query may go on meanwhile. What is new is checked before it is taken over, and what the last backup has is not
@@ -114,22 +110,22 @@ def spark_backup(session: Session, options: SparkBackupOptions) -> ExitCode:
     )
     with session.open() as repository, contextlib.ExitStack() as open_for_all:
         if options.dry_run:
-            _preview(session, repository, options.checkpoint, choice)
-            return ExitCode.OK
-        back_up = functools.partial(_back_up, session, repository, options.checkpoint, choice)
-        if options.on_spark:
-            spark = open_for_all.enter_context(spark_session())
-            back_up = functools.partial(_back_up_on_spark, session, spark, options.checkpoint, choice)
+            found = repository.loop.run(preview_backup(repository.asynchronous, options.checkpoint, choice))
+            session.show(extend(SparkBackupPlanView, found), _plan_lines(found))
+            return
+        spark = open_for_all.enter_context(spark_session()) if options.on_spark else None
+
+        def back_up() -> CheckpointBackupResult:
+            return _back_up(session, repository, spark, options.checkpoint, choice)
+
         if options.watch is None:
             _show(session, back_up())
         else:
-            watch_s = options.watch / 1000
-            _watch(session, back_up, options.watch, lambda: repository.loop.run(asyncio.sleep(watch_s)))
-    return ExitCode.OK
+            _watch(session, repository, back_up, options.watch)
 
 
 def _watch(
-    session: Session, back_up: Callable[[], CheckpointBackupResult], watch_ms: int, wait: Callable[[], None]
+    session: Session, repository: SyncRepository, back_up: Callable[[], CheckpointBackupResult], watch_ms: int
 ) -> None:
     """Back up until interrupted, or until an error that does not pass by itself."""
     is_first = True
@@ -144,37 +140,30 @@ def _watch(
                 _show(session, done)
             is_first = False
             session.write_figures(ExitCode.OK)
-        wait()
+        repository.loop.run(asyncio.sleep(watch_ms / 1000))
 
 
 def _back_up(
-    session: Session, repository: SyncRepository, checkpoint: str, choice: BackupChoice
+    session: Session, repository: SyncRepository, spark: "SparkSession | None", checkpoint: str, choice: BackupChoice
 ) -> CheckpointBackupResult:
-    with session.progress("backup") as progress:
-        return repository.loop.run(backup_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress))
-
-
-def _back_up_on_spark(
-    session: Session, spark: "SparkSession", checkpoint: str, choice: BackupChoice
-) -> CheckpointBackupResult:
+    if spark is None:
+        with session.progress("backup") as progress:
+            work = backup_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress)
+            return repository.loop.run(work)
     # With PySpark and a JVM, for those who asked for them.
-    from engine.spark.access import SparkOptions  # noqa: PLC0415
-    from engine.spark.checkpoint import backup as checkpoint_backup  # noqa: PLC0415
+    from engine.spark.checkpoint import backup  # noqa: PLC0415
 
-    options = SparkOptions(transfer=session.common.transfer, store=session.store_settings())
-    return checkpoint_backup.backup_checkpoint(spark, session.common.repository, checkpoint, choice, options=options)
+    url, options = session.common.repository, session.spark_options()
+    return backup.backup_checkpoint(spark, url, checkpoint, choice, options=options)
 
 
-def _preview(session: Session, repository: SyncRepository, checkpoint: str, choice: BackupChoice) -> None:
-    found = repository.loop.run(preview_backup(repository.asynchronous, checkpoint, choice))
+def _plan_lines(found: BackupPreview) -> list[str]:
     lines = [f"batch {found.batch} of query {printable(found.query_id)}, as job {printable(found.job)}"]
     if found.is_taken:
-        lines.append("is backed up already")
-    else:
-        held = f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
-        new = f"{count(found.files_new, 'file')}, {human_bytes(found.bytes_new)}"
-        lines += [f"state: {held}", f"at most {new} would be uploaded; the query's own files are few"]
-    session.show(SparkBackupPlanView(**msgspec.structs.asdict(found)), lines)
+        return [*lines, "is backed up already"]
+    held = f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
+    new = f"{count(found.files_new, 'file')}, {human_bytes(found.bytes_new)}"
+    return [*lines, f"state: {held}", f"at most {new} would be uploaded; the query's own files are few"]
 
 
 def _show(session: Session, done: CheckpointBackupResult) -> None:

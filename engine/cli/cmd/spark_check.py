@@ -10,9 +10,9 @@ import click
 from engine.checkpoint.check.check import check_checkpoint
 from engine.checkpoint.findings import CheckLevel, CheckReport
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import Verb, common_options, on_spark_option
+from engine.cli.options import DIRECTORY_THERE, on_spark_option
 from engine.cli.output import extend
-from engine.cli.session import Session, spark_session, with_session
+from engine.cli.session import Session, spark_session, verb
 from engine.text import table
 from index.text import count, human_bytes, human_duration, printable
 
@@ -29,9 +29,8 @@ class SparkCheckView(CheckReport, frozen=True, kw_only=True):
     waste: int
 
 
-@click.command(
+@verb(
     "check",
-    cls=Verb,
     group="spark",
     needs_repository=False,
     short_help="Check that all committed state is there and whole.",
@@ -43,19 +42,16 @@ class SparkCheckView(CheckReport, frozen=True, kw_only=True):
     "--level",
     type=click.Choice(["quick", "full"]),
     default="full",
-    show_default=True,
     help="quick: logs, zips and changelogs; full: every block of every SST, too, and the newest version is loaded.",
 )
 @click.option("--strict", is_flag=True, help="End with 3 if there are warnings.")
 @click.option(
     "--scratch",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=DIRECTORY_THERE,
     metavar="DIR",
     help="Where stores are loaded.  [default: this machine's place for temporary files]",
 )
 @on_spark_option
-@common_options
-@with_session
 def spark_check(
     session: Session, *, checkpoint: str, level: CheckLevel, strict: bool, scratch: Path | None, on_spark: bool
 ) -> ExitCode:
@@ -76,14 +72,7 @@ def spark_check(
             report = asyncio.run(
                 check_checkpoint(checkpoint, level=level, scratch=scratch, store_settings=settings, progress=progress)
             )
-    session.show(_view(report), list(_lines(report)))
-    if not report.is_sound:
-        return ExitCode.DAMAGED
-    return ExitCode.PARTIAL if strict and report.of_kind("warning") else ExitCode.OK
-
-
-def _view(report: CheckReport) -> SparkCheckView:
-    return extend(
+    view = extend(
         SparkCheckView,
         report,
         sound=report.is_sound,
@@ -91,13 +80,17 @@ def _view(report: CheckReport) -> SparkCheckView:
         warnings=len(report.of_kind("warning")),
         waste=len(report.of_kind("waste")),
     )
+    session.show(view, list(_lines(view)))
+    if not view.sound:
+        return ExitCode.DAMAGED
+    return ExitCode.PARTIAL if strict and view.warnings else ExitCode.OK
 
 
-def _lines(report: CheckReport) -> Iterator[str]:
+def _lines(view: SparkCheckView) -> Iterator[str]:
     rows: list[tuple[str, str, str, str]] = []
     hints: list[str] = []
     for kind in ("damage", "warning", "waste"):
-        found = report.of_kind(kind)
+        found = view.of_kind(kind)
         for f in found[:FINDINGS_SHOWN_MAX]:
             size = human_bytes(f.size_bytes) if f.size_bytes else ""
             rows.append((f.kind, printable(f.path), size, printable(f.message)))
@@ -113,14 +106,14 @@ def _lines(report: CheckReport) -> Iterator[str]:
             if hint != following:
                 # What to do about the lines above, back to the last such sentence.
                 yield f"         {hint}"
-    read = f"{count(report.files, 'file')}, {human_bytes(report.size_bytes)}, {count(report.blocks, 'block')} of SSTs"
-    what = f"{count(report.batches, 'batch', 'batches')}, {count(report.stores, 'store')}, "
-    what += f"{count(report.versions, 'version')}; {read} read in {human_duration(int(report.seconds * 1000))}"
-    damaged = len(report.of_kind("damage"))
-    verdict = "sound" if report.is_sound else f"DAMAGED: {count(damaged, 'finding')}"
-    others = [
-        "SSTs not read" if report.level == "quick" else "",
-        count(len(report.of_kind("warning")), "warning") if report.of_kind("warning") else "",
-        f"{human_bytes(report.waste_bytes)} of waste" if report.waste_bytes else "",
+    verdict = [
+        "sound" if view.sound else f"DAMAGED: {count(view.damaged, 'finding')}",
+        "SSTs not read" if view.level == "quick" else "",
+        count(view.warnings, "warning") if view.warnings else "",
+        f"{human_bytes(view.waste_bytes)} of waste" if view.waste_bytes else "",
     ]
-    yield f"{', '.join(filter(None, (verdict, *others)))}: {what}"
+    what = (
+        f"{count(view.batches, 'batch', 'batches')}, {count(view.stores, 'store')}, {count(view.versions, 'version')}"
+    )
+    read = f"{count(view.files, 'file')}, {human_bytes(view.size_bytes)}, {count(view.blocks, 'block')} of SSTs read"
+    yield f"{', '.join(filter(None, verdict))}: {what}; {read} in {human_duration(int(view.seconds * 1000))}"

@@ -12,33 +12,28 @@ from engine.checkpoint.restore import (
     plan_checkpoint_restore,
     restore_checkpoint,
 )
-from engine.cli.exit_codes import ExitCode
 from engine.cli.options import (
     MOMENT,
     OR_NEWEST_COMPLETE_HELP,
     Setting,
-    Verb,
-    common_options,
     figures_option,
     on_spark_option,
     repository_and_checkpoint,
     transfer_options,
 )
 from engine.cli.output import extend
-from engine.cli.session import Session, spark_session, with_session
+from engine.cli.session import Session, spark_session, verb
 from engine.errors import UsageError
-from engine.repository.sync import SyncRepository
 from engine.text import Moment
 from index.text import count, human_bytes, human_duration, iso_time, printable
+
+_MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query first: its executors write by path."
 
 
 class SparkRestorePlanView(CheckpointRestorePlan, frozen=True, kw_only=True):
     """`spark restore --dry-run`."""
 
     dry_run: bool = True
-
-
-_MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query first: its executors write by path."
 
 
 class SparkRestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,9 +52,8 @@ class SparkRestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
 
 
-@click.command(
+@verb(
     "restore",
-    cls=Verb,
     group="spark",
     short_help="Restore a checkpoint as one of its batches left it.",
     prints=(RestoredCheckpoint, SparkRestorePlanView),
@@ -78,9 +72,7 @@ class SparkRestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be restored.")
 @figures_option
 @transfer_options
-@common_options
-@with_session
-def spark_restore(session: Session, options: SparkRestoreOptions) -> ExitCode:
+def spark_restore(session: Session, options: SparkRestoreOptions) -> None:
     """Restore a checkpoint to CHECKPOINT, a directory or s3://bucket/prefix, whole or not at all.
 
     A query that is started there goes on after the batch. On an object store an older batch needs a new prefix.
@@ -97,15 +89,26 @@ def spark_restore(session: Session, options: SparkRestoreOptions) -> ExitCode:
         or_newest_complete=options.or_newest_complete,
         target_settings=session.store_settings(),
     )
+    checkpoint = options.checkpoint
+    restored: RestoredCheckpoint | None = None
     with session.open() as repository:
         if options.at is not None:
             choice = msgspec.structs.replace(choice, at_ms=session.resolve_ms(repository, options.at))
         if options.dry_run:
-            _preview(session, repository, options.checkpoint, choice)
-            return ExitCode.OK
-        restored = None if options.on_spark else _restore(session, repository, options.checkpoint, choice)
-    _show(session, restored or _restore_on_spark(session, options.checkpoint, choice))
-    return ExitCode.OK
+            plan = repository.loop.run(plan_checkpoint_restore(repository.asynchronous, checkpoint, choice))
+            session.show(extend(SparkRestorePlanView, plan), _plan_lines(plan))
+            return
+        if not options.on_spark:
+            with session.progress("restore") as progress:
+                work = restore_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress)
+                restored = repository.loop.run(work)
+    restored = restored or _restore_on_spark(session, checkpoint, choice)
+    session.record.note(restored)
+    session.show(restored, _lines(restored))
+    if not restored.pinned:
+        session.warn("no pin could be written: a collection at the same time could have taken the commit")
+    if restored.leftovers:
+        session.warn(f"could not be removed: {', '.join(restored.leftovers)}")
 
 
 def _mappings(given: Sequence[str]) -> Mapping[str, str]:
@@ -113,34 +116,22 @@ def _mappings(given: Sequence[str]) -> Mapping[str, str]:
     for text in given:
         old, equals, new = text.partition("=")
         if not equals or not old.rstrip("/") or not new.rstrip("/"):
-            raise UsageError(
-                f"{text!r} does not map a path", operation="read", subject="--map-path", hint="use OLD=NEW"
-            )
+            message = f"{text!r} does not map a path"
+            raise UsageError(message, operation="read", subject="--map-path", hint="use OLD=NEW")
         found[old] = new
     return found
-
-
-def _restore(
-    session: Session, repository: SyncRepository, checkpoint: str, choice: RestoreChoice
-) -> RestoredCheckpoint:
-    with session.progress("restore") as progress:
-        return repository.loop.run(restore_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress))
 
 
 def _restore_on_spark(session: Session, checkpoint: str, choice: RestoreChoice) -> RestoredCheckpoint:
     with spark_session() as spark:
         # With PySpark and a JVM, for those who asked for them.
-        from engine.spark.access import SparkOptions  # noqa: PLC0415
-        from engine.spark.checkpoint import restore as checkpoint_restore  # noqa: PLC0415
+        from engine.spark.checkpoint import restore  # noqa: PLC0415
 
-        options = SparkOptions(transfer=session.common.transfer, store=session.store_settings())
-        return checkpoint_restore.restore_checkpoint(
-            spark, session.common.repository, checkpoint, choice, options=options
-        )
+        url, options = session.common.repository, session.spark_options()
+        return restore.restore_checkpoint(spark, url, checkpoint, choice, options=options)
 
 
-def _show(session: Session, restored: RestoredCheckpoint) -> None:
-    session.record.note(restored)
+def _lines(restored: RestoredCheckpoint) -> list[str]:
     fetched = f"fetched {human_bytes(restored.bytes_fetched)} with {count(restored.requests, 'request')}"
     lines = [
         f"{printable(restored.location)}: batch {restored.batch} of query {printable(restored.backup.query_id)}",
@@ -151,11 +142,16 @@ def _show(session: Session, restored: RestoredCheckpoint) -> None:
         lines.append(f"replayed {count(restored.changelogs, 'changelog')}, {restored.records:,} records")
     if restored.moved_aside:
         lines.append(f"the former content is at {printable(restored.moved_aside)}")
-    session.show(restored, lines)
-    if not restored.pinned:
-        session.warn("no pin could be written: a collection at the same time could have taken the commit")
-    if restored.leftovers:
-        session.warn(f"could not be removed: {', '.join(restored.leftovers)}")
+    return lines
+
+
+def _plan_lines(plan: CheckpointRestorePlan) -> list[str]:
+    return [
+        f"{printable(plan.location)}: would be batch {plan.batch} of query {printable(plan.backup.query_id)}",
+        _origin(plan),
+        f"{_sizes(plan)}; {count(plan.changelogs, 'changelog')} to apply",
+        "nothing was written",
+    ]
 
 
 def _origin(found: RestoredCheckpoint | CheckpointRestorePlan) -> str:
@@ -165,16 +161,3 @@ def _origin(found: RestoredCheckpoint | CheckpointRestorePlan) -> str:
 
 def _sizes(found: RestoredCheckpoint | CheckpointRestorePlan) -> str:
     return f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
-
-
-def _preview(session: Session, repository: SyncRepository, checkpoint: str, choice: RestoreChoice) -> None:
-    plan = repository.loop.run(plan_checkpoint_restore(repository.asynchronous, checkpoint, choice))
-    session.show(
-        extend(SparkRestorePlanView, plan),
-        [
-            f"{printable(plan.location)}: would be batch {plan.batch} of query {printable(plan.backup.query_id)}",
-            _origin(plan),
-            f"{_sizes(plan)}; {count(plan.changelogs, 'changelog')} to apply",
-            "nothing was written",
-        ],
-    )

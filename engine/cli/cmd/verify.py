@@ -5,12 +5,13 @@ import msgspec
 
 from engine.cli.config import CommitChoice
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import COMMIT, SHARE, Verb, common_options, figures_option, scope_options
-from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.options import COMMIT, SHARE, figures_option, scope_options
+from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.verify import GONE, Level, ProblemKind, VerifyReport
 from engine.text import table
 from index.plan.commits import NOTHING_VOUCHES
+from index.snapshot.model import Scope
 from index.text import count, human_bytes, printable
 
 
@@ -18,18 +19,15 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to check, and how thoroughly."""
 
     commits: tuple[CommitChoice, ...]
-    job: str | None
-    commit_per_task: bool
-    task: str | None
+    scope: Scope | None
     level: str
     sample: float
     seed: int | None
     heal: bool
 
 
-@click.command(
+@verb(
     "verify",
-    cls=Verb,
     short_help="Check that what is committed is there and whole.",
     prints=(VerifyReport,),
     example="tidemark verify -r file:///backups --level content --sample 10%",
@@ -40,29 +38,22 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     "--level",
     type=click.Choice([level.value for level in Level]),
     default=Level.EXISTENCE.value,
-    show_default=True,
     help="existence: sizes from a listing; content: read files and check their hashes.",
 )
-@click.option("--sample", type=SHARE, default="100%", show_default=True, help="With content: the share of files read.")
+@click.option("--sample", type=SHARE, default="100%", help="With content: the share of files read.")
 @click.option("--seed", type=int, default=None, help="With --sample: which files.  [default: others on each run]")
 @click.option("--heal", is_flag=True, help="Remove TTLs that are still set on what commits need.")
 @figures_option
-@common_options
-@with_session
 def verify(session: Session, options: VerifyOptions) -> ExitCode:
     """Check that what is committed is there, whole, and safe from expiry.
 
     Checks the given commits of a job, all of a job, or without --job all of the repository, names included. Ends with
     4 if something is missing or altered, with 3 if only a TTL is left to remove.
     """
-    if options.commits and options.job is None:
+    scope = options.scope
+    if options.commits and scope is None:
         raise UsageError("commits are numbered by job", operation="verify", hint="say --job")
     with session.open() as repository:
-        scope = (
-            choose_scope(options.job, commit_per_task=options.commit_per_task, task=options.task)
-            if options.job is not None
-            else None
-        )
         chosen = [session.find(repository, scope, c) for c in options.commits] if scope is not None else []
         with session.progress("verify") as progress:
             report = repository.verify(
@@ -85,23 +76,18 @@ def verify(session: Session, options: VerifyOptions) -> ExitCode:
 
 
 def _verify_lines(report: VerifyReport) -> list[str]:
-    lines = table(
-        ("problem", "job", "commit", "store", "key", "file"),
-        [
-            (
-                f"{p.kind.value} (healed)" if p.healed else p.kind.value,
-                printable(p.scope),
-                str(p.number),
-                printable(f"{p.task}/{p.store}"),
-                printable(p.key),
-                printable(p.path) or "-",
-            )
-            for p in report.problems
-        ],
-        right=("commit",),
-    )
-    if not report.problems:
-        lines = []
+    rows = [
+        (
+            f"{p.kind.value} (healed)" if p.healed else p.kind.value,
+            printable(p.scope),
+            str(p.number),
+            printable(f"{p.task}/{p.store}"),
+            printable(p.key),
+            printable(p.path) or "-",
+        )
+        for p in report.problems
+    ]
+    lines = table(("problem", "job", "commit", "store", "key", "file"), rows, right=("commit",)) if rows else []
     lines += [f"{printable(key)} is {NOTHING_VOUCHES}, so it is not a commit" for key in report.late]
     seen = [
         count(report.commits_count, "commit"),

@@ -43,7 +43,7 @@ REPORT = CollectReport(
 
 
 def test_unfinished_uploads_are_told_by_reason_and_number() -> None:
-    lines = "\n".join(collect_lines(REPORT, verbose=True))
+    lines = "\n".join(collect_lines(view_collect(REPORT), verbose=True))
     assert "blobs/00/job/x" in lines
     assert "begun longer ago than the TTL, and never finished" in lines
     assert "perhaps under way: 2 uploads" in lines
@@ -72,13 +72,13 @@ def test_the_json_form_says_the_same() -> None:
 )
 def test_the_last_line_says_it_all(changes: dict[str, Any], expected: str) -> None:
     report = msgspec.structs.replace(REPORT, **changes)
-    assert collect_lines(report)[-1] == summary_line(report)
+    assert collect_lines(view_collect(report))[-1] == summary_line(report)
     assert expected in summary_line(report)
 
 
 def test_keys_beyond_those_that_are_told_are_counted() -> None:
     many = ReasonTotal(reason=DeleteReason.UNREACHABLE_UPLOAD, count=5000, size_bytes=10**9)
-    lines = collect_lines(msgspec.structs.replace(REPORT, totals=(*REPORT.totals, many)), verbose=True)
+    lines = collect_lines(view_collect(msgspec.structs.replace(REPORT, totals=(*REPORT.totals, many))), verbose=True)
     assert "and 5,000 keys more: a plan has them all" in lines
 
 

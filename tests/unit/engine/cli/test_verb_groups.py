@@ -9,13 +9,11 @@ import pytest
 
 from engine.cli import tidemark
 from engine.cli.options import (
-    Verb,
     checkpoint_and_repository,
-    common_options,
     on_spark_option,
     repository_and_checkpoint,
 )
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, verb
 from tests.unit.engine.cli.conftest import Run
 
 Told = dict[str, object]
@@ -26,26 +24,20 @@ def group_told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """What the verbs of a group `tide` were given."""
     told: Told = {}
 
-    @click.command("backup", cls=Verb, group="tide", example="tidemark tide backup x")
+    @verb("backup", group="tide", example="tidemark tide backup x")
     @checkpoint_and_repository
     @click.option("--depth")
     @on_spark_option
-    @common_options
-    @with_session
     def backup(session: Session, **values: object) -> None:
         told.update(values, verb=session.verb, repository=session.common.repository)
 
-    @click.command("restore", cls=Verb, group="tide", example="tidemark tide restore x")
+    @verb("restore", group="tide", example="tidemark tide restore x")
     @repository_and_checkpoint
-    @common_options
-    @with_session
     def restore(session: Session, **values: object) -> None:
         told.update(values, verb=session.verb, repository=session.common.repository)
 
-    @click.command("check", cls=Verb, group="tide", needs_repository=False, example="tidemark tide check x")
+    @verb("check", group="tide", needs_repository=False, example="tidemark tide check x")
     @click.argument("checkpoint")
-    @common_options
-    @with_session
     def check(session: Session, **values: object) -> None:
         told.update(values, verb=session.verb, repository=session.common.repository)
 
@@ -107,10 +99,8 @@ def test_a_verb_prints_what_it_declares(run: Run, monkeypatch: pytest.MonkeyPatc
     class Other(msgspec.Struct):
         said: str = "no"
 
-    @click.command("say", cls=Verb, prints=(Declared,), needs_repository=False)
+    @verb("say", prints=(Declared,), needs_repository=False)
     @click.argument("what")
-    @common_options
-    @with_session
     def say(session: Session, what: str) -> None:
         session.show(Declared() if what == "declared" else Other(), ["said"])
 
