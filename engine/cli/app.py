@@ -69,9 +69,9 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "spark": _group(
         "spark",
         {
-            "backup": "spark_backup:spark_backup",
-            "restore": "spark_restore:spark_restore",
-            "check": "spark_check:spark_check",
+            "backup": "spark:spark_backup",
+            "restore": "spark:spark_restore",
+            "check": "spark:spark_check",
         },
         short_help="Back up, restore and check the checkpoints of Spark.",
         help_="Back up, restore and check the checkpoints of Spark's streaming queries.\n\nBack one up while its query "

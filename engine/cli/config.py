@@ -153,20 +153,19 @@ def _read_toml(path: Path, *, is_named: bool) -> dict[str, Any]:
             _check_owner(path, os.fstat(file.fileno()), is_named=is_named)
             data = file.read(CONFIG_BYTES_MAX + 1)
         if len(data) > CONFIG_BYTES_MAX:
-            raise UsageError(
-                "exceeds 1 MiB", operation="settings", subject=str(path), hint="this is not a settings file"
-            )
+            raise _refused(path, "exceeds 1 MiB", "this is not a settings file")
         return tomllib.loads(data.decode())
     except OSError as error:
-        raise UsageError(
-            f"cannot be read: {error.strerror}", operation="settings", subject=str(path), hint="check --config"
-        ) from error
+        raise _refused(path, f"cannot be read: {error.strerror}", "check --config") from error
     except RecursionError as error:
-        hint = "this is not a settings file"
-        raise UsageError("is nested too deeply", operation="settings", subject=str(path), hint=hint) from error
+        raise _refused(path, "is nested too deeply", "this is not a settings file") from error
     # Not UTF-8, not TOML, or a number with thousands of digits.
     except ValueError as error:
-        raise UsageError(f"not TOML: {error}", operation="settings", subject=str(path), hint="correct it") from error
+        raise _refused(path, f"not TOML: {error}", "correct it") from error
+
+
+def _refused(path: Path, message: str, hint: str) -> UsageError:
+    return UsageError(message, operation="settings", subject=str(path), hint=hint)
 
 
 def _check_owner(path: Path, found: os.stat_result, *, is_named: bool) -> None:
@@ -178,28 +177,24 @@ def _check_owner(path: Path, found: os.stat_result, *, is_named: bool) -> None:
     if is_named and not stat.S_ISREG(found.st_mode):
         return  # a pipe, or the process's own input
     if not is_named and found.st_uid not in {os.geteuid(), 0}:
-        message, hint = f"belongs to another user (uid {found.st_uid})", f"if you trust it, name it: --config {path}"
-    elif found.st_mode & (stat.S_IWOTH if is_named else stat.S_IWGRP | stat.S_IWOTH):
-        message, hint = f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o})", f"run `chmod go-w {path}`"
-    else:
-        return
-    raise UsageError(message, operation="settings", subject=str(path), hint=hint)
+        message = f"belongs to another user (uid {found.st_uid})"
+        raise _refused(path, message, f"if you trust it, name it: --config {path}")
+    if found.st_mode & (stat.S_IWOTH if is_named else stat.S_IWGRP | stat.S_IWOTH):
+        message = f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o})"
+        raise _refused(path, message, f"run `chmod go-w {path}`")
 
 
 def _unknown(path: Path, key: str, what: str, places: Mapping[str, str]) -> UsageError:
     """Refuse a name; the hint is the place of the known name that is nearest to it."""
     if _CREDENTIAL.search(key):
-        return UsageError(
-            f"{what} looks like a credential, and those are not settings",
-            operation="settings",
-            subject=str(path),
-            hint="take it out, and change it if it is real; the standard chain finds credentials: AWS_PROFILE, "
-            "AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of this machine",
+        hint = (
+            "take it out, and change it if it is real; the standard chain finds credentials: AWS_PROFILE, "
+            "AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of this machine"
         )
+        return _refused(path, f"{what} looks like a credential, and those are not settings", hint)
     # A cutoff of 0 always finds one: the nearest name says more than a list of thirty.
     nearest = difflib.get_close_matches(key, sorted(places), n=1, cutoff=0)
-    hint = f"did you mean `{places[nearest[0]]}`?" if nearest else "remove it"
-    return UsageError(f"unknown {what}", operation="settings", subject=str(path), hint=hint)
+    return _refused(path, f"unknown {what}", f"did you mean `{places[nearest[0]]}`?" if nearest else "remove it")
 
 
 def _values(path: Path, key: str, value: object) -> tuple[Scalar, ...]:
@@ -210,22 +205,17 @@ def _scalar(path: Path, key: str, value: object) -> Scalar:
     if isinstance(value, str | int | float | bool):
         return value
     # TOML has dates of its own; the options take text.
-    raise UsageError(
-        f"{key} is a {type(value).__name__}",
-        operation="settings",
-        subject=str(path),
-        hint="write text, a number, true or false",
-    )
+    raise _refused(path, f"{key} is a {type(value).__name__}", "write text, a number, true or false")
 
 
 # ---------------------------------------------------------------------- words
 
 
 def parse_store(text: str) -> tuple[str, str]:
-    """Task and name of a store, of `TASK/STORE`.
+    """Parse `TASK/STORE`.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: It is none.
     """
     task, slash, store = text.partition("/")
     if not (task and slash and store):
@@ -254,9 +244,8 @@ def parse_commit(text: str) -> CommitChoice:
         UsageError: The text is empty, or what follows the `@` is not a time.
     """
     if not text:
-        raise UsageError(
-            "an empty text chooses no commit", operation="read", hint="write a number, v8, 8_<uid>, a name or latest"
-        )
+        hint = "write a number, v8, 8_<uid>, a name or latest"
+        raise UsageError("an empty text chooses no commit", operation="read", hint=hint)
     if text == LATEST:
         return CommitChoice()
     if text.startswith("@"):
@@ -277,10 +266,6 @@ def check_new_name(name: str) -> str:
         UsageError: It would be read as something else.
     """
     if not name or name.startswith("@") or parse_commit(name).name is None:
-        raise UsageError(
-            "reads like a number, a version or a time",
-            operation="name",
-            subject=repr(name),
-            hint="choose a name such as before-upgrade",
-        )
+        message, hint = "reads like a number, a version or a time", "choose a name such as before-upgrade"
+        raise UsageError(message, operation="name", subject=repr(name), hint=hint)
     return name

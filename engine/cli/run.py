@@ -65,95 +65,77 @@ class RunRecord:
         """Note a value of a metric that no result has."""
         self._values[metric] = value
 
-    def write(
-        self,
-        path: Path,
-        *,
-        verb: str,
-        job: str,
-        code: int,
-        error: BaseException | None,
-        warn: Callable[[str], None],
-    ) -> None:
+    def write(self, path: Path, run: Mapping[str, str], ended: "Ended", warn: Callable[[str], None]) -> None:
         """Write the samples of the run, and begin to note the next one.
 
         Args:
             path: The file, to which other runs write, too.
-            verb: As people say it.
-            job: As the command line or the settings have it; empty where none was named.
-            code: The exit code.
-            error: What ended the run, if anything did.
+            run: Its verb, as people say it, and `job_name`, empty where none was named.
+            ended: How it ended.
             warn: Called with the reason if nothing can be written; that changes nothing of the result.
         """
         try:
             # With prometheus_client, for those who asked for it.
             from engine.metrics.exposition import add_run  # noqa: PLC0415
 
-            given_up = add_run(path, self._samples(verb=verb, job=job, code=code, error=error))
+            if given_up := add_run(path, self._samples(run, *ended)):
+                warn(f"{path}: what it had is given up, {given_up}")
         except Exception as failure:  # noqa: BLE001  (the work is done, and has its own result)
             reason = str(failure) if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
             warn(f"there are no figures of this run: {reason}")
-        else:
-            if given_up:
-                warn(f"{path}: what it had is given up, {given_up}")
         finally:
             self.begin()
 
-    def _samples(self, *, verb: str, job: str, code: int, error: BaseException | None) -> "Samples":
+    def _samples(self, run: Mapping[str, str], code: int, error: BaseException | None) -> "Samples":
         from engine.metrics.names import Samples  # noqa: PLC0415
         from engine.metrics.results import add_result  # noqa: PLC0415
 
-        samples = Samples(verb=verb, job_name=job)
+        samples = Samples(**run)
+        meter, done = self.meter, self._progress
         ended_at_s = self._runtime.local_now_ms() / 1000
         samples.add("runs_total", 1, code=str(int(code)))
-        samples.add("run_exit_code", code)
-        samples.add("run_end_timestamp_seconds", ended_at_s)
-        samples.add("run_seconds", self._runtime.monotonic_s() - self._began_s)
+        values: dict[str, float] = {
+            "run_exit_code": code,
+            "run_end_timestamp_seconds": ended_at_s,
+            "run_seconds": self._runtime.monotonic_s() - self._began_s,
+            "store_retries_total": meter.retries,
+            "store_sent_bytes_total": meter.bytes_out,
+            "store_received_bytes_total": meter.bytes_in,
+            "run_files_planned": done.files_total,
+            "run_planned_bytes": done.bytes_total,
+            "run_files_done": done.files,
+            "run_done_bytes": done.bytes,
+            "run_files_remaining": max(0, done.files_total - done.files),
+            "run_remaining_bytes": max(0, done.bytes_total - done.bytes),
+        }
         if error is not None:
             # The text of an error may repeat what nobody is to read in a metric.
             samples.add("run_errors_total", 1, error=public_class(error))
         if code == ExitCode.OK:
-            samples.add("run_last_success_timestamp_seconds", ended_at_s)
+            values["run_last_success_timestamp_seconds"] = ended_at_s
         if "open" in self.seconds:
-            samples.add("run_open_seconds", self.seconds["open"])
-        self._add_requests(samples)
-        self._add_progress(samples)
-        self._add_commit(samples, error)
-        for name, value in self._values.items():
+            values["run_open_seconds"] = self.seconds["open"]
+        if self.commit_skipped is not None or "commit" in self.seconds:
+            values["commit_calls_total"] = 1
+            values["commits_skipped_total"] = bool(self.commit_skipped)
+            values["commit_exceptions_total"] = error is not None
+            values["commits_timed_out_total"] = isinstance(error, CommitUnknownError)
+        if "commit" in self.seconds:
+            values["commit_seconds"] = self.seconds["commit"]
+            values["commit_cleanup_seconds"] = meter.seconds["remove_ttl"]
+        for operation, number in meter.requests.items():
+            samples.add("store_requests_total", number, operation=operation)
+            samples.add("store_request_errors_total", meter.errors[operation], operation=operation)
+            samples.add("store_request_seconds_total", meter.seconds[operation], operation=operation)
+        for name, value in (values | self._values).items():
             samples.add(name, value)
         for result, labels in self._results:
             add_result(samples, result, **labels)
         return samples
 
-    def _add_requests(self, samples: "Samples") -> None:
-        meter = self.meter
-        for operation, number in meter.requests.items():
-            samples.add("store_requests_total", number, operation=operation)
-            samples.add("store_request_errors_total", meter.errors[operation], operation=operation)
-            samples.add("store_request_seconds_total", meter.seconds[operation], operation=operation)
-        samples.add("store_retries_total", meter.retries)
-        samples.add("store_sent_bytes_total", meter.bytes_out)
-        samples.add("store_received_bytes_total", meter.bytes_in)
 
-    def _add_progress(self, samples: "Samples") -> None:
-        done = self._progress
-        samples.add("run_files_planned", done.files_total)
-        samples.add("run_planned_bytes", done.bytes_total)
-        samples.add("run_files_done", done.files)
-        samples.add("run_done_bytes", done.bytes)
-        samples.add("run_files_remaining", max(0, done.files_total - done.files))
-        samples.add("run_remaining_bytes", max(0, done.bytes_total - done.bytes))
-
-    def _add_commit(self, samples: "Samples", error: BaseException | None) -> None:
-        if self.commit_skipped is None and "commit" not in self.seconds:
-            return
-        samples.add("commit_calls_total", 1)
-        samples.add("commits_skipped_total", bool(self.commit_skipped))
-        samples.add("commit_exceptions_total", error is not None)
-        samples.add("commits_timed_out_total", isinstance(error, CommitUnknownError))
-        if "commit" in self.seconds:
-            samples.add("commit_seconds", self.seconds["commit"])
-            samples.add("commit_cleanup_seconds", self.meter.seconds["remove_ttl"])
+# The exit code, and what ended the run, if anything did.
+Ended = tuple[int, BaseException | None]
 
 
 class _Both:
@@ -163,12 +145,10 @@ class _Both:
         self._both = (first, second)
 
     def total(self, *, files: int, bytes_: int) -> None:
-        """See `Progress`."""
         for one in self._both:
             one.total(files=files, bytes_=bytes_)
 
     def add(self, *, files: int = 0, bytes_: int = 0) -> None:
-        """See `Progress`."""
         for one in self._both:
             one.add(files=files, bytes_=bytes_)
 
@@ -176,9 +156,13 @@ class _Both:
 # ---------------------------------------------------------------------- command lines that are refused
 
 
-def verb_in_metrics(words: str, values: Mapping[str, Any]) -> str:
-    """Return what metrics call a verb: an upload that nobody can see yet is not a backup that an alert may rely on."""
-    return f"{words} --no-commit" if values.get("no_commit") else words
+def run_of(words: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return what metrics call a run, of its verb and its options.
+
+    An upload that nobody can see yet is not a backup that an alert may rely on.
+    """
+    verb = f"{words} --no-commit" if values.get("no_commit") else words
+    return {"verb": verb, "job_name": str(values.get("job") or "")}
 
 
 def readable_values(command: click.Command, parent: click.Context | None, args: Sequence[str]) -> Mapping[str, Any]:
@@ -202,11 +186,4 @@ def write_refused(words: str, values: Mapping[str, Any], error: BaseException) -
         else:
             click.echo(f"warning: {printable(text)}", err=True)
 
-    RunRecord(SystemRuntime()).write(
-        Path(path),
-        verb=verb_in_metrics(words, values),
-        job=str(values.get("job") or ""),
-        code=ExitCode.USAGE,
-        error=error,
-        warn=warn,
-    )
+    RunRecord(SystemRuntime()).write(Path(path), run_of(words, values), (ExitCode.USAGE, error), warn)

@@ -23,7 +23,7 @@ from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Common, Verb, take_common
 from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, Level, log, to_json
-from engine.cli.run import RunRecord, verb_in_metrics, write_refused
+from engine.cli.run import RunRecord, run_of, write_refused
 from engine.cli.terminal_progress import TerminalProgress
 from engine.clock import SystemRuntime, read_now_ms
 from engine.errors import NotFoundError, UsageError
@@ -52,24 +52,21 @@ class Session:
     Attributes:
         verb: Its name.
         common: The options that every verb has.
-        job: As the command line or the settings say it; empty where none was named.
         record: What the run did, for `--metrics-file`.
     """
 
     def __init__(self, verb: Verb, common: Common) -> None:
         self.verb = verb.words
         self.common = common
-        self.job = ""
-        self._verb_in_metrics = self.verb
         self._prints = verb.prints
         self._runtime = SystemRuntime()
         self.record = RunRecord(self._runtime)
+        self._run = run_of(self.verb, {})
         self._metrics_file = common.metrics_file
 
     def describe_run(self, values: Mapping[str, Any]) -> None:
         """Know what the figures of the run are about: the values of its options. A dry run has no figures."""
-        self.job = str(values.get("job") or "")
-        self._verb_in_metrics = verb_in_metrics(self.verb, values)
+        self._run = run_of(self.verb, values)
         if values.get("dry_run"):
             self._metrics_file = None
 
@@ -187,9 +184,8 @@ class Session:
         """Write down what the run did, for `--metrics-file`, and begin to note the next run."""
         if self._metrics_file is None:
             self.record.begin()
-            return
-        ended = {"verb": self._verb_in_metrics, "job": self.job}
-        self.record.write(self._metrics_file, **ended, code=code, error=error, warn=self.warn)
+        else:
+            self.record.write(self._metrics_file, self._run, (code, error), self.warn)
 
     def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
         """Print the result: one JSON object, or lines for people.
@@ -313,7 +309,7 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(all_[:SCOPES_SHOWN_MAX]) + more
 
 
-# Options that are one value together: a verb whose parameter, or whose field of its options, has this name takes that.
+# Options that are one value together, by its name.
 _TOGETHER: Final[Mapping[str, tuple[tuple[str, ...], Callable[..., object]]]] = {
     "scope": (
         ("job", "commit_per_task", "task"),
@@ -330,14 +326,10 @@ def verb(
     cls: type[Verb] = Verb,
     **described: Any,  # noqa: ANN401  (as `Verb` and click take them)
 ) -> Callable[[Callable[..., ExitCode | None]], Verb]:
-    """Make a verb of a function, which is given a session.
-
-    Its own options come one by one, or as the struct that its parameter `options` is.
-    """
+    """Make a verb of a function, which is given a session, and its own options as its parameters (see `_take`)."""
 
     def decorate(function: Callable[..., ExitCode | None]) -> Verb:
-        options = function.__annotations__.get("options")
-        wanted = function.__annotations__ if options is None else options.__struct_fields__
+        parameters = {n: kind for n, kind in function.__annotations__.items() if n not in {"session", "return"}}
 
         @functools.wraps(function)
         def run(**values: Any) -> ExitCode | None:  # noqa: ANN401  (each verb has its own options)
@@ -354,11 +346,7 @@ def verb(
             session = Session(command, common)
             session.describe_run(given)
             try:
-                for together, (parts, choose) in _TOGETHER.items():
-                    if together in wanted:
-                        values[together] = choose(**{part: values.get(part) for part in parts})
-                        values = {part: value for part, value in values.items() if part in wanted or part not in parts}
-                code = function(session, options(**values)) if options is not None else function(session, **values)
+                code = function(session, **{n: _take(n, kind, values) for n, kind in parameters.items()})
             except (Exception, KeyboardInterrupt) as error:
                 session.write_figures(describe(error, session.verb).code, error)
                 raise
@@ -368,6 +356,18 @@ def verb(
         return click.command(name, cls=cls, **described)(run)
 
     return decorate
+
+
+def _take(name: str, kind: Any, values: Mapping[str, Any]) -> object:  # noqa: ANN401  (a type, of any option)
+    """Return a parameter of a verb, or a field of one: an option, several together, or a struct of such fields."""
+    if name in _TOGETHER:
+        parts, choose = _TOGETHER[name]
+        return choose(**{part: values[part] for part in parts})
+    if name in values:
+        return values[name]
+    # What is not said, or is no option, has its default.
+    fields = [f for f in msgspec.structs.fields(kind) if f.required or values.get(f.name) is not None]
+    return kind(**{field.name: _take(field.name, field.type, values) for field in fields})
 
 
 @contextlib.contextmanager

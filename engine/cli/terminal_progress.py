@@ -64,35 +64,28 @@ class TerminalProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Clear the line."""
         self._ended.set()
         if self._ticking is not None:
             self._ticking.join()
-        self.close()
+        if self._on_screen:
+            # The result shows what was done.
+            self._write(_CLEAR_LINE)
+            self._on_screen = False
 
     def total(self, *, files: int, bytes_: int) -> None:
-        """See `Progress`."""
         with self._lock:
             self._files_total, self._bytes_total = files, bytes_
             self._tick()
 
     def add(self, *, files: int = 0, bytes_: int = 0) -> None:
-        """See `Progress`."""
         with self._lock:
             self._files += files
             self._bytes += bytes_
             self._tick()
 
     def tick(self) -> None:
-        """Write a line if one is due."""
         with self._lock:
             self._tick()
-
-    def close(self) -> None:
-        """Take the line away; the result shows what was done."""
-        if self._on_screen:
-            self._write(_CLEAR_LINE)
-            self._on_screen = False
 
     def _tick_on(self) -> None:
         while not self._ended.wait(TICK_PERIOD_S):
@@ -109,20 +102,18 @@ class TerminalProgress:
             self._write(_CLEAR_LINE + self.line(now_s)[:width])
             self._on_screen = True
         elif self._log is not None:
+            numbers = {
+                "files": self._files,
+                "files_total": self._files_total,
+                "bytes": self._bytes,
+                "bytes_total": self._bytes_total,
+                "bytes_per_s": int(self._rate_bytes_per_s),
+            }
             # As in `_write`.
             with contextlib.suppress(OSError, ValueError):
-                self._log(self.line(now_s), self._numbers())
+                self._log(self.line(now_s), numbers)
         else:
             self._write(self.line(now_s) + "\n")
-
-    def _numbers(self) -> Mapping[str, int]:
-        return {
-            "files": self._files,
-            "files_total": self._files_total,
-            "bytes": self._bytes,
-            "bytes_total": self._bytes_total,
-            "bytes_per_s": int(self._rate_bytes_per_s),
-        }
 
     def _measure(self, now_s: float) -> None:
         passed_s = now_s - self._rated_s
@@ -135,7 +126,6 @@ class TerminalProgress:
         self._rated_s, self._rated_bytes = now_s, self._bytes
 
     def line(self, now_s: float) -> str:
-        """Format the present state."""
         files = _of(f"{self._files:,}", f"{self._files_total:,}", self._files_total)
         parts = [f"{self._what}: {files} files"]
         parts.append(_of(human_bytes(self._bytes), human_bytes(self._bytes_total), self._bytes_total))

@@ -27,7 +27,7 @@ from engine.text import table
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit
 from index.snapshot.dir_diff import DiffStats
-from index.snapshot.model import Scope, UniqueId
+from index.snapshot.model import Scope
 from index.text import count, human_bytes, human_duration, printable
 
 _CHANGES: Final = ("added", "retained", "removed")
@@ -84,10 +84,8 @@ class BackupArguments(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     store: str
     directory: Path
-    version: int | None
-    unique_id: str | None
+    how: BackupOptions
     offsets: str | None
-    check_retained: bool
     dry_run: bool
     no_commit: bool
     result: Path | None
@@ -129,24 +127,19 @@ def backup(session: Session, options: BackupArguments) -> None:
     source, task, store = (options.scope, options.directory), options.task, options.store
     with session.open() as repository:
         if options.dry_run:
-            how = BackupOptions(check_retained=options.check_retained)
+            how = BackupOptions(check_retained=options.how.check_retained)
             plan = repository.plan_backup(*source, task=task, store=store, options=how)
             session.show(_view_plan(plan), _plan_lines(plan))
             return
-        how = BackupOptions(
-            version=options.version,
-            unique_id=UniqueId(options.unique_id) if options.unique_id is not None else None,
-            check_retained=options.check_retained,
-        )
 
         def back_up() -> BackupResult:
             with session.progress("backup") as progress:
-                return repository.backup(*source, task=task, store=store, options=how, progress=progress)
+                return repository.backup(*source, task=task, store=store, options=options.how, progress=progress)
 
         def commit() -> Commit:
             with session.record.timed("commit"):
                 return commit_until_known(
-                    repository, options.scope, [made], version=options.version, offsets=options.offsets or ""
+                    repository, options.scope, [made], version=options.how.version, offsets=options.offsets or ""
                 )
 
         made, committed = back_up(), None

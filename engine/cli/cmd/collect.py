@@ -29,8 +29,8 @@ from index.snapshot.keys import RunId, audit_key, check_run_id
 from index.text import count, human_bytes, human_duration, iso_time, printable
 
 VERBS: Final = {
-    "explain": "collect_explain:explain",
-    "verify-plan": "collect_verify_plan:verify_plan",
+    "explain": "collect_verbs:explain",
+    "verify-plan": "collect_verbs:verify_plan",
 }
 # Of those that nobody gave a place to, the newest stay.
 PLANS_KEPT_MAX: Final = 10

@@ -22,16 +22,6 @@ class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[ForgetReport, ...]
 
 
-class ForgetOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which job, and how."""
-
-    scope: Scope
-    task: str | None
-    with_names: bool
-    dry_run: bool
-    yes: bool
-
-
 @verb(
     "forget",
     short_help="Give up a job: close all its commits for ever.",
@@ -44,28 +34,27 @@ class ForgetOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--with-names", is_flag=True, help="Release the names of its commits too.")
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be forgotten.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal it is needed.")
-def forget(session: Session, options: ForgetOptions) -> ExitCode:
+def forget(session: Session, *, scope: Scope, task: str | None, with_names: bool, dry_run: bool, yes: bool) -> ExitCode:
     """Give up a job: close all its commits for ever.
 
     Nothing is deleted by this: the next `tidemark collect` takes what only JOB needed. What names hold stays until they
     are released. A writer that is still at work is refused, and begins again if it goes on; stop it first. Ends with 8
     if the job is forgotten and its names could not be released, for want of the permission.
     """
-    dry_run = options.dry_run
     with session.open() as repository:
-        scopes = _choose_scopes(session, repository, options.scope, options.task)
-        planned = [repository.forget(scope, with_names=options.with_names, dry_run=True) for scope in scopes]
+        scopes = _choose_scopes(session, repository, scope, task)
+        planned = [repository.forget(s, with_names=with_names, dry_run=True) for s in scopes]
         texts = [_what(report) for report in planned]
         refused = UsageError(
             f"this is for ever, and was not confirmed: {'; '.join(texts)}",
             operation="forget",
-            subject=options.scope.job,
+            subject=scope.job,
             hint="say --yes to do it, or -n to see it in full",
         )
         lines = [f"to forget: {printable(text)}" for text in texts]
-        if not (dry_run or options.yes or session.confirm("forget this for ever?", lines=lines, refused=refused)):
+        if not (dry_run or yes or session.confirm("forget this for ever?", lines=lines, refused=refused)):
             return ExitCode.OK
-        done = planned if dry_run else [repository.forget(s, with_names=options.with_names) for s in scopes]
+        done = planned if dry_run else [repository.forget(s, with_names=with_names) for s in scopes]
     session.show(ForgetView(dry_run=dry_run, scopes=tuple(done)), [line for report in done for line in _lines(report)])
     return ExitCode.DENIED if any(report.denied for report in done) else ExitCode.OK
 

@@ -77,10 +77,7 @@ class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     store: str
     choice: CommitChoice
-    prefix: bytes | None
-    start: bytes | None
-    stop: bytes | None
-    family: str | None
+    wanted: KeyRange
     resume: KeyPlace | None
     limit: int
     values: bool
@@ -120,9 +117,6 @@ def keys(session: Session, options: KeysOptions) -> None:
     one. State of a Spark query is read as rows with the data source `tidemark_state`.
     """
     scope = options.scope
-    wanted = KeyRange(
-        prefix=options.prefix or b"", start=options.start or b"", stop=options.stop, family=options.family
-    )
     where = options.scratch or session.cache_dir() or Path(tempfile.gettempdir())
     with (
         session.open() as repository,
@@ -144,7 +138,7 @@ def keys(session: Session, options: KeysOptions) -> None:
         ):
             found = find_keys(
                 directory,
-                wanted,
+                options.wanted,
                 keys_max=options.limit,
                 resume=options.resume,
                 values=options.values,

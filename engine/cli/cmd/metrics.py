@@ -44,17 +44,6 @@ class MetricsView(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
 
 
-class MetricsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read, and where it goes."""
-
-    jobs: tuple[str, ...]
-    commits_only: bool
-    textfile: Path | None
-    listen: str | None
-    every: int
-    names: bool
-
-
 class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
     """`metrics --names`."""
 
@@ -82,13 +71,22 @@ class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
     help="With --listen: so long after a reading the next one begins.",
 )
 @click.option("--names", is_flag=True, help="List all metrics, with what Samza and Spark call them.")
-def metrics(session: Session, options: MetricsOptions) -> None:
+def metrics(
+    session: Session,
+    *,
+    jobs: tuple[str, ...],
+    commits_only: bool,
+    textfile: Path | None,
+    listen: str | None,
+    every: int,
+    names: bool,
+) -> None:
     """Show what can be restored, what is at risk and what nobody needs, in the form that Prometheus reads.
 
     Nothing is written to the repository. A reading costs what `verify` and `collect -n` cost: choose --every by that.
     Figures of runs come from the option --metrics-file of the verbs that do work, not from here.
     """
-    if options.names:
+    if names:
         known = tuple(METRICS.values())
         rows = [(m.name, m.kind, *(", ".join(words) or "-" for words in (m.labels, m.samza, m.spark))) for m in known]
         session.show(MetricNamesView(metrics=known), table(("metric", "kind", "labels", "Samza", "Spark"), rows))
@@ -96,25 +94,25 @@ def metrics(session: Session, options: MetricsOptions) -> None:
     if not session.common.repository:
         hint = "give --repository, TIDEMARK_REPOSITORY, or the key `repository` in tidemark.toml"
         raise UsageError("there is no repository", operation="metrics", subject="--repository", hint=hint)
-    if options.textfile is not None and options.listen is not None:
+    if textfile is not None and listen is not None:
         raise UsageError("--textfile and --listen", operation="metrics", hint="give one of them")
-    address = _split_address(options.listen) if options.listen is not None else None
+    address = _split_address(listen) if listen is not None else None
     with session.open() as repository:
 
         def read() -> Samples:
             gathering = gather_status(
                 repository.asynchronous,
                 monotonic_s=SystemRuntime().monotonic_s,
-                jobs=options.jobs,
-                commits_only=options.commits_only,
+                jobs=jobs,
+                commits_only=commits_only,
             )
             return repository.loop.run(gathering)
 
         if address is not None:
-            _serve(session, read, address, options.every)
+            _serve(session, read, address, every)
             return
         samples = read()
-    _print(session, samples, options.textfile)
+    _print(session, samples, textfile)
 
 
 def _print(session: Session, samples: Samples, textfile: Path | None) -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-import msgspec
 
 from engine.cli.cmd.bench_restore import drills_directory
 from engine.cli.options import DIRECTORY, FILE, limit_option, scope_options
@@ -17,16 +16,6 @@ from index.snapshot.model import Scope
 from index.text import count, human_bytes, printable
 
 PAGE_NAME: Final = "report.html"
-
-
-class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs, how much of them, and where to."""
-
-    scope: Scope | None
-    jobs: bool
-    output: Path
-    limit: int
-    drills: Path | None
 
 
 @verb(
@@ -42,24 +31,23 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--drills", type=DIRECTORY, metavar="DIR", help="Directory of the history of `bench restore`.  [default: as there]"
 )
-def report(session: Session, options: ReportOptions) -> None:
+def report(session: Session, *, scope: Scope | None, jobs: bool, output: Path, limit: int, drills: Path | None) -> None:
     """Write one page of HTML on the 20 jobs that committed last, or on one: it loads nothing from elsewhere.
 
     It shows what is at risk, commits with new and retained bytes, restore drills, and what collections freed. The
     repository is only read: that costs a listing, the records, and each index of the commits shown. Ends with 0
     whatever the page says.
     """
-    output = options.output
-    scopes = () if options.scope is None or options.jobs else (options.scope,)
+    scopes = () if scope is None or jobs else (scope,)
     if not output.absolute().parent.is_dir():
         raise TargetError("there is no such directory", operation="report", subject=str(output.parent), hint="make it")
-    drills, drills_from = _read_drills(session, options.drills)
+    history, drills_from = _read_drills(session, drills)
     request = ReportRequest(
         location=session.common.repository,
         scopes=scopes,
-        drills=drills,
+        drills=history,
         drills_from=drills_from,
-        entries_max=options.limit,
+        entries_max=limit,
     )
     with session.open() as repository:
         with session.progress("report") as progress:

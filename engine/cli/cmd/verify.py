@@ -1,7 +1,6 @@
 """The verb `verify`."""
 
 import click
-import msgspec
 
 from engine.cli.config import CommitChoice
 from engine.cli.exit_codes import ExitCode
@@ -13,17 +12,6 @@ from engine.text import table
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope
 from index.text import count, human_bytes, printable
-
-
-class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to check, and how thoroughly."""
-
-    commits: tuple[CommitChoice, ...]
-    scope: Scope | None
-    level: str
-    sample: float
-    seed: int | None
-    heal: bool
 
 
 @verb(
@@ -44,26 +32,34 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--seed", type=int, default=None, help="With --sample: which files.  [default: others on each run]")
 @click.option("--heal", is_flag=True, help="Remove TTLs that are still set on what commits need.")
 @figures_option
-def verify(session: Session, options: VerifyOptions) -> ExitCode:
+def verify(
+    session: Session,
+    *,
+    commits: tuple[CommitChoice, ...],
+    scope: Scope | None,
+    level: str,
+    sample: float,
+    seed: int | None,
+    heal: bool,
+) -> ExitCode:
     """Check that what is committed is there, whole, and safe from expiry.
 
     Checks the given commits of a job, all of a job, or without --job all of the repository, names included. Ends with
     4 if something is missing or altered, with 3 if only a TTL is left to remove.
     """
-    scope = options.scope
-    if options.commits and scope is None:
+    if commits and scope is None:
         raise UsageError("commits are numbered by job", operation="verify", hint="say --job")
     with session.open() as repository:
-        chosen = [session.find(repository, scope, c) for c in options.commits] if scope is not None else []
+        chosen = [session.find(repository, scope, c) for c in commits] if scope is not None else []
         with session.progress("verify") as progress:
             report = repository.verify(
                 chosen or None,
                 scope=scope,
-                level=Level(options.level),
-                sample=options.sample,
+                level=Level(level),
+                sample=sample,
                 # A fixed seed would read the same sample for ever and never the rest.
-                seed=options.seed if options.seed is not None else session.seed(),
-                heal=options.heal,
+                seed=seed if seed is not None else session.seed(),
+                heal=heal,
                 progress=progress,
             )
         if scope is not None and not (report.commits_count or report.late):

@@ -13,7 +13,7 @@ from blobstore.errors import StoreUnavailableError
 from engine.checkpoint.backup import CheckpointBackupResult
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli import tidemark
-from engine.cli.cmd import spark_backup as spark_backup_module
+from engine.cli.cmd import spark as spark_module
 from engine.cli.exit_codes import ExitCode
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UnsafeSourceError
 from index.errors import VersionMissingError
@@ -125,7 +125,7 @@ class Interrupted(KeyboardInterrupt):
 def test_a_watch_goes_on_after_what_passes(
     run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    taken = spark_backup_module._back_up
+    taken = spark_module._back_up
     turns: list[Exception | None] = [error, None, error, None]
 
     def take(*args: Any, **how: Any) -> CheckpointBackupResult:
@@ -136,7 +136,7 @@ def test_a_watch_goes_on_after_what_passes(
             raise failure
         return taken(*args, **how)
 
-    monkeypatch.setattr(spark_backup_module, "_back_up", take)
+    monkeypatch.setattr(spark_module, "_back_up", take)
     result = run("spark", "backup", str(checkpoint), "--watch", "1ms")
     assert result.exit_code == ExitCode.INTERRUPTED
     assert result.stderr.count(f"trying again in 1 ms: {error}") == 2

@@ -28,18 +28,19 @@ def group_told(monkeypatch: pytest.MonkeyPatch) -> Told:
     @checkpoint_and_repository
     @click.option("--depth")
     @on_spark_option
-    def backup(session: Session, **values: object) -> None:
-        told.update(values, verb=session.verb, repository=session.common.repository)
+    def backup(session: Session, checkpoint: str, depth: str | None, *, on_spark: bool) -> None:
+        told.update(checkpoint=checkpoint, depth=depth, on_spark=on_spark)
+        told.update(verb=session.verb, repository=session.common.repository)
 
     @verb("restore", group="tide", example="tidemark tide restore x")
     @repository_and_checkpoint
-    def restore(session: Session, **values: object) -> None:
-        told.update(values, verb=session.verb, repository=session.common.repository)
+    def restore(session: Session, checkpoint: str) -> None:
+        told.update(checkpoint=checkpoint, verb=session.verb, repository=session.common.repository)
 
     @verb("check", group="tide", needs_repository=False, example="tidemark tide check x")
     @click.argument("checkpoint")
-    def check(session: Session, **values: object) -> None:
-        told.update(values, verb=session.verb, repository=session.common.repository)
+    def check(session: Session, checkpoint: str) -> None:
+        told.update(checkpoint=checkpoint, verb=session.verb, repository=session.common.repository)
 
     tide = click.Group("tide", commands=[backup, restore, check])
     monkeypatch.setitem(tidemark.commands, "tide", tide)

@@ -1,0 +1,415 @@
+"""The verbs of the group `spark`: backup, restore and check of a streaming checkpoint (design 0005)."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from blobstore.errors import StoreUnavailableError
+from engine.checkpoint.backup import (
+    MOVED,
+    BackupChoice,
+    BackupPreview,
+    CheckpointBackupResult,
+    backup_checkpoint,
+    preview_backup,
+)
+from engine.checkpoint.check.check import check_checkpoint
+from engine.checkpoint.errors import QueryMovedOnError
+from engine.checkpoint.findings import CheckLevel, CheckReport
+from engine.checkpoint.restore import (
+    CheckpointRestorePlan,
+    RestoreChoice,
+    RestoredCheckpoint,
+    plan_checkpoint_restore,
+    restore_checkpoint,
+)
+from engine.cli.errors import describe
+from engine.cli.exit_codes import ExitCode
+from engine.cli.options import (
+    CHECK_RETAINED_HELP,
+    DIRECTORY_THERE,
+    DURATION,
+    MOMENT,
+    OR_NEWEST_COMPLETE_HELP,
+    Setting,
+    checkpoint_and_repository,
+    figures_option,
+    on_spark_option,
+    repository_and_checkpoint,
+    transfer_options,
+)
+from engine.cli.output import extend
+from engine.cli.session import Session, spark_session, verb
+from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
+from engine.repository.sync import SyncRepository
+from engine.text import Moment, table
+from index.text import count, human_bytes, human_duration, iso_time, printable
+
+if TYPE_CHECKING:
+    from engine.spark.session import SparkSession
+
+# What is another thing the next time: the store, another writer, or the query itself.
+PASSING: Final = (
+    StoreUnavailableError,
+    ConflictError,
+    CommitUnknownError,
+    CommitDamagedError,  # the next one sends again what is gone
+    QueryMovedOnError,
+    *MOVED,
+)
+
+
+class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
+    """`spark backup --dry-run`."""
+
+    dry_run: bool = True
+
+
+@verb(
+    "backup",
+    group="spark",
+    short_help="Back up a checkpoint while its query runs.",
+    prints=(CheckpointBackupResult, SparkBackupPlanView),
+    example="tidemark spark backup /checkpoints/flights file:///backups",
+)
+@checkpoint_and_repository
+@click.option("--job", "-j", cls=Setting, metavar="JOB", help="Job of the backups.  [default: spark-<query id>]")
+@click.option("--watch", type=DURATION, metavar="TIME", help="Look again after each TIME, until interrupted.")
+@click.option(
+    "--scratch",
+    type=DIRECTORY_THERE,
+    metavar="DIR",
+    help="Where files are fetched to.  [default: this machine's place for temporary files]",
+)
+@click.option("--check-retained", is_flag=True, help=CHECK_RETAINED_HELP)
+@click.option("--moved", is_flag=True, help="Go on with a job whose last backup is of another place and a later batch.")
+@on_spark_option
+@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be uploaded.")
+@figures_option
+@transfer_options
+def spark_backup(
+    session: Session, checkpoint: str, options: BackupChoice, *, watch: int | None, on_spark: bool, dry_run: bool
+) -> None:
+    """Back up CHECKPOINT, a directory or s3://bucket/prefix, at its newest committed batch.
+
+    The query may go on meanwhile. What is new is checked before it is taken over, and what the last backup has is not
+    sent again. From an object store, what is new is fetched to a directory of this machine (--scratch) first.
+    """
+    if dry_run and watch is not None:
+        raise UsageError("--dry-run and --watch", operation="spark backup", hint="give one of them")
+    options = msgspec.structs.replace(options, checkpoint_settings=session.store_settings())
+    with session.open() as repository, contextlib.ExitStack() as open_for_all:
+        if dry_run:
+            found = repository.loop.run(preview_backup(repository.asynchronous, checkpoint, options))
+            session.show(extend(SparkBackupPlanView, found), _preview_lines(found))
+            return
+        spark = open_for_all.enter_context(spark_session()) if on_spark else None
+
+        def back_up() -> CheckpointBackupResult:
+            return _back_up(session, repository, spark, checkpoint, options)
+
+        if watch is None:
+            _show_backup(session, back_up())
+        else:
+            _watch(session, repository, back_up, watch)
+
+
+def _watch(
+    session: Session, repository: SyncRepository, back_up: Callable[[], CheckpointBackupResult], watch_ms: int
+) -> None:
+    """Back up until interrupted, or until an error that does not pass by itself."""
+    is_first = True
+    while True:
+        try:
+            done = back_up()
+        except PASSING as error:
+            session.write_figures(describe(error, session.verb).code, error)
+            session.warn(f"trying again in {human_duration(watch_ms)}: {error}")
+        else:
+            if done.is_new or is_first:
+                _show_backup(session, done)
+            is_first = False
+            session.write_figures(ExitCode.OK)
+        repository.loop.run(asyncio.sleep(watch_ms / 1000))
+
+
+def _back_up(
+    session: Session, repository: SyncRepository, spark: "SparkSession | None", checkpoint: str, choice: BackupChoice
+) -> CheckpointBackupResult:
+    if spark is None:
+        with session.progress("backup") as progress:
+            work = backup_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress)
+            return repository.loop.run(work)
+    # With PySpark and a JVM, for those who asked for them.
+    from engine.spark.checkpoint import backup  # noqa: PLC0415
+
+    url, options = session.common.repository, session.spark_options()
+    return backup.backup_checkpoint(spark, url, checkpoint, choice, options=options)
+
+
+def _preview_lines(found: BackupPreview) -> list[str]:
+    lines = [f"batch {found.batch} of query {printable(found.query_id)}, as job {printable(found.job)}"]
+    if found.is_taken:
+        return [*lines, "is backed up already"]
+    held = f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
+    new = f"{count(found.files_new, 'file')}, {human_bytes(found.bytes_new)}"
+    return [*lines, f"state: {held}", f"at most {new} would be uploaded; the query's own files are few"]
+
+
+def _show_backup(session: Session, done: CheckpointBackupResult) -> None:
+    session.record.note(done)
+    session.record.commit_skipped = not done.is_new
+    session.show(done, _backup_lines(done))
+    for name in done.unchecked:
+        session.warn(f"could not be checked: {name}")
+
+
+def _backup_lines(done: CheckpointBackupResult) -> list[str]:
+    commit = f"commit {done.commit.pointer.number} of {printable(done.commit.scope.job)}"
+    first = f"batch {done.backup.batch} of query {printable(done.backup.query_id)}"
+    if not done.is_new:
+        return [f"{first}: is {commit} already, nothing to do"]
+    state, query = done.state, done.query
+    files = f"{count(state.files + query.files, 'file')}, {human_bytes(state.size_bytes + query.size_bytes)}"
+    uploaded = human_bytes(state.bytes_uploaded + query.bytes_uploaded)
+    requests = count(state.requests + query.requests, "request")
+    asked = state.source_requests + query.source_requests
+    also = f" and {count(asked, 'request')} of the checkpoint's store" if asked else ""
+    again = f", after {done.attempts} attempts" if done.attempts > 1 else ""
+    return [
+        f"{first}: {commit}{again}",
+        f"{count(state.stores, 'store')}, {files}; new {count(state.files_added + query.files_added, 'file')}",
+        f"uploaded {uploaded} with {requests}{also} in {human_duration(int(done.seconds * 1000))}",
+        f"batches {done.backup.oldest_batch} to {done.backup.batch} can be restored from it",
+    ]
+
+
+# ---------------------------------------------------------------------- restore
+
+_MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query first: its executors write by path."
+
+
+class SparkRestorePlanView(CheckpointRestorePlan, frozen=True, kw_only=True):
+    """`spark restore --dry-run`."""
+
+    dry_run: bool = True
+
+
+@verb(
+    "restore",
+    group="spark",
+    short_help="Restore a checkpoint as one of its batches left it.",
+    prints=(RestoredCheckpoint, SparkRestorePlanView),
+    example="tidemark spark restore file:///backups /checkpoints/new --batch 41",
+)
+@repository_and_checkpoint
+@click.option("--job", "-j", cls=Setting, metavar="JOB", help="Job name.  [default: the only job with checkpoints]")
+@click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
+@click.option("--at", type=MOMENT, metavar="TIME", help="The newest then: 2026-05-01, 36h, 'yesterday 18:00' (UTC).")
+@click.option("--replayed", is_flag=True, help="Apply changelogs here: the query then starts at once.")
+@click.option("--move-aside", is_flag=True, help=_MOVE_ASIDE)
+@click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files are now.")
+@click.option("--spark-location", metavar="URL", help="What Spark calls CHECKPOINT, if not file: or s3a:.")
+@click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
+@on_spark_option
+@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be restored.")
+@figures_option
+@transfer_options
+def spark_restore(
+    session: Session,
+    checkpoint: str,
+    options: RestoreChoice,
+    *,
+    at: Moment | None,
+    map_path: tuple[str, ...],
+    on_spark: bool,
+    dry_run: bool,
+) -> None:
+    """Restore a checkpoint to CHECKPOINT, a directory or s3://bucket/prefix, whole or not at all.
+
+    A query that is started there goes on after the batch. On an object store an older batch needs a new prefix.
+    """
+    if options.batch is not None and at is not None:
+        raise UsageError("--batch and --at", operation="spark restore", hint="each chooses a backup alone")
+    options = msgspec.structs.replace(options, map_paths=_mappings(map_path), target_settings=session.store_settings())
+    restored: RestoredCheckpoint | None = None
+    with session.open() as repository:
+        if at is not None:
+            options = msgspec.structs.replace(options, at_ms=session.resolve_ms(repository, at))
+        if dry_run:
+            plan = repository.loop.run(plan_checkpoint_restore(repository.asynchronous, checkpoint, options))
+            session.show(extend(SparkRestorePlanView, plan), _plan_lines(plan))
+            return
+        if not on_spark:
+            with session.progress("restore") as progress:
+                work = restore_checkpoint(repository.asynchronous, checkpoint, options, progress=progress)
+                restored = repository.loop.run(work)
+    restored = restored or _restore_on_spark(session, checkpoint, options)
+    session.record.note(restored)
+    session.show(restored, _restore_lines(restored))
+    if not restored.pinned:
+        session.warn("no pin could be written: a collection at the same time could have taken the commit")
+    if restored.leftovers:
+        session.warn(f"could not be removed: {', '.join(restored.leftovers)}")
+
+
+def _mappings(given: Sequence[str]) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        old, equals, new = text.partition("=")
+        if not equals or not old.rstrip("/") or not new.rstrip("/"):
+            message = f"{text!r} does not map a path"
+            raise UsageError(message, operation="read", subject="--map-path", hint="use OLD=NEW")
+        found[old] = new
+    return found
+
+
+def _restore_on_spark(session: Session, checkpoint: str, choice: RestoreChoice) -> RestoredCheckpoint:
+    with spark_session() as spark:
+        # With PySpark and a JVM, for those who asked for them.
+        from engine.spark.checkpoint import restore  # noqa: PLC0415
+
+        url, options = session.common.repository, session.spark_options()
+        return restore.restore_checkpoint(spark, url, checkpoint, choice, options=options)
+
+
+def _restore_lines(restored: RestoredCheckpoint) -> list[str]:
+    fetched = f"fetched {human_bytes(restored.bytes_fetched)} with {count(restored.requests, 'request')}"
+    lines = [
+        f"{printable(restored.location)}: batch {restored.batch} of query {printable(restored.backup.query_id)}",
+        _origin(restored),
+        f"{_sizes(restored)}; {fetched} in {human_duration(int(restored.seconds * 1000))}",
+    ]
+    if restored.changelogs:
+        lines.append(f"replayed {count(restored.changelogs, 'changelog')}, {restored.records:,} records")
+    if restored.moved_aside:
+        lines.append(f"the former content is at {printable(restored.moved_aside)}")
+    return lines
+
+
+def _plan_lines(plan: CheckpointRestorePlan) -> list[str]:
+    return [
+        f"{printable(plan.location)}: would be batch {plan.batch} of query {printable(plan.backup.query_id)}",
+        _origin(plan),
+        f"{_sizes(plan)}; {count(plan.changelogs, 'changelog')} to apply",
+        "nothing was written",
+    ]
+
+
+def _origin(found: RestoredCheckpoint | CheckpointRestorePlan) -> str:
+    commit = found.commit
+    return f"from commit {commit.pointer.number} of {printable(found.job)}, {iso_time(commit.committed_at_ms)}"
+
+
+def _sizes(found: RestoredCheckpoint | CheckpointRestorePlan) -> str:
+    return f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
+
+
+# ---------------------------------------------------------------------- check
+
+# Findings of each kind that are printed; JSON has all of them.
+FINDINGS_SHOWN_MAX: Final = 50
+
+
+class SparkCheckView(CheckReport, frozen=True, kw_only=True):
+    """`spark check`."""
+
+    sound: bool
+    damaged: int
+    warnings: int
+    waste: int
+
+
+@verb(
+    "check",
+    group="spark",
+    needs_repository=False,
+    short_help="Check that all committed state is there and whole.",
+    prints=(SparkCheckView,),
+    example="tidemark spark check /checkpoints/flights --json",
+)
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option(
+    "--level",
+    type=click.Choice(["quick", "full"]),
+    default="full",
+    help="quick: logs, zips and changelogs; full: every block of every SST, too, and the newest version is loaded.",
+)
+@click.option("--strict", is_flag=True, help="End with 3 if there are warnings.")
+@click.option(
+    "--scratch",
+    type=DIRECTORY_THERE,
+    metavar="DIR",
+    help="Where stores are loaded.  [default: this machine's place for temporary files]",
+)
+@on_spark_option
+def spark_check(
+    session: Session, *, checkpoint: str, level: CheckLevel, strict: bool, scratch: Path | None, on_spark: bool
+) -> ExitCode:
+    """Check CHECKPOINT, a directory or s3://bucket/prefix, without changing it; its query may run.
+
+    Every committed batch has to be there whole, block by block. Ends with 4 if something is damaged. Warnings and waste
+    are shown, and do not count, unless --strict says that warnings do.
+    """
+    settings = session.store_settings()
+    if on_spark:
+        # PySpark takes a second to import, which a check without it need not wait for.
+        from engine.spark.checkpoint.check import check_checkpoint as check_on_spark  # noqa: PLC0415
+
+        with spark_session() as spark:
+            report = check_on_spark(spark, checkpoint, level=level, scratch=scratch, store_settings=settings)
+    else:
+        with session.progress("check") as progress:
+            report = asyncio.run(
+                check_checkpoint(checkpoint, level=level, scratch=scratch, store_settings=settings, progress=progress)
+            )
+    view = extend(
+        SparkCheckView,
+        report,
+        sound=report.is_sound,
+        damaged=len(report.of_kind("damage")),
+        warnings=len(report.of_kind("warning")),
+        waste=len(report.of_kind("waste")),
+    )
+    session.show(view, list(_check_lines(view)))
+    if not view.sound:
+        return ExitCode.DAMAGED
+    return ExitCode.PARTIAL if strict and view.warnings else ExitCode.OK
+
+
+def _check_lines(view: SparkCheckView) -> Iterator[str]:
+    rows: list[tuple[str, str, str, str]] = []
+    hints: list[str] = []
+    for kind in ("damage", "warning", "waste"):
+        found = view.of_kind(kind)
+        for f in found[:FINDINGS_SHOWN_MAX]:
+            size = human_bytes(f.size_bytes) if f.size_bytes else ""
+            rows.append((f.kind, printable(f.path), size, printable(f.message)))
+            hints.append(printable(f.hint))
+        if len(found) > FINDINGS_SHOWN_MAX:
+            rows.append((kind, f"and {len(found) - FINDINGS_SHOWN_MAX} more", "", ""))
+            hints.append(hints[-1])
+    if rows:
+        header, *lines = table(("finding", "file", "size", "what is wrong"), rows, right=("size",))
+        yield header
+        for line, hint, following in zip(lines, hints, [*hints[1:], ""], strict=True):
+            yield line
+            if hint != following:
+                # What to do about the lines above, back to the last such sentence.
+                yield f"         {hint}"
+    verdict = [
+        "sound" if view.sound else f"DAMAGED: {count(view.damaged, 'finding')}",
+        "SSTs not read" if view.level == "quick" else "",
+        count(view.warnings, "warning") if view.warnings else "",
+        f"{human_bytes(view.waste_bytes)} of waste" if view.waste_bytes else "",
+    ]
+    what = (
+        f"{count(view.batches, 'batch', 'batches')}, {count(view.stores, 'store')}, {count(view.versions, 'version')}"
+    )
+    read = f"{count(view.files, 'file')}, {human_bytes(view.size_bytes)}, {count(view.blocks, 'block')} of SSTs read"
+    yield f"{', '.join(filter(None, verdict))}: {what}; {read} in {human_duration(int(view.seconds * 1000))}"
