@@ -12,7 +12,7 @@ import click
 from typing_extensions import override
 
 from blobstore.release import installed_release
-from engine.cli.errors import close_quietly, describe, interrupted_by, report, trace_of
+from engine.cli.errors import close_quietly, describe, report, trace_of
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.options import COMMON_HELP, OrderedGroup, Verbs, help_sections
 from engine.cli.output import JSON as JSON_LOG
@@ -204,11 +204,7 @@ def tidemark(ctx: click.Context) -> None:
 
 
 def main() -> int:
-    """Run the command line of this process.
-
-    Returns:
-        The exit code; SIGTERM and SIGHUP end a run as Ctrl-C does: work is cancelled and cleans up after itself.
-    """
+    """Run the command line of this process; SIGTERM and SIGHUP end it as Ctrl-C does, so that it cleans up."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
@@ -217,4 +213,5 @@ def main() -> int:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    raise interrupted_by(number)
+    # An interrupt whose exit code says which signal it was, as a shell's does.
+    raise KeyboardInterrupt(number)

@@ -24,11 +24,7 @@ INDEXES_IN_FLIGHT_MAX: Final = 8
 
 
 def choose_scope(job: str, *, commit_per_task: bool, task: str | None) -> Scope:
-    """Return the scope that a job's commits belong to.
-
-    Raises:
-        UsageError: The job or the task fits no key.
-    """
+    """Return the scope that a job's commits belong to; `UsageError` if the job or the task fits no key."""
     scope = Scope(job, (task or "0") if commit_per_task else None)
     try:
         encode_scope(scope)
@@ -38,11 +34,7 @@ def choose_scope(job: str, *, commit_per_task: bool, task: str | None) -> Scope:
 
 
 def check_component(option: str, name: str) -> str:
-    """Return the name of a task, store or commit if it fits a key.
-
-    Raises:
-        UsageError: It does not.
-    """
+    """Return the name of a task, store or commit; `UsageError` if it fits no key."""
     try:
         encode_component(name)
     except UnsafeNameError as error:
@@ -67,11 +59,7 @@ def commit_options(function: Decorated) -> Decorated:
 def choose_commit(
     *, number: int | None, version: CommitChoice | None, at: Moment | None, name: str | None
 ) -> CommitChoice:
-    """Return the commit that `commit_options` choose.
-
-    Raises:
-        UsageError: More than one of them is given, or the name reads like something else.
-    """
+    """Return the commit that `commit_options` choose; `UsageError` if they are several, or no name is one."""
     if sum(given is not None for given in (number, version, at, name)) > 1:
         message, hint = "more than one of --number, --version, --at and --name", "each chooses a commit alone"
         raise UsageError(message, operation="restore", hint=hint)
@@ -86,11 +74,7 @@ def select_stores(commit: Commit, task: str | None, store: str | None) -> tuple[
 
 
 def choose_stores(commit: Commit, *, task: str | None, store: str | None, operation: str) -> tuple[StoreReference, ...]:
-    """Return the stores of a commit that were asked for, all if neither is given.
-
-    Raises:
-        NotFoundError: There is none.
-    """
+    """Return the stores of a commit that were asked for, None being any; `NotFoundError` if there is none."""
     if found := select_stores(commit, task, store):
         return found
     raise no_store(commit, task, store, operation)
@@ -109,10 +93,7 @@ def no_store(commit: Commit, task: str | None, store: str | None, operation: str
 
 
 def retention_options(function: Decorated) -> Decorated:
-    """Add what is to be kept: a count, a time and names for all jobs, or a file of rules.
-
-    A verb takes them as its parameter or field `rules`.
-    """
+    """Add what is to be kept: a count, a time and names for all jobs, or a file of rules; a verb takes `rules`."""
     policy = "Rules for many jobs, in place of the three above; docs/how-to/choose-retention.md shows one."
     since = "Keep what was current then or later: 7d, 2026-05-01, 'yesterday 18:00' (UTC)."
     for add in (
@@ -128,11 +109,7 @@ def retention_options(function: Decorated) -> Decorated:
 def choose_rules(
     keep_last: int | None, keep_since: Moment | None, policy: Path | None, *, keep_named: bool
 ) -> PolicyFile | None:
-    """Return the rules that `retention_options` make; None if nothing is said.
-
-    Raises:
-        UsageError: They contradict each other, the time or the file is invalid.
-    """
+    """Return the rules that `retention_options` make; None if nothing is said; `UsageError` if they are wrong."""
     if policy is not None:
         if keep_last is not None or keep_since is not None or not keep_named:
             hint = "put --keep-last, --keep-since and --no-keep-named into the file, or leave --policy out"
@@ -149,10 +126,7 @@ def choose_rules(
 def resolve_rules(repository: SyncRepository, rules: PolicyFile, *, dry_run: bool = True) -> RetentionPolicy:
     """Return the rules with times by the store's clock, which is asked only if a rule has a time.
 
-    Args:
-        repository: Whose store it is.
-        rules: With times, or ages.
-        dry_run: Nothing is closed by them: this machine's clock does where the store does not say its own.
+    Of a `dry_run` nothing is closed by them: this machine's clock does where the store does not say its own.
 
     Raises:
         UsageError: A time is yet to come.

@@ -127,8 +127,7 @@ def read_config(path: Path, keys: Mapping[str, Mapping[str, bool]], *, is_named:
             has to be the user's own.
 
     Raises:
-        UsageError: Others can write it, or it was found and is another's. It cannot be read, is not TOML, or has an
-            unknown key, such as one for a credential.
+        UsageError: It is not the user's own, cannot be read, or has an unknown key, such as one for a credential.
     """
     tables: dict[str, dict[str, Value]] = {}
     for name, value in _read_toml(path, is_named=is_named).items():
@@ -169,11 +168,7 @@ def _refused(path: Path, message: str, hint: str) -> UsageError:
 
 
 def _check_owner(path: Path, found: os.stat_result, *, is_named: bool) -> None:
-    """Refuse a file that others may have written.
-
-    Raises:
-        UsageError: Others can write it. Of a file that was not named: also its group can, or it is another user's.
-    """
+    """Refuse a file that others may have written; of one that was not named, also its group or another user."""
     if is_named and not stat.S_ISREG(found.st_mode):
         return  # a pipe, or the process's own input
     if not is_named and found.st_uid not in {os.geteuid(), 0}:
@@ -212,11 +207,7 @@ def _scalar(path: Path, key: str, value: object) -> Scalar:
 
 
 def parse_store(text: str) -> tuple[str, str]:
-    """Parse `TASK/STORE`.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Parse `TASK/STORE`; `UsageError` if it is none."""
     task, slash, store = text.partition("/")
     if not (task and slash and store):
         raise UsageError("not a store of a task", operation="read", subject=repr(text), hint="write TASK/STORE")
@@ -224,11 +215,7 @@ def parse_store(text: str) -> tuple[str, str]:
 
 
 def parse_version(text: str) -> CommitChoice:
-    """Parse a version, `8` or `8_<uid>`; the form of Spark's lineage.
-
-    Raises:
-        UsageError: It is neither.
-    """
+    """Parse a version, `8` or `8_<uid>`, the form of Spark's lineage; `UsageError` if it is neither."""
     if _NUMBER.fullmatch(text):
         return CommitChoice(version=int(text))
     match = _VERSION_UNIQUE_ID.fullmatch(text)
@@ -238,11 +225,7 @@ def parse_version(text: str) -> CommitChoice:
 
 
 def parse_commit(text: str) -> CommitChoice:
-    """Parse a commit: `latest`, a number, `v8`, `8_<uid>`, `@TIME`, or a name.
-
-    Raises:
-        UsageError: The text is empty, or what follows the `@` is not a time.
-    """
+    """Parse `latest`, a number, `v8`, `8_<uid>`, `@TIME`, or a name; `UsageError` if it is empty, or no time."""
     if not text:
         hint = "write a number, v8, 8_<uid>, a name or latest"
         raise UsageError("an empty text chooses no commit", operation="read", hint=hint)
@@ -260,11 +243,7 @@ def parse_commit(text: str) -> CommitChoice:
 
 
 def check_new_name(name: str) -> str:
-    """Return a name for a commit if `parse_commit` reads it as one.
-
-    Raises:
-        UsageError: It would be read as something else.
-    """
+    """Return a name for a commit; `UsageError` if `parse_commit` would read it as something else."""
     if not name or name.startswith("@") or parse_commit(name).name is None:
         message, hint = "reads like a number, a version or a time", "choose a name such as before-upgrade"
         raise UsageError(message, operation="name", subject=repr(name), hint=hint)

@@ -1,5 +1,6 @@
 """Errors as the caller sees them: a few lines for people, one JSON object for programs, an exit code for both."""
 
+import contextlib
 import sys
 import traceback
 from typing import Final
@@ -34,11 +35,6 @@ _HINTS_SAID: Final = {
 }
 
 
-def interrupted_by(number: int) -> KeyboardInterrupt:
-    """Return what a signal raises: an interrupt whose exit code says which it was, as a shell's does."""
-    return KeyboardInterrupt(number)
-
-
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """An error of schema 1; `code` is the exit code of the process."""
 
@@ -53,12 +49,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(error: BaseException, verb: str) -> Failure:
-    """Describe an error for people and programs.
-
-    Args:
-        error: Whatever ended the run.
-        verb: The verb that ran, for errors that do not say themselves what they were doing.
-    """
+    """Describe an error for people and programs; `verb` is for those that do not say what they were doing."""
     error = innermost(error)
     return Failure(
         error="UsageError" if isinstance(error, click.UsageError) else public_class(error),
@@ -148,13 +139,14 @@ def _causes(error: BaseException) -> tuple[str, ...]:
     """Return notes, then the causes, nearest first; a cause that only repeats the error is left out."""
     shown = [*getattr(error, "__notes__", ())]
     message = _message(error)
-    below = innermost(error.__cause__) if error.__cause__ is not None else None
+    below = error.__cause__
     while below is not None and len(shown) < CAUSES_SHOWN_MAX:
+        below = innermost(below)
         # Of Spark's errors the traceback of a worker, and of its JVM, is a part: `--debug` shows it.
         text = f"{type(below).__name__}: {str(below).strip().partition(_NEWLINE)[0]}"
         if str(below) not in message and not isinstance(error, click.ClickException):
             shown.append(text)
-        below = innermost(below.__cause__) if below.__cause__ is not None else None
+        below = below.__cause__
     return tuple(shown)
 
 
@@ -164,7 +156,5 @@ def close_quietly() -> None:
         try:
             stream.flush()
         except (OSError, ValueError):
-            try:
+            with contextlib.suppress(OSError, ValueError):
                 stream.close()
-            except (OSError, ValueError):
-                continue

@@ -71,7 +71,7 @@ _NAMES: Final = {
 }
 CODES: Final = {name: code for code, names in _NAMES.items() for name in names.split()}
 
-# By what `errors.interrupted_by` notes.
+# By the signal, which `app` notes.
 _SIGNALLED: Final = {(signal.SIGTERM,): ExitCode.TERMINATED, (signal.SIGHUP,): ExitCode.HUNG_UP}
 # What a store does before its first request can only go wrong by its settings.
 _FIRST_STEPS: Final = frozenset({"open", "connect", "sign"})

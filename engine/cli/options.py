@@ -11,6 +11,7 @@ are not options: the standard chain of the SDK finds them.
 
 import contextlib
 import importlib
+import inspect
 import os
 import textwrap
 from collections import UserDict
@@ -46,10 +47,6 @@ from engine.settings import TransferSettings
 from engine.text import parse_duration_ms, parse_moment, parse_share, parse_size_bytes
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-ENVIRONMENT_PREFIX: Final = "TIDEMARK"
-# The options of the fields of `S3Settings` are named `--s3-...`; two of them have a flag that is shorter.
-_S3_SHORT: Final = {"endpoint_url": "--endpoint-url", "region": "--region"}
 
 _EVERY_VERB: Final = "Every verb: -r --repository URL, --config, --json, -q --quiet, --debug; see `tidemark --help`"
 
@@ -122,8 +119,7 @@ class Setting(click.Option):
 class Verbs(UserDict[str, click.Command]):
     """The commands of a `click.Group`, each imported when it is asked for: a run of one verb does not load the others.
 
-    Args:
-        places: Each verb, or `module:attribute` of it in `engine.cli.cmd`, in the order of their use.
+    Each is a command, or `module:attribute` of one in `engine.cli.cmd`, in the order of their use.
     """
 
     def __init__(self, places: Mapping[str, str | click.Command]) -> None:
@@ -162,7 +158,6 @@ class Verb(click.Command):
         name: str | None,
         *,
         prints: tuple[type[msgspec.Struct], ...] = (),
-        example: str = "",
         group: str = "",
         needs_repository: bool = True,
         shows_settings: bool = False,
@@ -173,13 +168,15 @@ class Verb(click.Command):
         self.prints = prints
         self.needs_repository = needs_repository
         self.shows_settings = shows_settings
-        self.example = example
+        # The last paragraph of its help.
+        self.help, _, self.example = inspect.cleandoc(self.help or "").partition("\n\nExample: ")
         self.params += common_options()
         for param in self.params:
             if isinstance(param, click.Option):
                 param.show_default = True
-                if param.envvar is None:
-                    param.envvar = environment_names(self.words, str(param.name), shared=isinstance(param, Setting))
+                # The first that is set wins.
+                names = [f"{self.words}_{param.name}", *([str(param.name)] if isinstance(param, Setting) else [])]
+                param.envvar = param.envvar or [f"TIDEMARK_{name}".replace(" ", "_").upper() for name in names]
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -220,12 +217,6 @@ class VerbGroup(Verb, OrderedGroup):
         if early:
             ctx.fail(f"{max(early[0].opts, key=len)} is before {found[0]}: options come after the verb")
         return found
-
-
-def environment_names(verb: str, option: str, *, shared: bool) -> list[str]:
-    """Return the variables that an option is read from; the first that is set wins."""
-    own = f"{ENVIRONMENT_PREFIX}_{verb}_{option}".replace(" ", "_").upper()
-    return [own, f"{ENVIRONMENT_PREFIX}_{option}".upper()] if shared else [own]
 
 
 def walk_verbs(group: click.Group) -> Iterator[Verb]:
@@ -360,7 +351,7 @@ def common_options() -> list[click.Option]:
 
 
 def _s3_flag(key: str) -> str:
-    return _S3_SHORT.get(key, f"--{S3}-{key.replace('_', '-')}")
+    return f"--{'' if key in {'endpoint_url', 'region'} else 's3-'}{key.replace('_', '-')}"
 
 
 def _s3_type(key: str) -> "click.ParamType[Any, Any]":
@@ -375,19 +366,19 @@ def _s3_type(key: str) -> "click.ParamType[Any, Any]":
 
 
 def take_common(values: dict[str, Any]) -> Common:
-    """Split the common options off the values of a verb.
+    """Take the common options from the values of a verb.
 
     Raises:
         UsageError: The transfer or S3 settings contradict each other.
         click.MissingParameter: There is no repository.
     """
     # An argument that some verbs have says the same as the option, and is nearer.
-    values["repository"] = values.pop("url", None) or values["repository"] or ""
+    values["repository"] = values.get("url") or values["repository"] or ""
     ctx = click.get_current_context()
     if not values["repository"] and getattr(ctx.command, "needs_repository", True):
         raise click.MissingParameter(ctx=ctx, param=next(p for p in ctx.command.params if p.name == "repository"))
-    transfer = {key: value for key in TRANSFER_KEYS if (value := values.pop(key, None)) is not None}
-    given = {key: value for key in S3_KEYS if (value := values.pop(f"{S3}_{key}", None)) is not None}
+    transfer = {key: values[key] for key in TRANSFER_KEYS if values.get(key) is not None}
+    given = {key: values[f"{S3}_{key}"] for key in S3_KEYS if values[f"{S3}_{key}"] is not None}
     try:
         s3 = S3Settings(**given)
     except ValueError as error:
@@ -397,9 +388,9 @@ def take_common(values: dict[str, Any]) -> Common:
     return Common(
         transfer=TransferSettings(**transfer),
         s3=s3,
-        bwlimit=values.pop("bwlimit") or 0,
-        metrics_file=values.pop("metrics_file", None),
-        **{name: values.pop(name) for name in names},
+        bwlimit=values["bwlimit"] or 0,
+        metrics_file=values.get("metrics_file"),
+        **{name: values[name] for name in names},
     )
 
 
@@ -429,7 +420,7 @@ def trust_stat_option(function: Decorated) -> Decorated:
 def scope_options(*, job_required: bool = True, task: bool = False) -> Callable[[Decorated], Decorated]:
     """Add the options for a job, whether it commits task by task, and with `task` for the task that does.
 
-    A verb takes them as its parameter or field `scope` (`engine.cli.session.with_session`).
+    A verb takes them as its parameter or field `scope`.
     """
 
     def decorate(function: Decorated) -> Decorated:

@@ -53,7 +53,6 @@ class CommitView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def committed_at(self) -> str:
-        """The time as people read it."""
         return iso_time(self.committed_at_ms)
 
     @property

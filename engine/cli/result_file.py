@@ -42,20 +42,12 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def write_result(path: Path, file: ResultFile) -> None:
-    """Write a result, replacing an older one at once.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a result, replacing an older one at once."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(file), indent=1))
 
 
 def read_result(path: Path, *, repository_id: str) -> BackupResult:
-    """Read a result and check what can be checked without the store.
-
-    Raises:
-        UsageError: It is none, is damaged, or belongs to another repository.
-    """
+    """Read a result and check what can be checked without the store; `UsageError` if it is none for this repository."""
     try:
         with path.open("rb") as source:
             data = source.read(RESULT_BYTES_MAX + 1)
@@ -72,12 +64,11 @@ def read_result(path: Path, *, repository_id: str) -> BackupResult:
         raise _refused(path, f"not a backup result: {error}") from None
     if file.repository_id != repository_id:
         raise _refused(path, "was made for another repository")
-    result = file.result
     try:
-        _check_form(result)
+        _check_form(file.result)
     except FormatError as error:
         raise _refused(path, str(error)) from None
-    return result
+    return file.result
 
 
 def _check_form(result: BackupResult) -> None:
@@ -110,7 +101,6 @@ async def check_uploaded(repository: Repository, path: Path, result: BackupResul
         StaleResultError: Its base is gone.
         DamagedError: The index is missing or altered.
     """
-    reference = result.reference
 
     async def birth_ms(key: BlobKey) -> int:
         info = await repository.store.stat(key)
@@ -120,16 +110,15 @@ async def check_uploaded(repository: Repository, path: Path, result: BackupResul
 
     # First: what a collection took after the TTL is not damage, also where it is the index.
     created_ms = await map_bounded(birth_ms, result.new_keys, in_flight_max=IN_FLIGHT_MAX)
-    index = await repository.read_index(reference.index)
+    index = await repository.read_index(result.reference.index)
     if not _same_snapshot(result, index):
         raise _refused(path, "does not say what the index in the store says")
     if not await _fits_its_base(repository, path, result, index):
         raise _refused(path, "was not made on the base that it names")
     if not _needs_nothing_missing(result, index):
         raise _refused(path, "needs what it says to be missing")
-    if set(result.new_keys) != {*new_blob_keys(index), reference.index.key}:
+    if set(result.new_keys) != {*new_blob_keys(index), result.reference.index.key}:
         raise _refused(path, "does not name exactly the new uploads of its index")
-
     return msgspec.structs.replace(result, oldest_birth_ms=min(created_ms))
 
 
@@ -144,12 +133,7 @@ def _needs_nothing_missing(result: BackupResult, index: SnapshotIndex) -> bool:
 
 
 async def _fits_its_base(repository: Repository, path: Path, result: BackupResult, index: SnapshotIndex) -> bool:
-    """Return whether all that the index retains is in the base, whose commit protects it (T2): one GET or more.
-
-    Raises:
-        StaleResultError: The base is gone, and the result needs it.
-        DamagedError: The base is altered.
-    """
+    """Return whether all that the index retains is in the base, whose commit protects it (T2): one GET or more."""
     retained = blob_keys(index) - new_blob_keys(index)
     if not retained or result.base is None or result.base.key in result.missing_keys:
         return not retained

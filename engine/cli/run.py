@@ -66,10 +66,10 @@ class RunRecord:
         self._values[metric] = value
 
     def write(self, path: Path, run: Mapping[str, str], ended: "Ended", warn: Callable[[str], None]) -> None:
-        """Write the samples of the run, and begin to note the next one.
+        """Write the samples of the run to a file, to which other runs write, too, and begin to note the next one.
 
         Args:
-            path: The file, to which other runs write, too.
+            path: The file.
             run: Its verb, as people say it, and `job_name`, empty where none was named.
             ended: How it ended.
             warn: Called with the reason if nothing can be written; that changes nothing of the result.
@@ -157,10 +157,7 @@ class _Both:
 
 
 def run_of(words: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return what metrics call a run, of its verb and its options.
-
-    An upload that nobody can see yet is not a backup that an alert may rely on.
-    """
+    """Return what metrics call a run: an upload that nobody can see yet is no backup that an alert may rely on."""
     verb = f"{words} --no-commit" if values.get("no_commit") else words
     return {"verb": verb, "job_name": str(values.get("job") or "")}
 

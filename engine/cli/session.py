@@ -47,28 +47,17 @@ SCOPES_SHOWN_MAX: Final = 8
 
 
 class Session:
-    """What every verb works with.
+    """What every verb works with."""
 
-    Attributes:
-        verb: Its name.
-        common: The options that every verb has.
-        record: What the run did, for `--metrics-file`.
-    """
-
-    def __init__(self, verb: Verb, common: Common) -> None:
+    def __init__(self, verb: Verb, common: Common, values: Mapping[str, Any]) -> None:
         self.verb = verb.words
         self.common = common
         self._prints = verb.prints
         self._runtime = SystemRuntime()
+        # What the run did, for `--metrics-file`. A dry run has no figures.
         self.record = RunRecord(self._runtime)
-        self._run = run_of(self.verb, {})
-        self._metrics_file = common.metrics_file
-
-    def describe_run(self, values: Mapping[str, Any]) -> None:
-        """Know what the figures of the run are about: the values of its options. A dry run has no figures."""
         self._run = run_of(self.verb, values)
-        if values.get("dry_run"):
-            self._metrics_file = None
+        self._metrics_file = None if values.get("dry_run") else common.metrics_file
 
     @contextlib.contextmanager
     def open(self) -> Iterator[SyncRepository]:
@@ -109,7 +98,6 @@ class Session:
             raise
 
     def seed(self) -> int:
-        """Return a new seed for a sample."""
         return int(self._runtime.session()[:8], 16)
 
     def new_id(self) -> RunId:
@@ -117,12 +105,7 @@ class Session:
         return make_run_id(self._runtime.local_now_ms(), self._runtime.session())
 
     def store(self) -> BlobStore:
-        """Open the store of the repository's URL.
-
-        Raises:
-            UsageError: The URL is none.
-            CapabilityMissingError: This release has no store for it.
-        """
+        """Open the store of the repository's URL; `UsageError` if it is none."""
         meter = self.record.meter if self._metrics_file is not None else None
         with self.checked_url():
             return open_store(
@@ -148,7 +131,6 @@ class Session:
         self.warn(f"no answer from {server} for {seconds:.0f} s")
 
     def store_settings(self) -> StoreSettings:
-        """Return the settings of the store."""
         return StoreSettings(
             in_flight_max=self.common.transfer.in_flight_max, bytes_per_s_max=self.common.bwlimit, s3=self.common.s3
         )
@@ -177,7 +159,6 @@ class Session:
 
     @property
     def logs_json(self) -> bool:
-        """Whether what goes to stderr is a structured log."""
         return self.common.log_format == JSON_LOG
 
     def write_figures(self, code: int, error: BaseException | None = None) -> None:
@@ -188,11 +169,7 @@ class Session:
             self.record.write(self._metrics_file, self._run, (code, error), self.warn)
 
     def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
-        """Print the result: one JSON object, or lines for people.
-
-        Raises:
-            TypeError: The verb does not say that it prints this: the reference is made of what verbs say.
-        """
+        """Print the result, which the verb says that it prints: one JSON object, or lines for people."""
         if not isinstance(view, self._prints):
             raise TypeError(f"{self.verb} prints a {type(view).__name__} that it does not declare")
         if self.common.json:
@@ -219,17 +196,10 @@ class Session:
                 click.echo(line, err=True)
 
     def can_ask(self) -> bool:
-        """Return whether a question can be asked: at a terminal, without `--json` and `--quiet`."""
         return sys.stdin.isatty() and not (self.common.json or self.common.quiet)
 
     def confirm(self, question: str, *, lines: Sequence[str] = (), refused: UsageError | None = None) -> bool:
-        """Ask at the terminal. Without one raise `refused`; without that too, the answer is yes.
-
-        Args:
-            question: To be answered with yes or no.
-            lines: What it is about.
-            refused: Why nothing is done without an answer.
-        """
+        """Ask at the terminal, after `lines`. Without one raise `refused`; without that too, the answer is yes."""
         if not self.can_ask():
             if refused is not None:
                 raise refused
@@ -256,11 +226,7 @@ class Session:
         return max(0, moment.resolve_ms(now_ms))
 
     def find(self, repository: SyncRepository, scope: Scope, choice: CommitChoice) -> Commit:
-        """Return the commit that was chosen.
-
-        Raises:
-            NotFoundError: There is none; the hint says what there is.
-        """
+        """Return the commit that was chosen; `NotFoundError` says what there is."""
         with self.explaining(repository, scope):
             return repository.find(scope, **self.choose(repository, choice))
 
@@ -322,6 +288,7 @@ _TOGETHER: Final[Mapping[str, tuple[tuple[str, ...], Callable[..., object]]]] = 
 
 def verb(
     name: str,
+    short_help: str | None = None,
     *,
     cls: type[Verb] = Verb,
     **described: Any,  # noqa: ANN401  (as `Verb` and click take them)
@@ -337,14 +304,12 @@ def verb(
             if ctx.invoked_subcommand is not None:
                 return None  # a verb below this one was asked for
             command = cast("Verb", ctx.command)
-            given = dict(values)
             try:
                 common = take_common(values)
             except (click.UsageError, UsageError) as error:
-                write_refused(command.words, given, error)
+                write_refused(command.words, values, error)
                 raise
-            session = Session(command, common)
-            session.describe_run(given)
+            session = Session(command, common, values)
             try:
                 code = function(session, **{n: _take(n, kind, values) for n, kind in parameters.items()})
             except (Exception, KeyboardInterrupt) as error:
@@ -353,7 +318,7 @@ def verb(
             session.write_figures(code or ExitCode.OK)
             return code
 
-        return click.command(name, cls=cls, **described)(run)
+        return click.command(name, cls=cls, short_help=short_help, **described)(run)
 
     return decorate
 
@@ -375,9 +340,7 @@ def spark_session() -> Iterator["SparkSession"]:
     """Yield the Spark session that runs here, or a new one that ends with the block: only for who asked for it.
 
     How it is set is Spark's own business: `spark-defaults.conf`, `spark-submit`, and the variables of the environment.
-
-    Raises:
-        UsageError: There is no Java that it could start with, or what is set is wrong.
+    `UsageError` if there is no Java that it could start with, or what is set is wrong.
     """
     # PySpark takes a second to import, which the verbs that do without it need not wait for.
     from engine.spark.session import open_session  # noqa: PLC0415

@@ -91,12 +91,7 @@ class BackupArguments(msgspec.Struct, frozen=True, kw_only=True):
     result: Path | None
 
 
-@verb(
-    "backup",
-    short_help="Upload what changed in a directory, and commit it.",
-    prints=(BackupView, PlanView),
-    example="tidemark backup /state/checkpoint -r file:///backups --job flights",
-)
+@verb("backup", "Upload what changed in a directory, and commit it.", prints=(BackupView, PlanView))
 @click.argument("directory", type=DIRECTORY_THERE, metavar="DIR")
 @scope_options()
 @store_options(default=True)
@@ -116,6 +111,8 @@ def backup(session: Session, options: BackupArguments) -> None:
     """Upload what changed in DIR since the newest commit, and commit it.
 
     DIR is a RocksDB checkpoint, or any directory that nobody writes to meanwhile.
+
+    Example: tidemark backup /state/checkpoint -r file:///backups --job flights
     """
     check_component("--task", options.task)
     check_component("--store", options.store)

@@ -42,11 +42,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb(
-    "restore",
-    group="bench",
-    short_help="Restore a job for a drill: time of each phase, and a forecast.",
-    prints=(RestoreDrill,),
-    example="tidemark bench restore file:///backups -j flights --to /var/state --slo 5m",
+    "restore", "Restore a job for a drill: time of each phase, and a forecast.", group="bench", prints=(RestoreDrill,)
 )
 @click.argument("url", required=False)
 @scope_options()
@@ -84,6 +80,8 @@ def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
     Everything is fetched, verified, synced and, where it is RocksDB, opened; then it is removed. Each drill is a line
     of the history, which `tidemark report` shows. Ends with 11 if it took longer than --slo: the time of finding the
     commit, restoring and opening.
+
+    Example: tidemark bench restore file:///backups -j flights --to /var/state --slo 5m
     """
     if options.to_nowhere and (options.to is not None or options.keep):
         hint = "to nowhere, nothing is written"

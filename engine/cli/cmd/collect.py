@@ -60,13 +60,12 @@ class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb(
     "collect",
+    "Delete what no commit, name or reader needs.",
     cls=VerbGroup,
     commands=Verbs(VERBS),
     invoke_without_command=True,
     subcommand_metavar="[VERB [ARGS]...]",
-    short_help="Delete what no commit, name or reader needs.",
     prints=(CollectView,),
-    example="tidemark collect -r file:///backups --keep-last 30 --keep-since 7d -n",
 )
 @retention_options
 @click.option(
@@ -93,6 +92,8 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
     At least one of --keep-last, --keep-since and --policy is needed; a commit stays if a count or a time keeps it. The
     newest commit of a job always stays, and what a name holds can always be restored. Ends with 3 if some keys could
     not be deleted or there is no audit record, with 10 if more than --delete-at-most would go: then nothing is deleted.
+
+    Example: tidemark collect -r file:///backups --keep-last 30 --keep-since 7d -n
     """
     if options.rules is None:
         hint = "say --keep-last N, --keep-since TIME, or both; or --policy FILE"
@@ -258,11 +259,7 @@ def _size(size_bytes: int) -> str:
 def choose_plan_dir(chosen: Path | None, cache_dir: Path | None, plan_id: RunId, *, dry_run: bool) -> Path | None:
     """Choose where the plan goes: as given, or for a dry run below the cache, where the oldest plans are removed.
 
-    Returns:
-        A directory that may not be there yet; None if no plan is to be written.
-
-    Raises:
-        UsageError: It is a file.
+    Returns a directory that may not be there yet, None if no plan is to be written; `UsageError` if it is a file.
     """
     if chosen is not None:
         if chosen.exists() and not chosen.is_dir():

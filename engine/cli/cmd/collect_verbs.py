@@ -21,13 +21,7 @@ from index.text import count, human_bytes, human_duration, iso_time, printable
 SHOWN_MAX: Final = 20
 
 
-@verb(
-    "explain",
-    group="collect",
-    short_help="Say what leads to a key, and what collect would do with it.",
-    prints=(Explanation,),
-    example="tidemark collect explain -r file:///backups --keep-last 30 KEY",
-)
+@verb("explain", "Say what leads to a key, and what collect would do with it.", group="collect", prints=(Explanation,))
 @click.argument("key")
 @retention_options
 def explain(session: Session, *, key: str, rules: PolicyFile | None) -> ExitCode:
@@ -35,6 +29,8 @@ def explain(session: Session, *, key: str, rules: PolicyFile | None) -> ExitCode
 
     What collect would keep is said as there; if nothing is said, everything is kept that nobody has closed. Ends with 4
     if the key is missing and needed, or if an index cannot be read that may lead to it.
+
+    Example: tidemark collect explain -r file:///backups --keep-last 30 KEY
     """
     with session.open() as repository:
         retention = resolve_rules(repository, rules) if rules is not None else RetentionPolicy(rules=())
@@ -79,13 +75,7 @@ def _path_lines(path: KeyPath) -> list[str]:
     return [*lines, *([f"    {', '.join(printable(file) for file in path.files)}"] if path.files else [])]
 
 
-@verb(
-    "verify-plan",
-    group="collect",
-    short_help="Check the plan of a dry run by deriving it another way.",
-    prints=(PlanCheck,),
-    example="tidemark collect verify-plan -r file:///backups plan/",
-)
+@verb("verify-plan", "Check the plan of a dry run by deriving it another way.", group="collect", prints=(PlanCheck,))
 @click.argument("plan", type=DIRECTORY_THERE)
 @retention_options
 def verify_plan(session: Session, *, plan: Path, rules: PolicyFile | None) -> ExitCode:
@@ -95,6 +85,8 @@ def verify_plan(session: Session, *, plan: Path, rules: PolicyFile | None) -> Ex
     planned that something needs or that was younger than the TTL, or if the plan contradicts itself, the store's
     clock or what is to be kept; with 3 if the plan lacks keys that could go, or if all that it has is gone. What came
     later, and what is gone, makes no plan wrong.
+
+    Example: tidemark collect verify-plan -r file:///backups plan/
     """
     with session.open() as repository:
         place = open_store(str(plan.absolute()))

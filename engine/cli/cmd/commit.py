@@ -38,9 +38,7 @@ def commit_until_known(
 ) -> Commit:
     """Commit; while the outcome is unknown ask again with the same writer, which finds out (design 0002, C3).
 
-    Raises:
-        CommitUnknownError: It is unknown still.
-        EngineError, StoreError: As `CommitWriter.commit`.
+    Raises as `CommitWriter.commit`; `CommitUnknownError` if it is unknown still.
     """
     left = COMMIT_ATTEMPTS_MAX
     try:
@@ -67,12 +65,7 @@ class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
     already: bool
 
 
-@verb(
-    "commit",
-    short_help="Make several backups visible as one commit.",
-    prints=(CommitResultView,),
-    example="tidemark commit task-*.json -r file:///backups -j flights --offsets 42",
-)
+@verb("commit", "Make several backups visible as one commit.", prints=(CommitResultView,))
 @click.argument(
     "results", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, metavar="[RESULT]..."
 )
@@ -105,6 +98,8 @@ def commit(
     RESULT are files that `tidemark backup --no-commit --result FILE` wrote, at most one per store. Stores of the job
     that have none keep what they had, but for those that are dropped: collect takes them with the last commit that has
     them. Running it again with the same words changes nothing. Without files, the offsets stay as they are.
+
+    Example: tidemark commit task-*.json -r file:///backups -j flights --offsets 42
     """
     if not results and not dropped:
         raise UsageError("there is nothing to commit", operation="commit", hint="give RESULT files, or --drop-store")

@@ -21,10 +21,9 @@ class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb(
     "completion",
+    "Print what makes a shell complete verbs and options.",
     needs_repository=False,
-    short_help="Print what makes a shell complete verbs and options.",
     prints=(CompletionView,),
-    example="tidemark completion bash > ~/.local/share/bash-completion/completions/tidemark",
 )
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 def completion(session: Session, shell: str) -> None:
@@ -32,6 +31,8 @@ def completion(session: Session, shell: str) -> None:
 
     For zsh write it to a file `_tidemark` in a directory of $fpath, for fish to
     ~/.config/fish/completions/tidemark.fish; or try it once with `source <(tidemark completion bash)`.
+
+    Example: tidemark completion bash > ~/.local/share/bash-completion/completions/tidemark
     """
     root = click.get_current_context().find_root().command
     script = SHELLS[shell](root, {}, "tidemark", "_TIDEMARK_COMPLETE").source()

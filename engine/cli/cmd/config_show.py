@@ -57,12 +57,11 @@ class ConfigView(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb(
     "show",
+    "Every setting, its value and where that comes from.",
     group="config",
     needs_repository=False,
     shows_settings=True,
-    short_help="Every setting, its value and where that comes from.",
     prints=(ConfigView,),
-    example="tidemark config show --origin backup",
 )
 @click.argument("of", nargs=-1, metavar="[VERB]...")
 @click.option("--origin", is_flag=True, help="Where each value comes from, and where else it could be.")
@@ -72,6 +71,8 @@ def config_show(session: Session, of: tuple[str, ...], *, origin: bool, only_set
 
     What is on this command line is for this run alone, and is not shown. No request is made. A value that its verb
     would refuse is shown, and makes the exit code 2.
+
+    Example: tidemark config show --origin backup
     """
     ctx = click.get_current_context()
     file = ctx.obj.get(CONFIG_META) or Config()

@@ -40,12 +40,7 @@ class DiffView(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreDifferenceView, ...]
 
 
-@verb(
-    "diff",
-    short_help="Show which files differ between two commits.",
-    prints=(DiffView,),
-    example="tidemark diff -r file:///backups --job flights 11 latest",
-)
+@verb("diff", "Show which files differ between two commits.", prints=(DiffView,))
 @click.argument("a", type=COMMIT)
 @click.argument("b", type=COMMIT, default="latest")
 @scope_options()
@@ -57,6 +52,8 @@ def diff(
 
     A and B are each latest, a number, v8, 8_<uid>, @TIME or a name. Files are compared by size, content hash and
     mode; only indexes are read.
+
+    Example: tidemark diff -r file:///backups --job flights 11 latest
     """
     with session.open() as repository:
         before, after = session.find(repository, scope, a), session.find(repository, scope, b)

@@ -20,12 +20,7 @@ class DiscardView(Discarded, frozen=True, kw_only=True):
     boundary_number: int | None
 
 
-@verb(
-    "discard",
-    short_help="Remove one damaged record, boundary, name or pin.",
-    prints=(DiscardView,),
-    example="tidemark discard -r file:///backups pins/a54cd5a54de1e4d0b1f7 --dry-run",
-)
+@verb("discard", "Remove one damaged record, boundary, name or pin.", prints=(DiscardView,))
 @click.argument("key")
 @click.option("-n", "--dry-run", is_flag=True, help="Remove nothing; say what it means.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal it is needed.")
@@ -34,6 +29,8 @@ def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
 
     KEY is a commit record, a boundary, a name or a pin, as `tidemark verify` names it. What can be read stays, as do
     blobs and indexes. Put an older version of the object back instead where there is one.
+
+    Example: tidemark discard -r file:///backups pins/a54cd5a54de1e4d0b1f7 --dry-run
     """
     with session.open() as repository:
         done = repository.discard(key, dry_run=True)

@@ -54,12 +54,7 @@ class RolePolicy(msgspec.Struct, frozen=True, kw_only=True):
     policy: dict[str, Any]
 
 
-@verb(
-    "doctor",
-    short_help="Find out whether a store is safe, and what it can do.",
-    prints=(DoctorReport, RolePolicy),
-    example="tidemark doctor s3://bucket/prefix",
-)
+@verb("doctor", "Find out whether a store is safe, and what it can do.", prints=(DoctorReport, RolePolicy))
 @click.argument("url", required=False)
 @click.option("--no-save", "--dry-run", "dry_run", is_flag=True, help="Do not write the profile.")
 @click.option(
@@ -79,6 +74,8 @@ def doctor(session: Session, *, dry_run: bool, policy: str | None) -> ExitCode:
              restorer    restore, list, show, diff, verify; writes pins only
              collector   collect; the only one that deletes
              owner       init, doctor, lifecycle
+
+    Example: tidemark doctor s3://bucket/prefix
     """  # noqa: D301  (click's own mark: the lines below are not wrapped)
     if policy is not None:
         _show_policy(session, Role(policy))
@@ -127,11 +124,7 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
 
 
 def _check_there(url: str) -> None:
-    """Refuse an absent path: looking at it would make it.
-
-    Raises:
-        NotFoundError: It is a path, and nothing is there.
-    """
+    """Refuse an absent path: looking at it would make it."""
     is_url = url.lower().startswith("file:")
     if not is_url and "://" in url:
         return

@@ -37,12 +37,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     samza_job_id: str
 
 
-@verb(
-    "export",
-    short_help="Write a snapshot's index in Samza's form.",
-    prints=(ExportView,),
-    example="tidemark export -r file:///backups --job flights latest index.json --unpack",
-)
+@verb("export", "Write a snapshot's index in Samza's form.", prints=(ExportView,))
 @click.argument("commit", type=COMMIT)
 @click.argument("output", type=FILE)
 @scope_options()
@@ -53,6 +48,8 @@ def export(session: Session, options: ExportOptions) -> None:
     """Write the index of one store of a commit as Samza's blob-store backend would, to a new file OUTPUT.
 
     Its blob ids are keys of the repository. A name keeps what it refers to: `tidemark unname` gives it up.
+
+    Example: tidemark export -r file:///backups --job flights latest index.json --unpack
     """
     if options.output.exists():
         raise TargetError("is there already", operation="export", subject=str(options.output), hint="name a new file")

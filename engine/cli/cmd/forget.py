@@ -22,12 +22,7 @@ class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[ForgetReport, ...]
 
 
-@verb(
-    "forget",
-    short_help="Give up a job: close all its commits for ever.",
-    prints=(ForgetView,),
-    example="tidemark forget flights -r file:///backups --yes",
-)
+@verb("forget", "Give up a job: close all its commits for ever.", prints=(ForgetView,))
 @click.argument("job")
 @click.option("--commit-per-task", cls=Setting, is_flag=True, help="Each task commits by itself; --task says which.")
 @click.option("--task", metavar="TASK", help="With --commit-per-task: which task.  [default: all of them]")
@@ -40,6 +35,8 @@ def forget(session: Session, *, scope: Scope, task: str | None, with_names: bool
     Nothing is deleted by this: the next `tidemark collect` takes what only JOB needed. What names hold stays until they
     are released. A writer that is still at work is refused, and begins again if it goes on; stop it first. Ends with 8
     if the job is forgotten and its names could not be released, for want of the permission.
+
+    Example: tidemark forget flights -r file:///backups --yes
     """
     with session.open() as repository:
         scopes = _choose_scopes(session, repository, scope, task)
@@ -60,12 +57,7 @@ def forget(session: Session, *, scope: Scope, task: str | None, with_names: bool
 
 
 def _choose_scopes(session: Session, repository: SyncRepository, scope: Scope, task: str | None) -> Sequence[Scope]:
-    """Return the scopes to forget, each of which has, or had, commits: of a job by tasks all if no task is named.
-
-    Raises:
-        UsageError: A task is named, and the job does not commit task by task.
-        NotFoundError: There is none; the hint says what there is.
-    """
+    """Return the scopes to forget, each of which has, or had, commits: of a job by tasks all if no task is named."""
     if task is not None and scope.task is None:
         hint = "to leave out one store of a job, use `tidemark commit --drop-store TASK/STORE`"
         raise UsageError("--task goes with --commit-per-task", operation="forget", hint=hint)

@@ -52,7 +52,6 @@ class HistoryEntryView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def committed_at(self) -> str:
-        """The time as people read it; empty where it cannot be read."""
         return iso_time(self.committed_at_ms) if self.committed_at_ms is not None else ""
 
 
@@ -66,12 +65,7 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]
 
 
-@verb(
-    "history",
-    short_help="Show what each commit of a job brought, and became.",
-    prints=(HistoryView,),
-    example="tidemark history -r file:///backups --job flights --since 7d",
-)
+@verb("history", "Show what each commit of a job brought, and became.", prints=(HistoryView,))
 @scope_options(task=True)
 @limit_option(ENTRIES_MAX, 10_000, text="Maximum number of records, the newest first.")
 @click.option("--since", type=MOMENT, metavar="TIME", help="None from before: 7d, 2026-05-01, 'yesterday 18:00' (UTC).")
@@ -81,6 +75,8 @@ def history(session: Session, *, scope: Scope, limit: int, since: Moment | None,
 
     New is what a commit uploaded, retained what earlier ones had; the index of each store that is new in a commit is
     read for it. Damage is shown in its place, and the rest goes on.
+
+    Example: tidemark history -r file:///backups --job flights --since 7d
     """
     with session.open() as repository:
         since_ms = session.resolve_ms(repository, since) if since is not None else None

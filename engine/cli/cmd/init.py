@@ -17,7 +17,7 @@ class InitView(msgspec.Struct, frozen=True, kw_only=True):
     collection_period_ms: int
 
 
-@verb("init", prints=(InitView,), example="tidemark init -r file:///backups --ttl 2d")
+@verb("init", prints=(InitView,))
 @click.option("--ttl", type=DURATION, default="24h", help="Life of an upload that is not committed.")
 @click.option("--margin", type=DURATION, default="1h", help="How much of it a commit must have left.")
 @click.option("--collection-period", type=DURATION, default="24h", help="How often collect will run.")
@@ -26,6 +26,8 @@ def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> 
 
     The TTL must be longer than the longest backup with its commit takes. The three times are in the repository and
     hold for everybody who uses it.
+
+    Example: tidemark init -r file:///backups --ttl 2d
     """
     with session.initialised(ttl_ms=ttl, margin_ms=margin, collection_period_ms=collection_period) as repository:
         record = repository.record

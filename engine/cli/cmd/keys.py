@@ -87,12 +87,7 @@ class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
     scratch: Path | None
 
 
-@verb(
-    "keys",
-    short_help="Browse the keys of a snapshot's RocksDB.",
-    prints=(KeysView,),
-    example="tidemark keys -r file:///backups -j flights --at 36h --prefix user- --values",
-)
+@verb("keys", "Browse the keys of a snapshot's RocksDB.", prints=(KeysView,))
 @scope_options()
 @store_options(default=True)
 @commit_options
@@ -115,6 +110,8 @@ def keys(session: Session, options: KeysOptions) -> None:
 
     The store is restored whole, to a fresh directory below the cache that is removed again: RocksDB opens no part of
     one. State of a Spark query is read as rows with the data source `tidemark_state`.
+
+    Example: tidemark keys -r file:///backups -j flights --at 36h --prefix user- --values
     """
     scope = options.scope
     where = options.scratch or session.cache_dir() or Path(tempfile.gettempdir())

@@ -44,12 +44,7 @@ class LifecycleView(LifecyclePlan, frozen=True, kw_only=True):
     threats: tuple[str, ...]
 
 
-@verb(
-    "lifecycle",
-    short_help="Show or install the lifecycle rules of a bucket.",
-    prints=(LifecycleView,),
-    example="tidemark lifecycle s3://bucket/prefix --install",
-)
+@verb("lifecycle", "Show or install the lifecycle rules of a bucket.", prints=(LifecycleView,))
 @click.argument("url", required=False)
 @click.option("--install", is_flag=True, help="Install the two rules, or bring them up to date.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -60,6 +55,8 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
     multipart uploads that nobody finished, both three collection periods after the TTL, and at least after 7 days.
     Rules of others are never touched; a warning names those that take away what the repository needs. What is printed
     can be installed with other tools, too, and the command that removes our rules is printed.
+
+    Example: tidemark lifecycle s3://bucket/prefix --install
     """
     store = session.bucket()
     loop = LoopThread()
@@ -104,12 +101,7 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
 
 
 def _read_needs(session: Session, *, install: bool) -> tuple[int | None, bool]:
-    """Return after how many days uploads may go, None without a repository, and whether TTLs cannot be removed.
-
-    Raises:
-        NotFoundError: There is no repository, and rules are to be installed.
-        UsageError, UnsafeStoreError: Rules that are to be installed would delete what is committed.
-    """
+    """Return after how many days uploads may go, None without a repository, and whether TTLs cannot be removed."""
     try:
         with session.open() as repository:
             record = repository.record
@@ -125,12 +117,7 @@ def _read_needs(session: Session, *, install: bool) -> tuple[int | None, bool]:
 
 
 def _check_harmless(session: Session, repository: SyncRepository, *, ttls_stay: bool) -> None:
-    """Refuse rules that would delete what is committed (design 0002, T2; 0003, L4).
-
-    Raises:
-        UsageError: Nobody has seen that a commit can take the tag away which the rule goes by, or it cannot.
-        UnsafeStoreError: A commit's upload still carries a TTL.
-    """
+    """Refuse rules that would delete what is committed (design 0002, T2; 0003, L4)."""
     refused = "TTLs cannot be removed on this store: the rule would delete what is committed"
     hint = "`tidemark doctor` found that it has no tags; see what it says now"
     try:
@@ -151,11 +138,7 @@ def _check_harmless(session: Session, repository: SyncRepository, *, ttls_stay: 
 
 
 async def _write(store: "S3Store", before: tuple[Rule, ...], after: tuple[Rule, ...]) -> None:
-    """Write the rules, and read them just before and just after: S3 has no condition for this write.
-
-    Raises:
-        ConflictError: Somebody else changed the rules meanwhile, or the store keeps them in another way.
-    """
+    """Write the rules, and read them just before and just after: S3 has no condition for this write."""
     written = "nothing was"
     if same_rules(await store.read_lifecycle(), before):
         await store.write_lifecycle(after)

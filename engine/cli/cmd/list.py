@@ -46,16 +46,14 @@ class CommitsView(msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[int, ...]
 
 
-@verb(
-    "list",
-    short_help="List jobs, or the commits of a job.",
-    prints=(CommitsView, ScopesView),
-    example="tidemark list -r file:///backups --job flights",
-)
+@verb("list", "List jobs, or the commits of a job.", prints=(CommitsView, ScopesView))
 @scope_options(job_required=False, task=True)
 @click.option("--jobs", is_flag=True, help="List the jobs even if a job is set.")
 def list_(session: Session, *, scope: Scope | None, jobs: bool) -> None:
-    """List the jobs of a repository, or the commits of one job, newest first."""
+    """List the jobs of a repository, or the commits of one job, newest first.
+
+    Example: tidemark list -r file:///backups --job flights
+    """
     with session.open() as repository:
         if scope is None or jobs:
             _list_scopes(session, repository)

@@ -52,10 +52,9 @@ class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb(
     "metrics",
+    "Print the status of a repository for Prometheus.",
     needs_repository=False,
     prints=(MetricsView, MetricNamesView),
-    short_help="Print the status of a repository for Prometheus.",
-    example="tidemark metrics -r file:///backups --textfile tidemark.prom",
 )
 @click.option(
     "--job", "-j", "jobs", multiple=True, metavar="JOB", help="Commits of this job; may be repeated.  [default: all]"
@@ -85,6 +84,8 @@ def metrics(
 
     Nothing is written to the repository. A reading costs what `verify` and `collect -n` cost: choose --every by that.
     Figures of runs come from the option --metrics-file of the verbs that do work, not from here.
+
+    Example: tidemark metrics -r file:///backups --textfile tidemark.prom
     """
     if names:
         known = tuple(METRICS.values())
@@ -164,11 +165,7 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
 
 
 def _split_address(text: str) -> tuple[str, int]:
-    """Split host and port; a host is an address or `localhost`, in brackets if it has colons.
-
-    Raises:
-        UsageError: It is not an address.
-    """
+    """Split host and port; a host is an address or `localhost`, in brackets if it has colons."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or _LOOPBACK
     try:

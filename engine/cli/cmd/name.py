@@ -21,17 +21,15 @@ class NameView(msgspec.Struct, frozen=True, kw_only=True):
     committed_at_ms: int
 
 
-@verb(
-    "name",
-    short_help="Keep a commit under a name.",
-    prints=(NameView,),
-    example="tidemark name -r file:///backups --job flights latest before-upgrade",
-)
+@verb("name", "Keep a commit under a name.", prints=(NameView,))
 @click.argument("commit", type=COMMIT)
 @click.argument("name")
 @scope_options(task=True)
 def name(session: Session, *, commit: CommitChoice, name: str, scope: Scope) -> None:
-    """Keep a commit under a name until the name is released, whatever retention says."""
+    """Keep a commit under a name until the name is released, whatever retention says.
+
+    Example: tidemark name -r file:///backups --job flights latest before-upgrade
+    """
     check_component("NAME", check_new_name(name))
     with session.open() as repository:
         found = session.find(repository, scope, commit)
@@ -54,17 +52,15 @@ class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
 
 
-@verb(
-    "unname",
-    short_help="Release a name.",
-    prints=(ReleasedView,),
-    example="tidemark unname -r file:///backups --job flights before-upgrade",
-)
+@verb("unname", "Release a name.", prints=(ReleasedView,))
 @click.argument("name")
 @scope_options(task=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
 def unname(session: Session, *, name: str, scope: Scope, yes: bool) -> None:
-    """Release a name; the next collection takes what only it kept."""
+    """Release a name; the next collection takes what only it kept.
+
+    Example: tidemark unname -r file:///backups --job flights before-upgrade
+    """
     check_component("NAME", name)
     shown = f"{printable(name)} of {printable(str(scope))}"
     if not yes and not session.confirm(f"release {shown}, so that a collection may take what only it keeps?"):

@@ -18,12 +18,7 @@ from index.text import count, human_bytes, printable
 PAGE_NAME: Final = "report.html"
 
 
-@verb(
-    "report",
-    short_help="Write one page on jobs, commits, bytes and risks.",
-    prints=(ReportResult,),
-    example="tidemark report -r file:///backups -o report.html",
-)
+@verb("report", "Write one page on jobs, commits, bytes and risks.", prints=(ReportResult,))
 @scope_options(job_required=False, task=True)
 @click.option("--jobs", is_flag=True, help="All jobs, even if a job is set.")
 @click.option("--output", "-o", type=FILE, default=PAGE_NAME, metavar="FILE", help="File to write the page to.")
@@ -37,6 +32,8 @@ def report(session: Session, *, scope: Scope | None, jobs: bool, output: Path, l
     It shows what is at risk, commits with new and retained bytes, restore drills, and what collections freed. The
     repository is only read: that costs a listing, the records, and each index of the commits shown. Ends with 0
     whatever the page says.
+
+    Example: tidemark report -r file:///backups -o report.html
     """
     scopes = () if scope is None or jobs else (scope,)
     if not output.absolute().parent.is_dir():

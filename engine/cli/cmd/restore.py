@@ -38,10 +38,6 @@ from index.snapshot.model import Scope
 from index.snapshot.records import StoreReference
 from index.text import human_bytes, human_duration, printable
 
-Done = TypeVar("Done")
-# Of a store where it belongs, and what was done or why it was not.
-Outcome = tuple[StoreReference, Path, Done | None, Failure | None]
-
 
 class RestoreArguments(msgspec.Struct, frozen=True, kw_only=True):
     """What to restore, where to, and how."""
@@ -83,7 +79,10 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True):
 class RestoredStoreView(TargetView, frozen=True, kw_only=True):
     """One store that was restored, or was not: then `failure` says why and there is no `result`."""
 
-    result: RestoreResult | None
+    result: RestoreResult | None = None
+
+
+ViewT = TypeVar("ViewT", bound=TargetView)
 
 
 class RestoreView(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,12 +125,7 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[PlannedStoreView, ...]
 
 
-@verb(
-    "restore",
-    short_help="Bring a store back into a directory.",
-    prints=(RestoreView, RestorePlanView),
-    example="tidemark restore /state/new -r file:///backups -j flights --version 8",
-)
+@verb("restore", "Bring a store back into a directory.", prints=(RestoreView, RestorePlanView))
 @click.argument("target", type=click.Path(path_type=Path), metavar="TARGET")
 @scope_options()
 @store_options(default=True)
@@ -158,6 +152,8 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
 
     The newest commit, unless one of --number, --version, --at and --name chooses another. Ends with 3 if with --all
     some stores came back and others did not; --dry-run ends as the restore would, as far as reading can show.
+
+    Example: tidemark restore /state/new -r file:///backups -j flights --version 8
     """
     check_patterns(options.files)
     with session.open() as repository:
@@ -206,17 +202,15 @@ def _restore_one(session: Session, repository: SyncRepository, options: RestoreA
 
 
 def _restore_all(session: Session, repository: SyncRepository, options: RestoreArguments) -> RestoreView:
-    def restore(reference: StoreReference, target: Path) -> RestoreResult:
+    def restore(reference: StoreReference, target: Path) -> RestoredStoreView:
         # One store after the other; each by itself already uses all that it may of network and memory.
         with session.progress("restore") as progress:
-            return repository.restore_reference(reference, target, options=options.of_restore, progress=progress)
+            result = repository.restore_reference(reference, target, options=options.of_restore, progress=progress)
+        return RestoredStoreView(reference=reference, target=target, result=result)
 
     choice, instead_because = _choose_complete(session, repository, options)
     with session.pinned(repository, options.scope, choice, purpose="restore") as (commit, lease):
-        stores = tuple(
-            RestoredStoreView(reference=reference, target=target, result=result, failure=failure)
-            for reference, target, result, failure in _store_by_store(repository, options, commit, restore)
-        )
+        stores = _store_by_store(repository, options, commit, restore, RestoredStoreView)
     return RestoreView(commit=view_commit(commit), pinned=lease.pinned, instead_because=instead_because, stores=stores)
 
 
@@ -241,21 +235,14 @@ def _restore_lines(view: RestoreView) -> list[str]:
 
 
 def _show_plan(session: Session, repository: SyncRepository, options: RestoreArguments) -> ExitCode:
-    """Show what a restore would do, without a write.
+    """Show what a restore would do, without a write; it ends as the restore would, as far as reading can show."""
 
-    Returns:
-        What the restore would end with, as far as reading can show.
-
-    Raises:
-        Exception: What the restore would end with, if no store would come back.
-    """
-
-    def plan(reference: StoreReference, target: Path) -> RestorePlan:
-        return repository.plan_restore(reference, target, options=options.of_restore)
+    def plan(reference: StoreReference, target: Path) -> PlannedStoreView:
+        return _view_plan(reference, target, repository.plan_restore(reference, target, options=options.of_restore))
 
     choice, instead_because = _choose(session, repository, options)
     with session.pinned(repository, options.scope, choice, purpose="restore --dry-run") as (commit, _):
-        stores = tuple(_view_plan(*outcome) for outcome in _store_by_store(repository, options, commit, plan))
+        stores = _store_by_store(repository, options, commit, plan, PlannedStoreView)
     view = RestorePlanView(commit=view_commit(commit), instead_because=instead_because, stores=stores)
     rows = [
         (
@@ -288,11 +275,7 @@ def _choose(session: Session, repository: SyncRepository, options: RestoreArgume
     return _choose_complete(session, repository, options)
 
 
-def _view_plan(
-    reference: StoreReference, target: Path, plan: RestorePlan | None, failure: Failure | None
-) -> PlannedStoreView:
-    if plan is None:
-        return PlannedStoreView(reference=reference, target=target, failure=failure)
+def _view_plan(reference: StoreReference, target: Path, plan: RestorePlan) -> PlannedStoreView:
     reused: tuple[ReusedFile, ...] = (*plan.links, *plan.copies)
     fetched = sorted("/".join(file.path) for file in plan.fetched)
     return PlannedStoreView(
@@ -334,33 +317,31 @@ def _store_by_store(
     repository: SyncRepository,
     options: RestoreArguments,
     commit: Commit,
-    do: Callable[[StoreReference, Path], Done],
-) -> list[Outcome[Done]]:
-    """Do something for one store after the other, and go on after a failure.
-
-    Raises:
-        Exception: The first failure, if there is nothing else.
-    """
-    targets = [(_the_store(commit, options), options.target)] if not options.all_stores else []
+    do: Callable[[StoreReference, Path], ViewT],
+    failed: type[ViewT],
+) -> tuple[ViewT, ...]:
+    """Do something for one store after the other, and go on after a failure; raise the first if all fail."""
     if options.all_stores:
         # Names of tasks and stores are made safe as in keys: they come from the store.
         names = ((s, encode_component(s.task), encode_component(s.store)) for s in commit.record.stores)
         targets = [(s, options.target / task / store) for s, task, store in names]
-    outcomes: list[Outcome[Done]] = []
+    else:
+        targets = [(_the_store(commit, options), options.target)]
+    views: list[ViewT] = []
     first: Exception | None = None
     for reference, target in targets:
         try:
-            outcomes.append((reference, target, do(reference, target), None))
+            views.append(do(reference, target))
         except (StoreError, EngineError, FormatError, OSError) as error:
             named = error
             if first is None and isinstance(error, DamagedError):
                 # Of the first one alone: to find out which commit is whole may take long.
                 named = repository.name_complete(options.scope, error)
             first = first or named
-            outcomes.append((reference, target, None, describe(named, "restore")))
-    if first is not None and all(failure is not None for *_, failure in outcomes):
+            views.append(failed(reference=reference, target=target, failure=describe(named, "restore")))
+    if first is not None and all(view.failure is not None for view in views):
         raise first
-    return outcomes
+    return tuple(views)
 
 
 def _lines(view: RestoreView | RestorePlanView, columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> list[str]:

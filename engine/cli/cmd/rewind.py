@@ -20,12 +20,7 @@ class CommittedView(msgspec.Struct, frozen=True, kw_only=True):
     source_number: int
 
 
-@verb(
-    "rewind",
-    short_help="Make an older commit the newest again.",
-    prints=(CommittedView,),
-    example="tidemark rewind -r file:///backups --job flights v7",
-)
+@verb("rewind", "Make an older commit the newest again.", prints=(CommittedView,))
 @click.argument("commit", type=COMMIT)
 @scope_options(task=True)
 def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
@@ -33,6 +28,8 @@ def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
 
     COMMIT is a number, v8, 8_<uid>, @TIME or a name. No bytes are copied and nothing is lost: the commits in between
     stay until retention takes them.
+
+    Example: tidemark rewind -r file:///backups --job flights v7
     """
     with session.open() as repository:
         target = session.find(repository, scope, commit)
@@ -40,12 +37,7 @@ def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
     _show(session, made, target)
 
 
-@verb(
-    "fork",
-    short_help="Begin a new job with the stores of a commit.",
-    prints=(CommittedView,),
-    example="tidemark fork -r file:///backups --job flights v7 flights-replay",
-)
+@verb("fork", "Begin a new job with the stores of a commit.", prints=(CommittedView,))
 @click.argument("commit", type=COMMIT)
 @click.argument("new_job")
 @scope_options(task=True)
@@ -54,6 +46,8 @@ def fork(session: Session, *, commit: CommitChoice, new_job: str, scope: Scope, 
     """Begin a new job with the stores of a commit. No bytes are copied.
 
     COMMIT is latest, a number, v8, 8_<uid>, @TIME or a name; NEW_JOB must have no commits yet.
+
+    Example: tidemark fork -r file:///backups --job flights v7 flights-replay
     """
     new_scope = choose_scope(new_job, commit_per_task=scope.task is not None, task=new_task or scope.task)
     with session.open() as repository:

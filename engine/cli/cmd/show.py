@@ -1,7 +1,7 @@
 """The verb `show`."""
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import click
 import msgspec
@@ -10,7 +10,7 @@ from blobstore.concurrency import map_bounded
 from engine.cli.choices import INDEXES_IN_FLIGHT_MAX, choose_stores
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, scope_options, store_options
-from engine.cli.output import CommitView, names_by_commit, view_commit
+from engine.cli.output import CommitView, extend, names_by_commit, view_commit
 from engine.cli.session import Session, verb
 from engine.text import table
 from index.plan.commits import Commit
@@ -48,19 +48,16 @@ class FileView(msgspec.Struct, frozen=True, kw_only=True):
     sst_file_number: int | None = None
 
 
-class StoreView(msgspec.Struct, frozen=True, kw_only=True):
+class StoreView(StoreReference, frozen=True, kw_only=True):
     """One store as a commit names it, with what its index says."""
 
-    task: str
-    store: str
-    version: int
-    unique_id: str
-    files_count: int
-    size_bytes: int
-    # The commit that brought this snapshot; later ones carry it over.
-    since_number: int
-    index_key: str
-    index_bytes: int
+    json_omitted: ClassVar = ("index", "number")
+    json_properties: ClassVar = {
+        "since_number": "number",
+        "index_key": "index.key",
+        "index_bytes": "index.size_bytes",
+    }
+
     blobs_count: int
     # Bytes of the files in blobs and packs; `inline_bytes` more are in the index.
     blobs_bytes: int
@@ -84,12 +81,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreView, ...]
 
 
-@verb(
-    "show",
-    short_help="Show what a commit holds.",
-    prints=(ShowView,),
-    example="tidemark show -r file:///backups --job flights v8 --files",
-)
+@verb("show", "Show what a commit holds.", prints=(ShowView,))
 @click.argument("commit", type=COMMIT, default="latest")
 @scope_options()
 @store_options(default=False)
@@ -100,6 +92,8 @@ def show(
     """Show what a commit holds: stores, files, blobs, packs with their dead bytes, and lineage.
 
     COMMIT is latest (as when it is left out), a number, v8, 8_<uid>, @TIME or a name.
+
+    Example: tidemark show -r file:///backups --job flights v8 --files
     """
     with session.open() as repository:
         found = session.find(repository, scope, commit)
@@ -163,16 +157,9 @@ def view_store(reference: StoreReference, index: SnapshotIndex, *, files: bool =
         for p in index.packs
     )
     inline = [len(file.inline) for _, file in found if file.inline is not None]
-    return StoreView(
-        task=reference.task,
-        store=reference.store,
-        version=reference.version,
-        unique_id=reference.unique_id,
-        files_count=len(found),
-        size_bytes=sum(file.metadata.size_bytes for _, file in found),
-        since_number=reference.number,
-        index_key=reference.index.key,
-        index_bytes=reference.index.size_bytes,
+    return extend(
+        StoreView,
+        reference,
         blobs_count=len(ranges),
         blobs_bytes=sum(covered.values()),
         inline_count=len(inline),
@@ -220,7 +207,7 @@ def _stores_table(stores: Sequence[StoreView]) -> list[str]:
             printable(s.store),
             str(s.version),
             printable(s.unique_id),
-            str(s.since_number),
+            str(s.number),
             f"{s.files_count:,}",
             human_bytes(s.size_bytes),
             f"{s.blobs_count:,}",
@@ -236,7 +223,7 @@ def _stores_table(stores: Sequence[StoreView]) -> list[str]:
 def _store_lines(store: StoreView) -> list[str]:
     """Format what the table does not show: packs, lineage and, where asked for, files."""
     lines = [
-        f"index    {store.index_key} ({human_bytes(store.index_bytes)})",
+        f"index    {store.index.key} ({human_bytes(store.index.size_bytes)})",
         f"blobs    {count(store.blobs_count, 'blob')} with {human_bytes(store.blobs_bytes)} of files",
         f"inline   {count(store.inline_count, 'file')} with {human_bytes(store.inline_bytes)} in the index itself",
     ]

@@ -72,10 +72,9 @@ class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
 
 @verb(
     "backup",
+    "Back up a checkpoint while its query runs.",
     group="spark",
-    short_help="Back up a checkpoint while its query runs.",
     prints=(CheckpointBackupResult, SparkBackupPlanView),
-    example="tidemark spark backup /checkpoints/flights file:///backups",
 )
 @checkpoint_and_repository
 @click.option("--job", "-j", cls=Setting, metavar="JOB", help="Job of the backups.  [default: spark-<query id>]")
@@ -99,6 +98,8 @@ def spark_backup(
 
     The query may go on meanwhile. What is new is checked before it is taken over, and what the last backup has is not
     sent again. From an object store, what is new is fetched to a directory of this machine (--scratch) first.
+
+    Example: tidemark spark backup /checkpoints/flights file:///backups
     """
     if dry_run and watch is not None:
         raise UsageError("--dry-run and --watch", operation="spark backup", hint="give one of them")
@@ -202,10 +203,9 @@ class SparkRestorePlanView(CheckpointRestorePlan, frozen=True, kw_only=True):
 
 @verb(
     "restore",
+    "Restore a checkpoint as one of its batches left it.",
     group="spark",
-    short_help="Restore a checkpoint as one of its batches left it.",
     prints=(RestoredCheckpoint, SparkRestorePlanView),
-    example="tidemark spark restore file:///backups /checkpoints/new --batch 41",
 )
 @repository_and_checkpoint
 @click.option("--job", "-j", cls=Setting, metavar="JOB", help="Job name.  [default: the only job with checkpoints]")
@@ -233,6 +233,8 @@ def spark_restore(
     """Restore a checkpoint to CHECKPOINT, a directory or s3://bucket/prefix, whole or not at all.
 
     A query that is started there goes on after the batch. On an object store an older batch needs a new prefix.
+
+    Example: tidemark spark restore file:///backups /checkpoints/new --batch 41
     """
     if options.batch is not None and at is not None:
         raise UsageError("--batch and --at", operation="spark restore", hint="each chooses a backup alone")
@@ -327,11 +329,10 @@ class SparkCheckView(CheckReport, frozen=True, kw_only=True):
 
 @verb(
     "check",
+    "Check that all committed state is there and whole.",
     group="spark",
     needs_repository=False,
-    short_help="Check that all committed state is there and whole.",
     prints=(SparkCheckView,),
-    example="tidemark spark check /checkpoints/flights --json",
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @click.option(
@@ -355,6 +356,8 @@ def spark_check(
 
     Every committed batch has to be there whole, block by block. Ends with 4 if something is damaged. Warnings and waste
     are shown, and do not count, unless --strict says that warnings do.
+
+    Example: tidemark spark check /checkpoints/flights --json
     """
     settings = session.store_settings()
     if on_spark:

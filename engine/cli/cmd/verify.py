@@ -14,12 +14,7 @@ from index.snapshot.model import Scope
 from index.text import count, human_bytes, printable
 
 
-@verb(
-    "verify",
-    short_help="Check that what is committed is there and whole.",
-    prints=(VerifyReport,),
-    example="tidemark verify -r file:///backups --level content --sample 10%",
-)
+@verb("verify", "Check that what is committed is there and whole.", prints=(VerifyReport,))
 @click.argument("commits", type=COMMIT, nargs=-1, metavar="[COMMIT]...")
 @scope_options(job_required=False, task=True)
 @click.option(
@@ -46,6 +41,8 @@ def verify(
 
     Checks the given commits of a job, all of a job, or without --job all of the repository, names included. Ends with
     4 if something is missing or altered, with 3 if only a TTL is left to remove.
+
+    Example: tidemark verify -r file:///backups --level content --sample 10%
     """
     if commits and scope is None:
         raise UsageError("commits are numbered by job", operation="verify", hint="say --job")

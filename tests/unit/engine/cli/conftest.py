@@ -32,7 +32,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Common]:
     """The common options of each run; the runs end there."""
     seen: list[Common] = []
 
-    def stop(self: session.Session, verb: str, common: Common) -> None:
+    def stop(self: session.Session, verb: str, common: Common, values: object) -> None:
         seen.append(common)
         raise click.exceptions.Exit(0)
 

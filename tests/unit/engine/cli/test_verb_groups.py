@@ -24,7 +24,7 @@ def group_told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """What the verbs of a group `tide` were given."""
     told: Told = {}
 
-    @verb("backup", group="tide", example="tidemark tide backup x")
+    @verb("backup", group="tide")
     @checkpoint_and_repository
     @click.option("--depth")
     @on_spark_option
@@ -32,12 +32,12 @@ def group_told(monkeypatch: pytest.MonkeyPatch) -> Told:
         told.update(checkpoint=checkpoint, depth=depth, on_spark=on_spark)
         told.update(verb=session.verb, repository=session.common.repository)
 
-    @verb("restore", group="tide", example="tidemark tide restore x")
+    @verb("restore", group="tide")
     @repository_and_checkpoint
     def restore(session: Session, checkpoint: str) -> None:
         told.update(checkpoint=checkpoint, verb=session.verb, repository=session.common.repository)
 
-    @verb("check", group="tide", needs_repository=False, example="tidemark tide check x")
+    @verb("check", group="tide", needs_repository=False)
     @click.argument("checkpoint")
     def check(session: Session, checkpoint: str) -> None:
         told.update(checkpoint=checkpoint, verb=session.verb, repository=session.common.repository)
