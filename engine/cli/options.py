@@ -402,13 +402,11 @@ def figures_option(function: Decorated) -> Decorated:
 def transfer_options(function: Decorated) -> Decorated:
     """Add the fields of `TransferSettings`."""
     for key in reversed(TRANSFER_KEYS):
-        flag = f"--{key.replace('_', '-')}"
-        if key == "in_flight_max":
-            text = f"Requests under way at once.  [default: {TransferSettings().in_flight_max}]"
-            function = click.option(flag, cls=Setting, type=int, metavar="N", help=text)(function)
-        elif key != TRUST_STAT:
-            function = click.option(flag, cls=Setting, type=SIZE, metavar="SIZE", hidden=True)(function)
-    return function
+        if key not in {"in_flight_max", TRUST_STAT}:
+            flag = f"--{key.replace('_', '-')}"
+            function = click.option(flag, cls=Setting, type=SIZE, hidden=True)(function)
+    text = f"Requests under way at once.  [default: {TransferSettings().in_flight_max}]"
+    return click.option("--in-flight-max", cls=Setting, type=int, metavar="N", help=text)(function)
 
 
 def trust_stat_option(function: Decorated) -> Decorated:
@@ -475,10 +473,9 @@ def checkpoint_and_repository(function: Decorated) -> Decorated:
     return click.argument("checkpoint", metavar="CHECKPOINT")(function)
 
 
-def on_spark_option(
-    function: Decorated, text: str = "Spread the stores over the executors of a Spark session."
-) -> Decorated:
+def on_spark_option(function: Decorated) -> Decorated:
     """Add `--on-spark`: work on the executors of a Spark session."""
+    text = "Spread the work over the executors of a Spark session."
     return click.option("--on-spark", cls=Setting, is_flag=True, help=text)(function)
 
 

@@ -6,7 +6,7 @@ The schema of `--json` is the structs of the results themselves, with these rule
 - an enum is its name in lower case, bytes are hexadecimal, a path of names is joined by slashes;
 - a time `..._at_ms`, in milliseconds since the epoch, has a sibling `..._at` in ISO 8601, UTC, and so has `now_ms`;
 - what a struct names in `json_properties`, its properties and fields of its fields by the names that they have in JSON,
-  follows its own fields, and what it names in `json_omitted` is left out.
+  follows its own fields, and what it names in `json_omitted` is left out; what is in a field that is null is null.
 
 Everything is output of schema 1: fields are only ever added, and sizes are in bytes.
 """
@@ -15,7 +15,6 @@ import functools
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
-from operator import attrgetter
 from pathlib import PurePath
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
@@ -138,23 +137,29 @@ def _json_fields(kind: type[msgspec.Struct]) -> Iterator[JsonField]:
         if field.name == "path" and get_origin(field.type) is tuple:
             yield JsonField(field.name, str, field.name, "path")
             continue
-        yield JsonField(field.encode_name, json_type_of(field.type), field.name)
-        time = field.encode_name.removesuffix("_ms")
-        if time != field.encode_name and (time == "now" or time.endswith("_at")):
-            shown = str | None if type(None) in get_args(field.type) else str
-            yield JsonField(time, shown, field.name, "time")
+        yield from _with_time(field.encode_name, field.type, field.name)
     properties: Mapping[str, str] = getattr(kind, "json_properties", {})
     for name, path in properties.items():
-        yield JsonField(name, json_type_of(_type_at(kind, path)), path)
+        yield from _with_time(name, _type_at(kind, path), path)
+
+
+def _with_time(name: str, kind: Any, path: str) -> Iterator[JsonField]:  # noqa: ANN401  (a type)
+    yield JsonField(name, json_type_of(kind), path)
+    time = name.removesuffix("_ms")
+    if time != name and (time == "now" or time.endswith("_at")):
+        yield JsonField(time, str | None if type(None) in get_args(kind) else str, path, "time")
 
 
 def _type_at(kind: Any, path: str) -> Any:  # noqa: ANN401  (a type)
     """Return the declared type of a field, or of a property, of a struct or of what is in it."""
+    is_optional = False
     for name in path.split("."):
+        if type(None) in get_args(kind):
+            is_optional, [kind] = True, [one for one in get_args(kind) if one is not type(None)]
         attribute = getattr(kind, name, None)
         holder = attribute.fget if isinstance(attribute, property) else kind
         kind = typing.get_type_hints(holder)["return" if isinstance(attribute, property) else name]
-    return kind
+    return kind | None if is_optional else kind
 
 
 def json_type_of(kind: Any) -> Any:  # noqa: ANN401, PLR0911  (a type: one answer for each kind)
@@ -201,13 +206,14 @@ def to_json(value: Any) -> Any:  # noqa: ANN401, PLR0911  (a result, or what is 
             return value
 
 
-def _read(value: msgspec.Struct, field: JsonField) -> Any:  # noqa: ANN401  (as above)
-    found = attrgetter(field.attribute)(value)
+def _read(value: Any, field: JsonField) -> Any:  # noqa: ANN401  (as above)
+    for name in field.attribute.split("."):
+        value = getattr(value, name) if value is not None else None
     if field.form == "time":
-        return iso_time(found) if found is not None else None
+        return iso_time(value) if value is not None else None
     if field.form == "path":
-        return "/".join(found)
-    return to_json(found)
+        return "/".join(value)
+    return to_json(value)
 
 
 # ---------------------------------------------------------------------- a structured log

@@ -182,6 +182,13 @@ class Session:
         """Warn of what changes nothing of the result."""
         self._say("warning", text, f"warning: {printable(text)}")
 
+    def warn_of_restore(self, *, pinned: bool, leftovers: Sequence[str] = ()) -> None:
+        """Warn of what a restore could not do."""
+        if not pinned:
+            self.warn("no pin could be written: a collection at the same time could have taken the commit")
+        if leftovers:
+            self.warn(f"could not be removed: {', '.join(leftovers)}")
+
     def say(self, text: str) -> None:
         """Print a line on stderr, unless for `--quiet`."""
         if not self.common.quiet:

@@ -92,10 +92,8 @@ def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
     history = history_path(directory) if directory is not None else None
     with session.open() as repository:
         drill = _run(session, repository, options, history)
-    if not drill.pinned:
-        session.warn("no pin could be written: a collection at the same time could have taken the commit")
-    if drill.kept_at and not options.keep:
-        session.warn(f"could not be removed: {drill.kept_at}")
+    leftovers = [drill.kept_at] if drill.kept_at and not options.keep else []
+    session.warn_of_restore(pinned=drill.pinned, leftovers=leftovers)
     is_written = _append(session, history, drill)
     lines = [summary_line(drill)]
     if not options.one_line:

@@ -1,7 +1,6 @@
 """The verb `collect`, the only one that deletes, and the verbs below it (design 0006)."""
 
 import contextlib
-import functools
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,10 +27,6 @@ from index.plan.retention import RetentionPolicy
 from index.snapshot.keys import RunId, audit_key, check_run_id
 from index.text import count, human_bytes, human_duration, iso_time, printable
 
-VERBS: Final = {
-    "explain": "collect_verbs:explain",
-    "verify-plan": "collect_verbs:verify_plan",
-}
 # Of those that nobody gave a place to, the newest stay.
 PLANS_KEPT_MAX: Final = 10
 
@@ -62,7 +57,7 @@ class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
     "collect",
     "Delete what no commit, name or reader needs.",
     cls=VerbGroup,
-    commands=Verbs(VERBS),
+    commands=Verbs({"explain": "collect_verbs:explain", "verify-plan": "collect_verbs:verify_plan"}),
     invoke_without_command=True,
     subcommand_metavar="[VERB [ARGS]...]",
     prints=(CollectView,),
@@ -84,7 +79,7 @@ class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("-v", "--verbose", is_flag=True, help="Each key with its reason, and each commit kept.")
 @click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")
-@functools.partial(on_spark_option, text="Spread the work over the executors of a Spark session.")
+@on_spark_option
 @figures_option
 def collect(session: Session, options: CollectOptions) -> ExitCode:
     """Delete what no kept commit, name or reader needs. The only verb that deletes.

@@ -15,9 +15,8 @@ class DiscardView(Discarded, frozen=True, kw_only=True):
     """`discard`."""
 
     json_omitted: ClassVar = ("boundary",)
-
-    # Of the boundary written in its place; None of a name or a pin.
-    boundary_number: int | None
+    # Of the boundary written in its place; null of a name or a pin.
+    json_properties: ClassVar = {"boundary_number": "boundary.number"}
 
 
 @verb("discard", "Remove one damaged record, boundary, name or pin.", prints=(DiscardView,))
@@ -45,5 +44,7 @@ def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
             if not yes and not session.confirm("discard it for ever?", lines=lines, refused=refused):
                 return
             done = repository.discard(key)
-    view = extend(DiscardView, done, boundary_number=done.boundary.number if done.boundary is not None else None)
-    session.show(view, [printable(f"{'would discard' if dry_run else 'discarded'} {done.key}: {done.meaning}")])
+    session.show(
+        extend(DiscardView, done),
+        [printable(f"{'would discard' if dry_run else 'discarded'} {done.key}: {done.meaning}")],
+    )

@@ -1,12 +1,12 @@
 """The verb `history`: the commits of a job with what each brought, what became of it, and how to restore it."""
 
-from typing import Final
+from typing import ClassVar, Final
 
 import click
 import msgspec
 
 from engine.cli.options import MOMENT, limit_option, scope_options
-from engine.cli.output import view_commit
+from engine.cli.output import extend, view_commit
 from engine.cli.session import Session, verb
 from engine.errors import NotFoundError
 from engine.inspect.history import ENTRIES_MAX, HistoryEntry, State, format_offsets
@@ -18,41 +18,32 @@ OFFSETS_SHOWN_MAX: Final = 24
 NAMES_SHOWN_MAX: Final = 32
 
 
-class HistoryEntryView(msgspec.Struct, frozen=True, kw_only=True):
-    """One record; what cannot be read of it is null or empty."""
+class HistoryEntryView(HistoryEntry, frozen=True, kw_only=True):
+    """One record; what cannot be read of it is null or empty, and so is what a commit brought if nobody has looked."""
 
-    number: int
-    # open, closed, void, damaged or named.
-    state: str
+    json_omitted: ClassVar = ("commit", "share")
+    json_properties: ClassVar = {
+        "version": "commit.record.version",
+        "committed_at_ms": "commit.committed_at_ms",
+        # The commit that a rewind or a fork took its stores from, and whose that is.
+        "source_number": "commit.record.source.number",
+        "source_job": "commit.record.source_scope.job",
+        "source_commit_task": "commit.record.source_scope.task",
+        "new_files": "share.files_new",
+        "new_bytes": "share.bytes_new",
+        "retained_files": "share.files_retained",
+        "retained_bytes": "share.bytes_retained",
+        "uploaded_bytes": "share.bytes_uploaded",
+    }
+
     # commit, rewind or fork; empty of a damaged record that no name holds.
     kind: str = ""
-    version: int | None = None
-    committed_at_ms: int | None = None
-    # The commit that a rewind or a fork took its stores from, and whose that is.
-    source_number: int | None = None
-    source_job: str | None = None
-    source_commit_task: str | None = None
-    # The rewind that left it behind.
-    rewound_by: int | None
     stores_count: int = 0
     files_count: int = 0
     size_bytes: int = 0
-    # Null: nobody has looked, or an index cannot be read.
-    new_files: int | None = None
-    new_bytes: int | None = None
-    retained_files: int | None = None
-    retained_bytes: int | None = None
-    uploaded_bytes: int | None = None
     offsets: str = ""
-    names: tuple[str, ...]
-    pins_count: int
     # What `restore`, `fork` and `keys` take for it; empty: it cannot be restored.
-    restore_options: str
-    problem: str
-
-    @property
-    def committed_at(self) -> str:
-        return iso_time(self.committed_at_ms) if self.committed_at_ms is not None else ""
+    restore_options: str = ""
 
 
 class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,58 +91,28 @@ def history(session: Session, *, scope: Scope, limit: int, since: Moment | None,
 
 
 def _view_entry(entry: HistoryEntry) -> HistoryEntryView:
-    restore_options = ""
-    if entry.restores:
-        restore_options = f"--name {entry.held_by}" if entry.held_by else f"--number {entry.number}"
-    view = HistoryEntryView(
-        number=entry.number,
-        state=entry.state.value,
-        rewound_by=entry.rewound_by,
-        names=entry.names,
-        pins_count=entry.pins_count,
-        restore_options=restore_options,
-        problem=entry.problem,
-    )
-    if (commit := entry.commit) is not None:
-        record, sums = commit.record, view_commit(commit)
-        view = msgspec.structs.replace(
-            view,
-            kind=record.kind,
-            version=record.version,
-            committed_at_ms=commit.committed_at_ms,
-            source_number=record.source.number if record.source is not None else None,
-            source_job=record.source_scope.job if record.source_scope is not None else None,
-            source_commit_task=record.source_scope.task if record.source_scope is not None else None,
-            stores_count=sums.stores_count,
-            files_count=sums.files_count,
-            size_bytes=sums.size_bytes,
-            offsets=record.offsets,
-        )
-    if (share := entry.share) is not None:
-        view = msgspec.structs.replace(
-            view,
-            new_files=share.files_new,
-            new_bytes=share.bytes_new,
-            retained_files=share.files_retained,
-            retained_bytes=share.bytes_retained,
-            uploaded_bytes=share.bytes_uploaded,
-        )
-    return view
+    restore_options = f"--name {entry.held_by}" if entry.held_by else f"--number {entry.number}"
+    view = extend(HistoryEntryView, entry, restore_options=restore_options if entry.restores else "")
+    if entry.commit is None:
+        return view
+    record, shown = entry.commit.record, view_commit(entry.commit)
+    sums = {name: getattr(shown, name) for name in ("stores_count", "files_count", "size_bytes")}
+    return msgspec.structs.replace(view, kind=record.kind, offsets=record.offsets, **sums)
 
 
 def _lines(view: HistoryView) -> list[str]:
     rows = [
         (
             str(e.number),
-            "-" if e.version is None else str(e.version),
-            e.committed_at.replace("T", " ").removesuffix("Z")[:-4] or "-",
-            "-" if e.new_bytes is None else human_bytes(e.new_bytes),
-            "-" if e.new_files is None else f"{e.new_files:,}",
-            "-" if e.retained_bytes is None else human_bytes(e.retained_bytes),
+            "-" if e.commit is None else str(e.commit.record.version),
+            "-" if e.commit is None else iso_time(e.commit.committed_at_ms).replace("T", " ").removesuffix("Z")[:-4],
+            "-" if e.share is None else human_bytes(e.share.bytes_new),
+            "-" if e.share is None else f"{e.share.files_new:,}",
+            "-" if e.share is None else human_bytes(e.share.bytes_retained),
             str(e.stores_count),
             format_offsets(e.offsets, OFFSETS_SHOWN_MAX) or "-",
             printable(shortened(", ".join(e.names), NAMES_SHOWN_MAX)) or "-",
-            _describe(e, view),
+            _describe(e, view.scope),
         )
         for e in view.entries
     ]
@@ -164,8 +125,8 @@ def _lines(view: HistoryView) -> list[str]:
     if shown is None:
         return lines
     options = printable(shown.restore_options)
-    if shown.state == State.OPEN:
-        options += f", or --version {shown.version}, --at {shown.committed_at}"
+    if shown.state is State.OPEN and (commit := shown.commit) is not None:
+        options += f", or --version {commit.record.version}, --at {iso_time(commit.committed_at_ms)}"
     return [
         *lines,
         "",
@@ -175,25 +136,26 @@ def _lines(view: HistoryView) -> list[str]:
 
 
 _BECAME: Final = {
-    State.CLOSED.value: "closed by a collection",
-    State.VOID.value: "void: it came too late",
-    State.DAMAGED.value: "DAMAGED",
-    State.NAMED.value: "held by its name alone",
+    State.CLOSED: "closed by a collection",
+    State.VOID: "void: it came too late",
+    State.DAMAGED: "DAMAGED",
+    State.NAMED: "held by its name alone",
 }
 
 
-def _describe(entry: HistoryEntryView, of: HistoryView) -> str:
+def _describe(entry: HistoryEntryView, scope: Scope) -> str:
     """Say in a few words what became of a record."""
     parts = []
-    if entry.kind in {"rewind", "fork"} and entry.source_number is not None:
-        source = Scope(entry.source_job, entry.source_commit_task) if entry.source_job is not None else of.scope
-        where = f" of {printable(str(source))}" if source != of.scope else ""
-        parts.append(f"{entry.kind} {'to' if entry.kind == 'rewind' else 'from'} {entry.source_number}{where}")
+    record = entry.commit.record if entry.commit is not None else None
+    if record is not None and record.kind != "commit" and record.source is not None:
+        elsewhere = record.source_scope not in {None, scope}
+        where = f" of {printable(str(record.source_scope))}" if elsewhere else ""
+        parts.append(f"{record.kind} {'to' if record.kind == 'rewind' else 'from'} {record.source.number}{where}")
     if entry.rewound_by is not None:
         parts.append(f"left behind by {entry.rewound_by}")
     if entry.state in _BECAME:
         parts.append(_BECAME[entry.state])
-    if entry.restore_options and entry.state not in {State.OPEN, State.NAMED}:
+    if entry.restores and entry.state not in {State.OPEN, State.NAMED}:
         parts.append(f"held by {printable(shortened(entry.names[0], NAMES_SHOWN_MAX))}")
     if entry.pins_count:
         parts.append(f"being read ({count(entry.pins_count, 'pin')})")

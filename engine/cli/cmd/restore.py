@@ -168,11 +168,10 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
     session.show(view, _restore_lines(view))
     if view.instead_because:
         session.warn(f"it is not the commit that was chosen: {view.instead_because}")
-    if not view.pinned:
-        session.warn("no pin could be written: a collection at the same time could have taken the commit")
-    for restored in view.stores:
-        if restored.result is not None and restored.result.leftovers:
-            session.warn(f"could not be removed: {', '.join(restored.result.leftovers)}")
+    session.warn_of_restore(pinned=view.pinned)
+    for one in view.stores:
+        if one.result is not None:
+            session.warn_of_restore(pinned=True, leftovers=one.result.leftovers)
     return _exit_code(view.stores)
 
 

@@ -13,10 +13,9 @@ from engine.cli.options import COMMIT, scope_options, store_options
 from engine.cli.output import CommitView, extend, names_by_commit, view_commit
 from engine.cli.session import Session, verb
 from engine.text import table
-from index.plan.commits import Commit
 from index.snapshot.contents import files_of
 from index.snapshot.model import FileBlob, FileIndex, LineageItem, Scope, SnapshotIndex
-from index.snapshot.records import StoreReference
+from index.snapshot.records import CommitRecord, StoreReference
 from index.text import count, human_bytes, iso_time, printable, shortened
 
 OFFSETS_LINE_MAX: Final = 400
@@ -73,11 +72,16 @@ class StoreView(StoreReference, frozen=True, kw_only=True):
 class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     """`show`."""
 
+    json_omitted: ClassVar = ("record",)
+    json_properties: ClassVar = {
+        "predecessor_number": "record.predecessor.number",
+        "source_number": "record.source.number",
+        "source_job": "record.source_scope.job",
+        "source_commit_task": "record.source_scope.task",
+    }
+
     commit: CommitView
-    predecessor_number: int | None
-    source_number: int | None
-    source_job: str | None
-    source_commit_task: str | None
+    record: CommitRecord
     stores: tuple[StoreView, ...]
 
 
@@ -106,26 +110,18 @@ def show(
 
             # A few indexes are in memory at a time.
             stores = repository.loop.run(map_bounded(view, references, in_flight_max=INDEXES_IN_FLIGHT_MAX))
-    record = found.record
-    shown = ShowView(
-        commit=view_commit(found, names),
-        predecessor_number=record.predecessor.number if record.predecessor else None,
-        source_number=record.source.number if record.source else None,
-        source_job=record.source_scope.job if record.source_scope else None,
-        source_commit_task=record.source_scope.task if record.source_scope else None,
-        stores=tuple(stores),
-    )
-    session.show(shown, _lines(found, shown))
+    shown = ShowView(commit=view_commit(found, names), record=found.record, stores=tuple(stores))
+    session.show(shown, _lines(shown))
 
 
-def _lines(commit: Commit, view: ShowView) -> list[str]:
-    c = view.commit
-    lines = [f"commit   {c.number} of {printable(str(commit.scope))}, version {c.version}, {c.committed_at}, {c.kind}"]
-    if view.source_number is not None:
-        source = commit.record.source_scope or commit.scope
-        lines.append(f"from     commit {view.source_number} of {printable(str(source))}")
-    if view.predecessor_number is not None:
-        lines.append(f"after    commit {view.predecessor_number}")
+def _lines(view: ShowView) -> list[str]:
+    c, record = view.commit, view.record
+    lines = [f"commit   {c.number} of {printable(str(record.scope))}, version {c.version}, {c.committed_at}, {c.kind}"]
+    if record.source is not None:
+        source = record.source_scope or record.scope
+        lines.append(f"from     commit {record.source.number} of {printable(str(source))}")
+    if record.predecessor is not None:
+        lines.append(f"after    commit {record.predecessor.number}")
     if c.names:
         lines.append(f"names    {printable(', '.join(c.names))}")
     if c.offsets:

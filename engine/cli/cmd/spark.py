@@ -254,10 +254,7 @@ def spark_restore(
     restored = restored or _restore_on_spark(session, checkpoint, options)
     session.record.note(restored)
     session.show(restored, _restore_lines(restored))
-    if not restored.pinned:
-        session.warn("no pin could be written: a collection at the same time could have taken the commit")
-    if restored.leftovers:
-        session.warn(f"could not be removed: {', '.join(restored.leftovers)}")
+    session.warn_of_restore(pinned=restored.pinned, leftovers=restored.leftovers)
 
 
 def _mappings(given: Sequence[str]) -> Mapping[str, str]:
