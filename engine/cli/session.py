@@ -29,7 +29,7 @@ from engine.clock import SystemRuntime, read_now_ms
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import Choice
-from engine.records.pins import PinLease
+from engine.records.leases import PinLease
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.text import Moment

@@ -25,7 +25,6 @@ from engine.cli.output import CommitView, view_commit
 from engine.cli.session import Session, verb
 from engine.errors import DamagedError, EngineError
 from engine.records.find import Choice
-from engine.records.leases import PinLease
 from engine.records.missing import find_complete
 from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy, RestoreOptions, RestoreResult, check_patterns
