@@ -157,7 +157,7 @@ class _Both:
 
 
 def run_of(words: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return what metrics call a run: an upload that nobody can see yet is no backup that an alert may rely on."""
+    """Return what metrics call a run: an upload that nobody can see yet is not a backup to rely on."""
     verb = f"{words} --no-commit" if values.get("no_commit") else words
     return {"verb": verb, "job_name": str(values.get("job") or "")}
 

@@ -337,7 +337,7 @@ def _take(name: str, kind: Any, values: Mapping[str, Any]) -> object:  # noqa: A
         return choose(**{part: values[part] for part in parts})
     if name in values:
         return values[name]
-    # What is not said, or is no option, has its default.
+    # What is not said, or not an option, has its default.
     fields = [f for f in msgspec.structs.fields(kind) if f.required or values.get(f.name) is not None]
     return kind(**{field.name: _take(field.name, field.type, values) for field in fields})
 
