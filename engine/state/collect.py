@@ -1,8 +1,7 @@
 """Deleting the old versions of a state store: gather, plan, delete (design 0004, section 8)."""
 
-import msgspec
+from collections.abc import Collection, Mapping
 
-from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError, UsageError
 from engine.state.files import StateFileManager
@@ -22,13 +21,6 @@ from index.spark.retention import (
     plan_deletion,
     snapshots_to_delete,
 )
-
-
-class _Look(msgspec.Struct, frozen=True):
-    statuses: tuple[FileStatus, ...]
-    listing: StateListing
-    going: tuple[StateVersion, ...]
-    oldest_kept: int
 
 
 async def delete_old_versions(
@@ -78,14 +70,15 @@ async def delete_old_versions(
         if isinstance(chosen, BaseNeeded):
             # It asks for a base only where a caller's version is known.
             chosen = 0 if needed is None else await _walk_back(chosen, needed, listing, manager)
-        look = _Look(statuses, listing, snapshots_to_delete(listing.snapshots, chosen, needed), chosen)
-        if not look.going:
+        going = snapshots_to_delete(listing.snapshots, chosen, needed)
+        if not going:
             return Deleted()
         # Before the zips are looked at: an upload that ends in between is of files that are younger than what is
         # listed.
         found = [*await directory.list(SSTS), *await directory.list(LOGS)]
         shared = tuple(SharedStatus(status.path, status.modified_at_ms) for status in found if not status.is_directory)
-        files_of = await _files_of(look, manager)
+        stamps = {status.name: ZipStamp(status.size_bytes, status.modified_at_ms) for status in statuses}
+        files_of = await _files_of(manager, {of: stamps[snapshot_name(of)] for of in listing.snapshots}, going, chosen)
         plan = plan_deletion(listing, files_of, shared, oldest_kept=chosen, needed=needed)
         if plan is None:
             return Deleted()
@@ -125,29 +118,32 @@ async def _walk_back(wanted: BaseNeeded, needed: Resolution, listing: StateListi
     return 0 if answer.base is None else answer.base.version
 
 
-async def _files_of(look: _Look, manager: StateFileManager) -> dict[StateVersion, frozenset[str]]:
+async def _files_of(
+    manager: StateFileManager,
+    snapshots: Mapping[StateVersion, ZipStamp],
+    going: Collection[StateVersion],
+    oldest_kept: int,
+) -> dict[StateVersion, frozenset[str]]:
     """Return the paths that each snapshot names, from memory or from its zip."""
-    stamps = {status.name: ZipStamp(status.size_bytes, status.modified_at_ms) for status in look.statuses}
 
     async def read(of: StateVersion) -> tuple[StateVersion, frozenset[str] | None]:
-        stamp = stamps[snapshot_name(of)]
         # The one that stays at the end is read again, as in Spark: some stores have times in whole seconds.
-        is_sure = of.unique_id is not None or of.version != look.oldest_kept
-        paths = manager.known.named_by(of, stamp) if is_sure else None
+        is_sure = of.unique_id is not None or of.version != oldest_kept
+        paths = manager.known.named_by(of, snapshots[of]) if is_sure else None
         if paths is not None:
             return of, paths
         try:
             metadata = (await manager.read_snapshot(of)).metadata
         except (DamagedError, FormatError) as error:
-            if of in look.going or isinstance(error, VersionMissingError):
+            if of in going or isinstance(error, VersionMissingError):
                 # It is not needed any more, or was just deleted by another process. No other snapshot names its files.
                 return of, None
             error.add_note("a snapshot that stays cannot be read, so nothing was deleted: what it names is not known")
             raise
         files = (*metadata.sst_files, *metadata.log_files)
         paths = frozenset(shared_path(file.stored_name) for file in files)
-        manager.known.remember_named(of, paths, stamp)
+        manager.known.remember_named(of, paths, snapshots[of])
         return of, paths
 
-    found = await map_bounded(read, look.listing.snapshots, in_flight_max=manager.settings.fetches_max)
+    found = await map_bounded(read, snapshots, in_flight_max=manager.settings.fetches_max)
     return {of: paths if paths is not None else frozenset() for of, paths in found}

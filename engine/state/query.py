@@ -163,34 +163,58 @@ class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
     schemas: tuple[str, ...] = ()
 
 
-class _OperatorAt(msgspec.Struct, frozen=True):
+class _Committed(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     commit: BatchCommit
     offsets: BatchOffsets
-    operator: StateOperator
 
-    def settings(self, base: StateStoreSettings) -> StateStoreSettings:
+    def describe(self, metadata: OperatorMetadata, stores: tuple[str, ...]) -> StateOperator:
+        """Describe an operator as the batch left it, with partitions by the commit, or else by the pinned settings."""
+        if self.commit.unique_ids is not None:
+            count = len(self.commit.unique_ids.get(metadata.id, ()))
+        elif metadata.name in _SINGLE_PARTITION:
+            count = 1
+        else:
+            # After an offline repartition the metadata of the operator still has the old number.
+            pinned = self.offsets.conf.get(_PARTITIONS_KEY, "")
+            count = int(pinned) if pinned.isdecimal() else max((s.partitions_count for s in metadata.stores), default=0)
+            if not 0 < count <= _PARTITIONS_MAX:
+                message = f"gives operator {metadata.id} {count} partitions, and 1 to {_PARTITIONS_MAX} can be"
+                raise BatchLogError(message, subject=f"{OFFSETS}/{self.batch}")
+        schemas = (path for store in metadata.stores for path in store.schema_paths)
+        return StateOperator(
+            id=metadata.id,
+            name=metadata.name,
+            stores=stores,
+            partitions_count=count,
+            # Spark describes an operator in this form exactly if its stores have virtual column families.
+            column_families=metadata.version > 1,
+            # Absolute, of wherever it was made.
+            schemas=tuple(path.rpartition(f"/{_SCHEMAS}/")[2] for path in schemas),
+        )
+
+    def settings_of(self, operator: StateOperator, base: StateStoreSettings) -> StateStoreSettings:
         format_version: Literal[1, 2] = 1 if self.commit.unique_ids is None else 2
-        families = self.operator.column_families
+        families = operator.column_families
         pinned = msgspec.structs.replace(base, format_version=format_version, column_families=families)
         with _of_file(f"{OFFSETS}/{self.batch}"):
             return StateStoreSettings.from_conf(self.offsets.conf, pinned)
 
-    def version(self, partition: int, store: str) -> StateVersion:
-        found, unique_ids = self.operator, self.commit.unique_ids
-        if store not in found.stores:
-            have = ", ".join(found.stores)
-            raise _no_such(f"operator {found.id} ({found.name}) has no store {store!r}, but {have}", self.batch)
-        if not 0 <= partition < found.partitions_count:
-            raise _no_such(f"operator {found.id} ({found.name}) has no partition {partition}", self.batch)
+    def version_of(self, operator: StateOperator, partition: int, store: str) -> StateVersion:
+        unique_ids = self.commit.unique_ids
+        which = f"operator {operator.id} ({operator.name})"
+        if store not in operator.stores:
+            raise _no_such(f"{which} has no store {store!r}, but {', '.join(operator.stores)}", self.batch)
+        if not 0 <= partition < operator.partitions_count:
+            raise _no_such(f"{which} has no partition {partition}", self.batch)
         if unique_ids is None:
             return StateVersion(self.batch + 1)
-        ids = unique_ids[found.id][partition]
-        if len(ids) != len(found.stores):
-            reason = f"has {len(ids)} ids for the {len(found.stores)} stores of operator {found.id}"
+        ids = unique_ids[operator.id][partition]
+        if len(ids) != len(operator.stores):
+            reason = f"has {len(ids)} ids for the {len(operator.stores)} stores of operator {operator.id}"
             raise BatchLogError(reason, subject=f"{COMMITS}/{self.batch}")
         with _of_file(f"{COMMITS}/{self.batch}"):
-            return StateVersion(self.batch + 1, check_unique_id(ids[found.stores.index(store)]))
+            return StateVersion(self.batch + 1, check_unique_id(ids[operator.stores.index(store)]))
 
 
 class StoreAt(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,12 +225,9 @@ class StoreAt(msgspec.Struct, frozen=True, kw_only=True):
     settings: StateStoreSettings
 
 
-class QueryAt(msgspec.Struct, frozen=True, kw_only=True):
+class QueryAt(_Committed, frozen=True, kw_only=True):
     """A query as one committed batch left it."""
 
-    batch: int
-    commit: BatchCommit
-    offsets: BatchOffsets
     # By id; none for a query without state.
     operators: tuple[StateOperator, ...]
     # Every store of every partition of every operator, in this order.
@@ -268,32 +289,31 @@ class StreamingCheckpoint:
             UnsafeNameError: An id in the commit log, or the name of a store, cannot be part of a path.
             UsageError: A pinned setting is unknown.
         """
-        batch, commit, offsets = await self._committed(batch)
-        operators = await self._operators(batch, commit, offsets)
+        at = await self._committed(batch)
+        operators = await self._operators(at)
         stores = []
         for operator in operators:
-            found = _OperatorAt(batch, commit, offsets, operator)
-            settings = found.settings(base)
+            settings = at.settings_of(operator, base)
             for partition in range(operator.partitions_count):
                 for store in operator.stores:
                     of = StoreId(operator.id, partition, store)
-                    stores.append(StoreAt(id=of, at=found.version(partition, store), settings=settings))
-        return QueryAt(batch=batch, commit=commit, offsets=offsets, operators=operators, stores=tuple(stores))
+                    stores.append(StoreAt(id=of, at=at.version_of(operator, partition, store), settings=settings))
+        return QueryAt(batch=at.batch, commit=at.commit, offsets=at.offsets, operators=operators, stores=tuple(stores))
 
     async def operators(self, batch: int | None = None) -> tuple[StateOperator, ...]:
         """List the stateful operators of the query at a batch, by id. Costs and raises as `at`."""
-        return await self._operators(*await self._committed(batch))
+        return await self._operators(await self._committed(batch))
 
-    async def _operators(self, batch: int, commit: BatchCommit, offsets: BatchOffsets) -> tuple[StateOperator, ...]:
+    async def _operators(self, at: _Committed) -> tuple[StateOperator, ...]:
         there = await self._numbered(_STATE)
         if there:  # a query without state is pinned to whatever the session said
-            check_provider(offsets, subject=f"{OFFSETS}/{batch}")
-        ids = commit.unique_ids
+            check_provider(at.offsets, subject=f"{OFFSETS}/{at.batch}")
+        ids = at.commit.unique_ids
         operators = []
         for number in sorted({*there, *(ids or ())}):
             if ids is not None and number not in ids:
                 continue  # a later batch brought it, or an earlier one had it
-            operator = await self._operator(number, batch, commit, offsets)
+            operator = await self._operator(number, at)
             if operator is not None:
                 operators.append(operator)
             elif any(map(any, ids[number])) if ids is not None else await self._is_undescribed(number):
@@ -314,7 +334,7 @@ class StreamingCheckpoint:
 
     async def operator(self, operator: int, batch: int | None = None) -> StateOperator:
         """Read one stateful operator of the query at a batch. Costs one request or two."""
-        return (await self._found(operator, batch)).operator
+        return (await self._found(operator, batch))[1]
 
     async def settings(
         self, batch: int | None = None, operator: int = 0, *, base: StateStoreSettings = SPARK_OLD_CHECKPOINT
@@ -323,7 +343,8 @@ class StreamingCheckpoint:
 
         `base` is as for `at`; a pinned setting that is unknown is a `UsageError`.
         """
-        return (await self._found(operator, batch)).settings(base)
+        at, found = await self._found(operator, batch)
+        return at.settings_of(found, base)
 
     async def state_version(
         self, batch: int, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE
@@ -332,20 +353,21 @@ class StreamingCheckpoint:
 
         An id in the commit log that cannot be part of a file name is an `UnsafeNameError`.
         """
-        return (await self._found(operator, batch)).version(partition, store)
+        at, found = await self._found(operator, batch)
+        return at.version_of(found, partition, store)
 
     async def state(
         self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE, *, batch: int | None = None
     ) -> tuple[StateVersion, StateStoreSettings]:
         """Find what `state_version` and `settings` do, with one read of the logs."""
-        at = await self._found(operator, batch)
-        return at.version(partition, store), at.settings(SPARK_OLD_CHECKPOINT)
+        at, found = await self._found(operator, batch)
+        return at.version_of(found, partition, store), at.settings_of(found, SPARK_OLD_CHECKPOINT)
 
     def state_dir(self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE) -> CheckpointDir:
         """Open the directory of one store; a `UsageError` or `UnsafeNameError` if it has none. Closed with this."""
         return self._directory.child(_state_path(operator, partition, store))
 
-    async def _committed(self, batch: int | None) -> tuple[int, BatchCommit, BatchOffsets]:
+    async def _committed(self, batch: int | None) -> _Committed:
         """Read a committed batch from both logs."""
         if batch is None:
             batches = await self.commits.batches()
@@ -360,25 +382,23 @@ class StreamingCheckpoint:
             reason = "its batch is committed, but its offsets are not there"
             hint = "take the file from a backup, or restore the checkpoint"
             raise NotFoundError(reason, operation="read", subject=f"{OFFSETS}/{batch}", hint=hint)
-        return batch, commit, offsets
+        return _Committed(batch=batch, commit=commit, offsets=offsets)
 
-    async def _found(self, operator: int, batch: int | None) -> _OperatorAt:
-        batch, commit, offsets = await self._committed(batch)
-        check_provider(offsets, subject=f"{OFFSETS}/{batch}")
-        found = await self._operator(operator, batch, commit, offsets)
+    async def _found(self, operator: int, batch: int | None) -> tuple[_Committed, StateOperator]:
+        at = await self._committed(batch)
+        check_provider(at.offsets, subject=f"{OFFSETS}/{at.batch}")
+        found = await self._operator(operator, at)
         if found is None:
-            raise _no_such(f"the query has no stateful operator {operator}", batch)
-        return _OperatorAt(batch, commit, offsets, found)
+            raise _no_such(f"the query has no stateful operator {operator}", at.batch)
+        return at, found
 
-    async def _operator(
-        self, operator: int, batch: int, commit: BatchCommit, offsets: BatchOffsets
-    ) -> StateOperator | None:
+    async def _operator(self, operator: int, at: _Committed) -> StateOperator | None:
         """Read an operator from the metadata that applies to a batch; None if there is none."""
         root = self._directory.child(f"{_STATE}/{operator}")
         statuses = await root.list(_OPERATOR_BY_BATCH)
         by_batch = [found for status in statuses if (found := parse_batch_name(status.name)) is not None]
         if by_batch:
-            applies = [found for found in by_batch if found <= batch]
+            applies = [found for found in by_batch if found <= at.batch]
             if not applies:
                 return None
             name = f"{_OPERATOR_BY_BATCH}/{max(applies)}"
@@ -394,7 +414,7 @@ class StreamingCheckpoint:
             raise BatchLogError(f"describes operator {metadata.id}", subject=path)
         with _of_file(path):
             stores = order_stores(check_store_dir(store.name) for store in metadata.stores)
-        return _state_operator(metadata, stores, commit, offsets, batch)
+        return at.describe(metadata, stores)
 
 
 async def open_query_state(
@@ -446,33 +466,6 @@ def check_provider(offsets: BatchOffsets, *, subject: str = OFFSETS) -> None:
     if provider != ROCKSDB_PROVIDER:
         pinned = "the query is pinned to" if _PROVIDER_KEY in offsets.conf else "nothing is pinned, so it is"
         raise ProviderError(f"{pinned} the state store provider {provider}", operation="read state", subject=subject)
-
-
-def _state_operator(
-    metadata: OperatorMetadata, stores: tuple[str, ...], commit: BatchCommit, offsets: BatchOffsets, batch: int
-) -> StateOperator:
-    """Describe an operator as a batch left it, with partitions by the commit, or else by the pinned settings."""
-    if commit.unique_ids is not None:
-        count = len(commit.unique_ids.get(metadata.id, ()))
-    elif metadata.name in _SINGLE_PARTITION:
-        count = 1
-    else:
-        # After an offline repartition the metadata of the operator still has the old number.
-        pinned = offsets.conf.get(_PARTITIONS_KEY, "")
-        count = int(pinned) if pinned.isdecimal() else max((s.partitions_count for s in metadata.stores), default=0)
-        if not 0 < count <= _PARTITIONS_MAX:
-            message = f"gives operator {metadata.id} {count} partitions, and 1 to {_PARTITIONS_MAX} can be"
-            raise BatchLogError(message, subject=f"{OFFSETS}/{batch}")
-    return StateOperator(
-        id=metadata.id,
-        name=metadata.name,
-        stores=stores,
-        partitions_count=count,
-        # Spark describes an operator in this form exactly if its stores have virtual column families.
-        column_families=metadata.version > 1,
-        # Absolute, of wherever it was made.
-        schemas=tuple(path.rpartition(f"/{_SCHEMAS}/")[2] for store in metadata.stores for path in store.schema_paths),
-    )
 
 
 @contextmanager

@@ -216,7 +216,10 @@ class StateStore:
                     self.last_load = LoadMetrics(of=target, base=loaded.resolution.base, was_loaded=True)
                 else:
                     loaded = await self._build(target, read_only=read_only, empty=empty)
-                await self._begin(loaded, read_only=read_only)
+                if read_only:
+                    loaded.begin_reading()
+                else:
+                    await self._begin(loaded)
                 if not read_only and not empty:
                     self._needed = loaded.resolution
             except BaseException:
@@ -238,16 +241,13 @@ class StateStore:
             await run_blocking(self._place.clear_fetched)
 
     def _rebase(self, snapshot: StateVersion) -> None:
-        """Note that a snapshot has arrived in the store."""
         if self._loaded is not None:
             self._loaded.rebase(snapshot)
         if self._needed is not None:
             self._needed = rebased(self._needed, snapshot)
 
-    async def _begin(self, loaded: LoadedState, *, read_only: bool = False) -> None:
-        if read_only:
-            loaded.begin_reading()
-            return
+    async def _begin(self, loaded: LoadedState) -> None:
+        """Prepare for the next version, with its id and its changelog."""
         unique_id = self._runtime.unique_id() if self.settings.format_version > 1 else None
         await run_blocking(loaded.begin, self._place.new_changelog(), unique_id)
 

@@ -57,21 +57,12 @@ class StateZip(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, bytes]
 
 
-class _Stream(io.RawIOBase):
-    """Collects what is written, and cannot go back: so zipfile writes data descriptors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.data = bytearray()
+class _Stream(io.BytesIO):
+    """Cannot say where it is, nor go back: so zipfile writes data descriptors."""
 
     @override
-    def writable(self) -> bool:
-        return True
-
-    @override
-    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        self.data += data
-        return len(data)
+    def tell(self) -> int:
+        raise io.UnsupportedOperation
 
 
 def build_state_zip(directory: Path, metadata: StateMetadata) -> tuple[bytes, int]:
@@ -104,7 +95,7 @@ def build_state_zip(directory: Path, metadata: StateMetadata) -> tuple[bytes, in
                 raise UnsafeSourceError(reason, operation="snapshot", subject=str(directory), hint=hint)
             target.writestr(_entry(path.name), data)
         target.writestr(_entry(METADATA), last)
-    return bytes(stream.data), content_bytes
+    return stream.getvalue(), content_bytes
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
