@@ -1,4 +1,4 @@
-"""Saves and loads the files of one state store in Spark's own layout; with `collect.py`, Spark's `RocksDBFileManager`.
+"""Saves, loads and deletes the files of one state store in Spark's own layout; Spark's `RocksDBFileManager`.
 
 Whether this is a directory, a bucket or a snapshot index of either is for `StateFiles` to know. Nothing here opens
 RocksDB, and nothing decides what is due: that is the state store's business.
@@ -23,6 +23,7 @@ from engine.state.local_files import (
     ARCHIVE,
     CapturedFile,
     StateFileMap,
+    ZipStamp,
     is_untouched,
     list_shared,
     local_path,
@@ -30,16 +31,37 @@ from engine.state.local_files import (
     remove_all_but,
     shared_path,
 )
-from engine.state.metrics import FilesLoaded, SnapshotUploaded
+from engine.state.metrics import Deleted, FilesLoaded, SnapshotUploaded
 from engine.state.settings import StateStoreSettings
 from engine.state.sources import StateFiles, resolve_with
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, build_state_zip, read_state_zip
-from index.errors import VersionMissingError
+from index.errors import FormatError, VersionMissingError
 from index.snapshot.model import UniqueId
 from index.spark.lineage import Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata, StoredFile
-from index.spark.names import StateVersion, changelog_name, checksum_name, parse_state_name, snapshot_name, stored_name
-from index.spark.retention import LocalStateFile, StateListing, is_stale
+from index.spark.names import (
+    LOGS,
+    SSTS,
+    StateVersion,
+    changelog_name,
+    checksum_name,
+    parse_state_name,
+    snapshot_name,
+    state_name,
+    stored_name,
+)
+from index.spark.retention import (
+    BaseNeeded,
+    LocalStateFile,
+    SharedStatus,
+    StateListing,
+    choose_oldest_kept,
+    deletion_is_due,
+    find_base,
+    is_stale,
+    plan_deletion,
+    snapshots_to_delete,
+)
 
 _MISSING_HINT: Final = (
     "it was deleted or never uploaded; load a version that is still there, or restore the directory from a backup"
@@ -177,7 +199,7 @@ class StateFileManager:
         """
         if base is None:
             self.known.forget_all()
-            await _empty(directory)
+            await run_blocking(_make_hold, directory, frozenset())
             self.last_load = FilesLoaded()
             return StateMetadata(num_keys=0, column_family_ids=(), column_family_internal=(), column_family_id_max=0)
         self.known.forget_named_from(base.version)
@@ -191,8 +213,7 @@ class StateFileManager:
         local = await run_blocking(_look_for, directory, wanted)
         # What is known of the files is true from here on, also of what is left if this fails.
         kept = self.known.begin_load(base.version, local, wanted)
-        await _empty(directory, kept)
-        await run_blocking(_write_zipped, directory, state)
+        await run_blocking(_make_hold, directory, kept, state)
         missing = [file for file in wanted if file.local_name not in kept]
 
         async def fetch(file: StoredFile) -> tuple[StoredFile, LocalStateFile]:
@@ -209,11 +230,8 @@ class StateFileManager:
         fetched = await map_bounded(fetch, missing, in_flight_max=self.settings.fetches_max)
         self.known.end_load(base.version, fetched)
         self.known.remember_named(base, [shared_path(file.stored_name) for file in wanted], None)
-        return FilesLoaded(
-            files_fetched=len(missing),
-            files_reused=len(kept),
-            bytes_fetched=sum(file.size_bytes for file in missing),
-        )
+        size_bytes = sum(file.size_bytes for file in missing)
+        return FilesLoaded(files_fetched=len(missing), files_reused=len(kept), bytes_fetched=size_bytes)
 
     def forget_local(self) -> None:
         """Believe nothing of what is in the working directory: RocksDB has found it damaged (design 0004, S5).
@@ -281,7 +299,6 @@ class StateFileManager:
         """Decide what a snapshot consists of; nothing that happens later changes it (design 0004, S3). Blocks.
 
         It reads the end of every SST. What belongs to an upload is pending until `upload_snapshot` or `discard`.
-
         The rocksdb_checkpoint and its files stay as they are until the snapshot is uploaded or discarded; removing it
         is the caller's. The metadata is without its files.
 
@@ -321,7 +338,6 @@ class StateFileManager:
         files = captured.files
         puts_max = self.settings.fetches_max
         self.known.begin_upload(captured.upload_id, files)
-
         put = partial(_put, directory, captured.directory)
         # Before the first byte is sent: what must not be empty is not.
         zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))
@@ -408,13 +424,6 @@ def named_metadata(captured: CapturedSnapshot, files: Sequence[CapturedFile]) ->
     )
 
 
-async def _empty(directory: Path, kept: frozenset[str] = frozenset()) -> None:
-    try:
-        await run_blocking(remove_all_but, directory, kept)
-    except OSError as error:
-        raise TargetError(error.strerror or str(error), operation="load", subject=str(directory)) from error
-
-
 def _look_for(directory: Path, wanted: Sequence[StoredFile]) -> tuple[LocalStateFile, ...]:
     """Find the wanted files that are in the directory under their names, whatever they are."""
     found: list[LocalStateFile] = []
@@ -428,12 +437,15 @@ def _look_for(directory: Path, wanted: Sequence[StoredFile]) -> tuple[LocalState
     return tuple(found)
 
 
-def _write_zipped(directory: Path, state: StateZip) -> None:
+def _make_hold(directory: Path, kept: frozenset[str], state: StateZip | None = None) -> None:
+    """Remove everything from a working directory but SSTs and WALs of these names, and write what the zip has."""
     try:
-        if state.metadata.log_files:
-            (directory / ARCHIVE).mkdir(exist_ok=True)
-        for name, content in state.files.items():
-            (directory / name).write_bytes(content)
+        remove_all_but(directory, kept)
+        if state is not None:
+            if state.metadata.log_files:
+                (directory / ARCHIVE).mkdir(exist_ok=True)
+            for name, content in state.files.items():
+                (directory / name).write_bytes(content)
     except OSError as error:
         raise TargetError(error.strerror or str(error), operation="load", subject=str(directory)) from error
 
@@ -459,3 +471,132 @@ def _changed(path: Path, message: str) -> UnsafeSourceError:
 def _has_id(name: str) -> bool:
     parsed = parse_state_name(name)
     return parsed is not None and parsed.of.unique_id is not None
+
+
+# --- deleting
+
+
+async def delete_old_versions(
+    manager: StateFileManager,
+    *,
+    versions_retained_min: int | None = None,
+    versions_deleted_min: int = 0,
+    versions_deleted_max: int = -1,
+    needed: Resolution | None = None,
+) -> Deleted:
+    """Delete what no version to retain is made of (design 0004, section 8).
+
+    Nothing is asked of the store while this process has seen too few versions go by. Then LISTs of the directory,
+    of `SSTs/` and of `logs/`, one GET for each zip that is not known, and deletes of up to 1,000 files.
+
+    Args:
+        manager: Of the files.
+        versions_retained_min: How many versions stay loadable; as the settings say if not given.
+        versions_deleted_min: Nothing happens until this number is stale, by what this process has seen.
+        versions_deleted_max: The most that go at once; -1: any number.
+        needed: What the newest version that the caller has loaded or committed is made of; it stays, and where
+            newer files are those of a history that was left, so do the versions before it (G4).
+
+    Raises:
+        DamagedError: A snapshot that stays cannot be read, so that nobody knows what it names; nothing was deleted.
+        StoreError: As the store says; what was not deleted is, by the next call.
+        UsageError: This is a backup, which is read-only.
+    """
+    directory, known = manager.writable("delete old versions"), manager.known
+    retained_min = manager.settings.versions_retained_min if versions_retained_min is None else versions_retained_min
+    if retained_min < 1:
+        reason, hint = f"{retained_min} versions are to be retained", "retain at least one"
+        raise UsageError(reason, operation="delete old versions", subject=directory.location, hint=hint)
+    known.retains(retained_min)
+    if not deletion_is_due(
+        oldest_seen=known.oldest_seen,
+        newest_seen=known.newest_seen,
+        retained_min=retained_min,
+        deleted_min=versions_deleted_min,
+    ):
+        return Deleted()
+    # From before the listing on: what an upload has named that ended since is in no zip that is listed.
+    with known.watch_uploads() as uploaded_paths:
+        statuses = await directory.list()
+        listing = StateListing.of_names(status.name for status in statuses if not status.is_directory)
+        chosen = choose_oldest_kept(listing, retained_min=retained_min, deleted_max=versions_deleted_max, needed=needed)
+        if isinstance(chosen, BaseNeeded):
+            # It asks for a base only where a caller's version is known.
+            chosen = 0 if needed is None else await _walk_back(chosen, needed, listing, manager)
+        going = snapshots_to_delete(listing.snapshots, chosen, needed)
+        if not going:
+            return Deleted()
+        # Before the zips are looked at: an upload that ends in between is of files that are younger than what is
+        # listed.
+        found = [*await directory.list(SSTS), *await directory.list(LOGS)]
+        shared = tuple(SharedStatus(status.path, status.modified_at_ms) for status in found if not status.is_directory)
+        stamps = {status.name: ZipStamp(status.size_bytes, status.modified_at_ms) for status in statuses}
+        files_of = await _files_of(manager, {of: stamps[snapshot_name(of)] for of in listing.snapshots}, going, chosen)
+        plan = plan_deletion(listing, files_of, shared, oldest_kept=chosen, needed=needed)
+        if plan is None:
+            return Deleted()
+        unnamed = known.give_up(plan.unnamed, uploaded_paths)
+        orphans = known.give_up(plan.orphans, uploaded_paths)
+    # Each step before the next (G2): what is left of an interrupted one is found again.
+    await directory.delete((*unnamed, *orphans))
+    await directory.delete([snapshot_name(of) for of in plan.snapshots])
+    known.forget_named(plan.snapshots)
+    await directory.delete([changelog_name(of) for of in plan.changelogs])
+    await directory.delete([checksum_name(state_name(file.kind, file.of)) for file in plan.checksums])
+    known.oldest_seen = chosen
+    await directory.give_up_unfinished()
+    return Deleted(
+        oldest_kept=chosen,
+        snapshots=len(plan.snapshots),
+        changelogs=len(plan.changelogs),
+        files=len(unnamed),
+        orphans=len(orphans),
+        checksums=len(plan.checksums),
+    )
+
+
+async def _walk_back(wanted: BaseNeeded, needed: Resolution, listing: StateListing, manager: StateFileManager) -> int:
+    """Find the base of an older version by headers (G7); 0, so that nothing goes, if they do not lead there."""
+    present = Present(frozenset(listing.snapshots), frozenset(listing.changelogs))
+    # What the caller knows needs no reading.
+    versions = [StateVersion(item.version, item.unique_id) for item in needed.lineage]
+    present = present.with_headers({of: needed.lineage[:at] for at, of in enumerate(versions) if at})
+    try:
+        answer = await resolve_with(
+            lambda present: find_base(wanted, needed.target, present), present, manager.read_header
+        )
+    except (DamagedError, FormatError):
+        # A version that cannot be put together says nothing about what may go. Its next load raises why.
+        return 0
+    return 0 if answer.base is None else answer.base.version
+
+
+async def _files_of(
+    manager: StateFileManager,
+    snapshots: Mapping[StateVersion, ZipStamp],
+    going: Collection[StateVersion],
+    oldest_kept: int,
+) -> dict[StateVersion, frozenset[str]]:
+    """Return the paths that each snapshot names, from memory or from its zip."""
+
+    async def read(of: StateVersion) -> tuple[StateVersion, frozenset[str] | None]:
+        # The one that stays at the end is read again, as in Spark: some stores have times in whole seconds.
+        is_sure = of.unique_id is not None or of.version != oldest_kept
+        paths = manager.known.named_by(of, snapshots[of]) if is_sure else None
+        if paths is not None:
+            return of, paths
+        try:
+            metadata = (await manager.read_snapshot(of)).metadata
+        except (DamagedError, FormatError) as error:
+            if of in going or isinstance(error, VersionMissingError):
+                # It is not needed any more, or was just deleted by another process. No other snapshot names its files.
+                return of, None
+            error.add_note("a snapshot that stays cannot be read, so nothing was deleted: what it names is not known")
+            raise
+        files = (*metadata.sst_files, *metadata.log_files)
+        paths = frozenset(shared_path(file.stored_name) for file in files)
+        manager.known.remember_named(of, paths, snapshots[of])
+        return of, paths
+
+    found = await map_bounded(read, snapshots, in_flight_max=manager.settings.fetches_max)
+    return {of: paths if paths is not None else frozenset() for of, paths in found}

@@ -17,9 +17,16 @@ from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, SnapshotRepairError, UsageError
 from engine.rocksdb.store import StoreWriter
 from engine.state.changelogs import ChangelogReader, open_changelog, outcome_of
-from engine.state.families import DEFAULT_FAMILY, ColumnFamilies, ColumnFamily
 from engine.state.files import StateFileManager
-from engine.state.loaded import LoadedState, RowChecks, RunningCounts, check_families_known
+from engine.state.loaded import (
+    DEFAULT_FAMILY,
+    ColumnFamilies,
+    ColumnFamily,
+    LoadedState,
+    RowChecks,
+    RunningCounts,
+    check_families_known,
+)
 from engine.state.local_files import WorkingDir
 from engine.state.metrics import LoadMetrics
 from engine.state.replay import KeyCounts, Replayed, count_store, replay

@@ -211,12 +211,10 @@ class WorkingDir:
         return place
 
     def new_captured(self) -> Path:
-        """Return a new path for a rocksdb_checkpoint."""
         self._captured_count += 1
         return self.directory / _CAPTURED / str(self._captured_count)
 
     def new_changelog(self) -> Path:
-        """Return a new path for a changelog."""
         self._written_count += 1
         return self.directory / _CHANGELOGS / f"written-{self._written_count}"
 

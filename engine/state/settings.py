@@ -88,17 +88,16 @@ class StateStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             "deltas_per_snapshot": 0,
             "row_check_ratio": 0,
             "versions_retained_min": 1,
+            "versions_deleted_min": 0,
             "versions_deleted_max": -1,
             "repair_after_failures": 1,
             "changes_replayed_max": 0,
             "fetches_max": 1,
         }
         for name, minimum in least.items():
-            if getattr(self, name) < minimum:
-                raise UsageError(f"is less than {minimum}: {getattr(self, name)}", operation="settings", subject=name)
-        if self.versions_deleted_min is not None and self.versions_deleted_min < 0:
-            reason = f"is negative: {self.versions_deleted_min}"
-            raise UsageError(reason, operation="settings", subject="versions_deleted_min")
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise UsageError(f"is less than {minimum}: {value}", operation="settings", subject=name)
 
     @property
     def merge_delimiter(self) -> bytes:

@@ -22,12 +22,10 @@ from blobstore.concurrency import run_blocking
 from engine.clock import Runtime, SystemRuntime
 from engine.errors import DamagedError, NotLoadedError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.collect import delete_old_versions
 from engine.state.commit import Committed, Maintained, StateCommits
-from engine.state.families import DEFAULT_FAMILY
-from engine.state.files import StateFileManager
+from engine.state.files import StateFileManager, delete_old_versions
 from engine.state.load import StateLoader, check_target
-from engine.state.loaded import UNCOUNTED, LoadedState, rebased
+from engine.state.loaded import DEFAULT_FAMILY, UNCOUNTED, LoadedState, rebased
 from engine.state.local_files import WorkingDir, unwritable_error
 from engine.state.metrics import Deleted, LoadMetrics, SaveMetrics
 from engine.state.settings import StateStoreSettings
@@ -55,7 +53,6 @@ class StateStore:
     def __init__(
         self, files: StateFiles, place: WorkingDir, settings: StateStoreSettings, runtime: Runtime, *, owns_files: bool
     ) -> None:
-        """Use `StateStore.open`."""
         self.settings = settings
         self.last_load: LoadMetrics | None = None
         self._files = files
@@ -368,12 +365,11 @@ class StateStore:
                 raise
             try:
                 await self._begin(loaded)
-            except OSError:
-                # The version is there: to do it again would be to do it twice.
+            except BaseException as error:
                 await self._unload()
-            except BaseException:
-                await self._unload()
-                raise
+                # Where it is only too full to go on, the version is there: to do it again would be to do it twice.
+                if not isinstance(error, OSError):
+                    raise
             return committed
 
     async def abort(self) -> None:

@@ -6,7 +6,7 @@ from typing import Self
 
 from engine.blocking import Blocking, Facade
 from engine.clock import Runtime
-from engine.state.families import DEFAULT_FAMILY
+from engine.state.loaded import DEFAULT_FAMILY
 from engine.state.metrics import LoadMetrics, SaveMetrics
 from engine.state.query import open_query_state
 from engine.state.settings import StateStoreSettings

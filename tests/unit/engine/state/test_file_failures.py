@@ -13,7 +13,7 @@ from blobstore.memory import MemoryStore
 from engine.errors import DamagedError
 from engine.state.changelogs import ChangelogWriter
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.collect import delete_old_versions
+from engine.state.files import delete_old_versions
 from index.errors import VersionMissingError
 from index.snapshot.model import LineageItem, UniqueId
 from tests.doubles import InterposedStore

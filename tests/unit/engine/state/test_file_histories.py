@@ -11,8 +11,7 @@ from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.collect import delete_old_versions
-from engine.state.files import CapturedSnapshot
+from engine.state.files import CapturedSnapshot, delete_old_versions
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.changelog import PUT
 from index.spark.lineage import Lineage, Resolution

@@ -10,8 +10,7 @@ from blobstore.errors import CheckpointFileExistsError
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.collect import delete_old_versions
-from engine.state.files import StateFileManager
+from engine.state.files import StateFileManager, delete_old_versions
 from index.errors import FileChecksumError, VersionMissingError
 from index.spark.names import stored_name
 from tests.unit.engine.state.state_bench import StateBench, at, files, fill, needed, tree, wait_for_the_clock

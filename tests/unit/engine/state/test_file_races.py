@@ -7,7 +7,7 @@ import pytest
 
 from blobstore.memory import MemoryStore
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.collect import delete_old_versions
+from engine.state.files import delete_old_versions
 from tests.doubles import InterposedStore
 from tests.unit.engine.state.state_bench import StateBench, at, files, needed, tree
 

@@ -17,8 +17,8 @@ from engine.rocksdb import store as rocksdb
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.state import files as state_files
 from engine.state.changelogs import ChangelogReader, open_changelog
-from engine.state.families import ColumnFamilies, ColumnFamily
 from engine.state.load import StateLoader
+from engine.state.loaded import ColumnFamilies, ColumnFamily
 from engine.state.local_files import WorkingDir, look_at
 from tests.unit.engine.state.state_store_kit import (
     Bench,

@@ -4,7 +4,7 @@ import pytest
 
 from engine.errors import DamagedError, UsageError
 from engine.state.changelogs import open_changelog
-from engine.state.families import ColumnFamilies, ColumnFamily, after_prefix
+from engine.state.loaded import ColumnFamilies, ColumnFamily, after_prefix
 from index.spark.changelog import DELETE_RANGE
 from tests.unit.engine.state.state_store_kit import (
     Bench,
