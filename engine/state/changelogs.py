@@ -214,7 +214,6 @@ class ChangelogWriter:
         self._take((DELETE, key, b""))
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
-        """Add the removal of every key from `begin` on and before `end`."""
         self._take((DELETE_RANGE, begin, end))
 
     def finish(self) -> int:

@@ -16,8 +16,6 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final, Self
 
-import msgspec
-
 from blobstore.base import BlobStore, Body, BytesBody, check_key
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
@@ -58,15 +56,16 @@ class CheckpointDir:
 
     def __init__(
         self,
-        files: CheckpointFiles,
-        path: str = "",
+        store: BlobStore,
+        prefix: str = "",
         *,
         local_root: Path | None = None,
         location: str = "",
         owns_store: bool = False,
     ) -> None:
-        self._files = files
-        self._path = path
+        self._store = store
+        self._prefix = prefix
+        self._files = CheckpointFiles(store, prefix)
         self._owns_store = owns_store
         self.local_root = local_root
         self.location = location
@@ -103,9 +102,9 @@ class CheckpointDir:
                 local = LocalStore(local_root, deleted_retention_ms=chosen.deleted_retention_ms)
                 store = RetryingStore(local, chosen.retry)
             shown = url.rstrip("/") or "/"
-            opened = cls(CheckpointFiles(store), local_root=local_root, location=shown, owns_store=True)
+            opened = cls(store, local_root=local_root, location=shown, owns_store=True)
         else:
-            opened = cls(CheckpointFiles(location), local_root=local_root, location=type(location).__name__)
+            opened = cls(location, local_root=local_root, location=type(location).__name__)
         return opened._below(prefix, owns_store=opened._owns_store) if prefix else opened
 
     def child(self, path: str) -> "CheckpointDir":
@@ -114,38 +113,26 @@ class CheckpointDir:
 
     def place(self) -> tuple[str, ...]:
         """Return its place, as `BlobStore.place`; () if that is unknown."""
-        place = self._files.place()
-        return (*place, *filter(None, self._path.split("/"))) if place else ()
+        return self._files.place()
 
     def _below(self, path: str, *, owns_store: bool) -> Self:
         check_key(path, "open")
         return type(self)(
-            self._files,
-            self._join(path),
+            self._store,
+            f"{self._prefix}/{path}" if self._prefix else path,
             local_root=None if self.local_root is None else self.local_root / path,
             location=f"{self.location}/{path}" if self.location else path,
             owns_store=owns_store,
         )
 
-    def _join(self, path: str) -> str:
-        return f"{self._path}/{path}" if self._path and path else self._path or path
-
-    def _checked(self, path: str, operation: str) -> str:
-        """Return the path of a file; an `InvalidRequestError` if a component of it may lead elsewhere."""
-        if not path:
-            raise InvalidRequestError("does not name a file", operation=operation, key=self.location)
-        return check_key(self._join(path), operation)
-
     async def list(self, path: str = "") -> tuple[FileStatus, ...]:
         """List files and directories directly in a directory, sorted by name; none if there is no such directory."""
         try:
-            found = await self._files.list(self._join(path))
+            return await self._files.list(path)
         except BlobNotFoundError:
             return ()
-        return tuple(map(self._relative, found))
 
     async def names(self) -> tuple[str, ...]:
-        """List the names of the files directly in this directory."""
         return tuple(status.name for status in await self.list() if not status.is_directory)
 
     def known_lineage(self, of: StateVersion) -> None:
@@ -153,16 +140,11 @@ class CheckpointDir:
 
     async def walk(self, path: str = "") -> tuple[FileStatus, ...]:
         """List every file in a directory and below, in the order of their keys: one request for each 1,000."""
-        async with aclosing(self._files.walk(self._join(path))) as found:
-            return tuple([self._relative(status) async for status in found])
-
-    def _relative(self, status: FileStatus) -> FileStatus:
-        skip = len(self._path) + 1 if self._path else 0
-        return msgspec.structs.replace(status, path=status.path[skip:])
+        async with aclosing(self._files.walk(path)) as found:
+            return tuple([status async for status in found])
 
     async def exists(self, path: str) -> bool:
-        """Return whether there is a file or a directory of this path."""
-        return await self._files.exists(self._join(path))
+        return await self._files.exists(path)
 
     async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
         """Read a small file.
@@ -173,9 +155,9 @@ class CheckpointDir:
             DamagedError: It is larger than `size_bytes_max`, and so not what it has to be.
             StoreError: As the store says.
         """
-        checked = self._checked(path, "read")
+        check_key(path, "read")
         try:
-            return await self._files.read(checked, size_bytes_max=size_bytes_max)
+            return await self._files.read(path, size_bytes_max=size_bytes_max)
         except InvalidRequestError as error:
             # The path is good: it is the size that no caller can do anything about.
             message = f"is larger than the {size_bytes_max} bytes that are read of it"
@@ -195,7 +177,7 @@ class CheckpointDir:
             InvalidRequestError: The path does not follow the grammar of keys.
             BlobNotFoundError, DamagedError, TargetError, StoreError: As there.
         """
-        self._checked(path, "fetch")
+        check_key(path, "fetch")
         at_most = size_bytes if size_bytes is not None else size_bytes_max
         temp = target.with_name(f".{os.fsdecode(os.fsencode(target.name)[:200])}.{next(_fetches)}.tmp")
         try:
@@ -223,7 +205,7 @@ class CheckpointDir:
         async with create_to_write(temp) as file:
             sink = FileSink(file.descriptor, at_most)
             try:
-                await self._files.read_into(self._join(path), sink)
+                await self._files.read_into(path, sink)
             except TooLargeError:
                 raise self._misfit(path, f"has more than {at_most} bytes") from None
         return sink.size_bytes
@@ -243,9 +225,9 @@ class CheckpointDir:
         else:
             size_bytes = (await run_blocking(source.stat)).st_size
             body = FileBody(source, size_bytes)
-        checked = self._checked(path, "publish")
+        check_key(path, "publish")
         await run_blocking(self._remove_hidden, (path,), unless_there=not overwrite)
-        await self._files.publish(checked, body, overwrite=overwrite)
+        await self._files.publish(path, body, overwrite=overwrite)
         return size_bytes
 
     async def delete(self, paths: Sequence[str]) -> None:
@@ -255,19 +237,19 @@ class CheckpointDir:
             StoreUnavailableError: Something was not deleted; do it again.
         """
         if paths:
-            checked = [self._checked(path, "delete") for path in paths]
+            for path in paths:
+                check_key(path, "delete")
             await run_blocking(self._remove_hidden, paths, unless_there=False)
-            await self._files.delete_files(checked)
+            await self._files.delete_files(paths)
 
     async def give_up_unfinished(self) -> None:
         """Remove what dead writers have left in a directory of this machine; a bucket has lifecycle rules for that."""
         if self.local_root is not None:
-            await self._files.abort_unfinished(older_than_ms=UNFINISHED_MS)
+            await CheckpointFiles(self._store).abort_unfinished(older_than_ms=UNFINISHED_MS)
 
     async def close(self) -> None:
-        """Close the store, if this object opened it."""
         if self._owns_store:
-            await self._files.close()
+            await self._store.close()
 
     def _remove_hidden(self, paths: Sequence[str], *, unless_there: bool) -> None:
         if self.local_root is None:

@@ -78,7 +78,6 @@ class SnapshotUploads:
         self._rebase(captured.of)
 
     async def drop(self, captured: CapturedSnapshot) -> None:
-        """Forget a snapshot that is not uploaded."""
         self._manager.discard(captured)
         await self.free(captured)
 
@@ -246,7 +245,6 @@ class StateCommits:
 
     @property
     def last_save(self) -> SaveMetrics:
-        """Metrics of the last commit, and of the last upload."""
         saved = msgspec.structs.replace(self._last_save, uploads_failed=self.uploads.failures_count)
         if self.uploads.last is None:
             return saved

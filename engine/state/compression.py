@@ -208,7 +208,6 @@ class Compressor:
         return self._encoded(len(self._pending)) + self._end
 
     def _encoded(self, until: int) -> bytes:
-        """Encode what is pending up to there, and forget it."""
         with memoryview(self._pending) as pending:
             blocks = [
                 self._encode(bytes(pending[at : min(at + self._block_bytes, until)]))
@@ -248,8 +247,6 @@ _BLOCK_ENCODERS: Final[dict[str, Callable[[bytes], bytes]]] = {
 
 
 class _Source:
-    """Bytes that come in chunks, taken in pieces of known sizes."""
-
     def __init__(self, chunks: Iterable[bytes], subject: str) -> None:
         self._chunks = iter(chunks)
         self._chunk = b""
@@ -276,7 +273,6 @@ class _Source:
         return rest
 
     def give_back(self, size: int) -> None:
-        """Go back by these bytes of the current chunk."""
         self._at -= size
 
     def take(self, size: int, what: str) -> bytes:
@@ -297,7 +293,6 @@ class _Source:
         return b"".join(pieces)
 
     def damaged(self, message: str) -> DamagedError:
-        """Return the error to raise, with the place that was reached."""
         place = self._before + self._at
         hint = "the file was cut short or altered, or another codec wrote it; fetch it again"
         return DamagedError(f"{message} (byte {place})", operation="decompress", subject=self._subject, hint=hint)

@@ -311,7 +311,6 @@ class StateFileManager:
         return CapturedSnapshot(of=of, directory=checkpoint_dir, upload_id=upload_id, files=files, metadata=metadata)
 
     def discard(self, captured: CapturedSnapshot) -> None:
-        """Forget the names of the files of a captured snapshot that will not be uploaded."""
         self.known.discard(captured.upload_id)
 
     async def upload_snapshot(self, captured: CapturedSnapshot) -> SnapshotUploaded:
@@ -577,8 +576,6 @@ async def _files_of(
     going: Collection[StateVersion],
     oldest_kept: int,
 ) -> dict[StateVersion, frozenset[str]]:
-    """Return the paths that each snapshot names, from memory or from its zip."""
-
     async def read(of: StateVersion) -> tuple[StateVersion, frozenset[str] | None]:
         # The one that stays at the end is read again, as in Spark: some stores have times in whole seconds.
         is_sure = of.unique_id is not None or of.version != oldest_kept

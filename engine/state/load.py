@@ -84,7 +84,6 @@ class _Timer:
         self._last_s = now_s
 
     def seconds(self) -> dict[str, Any]:
-        """Return fields of `LoadMetrics`."""
         phases_s = {f"{phase}_s": seconds for phase, seconds in self._phases_s.items()}
         return {"total_s": self._runtime.monotonic_s() - self._began_s, **phases_s}
 

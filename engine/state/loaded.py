@@ -78,7 +78,6 @@ class ColumnFamilies:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, in the order of their numbers."""
         return tuple(family.name for family in sorted(self._families.values(), key=lambda family: family.id))
 
     @property
@@ -218,11 +217,9 @@ class RowChecks:
         return wrap_value(stored_key, value, crc32c)
 
     def wrap_deleted(self, stored_key: bytes) -> bytes:
-        """Return a key as a changelog has it that deletes it."""
         return wrap_deleted_key(stored_key, crc32c)
 
     def read(self, stored_key: bytes, stored: bytes) -> bytes:
-        """Return the value that is stored under a key, verified if it is its turn."""
         return unwrap_value(stored_key, stored, delimiter=self._delimiter, crc32c=self._turn())
 
     def replayed(self, record: Record) -> Record:
@@ -371,7 +368,6 @@ class LoadedState:
             writer.path.unlink(missing_ok=True)
 
     def advance(self, of: StateVersion, *, snapshot_is_uploaded: bool) -> None:
-        """Note that this commit is the loaded version now."""
         self.is_dirty = self.is_torn = self.needs_snapshot = self.is_empty_start = False
         before = self.resolution
         own = () if of.unique_id is None else (LineageItem(of.version, of.unique_id),)
@@ -388,7 +384,6 @@ class LoadedState:
 
     @property
     def metadata(self) -> StateMetadata:
-        """What a snapshot of it says beside its files."""
         return StateMetadata(
             num_keys=self.counts.keys,
             num_internal_keys=self.counts.internal_keys,

@@ -323,7 +323,6 @@ class StreamingCheckpoint:
         return tuple(operators)
 
     async def _numbered(self, path: str) -> list[int]:
-        """List the directories whose names are numbers: operators and partitions."""
         found = [status for status in await self._directory.list(path) if status.is_directory]
         return sorted(number for status in found if (number := parse_batch_name(status.name)) is not None)
 
@@ -368,7 +367,6 @@ class StreamingCheckpoint:
         return self._directory.child(_state_path(operator, partition, store))
 
     async def _committed(self, batch: int | None) -> _Committed:
-        """Read a committed batch from both logs."""
         if batch is None:
             batches = await self.commits.batches()
             if not batches:
@@ -470,7 +468,6 @@ def check_provider(offsets: BatchOffsets, *, subject: str = OFFSETS) -> None:
 
 @contextmanager
 def _of_file(path: str) -> Iterator[None]:
-    """Name the file in errors about a value in it."""
     try:
         yield
     except (FormatError, UsageError) as error:

@@ -152,7 +152,6 @@ async def find_state_commit(
 
 
 def _known_id(index: SnapshotIndex, version: int) -> UniqueId | None:
-    """Return the id that the index has for a version; None where it has none."""
     metadata = index.metadata
     if version == metadata.version:
         return metadata.unique_id
@@ -160,7 +159,6 @@ def _known_id(index: SnapshotIndex, version: int) -> UniqueId | None:
 
 
 async def _select(files: IndexStateFiles, resolution: Resolution) -> SnapshotIndex:
-    """Reduce the snapshot index to what the version takes."""
     present = dict(files_of(files.index.dir))
     metadata: StateMetadata | None = None
     if resolution.base is not None:

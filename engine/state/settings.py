@@ -101,12 +101,10 @@ class StateStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def merge_delimiter(self) -> bytes:
-        """The bytes between two operands of a merge."""
         return _MERGE_DELIMITERS[self.merge_operator_version]
 
     @property
     def stale_versions_min(self) -> int:
-        """`versions_deleted_min`, or its default."""
         if self.versions_deleted_min is not None:
             return self.versions_deleted_min
         return _round(_DELETED_MIN_RATIO * self.versions_retained_min)

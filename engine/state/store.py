@@ -171,12 +171,10 @@ class StateStore:
 
     @property
     def last_save(self) -> SaveMetrics:
-        """Metrics of the last commit, and of the last upload."""
         return self._commits.last_save
 
     @property
     def manager(self) -> StateFileManager:
-        """The files of the store."""
         return self._manager
 
     async def load(

@@ -58,10 +58,10 @@ class StateZip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stream(io.BytesIO):
-    """Cannot say where it is, nor go back: so zipfile writes data descriptors."""
+    """Cannot go back: so zipfile writes data descriptors."""
 
     @override
-    def tell(self) -> int:
+    def seek(self, offset: int, whence: int = 0, /) -> int:
         raise io.UnsupportedOperation
 
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import pytest
 from pyspark.sql import SparkSession
 
-from blobstore.checkpoint_files import CheckpointFiles
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from engine.checkpoint import backup as live
@@ -90,7 +89,7 @@ async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
     query = LiveQuery(scratch / "query", MemoryStore())
     await query.run(5)
     await query.close()
-    root = CheckpointDir(CheckpointFiles(query.files or MemoryStore()), location="s3://bucket/query")
+    root = CheckpointDir(query.files or MemoryStore(), location="s3://bucket/query")
     repository = await Repository.init(MemoryStore())
     begun = await begin_backup(repository, root, BackupChoice())
     task = BackupLiveStores(
