@@ -65,9 +65,6 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
         What a repository remembers of directories and indexes is forgotten after the block: a worker lives for long,
         and its tasks work on directories that are never seen again.
-
-        Args:
-            transfer: How bytes are moved, in place of what travelled.
         """
         with cached_here().borrow((self.url, self.record.id, self.store), self.open) as kept:
             settings = transfer or self.transfer
@@ -126,52 +123,45 @@ class RepositoryCache:
             key: Equal for repositories that may be taken for one another.
             open_new: Opens it if it is not kept; makes no request.
         """
-        kept = self._take(key, open_new)
-        try:
-            yield kept.repository
-        except Exception:
-            raise
-        except BaseException:
-            self._forget(key, kept)
-            raise
-        finally:
-            self._give_back(kept)
-
-    def close(self) -> None:
-        """Close everything that nobody uses."""
-        with self._lock:
-            idle = self._drop_idle(0)
-        _close_all(idle)
-
-    def _take(self, key: Hashable, open_new: Callable[[], SyncRepository]) -> "_Kept":
-        with self._lock:
+        with self._closing_idle():
             kept = self._kept.get(key)
             if kept is None or not kept.repository.loop.is_running:
                 kept = self._kept[key] = _Kept(open_new())
             self._kept.move_to_end(key)
             kept.users_count += 1
-            idle = self._drop_idle(self._kept_max)
-        _close_all(idle)
-        return kept
+        is_interrupted = True
+        try:
+            yield kept.repository
+            is_interrupted = False
+        except Exception:
+            is_interrupted = False
+            raise
+        finally:
+            with self._closing_idle() as idle:
+                kept.users_count -= 1
+                kept.is_forgotten |= is_interrupted
+                if kept.is_forgotten and self._kept.get(key) is kept:
+                    del self._kept[key]
+                if kept.is_forgotten and not kept.users_count:
+                    idle.append(kept.repository)
 
-    def _give_back(self, kept: "_Kept") -> None:
+    def close(self) -> None:
+        with self._closing_idle(0):
+            pass
+
+    @contextlib.contextmanager
+    def _closing_idle(self, left_max: int | None = None) -> Iterator[list[SyncRepository]]:
+        """Hold the lock for a block, and close after it what it lists and what is idle, that used longest ago first."""
         with self._lock:
-            kept.users_count -= 1
-            idle = self._drop_idle(self._kept_max)
-            if kept.is_forgotten and not kept.users_count:
-                idle.append(kept.repository)
-        _close_all(idle)
-
-    def _forget(self, key: Hashable, kept: "_Kept") -> None:
-        with self._lock:
-            kept.is_forgotten = True
-            if self._kept.get(key) is kept:
-                del self._kept[key]
-
-    def _drop_idle(self, left_max: int) -> list[SyncRepository]:
-        """Take out what is idle, the one used longest ago first, until at most `left_max` are left."""
-        idle = [key for key, kept in self._kept.items() if not kept.users_count]
-        return [self._kept.pop(key).repository for key in idle[: max(0, len(self._kept) - left_max)]]
+            closing: list[SyncRepository] = []
+            yield closing
+            idle = [key for key, kept in self._kept.items() if not kept.users_count]
+            count = len(self._kept) - (self._kept_max if left_max is None else left_max)
+            closing += [self._kept.pop(key).repository for key in idle[: max(0, count)]]
+        for repository in closing:
+            # No concern of the task that happens to be here; what cannot be closed goes with the process.
+            with contextlib.suppress(Exception):
+                repository.close()
 
 
 class _Kept:
@@ -187,21 +177,6 @@ _of_processes: Final[dict[int, RepositoryCache]] = {}
 
 def cached_here() -> RepositoryCache:
     """Return the cache of this process."""
-    kept = _of_processes.get(os.getpid())
-    if kept is None:
-        if not _of_processes:
-            atexit.register(_close_here)
-        kept = _of_processes.setdefault(os.getpid(), RepositoryCache())
-    return kept
-
-
-def _close_here() -> None:
-    if (kept := _of_processes.get(os.getpid())) is not None:
-        kept.close()
-
-
-def _close_all(repositories: list[SyncRepository]) -> None:
-    for repository in repositories:
-        # No concern of the task that happens to be here; what cannot be closed goes with the process.
-        with contextlib.suppress(Exception):
-            repository.close()
+    if not _of_processes:
+        atexit.register(lambda: cached_here().close())
+    return _of_processes.setdefault(os.getpid(), RepositoryCache())

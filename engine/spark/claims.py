@@ -62,14 +62,13 @@ class StoreState(msgspec.Struct, frozen=True, order=True):
 
 
 class ReadyStore(msgspec.Struct, frozen=True, order=True):
-    """What the name of a `ready-` directory says."""
+    """The name of a `ready-` directory."""
 
     state: StoreState
     # The run of the job that made or restored it.
     run: str
 
     def encode(self) -> str:
-        """Return the name of the directory."""
         return f"ready-{self.state.version}-{self.run}-{encode_component(self.state.index)}"
 
     @classmethod
@@ -79,10 +78,9 @@ class ReadyStore(msgspec.Struct, frozen=True, order=True):
         if found is None:
             return None
         try:
-            index = decode_component(found["index"])
+            return cls(StoreState(int(found["version"]), decode_component(found["index"])), found["run"])
         except UnsafeNameError:
             return None
-        return cls(StoreState(int(found["version"]), index), found["run"])
 
 
 class StoreClaims:
@@ -96,11 +94,6 @@ class StoreClaims:
         self._runtime = runtime or SystemRuntime()
 
     def begin(self) -> "Attempt":
-        """Make a new directory for an attempt, with its lock held.
-
-        Raises:
-            TargetError: The local root cannot be written.
-        """
         try:
             # The state is as private as the user's other files: what others may read, the user decides above it.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,28 +106,20 @@ class StoreClaims:
                     return Attempt(self, root, lock)
         except OSError as error:
             raise TargetError(str(error), operation="claim", subject=str(self.directory)) from error
-        raise TargetError(
-            f"{TRIES_MAX} new directories were removed by other attempts",
-            operation="claim",
-            subject=str(self.directory),
-        )
+        message = f"{TRIES_MAX} new directories were removed by other attempts"
+        raise TargetError(message, operation="claim", subject=str(self.directory))
 
     def ready(self) -> tuple[ReadyStore, ...]:
-        """Return the states that can be claimed now, in order."""
         try:
             names = [entry.name for entry in self.directory.iterdir()]
         except FileNotFoundError:
             return ()
-        return tuple(sorted(found for name in names if (found := ReadyStore.decode(name)) is not None))
+        return tuple(sorted(filter(None, map(ReadyStore.decode, names))))
 
     def remove_dead_attempts(self) -> int:
-        """Remove the directories of attempts that died; return how many."""
         removed = 0
         for root in self.directory.iterdir():
-            if _ATTEMPT.fullmatch(root.name) is None:
-                continue
-            lock = _try_lock(root)
-            if lock is not None:
+            if _ATTEMPT.fullmatch(root.name) and (lock := _try_lock(root)) is not None:
                 _remove_attempt(root, lock)
                 removed += 1
         return removed
@@ -151,12 +136,10 @@ class Attempt:
 
     @property
     def directory(self) -> Path:
-        """Where the store is once it is claimed, or is to be restored to."""
         return self._root / "db"
 
     @property
     def checkpoint_directory(self) -> Path:
-        """Where the rocksdb_checkpoint goes that is backed up."""
         return self._root / "checkpoint"
 
     def claim(self, wanted: StoreState) -> ReadyStore | None:
@@ -167,7 +150,6 @@ class Attempt:
         return None
 
     def discard(self) -> None:
-        """Put the claimed store away, so that it can be restored in its place."""
         self._discarded += 1
         self.directory.rename(self._root / f"discarded-{self._discarded}")
 
@@ -180,11 +162,7 @@ class Attempt:
         return self._remove(ready for ready in self._claims.ready() if ready.state != wanted and ready.run == READERS)
 
     def finish(self, state: StoreState, run: str) -> None:
-        """Make the closed store claimable as this state.
-
-        Raises:
-            UsageError: The state is there already: two attempts never make the same one.
-        """
+        """Make the closed store claimable as this state; it is not there yet: two attempts never make the same one."""
         target = self._claims.directory / ReadyStore(state, run).encode()
         try:
             self.directory.rename(target)

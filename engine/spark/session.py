@@ -57,22 +57,15 @@ def open_session() -> Iterator[SparkSession]:
 
 
 def _start() -> SparkSession:
-    """Start a session with a JVM of its own."""
     try:
         with _quiet():
             builder = SparkSession.builder.appName("tidemark").config("spark.ui.showConsoleProgress", "false")
             return builder.getOrCreate()
     except (PySparkException, OSError) as error:
-        no_java = isinstance(error, OSError) or (
-            isinstance(error, PySparkRuntimeError) and error.getCondition() == _NO_JAVA
-        )
-        raise UsageError(
-            "Spark does not start here" if no_java else f"Spark does not start here: {error}",
-            operation="spark",
-            hint="set JAVA_HOME to a Java 17 or newer, or leave --on-spark out"
-            if no_java
-            else "see what Spark says of its settings, or leave --on-spark out",
-        ) from error
+        message, hint = f"Spark does not start here: {error}", "see what Spark says of its settings"
+        if isinstance(error, OSError) or (isinstance(error, PySparkRuntimeError) and error.getCondition() == _NO_JAVA):
+            message, hint = "Spark does not start here", "set JAVA_HOME to a Java 17 or newer"
+        raise UsageError(message, operation="spark", hint=f"{hint}, or leave --on-spark out") from error
 
 
 def _connect(remote: str) -> SparkSession:
@@ -82,36 +75,26 @@ def _connect(remote: str) -> SparkSession:
             _wait_for_server(remote)
         return SparkSession.builder.appName("tidemark").getOrCreate()
     except (PySparkException, OSError, ValueError) as error:
-        shown, hint = _describe(error, remote), _hint(error)
+        found = _SERVER.match(remote)
+        # Without user, path and parameters, which may be mistyped tokens.
+        server = f"{found['begin']}{found['server']}" if found else "***"
+        shown = str(error).replace(remote, server)
+        # Of the URL, or with one that has parameters, its condition alone.
+        if isinstance(error, ValueError) or (isinstance(error, PySparkException) and ";" in remote):
+            shown = (error.getCondition() if isinstance(error, PySparkException) else _NO_URL) or type(error).__name__
+        if isinstance(error, ImportError):
+            hint = "in the checkout: pip install '.[connect]'"
+        elif isinstance(error, ValueError):
+            hint = f"write {_REMOTE} as sc://HOST:PORT/;token=TOKEN, with %3D for each = in the token"
+        else:
+            hint = f"see whether the server runs, or unset {_REMOTE}"
     # Not in the block above: Spark's error has parts of the URL, and would be the context of this one.
     raise UsageError(
         f"there is no session of Spark Connect: {shown}",
         operation="spark",
-        subject=f"{_REMOTE}={_server_of(remote)}",
+        subject=f"{_REMOTE}={server}",
         hint=hint,
     )
-
-
-def _describe(error: Exception, remote: str) -> str:
-    """Describe an error without a token: of the URL, or with one that has parameters, by its condition alone."""
-    if isinstance(error, ValueError) or (isinstance(error, PySparkException) and ";" in remote):
-        condition = error.getCondition() if isinstance(error, PySparkException) else _NO_URL
-        return condition or type(error).__name__
-    return str(error).replace(remote, _server_of(remote))
-
-
-def _hint(error: Exception) -> str:
-    if isinstance(error, ImportError):
-        return "in the checkout: pip install '.[connect]'"
-    if isinstance(error, ValueError):
-        return f"write {_REMOTE} as sc://HOST:PORT/;token=TOKEN, with %3D for each = in the token"
-    return f"see whether the server runs, or unset {_REMOTE}"
-
-
-def _server_of(remote: str) -> str:
-    """Return what names the server, without user, path and parameters, which may be mistyped tokens."""
-    found = _SERVER.match(remote)
-    return f"{found['begin']}{found['server']}" if found else "***"
 
 
 def _wait_for_server(url: str) -> None:

@@ -236,7 +236,15 @@ class StatefulJob:
                 self._repository.settle(parent)
         reports = self._attempt_all(rows, parent, next_version)
         dropped = self._other_stores(parent) if self._options.drop_other_stores else ()
-        commit = self._commit(reports, parent, dropped, version=next_version, offsets=offsets, layout=layout)
+        commit = self._repository.commit(
+            self.scope,
+            [report.backup for report in reports],
+            version=next_version,
+            offsets=offsets,
+            layout=layout,
+            parent=parent.pointer if parent else None,
+            dropped=dropped,
+        )
         seconds = self._runtime.monotonic_s() - started_s
         others = self._other_stores(commit)
         return JobCommit(commit=commit, tasks=reports, seconds=seconds, dropped=dropped, carried_over=others)
@@ -248,7 +256,7 @@ class StatefulJob:
         is pinned until the job is closed, or until `PINS_MAX` newer ones have been read (design 0002, D5).
 
         Args:
-            spark: The session that reads.
+            spark: The session.
             function: Called on an executor with an open store and the name of its task; yields Arrow batches.
             schema: Of those batches, as DDL.
 
@@ -271,10 +279,6 @@ class StatefulJob:
         A run restores what it misses by itself; this is for having it done beforehand, and for seeing how long it
         takes. Where there are several machines a store may be restored on one and wanted on another.
 
-        Args:
-            spark: The session that restores.
-            partitions_max: As for `restore_stores`.
-
         Returns:
             One row per store, see `StoreOutcome`; a store that is there already has moved no bytes.
 
@@ -295,9 +299,9 @@ class StatefulJob:
         """Pin a commit for its readers; of more than PINS_MAX pins, release the one longest unused."""
         write_id = commit.pointer.write_id
         if write_id not in self._pins:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(self._repository.pinned(commit, purpose="read on Spark"))
-                self._pins[write_id] = stack.pop_all()
+            pin = contextlib.ExitStack()
+            pin.enter_context(self._repository.pinned(commit, purpose="read on Spark"))
+            self._pins[write_id] = pin
         self._pins.move_to_end(write_id)
         if len(self._pins) > PINS_MAX:
             self._pins.popitem(last=False)[1].close()
@@ -340,28 +344,8 @@ class StatefulJob:
         stores = commit.record.stores if commit else ()
         return tuple((s.task, s.store) for s in stores if s.store != self._options.store)
 
-    def _commit(
-        self,
-        reports: Sequence[TaskReport],
-        parent: Commit | None,
-        dropped: Sequence[tuple[str, str]],
-        *,
-        version: int,
-        offsets: str,
-        layout: ScopeLayout,
-    ) -> Commit:
-        return self._repository.commit(
-            self.scope,
-            [report.backup for report in reports],
-            version=version,
-            offsets=offsets,
-            layout=layout,
-            parent=parent.pointer if parent else None,
-            dropped=dropped,
-        )
-
     def _begin_run(self, commit: Commit | None) -> JobRun:
-        """Make what travels to the tasks of one run: references and where to find things, no credentials."""
+        """Make what travels to the tasks of one run; without credentials."""
         stores = commit.record.stores if commit else ()
         return JobRun(
             access=self._access,

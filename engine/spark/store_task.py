@@ -30,7 +30,7 @@ OpenStore = TypeVar("OpenStore", bound=StoreReader)
 
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The report to the driver of the attempt at a task that counts."""
+    """What the attempt at a task that counts tells the driver."""
 
     task: str
     rows_count: int
@@ -63,7 +63,6 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     check_retained: bool = False
 
     def claims(self, task: str) -> StoreClaims:
-        """Return the task's directory on this machine."""
         return StoreClaims(
             Path(self.local_root), repository_id=self.access.record.id, scope=self.scope, task=task, store=self.store
         )
@@ -123,16 +122,10 @@ class UpdateTask(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _back_up(self, checkpoint: Path, task: str, base: StoreReference | None) -> BackupResult:
-        with self.run.access.borrow() as repository:
-            return repository.backup(
-                self.run.scope,
-                checkpoint,
-                task=task,
-                store=self.run.store,
-                options=BackupOptions(
-                    version=self.version, base=base, missing=self.run.missing, check_retained=self.run.check_retained
-                ),
-            )
+        run = self.run
+        options = BackupOptions(version=self.version, base=base, missing=run.missing, check_retained=run.check_retained)
+        with run.access.borrow() as repository:
+            return repository.backup(run.scope, checkpoint, task=task, store=run.store, options=options)
 
 
 class ReadTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +135,7 @@ class ReadTask(msgspec.Struct, frozen=True, kw_only=True):
     read: ReadStore
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
-        """Yield every batch that the user's function makes of the stores of the tasks named in the first column."""
+        """Yield what the user's function makes of the stores of the tasks named in the first column."""
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 yield from self._read(task)
@@ -196,11 +189,7 @@ class TaskRows:
         return batch.drop_columns([TASK_COLUMN])
 
     def check_finished(self) -> None:
-        """Make sure that no row was left over.
-
-        Raises:
-            UsageError: The user's function returned early. Rows that it did not look at would be lost without a word.
-        """
+        """Refuse a function that returned early: rows that it did not look at would be lost without a word."""
         if self._next is not None:
             raise UsageError(
                 "the function returned before it had read all rows",
@@ -225,10 +214,6 @@ def open_at(
 
     Returns:
         The open store, and what it was claimed as; None if it was restored.
-
-    Raises:
-        DamagedError: The repository's copy is missing or altered.
-        StoreError: As the repository's store says.
     """
     claimed = attempt.claim(state_of(base))
     if claimed is not None:

@@ -5,9 +5,9 @@ Running the same restore again fetches the stores that are missing, and no other
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Final, TypeVar, Unpack
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -23,10 +23,11 @@ from engine.spark.access import SparkOptions, open_on_driver
 from engine.spark.claims import ReadyStore
 from engine.spark.spread import StoreOutcome, StoresTask, StoreWork, spread
 from engine.spark.store_task import JobRun, state_of
-from index.plan.restore import RestorePlan
 from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope
 from index.snapshot.records import StoreReference
+
+T = TypeVar("T")
 
 # What pins are held for.
 PURPOSE: Final = "restore on Spark"
@@ -36,71 +37,57 @@ BUSY_WAIT_S: Final = 1.0
 
 
 class BackupStores(StoresTask, frozen=True, kw_only=True):
-    """Backs up the stores of a partition."""
+    """Backs up the stores of a partition, each against its reference."""
 
     version: int
     check_retained: bool = False
 
     @override
     async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
-        """Back up one store against its reference."""
-        result = await repository.backup(
-            self.scope,
-            Path(work.path),
-            task=work.task,
-            store=work.store,
-            options=BackupOptions(version=self.version, base=work.reference, check_retained=self.check_retained),
-        )
-        stats = result.stats
-        return StoreOutcome(
-            task=work.task,
-            store=work.store,
-            path=work.path,
-            ok=True,
+        options = BackupOptions(version=self.version, base=work.reference, check_retained=self.check_retained)
+        result = await repository.backup(self.scope, Path(work.path), task=work.task, store=work.store, options=options)
+        return work.done(
             files=result.reference.files_count,
-            bytes_moved=stats.bytes_uploaded,
-            bytes_kept=stats.bytes_retained,
+            bytes_moved=result.stats.bytes_uploaded,
+            bytes_kept=result.stats.bytes_retained,
             result=msgspec.msgpack.encode(result),
         )
 
 
 class RestoreStores(StoresTask, frozen=True, kw_only=True):
-    """Restores the stores of a partition."""
+    """Restores the stores of a partition, each into its path."""
 
     replace: bool
 
     @override
     async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
-        """Restore one store into its path."""
-        if work.reference is None:
-            raise UsageError("there is nothing to restore", operation="restore", subject=work.path)
-        target = Path(work.path)
-        result = await self._restore(repository, work.reference, target)
-        return StoreOutcome(
-            task=work.task,
-            store=work.store,
-            path=work.path,
-            ok=True,
-            files=work.reference.files_count,
-            bytes_moved=result.bytes_fetched,
-            bytes_kept=result.bytes_reused,
-        )
+        reference, target = _reference_of(work), Path(work.path)
+        result = await when_free(lambda: self._restore(repository, reference, target))
+        return work.done(files=reference.files_count, bytes_moved=result.bytes_fetched, bytes_kept=result.bytes_reused)
 
     async def _restore(self, repository: Repository, reference: StoreReference, target: Path) -> RestoreResult:
-        for _ in range(BUSY_WAITS_MAX):
-            try:
-                return await repository.restore_reference(
-                    reference, target, options=RestoreOptions(replace=self.replace)
-                )
-            except TargetBusyError:
-                # Another attempt at this task, which Spark would stop if this one answered first: wait for it.
-                await asyncio.sleep(BUSY_WAIT_S)
-            except TargetError:
-                # Spark may repeat a task that had restored some of its stores: what is there is no obstacle then.
-                if not await holds_snapshot(repository, reference, target):
-                    raise
-                return await repository.restore_reference(reference, target, options=RestoreOptions(replace=True))
-        return await repository.restore_reference(reference, target, options=RestoreOptions(replace=self.replace))
+        try:
+            return await repository.restore_reference(reference, target, options=RestoreOptions(replace=self.replace))
+        except TargetBusyError:
+            raise
+        except TargetError:
+            # Spark may repeat a task that had restored some of its stores: what is there is no obstacle then.
+            if not await holds_snapshot(repository, reference, target):
+                raise
+        return await repository.restore_reference(reference, target, options=RestoreOptions(replace=True))
+
+
+async def when_free(restore: Callable[[], Awaitable[T]]) -> T:
+    """Restore; while another attempt at this task is at work, which Spark would stop if this one answered, wait.
+
+    Raises:
+        TargetBusyError: It does not end.
+    """
+    for _ in range(BUSY_WAITS_MAX):
+        with contextlib.suppress(TargetBusyError):
+            return await restore()
+        await asyncio.sleep(BUSY_WAIT_S)
+    return await restore()
 
 
 async def holds_snapshot(repository: Repository, reference: StoreReference, target: Path) -> bool:
@@ -113,22 +100,22 @@ async def holds_snapshot(repository: Repository, reference: StoreReference, targ
     """
     opened = repository.opened.without_digests()
     plan = await plan_restore_store(opened, reference, target, RestoreOptions(replace=True))
-    return plan.fetch_requests == 0 and await asyncio.to_thread(_has_rest_of, target, plan)
 
-
-def _has_rest_of(target: Path, plan: RestorePlan) -> bool:
-    """Return whether a directory, of which the larger files are known to be right, has the small ones and no others."""
-    if plan.files_count != sum(path.is_file() for path in target.rglob("*")):
-        return False
-    for file in (*plan.inline, *plan.empty):
-        path = target.joinpath(*file.path)
-        if (
-            not path.is_file()
-            or path.stat().st_size != file.size_bytes
-            or path.read_bytes() != (file.entry.inline or b"")
-        ):
+    def has_rest() -> bool:
+        """Return whether the small files are there, too, and no others; the larger ones are known to be right."""
+        if plan.files_count != sum(path.is_file() for path in target.rglob("*")):
             return False
-    return True
+        for file in (*plan.inline, *plan.empty):
+            path = target.joinpath(*file.path)
+            if (
+                not path.is_file()
+                or path.stat().st_size != file.size_bytes
+                or path.read_bytes() != (file.entry.inline or b"")
+            ):
+                return False
+        return True
+
+    return plan.fetch_requests == 0 and await asyncio.to_thread(has_rest)
 
 
 class RestoreForRun(StoresTask, frozen=True, kw_only=True):
@@ -138,10 +125,7 @@ class RestoreForRun(StoresTask, frozen=True, kw_only=True):
 
     @override
     async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
-        """Restore one store, unless this machine has that very state already."""
-        reference = work.reference
-        if reference is None:
-            raise UsageError("there is nothing to restore", operation="restore", subject=work.path)
+        reference = _reference_of(work)
         ready = ReadyStore(state_of(reference), self.run.id)
         claims = self.run.claims(work.task)
         moved, kept = 0, reference.size_bytes
@@ -153,15 +137,14 @@ class RestoreForRun(StoresTask, frozen=True, kw_only=True):
                 result = await repository.restore_reference(reference, attempt.directory)
                 moved, kept = result.bytes_fetched, result.bytes_reused
                 attempt.give_back(ready)
-        return StoreOutcome(
-            task=work.task,
-            store=work.store,
-            path=str(claims.directory),
-            ok=True,
-            files=reference.files_count,
-            bytes_moved=moved,
-            bytes_kept=kept,
-        )
+        done = work.done(files=reference.files_count, bytes_moved=moved, bytes_kept=kept)
+        return msgspec.structs.replace(done, path=str(claims.directory))
+
+
+def _reference_of(work: StoreWork) -> StoreReference:
+    if work.reference is None:
+        raise UsageError("there is nothing to restore", operation="restore", subject=work.path)
+    return work.reference
 
 
 def backup_stores(
@@ -179,7 +162,7 @@ def backup_stores(
     Args:
         spark: The session.
         url: A repository that every executor can reach.
-        scope: What the stores will be committed as.
+        scope: The scope of the commit to come.
         stores: Task, store and path of each, or a DataFrame with columns of these names. A path is read on whichever
             executor gets it, so it is on a shared file system unless there is only one machine.
         version: The caller's version of all of them; the newest commit's plus one if not given.

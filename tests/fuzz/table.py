@@ -29,7 +29,6 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.local.copy.FileBody.read_chunks",
             "engine.backup.upload.FileRunBody.read_chunks",
             "engine.backup.upload.FileRunBody.read_digest",
-            "engine.spark.sources.places.read_schema",
             "engine.local.transfer.PartsBody.read_chunks",
         ),
         _MOVES,

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
@@ -24,9 +25,9 @@ from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository
 from engine.spark.access import Access
 from engine.spark.checkpoint import restore as checkpoint_restore
-from engine.spark.checkpoint.restore import RestoreCheckpointStores, restored_of
+from engine.spark.checkpoint.restore import RestoreCheckpointStores
 from engine.spark.checkpoint.restore import restore_checkpoint as restore_on_spark
-from engine.spark.spread import StoreWork
+from engine.spark.spread import StoreOutcome, StoreWork
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import FormatError
 from index.snapshot.model import Scope
@@ -120,7 +121,7 @@ async def test_executors_publish_their_stores_and_may_be_repeated(world: World, 
             await task.carry_out(repository, work)  # an attempt whose answer nobody heard
             outcomes.append(await task.carry_out(repository, work))
         assert not (await world.copy() / "commits").exists()
-        restored = await restore.finish([restored_of(outcome.result) for outcome in outcomes])
+        restored = await restore.finish([restored_of(outcome) for outcome in outcomes])
         await restore.close()
     assert restored.stores == len(stores) == 2
     await world.check(await world.copy())
@@ -142,7 +143,7 @@ def test_on_spark_nothing_is_moved_aside_before_every_store_was_seen(
 
             def one(item: StoreToRestore) -> StoreRestored:
                 work = _work(item)
-                return restored_of(repository.loop.run(task.carry_out(repository.asynchronous, work)).result)
+                return restored_of(repository.loop.run(task.carry_out(repository.asynchronous, work)))
 
             return tuple(map(one, task.wanted.values()))
 
@@ -184,6 +185,10 @@ async def test_the_prefix_of_the_repository_is_no_target(world: World) -> None:
                 await restore_checkpoint(
                     repository, f"s3a://{world.bucket[5:]}/{target}", RestoreChoice(move_aside=True)
                 )
+
+
+def restored_of(outcome: StoreOutcome) -> StoreRestored:
+    return msgspec.msgpack.decode(outcome.result, type=StoreRestored)
 
 
 def _work(item: StoreToRestore) -> StoreWork:

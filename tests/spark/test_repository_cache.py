@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from typing_extensions import override
 
 from blobstore.opening import StoreSettings
-from engine.blocking import LoopThread
 from engine.errors import UsageError
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
@@ -25,11 +24,9 @@ from engine.settings import MIB, TransferSettings
 from engine.spark.access import Access, RepositoryCache, cached_here, open_on_driver
 from engine.spark.spread import (
     STORES_AT_ONCE_MAX,
-    WORK,
     StoreOutcome,
     StoresTask,
     StoreWork,
-    carry_out_as_finished,
     share_settings,
 )
 from index.snapshot.model import Scope
@@ -49,13 +46,6 @@ def kept() -> Iterator[RepositoryCache]:
     kept = RepositoryCache(kept_max=2)
     yield kept
     kept.close()
-
-
-@pytest.fixture
-def loop() -> Iterator[LoopThread]:
-    loop = LoopThread()
-    yield loop
-    loop.stop()
 
 
 def borrow(kept: RepositoryCache, access: Access, key: str = "") -> SyncRepository:
@@ -195,20 +185,14 @@ class Meeting(StoresTask, frozen=True, kw_only=True):
         self.others.release()
         if work.store == "broken":
             raise UsageError("is broken", operation="restore")
-        return StoreOutcome(
-            task=work.task,
-            store=work.store,
-            path=work.path,
-            ok=True,
-            # Told for the test: what it may use.
-            files=repository.settings.in_flight_max,
-            bytes_kept=repository.settings.memory_bytes_max,
-        )
+        # Told for the test: what it may use.
+        settings = repository.settings
+        return work.done(files=settings.in_flight_max, bytes_moved=0, bytes_kept=settings.memory_bytes_max)
 
 
 def batch(stores: list[str]) -> pa.RecordBatch:
-    rows = [{"partition": 0, "task": "0", "store": store, "path": "/", "reference": None} for store in stores]
-    return pa.RecordBatch.from_pylist(rows, schema=WORK)
+    work = [StoreWork(task="0", store=store, path="/", reference=None) for store in stores]
+    return pa.record_batch([pa.array(map(msgspec.msgpack.encode, work), pa.binary())], ["work"])
 
 
 def rows_of(batches: Iterator[pa.RecordBatch]) -> list[dict[str, object]]:
@@ -255,34 +239,6 @@ def test_shares_are_within_what_was_given(
     assert (at_once, share.in_flight_max, share.memory_bytes_max) == expected
     assert share.range_bytes >= settings.pack_bytes_max
     assert share.pack_bytes_max == settings.pack_bytes_max
-
-
-def test_closing_early_cancels_what_is_at_work_and_begins_nothing_more(loop: LoopThread) -> None:
-    begun: list[int] = []
-    cancelled: list[int] = []
-
-    async def work(number: int) -> int:
-        begun.append(number)
-        try:
-            await asyncio.sleep(60 if number else 0)
-        except asyncio.CancelledError:
-            cancelled.append(number)
-            raise
-        return number
-
-    results: Generator[int, None, None] = carry_out_as_finished(loop, work, range(10), at_once=3)
-    assert next(results) == 0
-    results.close()
-    assert (begun, sorted(cancelled)) == ([0, 1, 2, 3], [1, 2, 3])
-
-
-def test_an_error_of_one_ends_all(loop: LoopThread) -> None:
-    async def work(number: int) -> int:
-        await asyncio.sleep(0 if number == 1 else 60)
-        raise ValueError(number)
-
-    with pytest.raises(ValueError, match="1"):
-        list(carry_out_as_finished(loop, work, range(10), at_once=3))
 
 
 # --- in Spark's workers ---

@@ -295,13 +295,14 @@ class Overtaken(msgspec.Struct):
     rows: DataFrame
 
     def run(self, rows: DataFrame) -> None:
-        commit = self.job._commit
+        repository = self.job._repository
+        commit = repository.commit
 
         def commit_late(*arguments: Any, **named: Any) -> Any:
             self.other.run(self.rows)
             return commit(*arguments, **named)
 
-        self.job._commit = commit_late  # type: ignore[method-assign]
+        repository.commit = commit_late
         self.job.run(rows)
 
 

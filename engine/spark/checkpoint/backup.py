@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from blobstore.errors import StoreUnavailableError
 from engine.checkpoint.backup import (
-    MOVED,
     OPERATION,
     BackupChoice,
     CheckpointBackupPlan,
@@ -28,20 +27,34 @@ from engine.checkpoint.backup import (
 )
 from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
 from engine.clock import SystemRuntime
-from engine.errors import ConflictError, DamagedError, SourceChangedError, UnsafeSourceError
+from engine.errors import ConflictError, DamagedError, EngineError, SourceChangedError, UnsafeSourceError
 from engine.repository.repository import Repository
 from engine.spark.access import SparkOptions, absolute, open_on_driver
 from engine.spark.errors import TaskFailedError
 from engine.spark.spread import CarryOut, StoreOutcome, StoresTask, StoreWork, spread
 from engine.state.checkpoint_dir import CheckpointDir
-from index.errors import FormatError, UnknownFormatError
+from index.errors import FormatError, UnknownFormatError, VersionMissingError
 
 # What the row of a store that failed says of its error, for the driver to know what to do next.
-_CHANGED: Final = b"changed"
-_GONE: Final = b"gone"
-_DAMAGED: Final = b"damaged"
-_CONFLICT: Final = b"conflict"
-_UNAVAILABLE: Final = b"unavailable"
+_KINDS: Final[dict[type[Exception], bytes]] = {
+    SourceChangedError: b"changed",
+    UnsafeSourceError: b"gone",
+    VersionMissingError: b"gone",
+    DamagedError: b"damaged",
+    FormatError: b"damaged",
+    # What a newer Spark wrote is not damaged.
+    UnknownFormatError: b"",
+    ConflictError: b"conflict",
+    StoreUnavailableError: b"unavailable",
+}
+# What the driver raises for them: damage first, then what moved.
+_RAISED: Final[tuple[tuple[bytes, type[EngineError], str], ...]] = (
+    (b"", TaskFailedError, ""),
+    (b"damaged", DamagedError, DAMAGE_HINT),
+    (b"conflict", ConflictError, ""),
+    (b"changed", SourceChangedError, MOVED_HINT),
+    (b"gone", UnsafeSourceError, MOVED_HINT),
+)
 _ERRORS_SHOWN_MAX: Final = 3
 
 
@@ -54,32 +67,19 @@ class BackupLiveStores(StoresTask, frozen=True, kw_only=True):
     choice: BackupChoice
 
     @override
-    def opened(self) -> contextlib.AbstractAsyncContextManager[CarryOut]:
-        return self._opened()
-
     @contextlib.asynccontextmanager
-    async def _opened(self) -> AsyncIterator[CarryOut]:
+    async def opened(self) -> AsyncIterator[CarryOut]:
         async with opened_checkpoint(self.checkpoint, self.choice.checkpoint_settings) as root:
-
-            async def carry_out(repository: Repository, work: StoreWork) -> StoreOutcome:
-                return await self._back_up(repository, root, work)
-
-            yield carry_out
+            yield lambda repository, work: self._back_up(repository, root, work)
 
     async def _back_up(self, repository: Repository, root: CheckpointDir, work: StoreWork) -> StoreOutcome:
         try:
             done = await backup_store(repository, root, self.scope, self.stores[work.task, work.store], self.choice)
-        except (*MOVED, DamagedError, FormatError, ConflictError, StoreUnavailableError) as error:
-            message = _message(error, work.path, root.location)
-            return StoreOutcome(
-                task=work.task, store=work.store, path=work.path, ok=False, error=message, result=_kind(error)
-            )
+        except tuple(_KINDS) as error:
+            kind = next(_KINDS[of] for of in type(error).__mro__ if of in _KINDS)
+            return work.failed(_message(error, work.path, root.location), kind)
         stats = done.result.stats
-        return StoreOutcome(
-            task=work.task,
-            store=work.store,
-            path=work.path,
-            ok=True,
+        return work.done(
             files=stats.files_total,
             bytes_moved=stats.bytes_uploaded,
             bytes_kept=stats.bytes_retained,
@@ -125,28 +125,16 @@ def backup_checkpoint(
         outcomes = spread(spark, task, work, options.partitions_max).toArrow().to_pylist()
         return _results([StoreOutcome(**row) for row in outcomes], location)
 
-    async def back_up() -> CheckpointBackupResult:
-        async def back_up_stores(plan: CheckpointBackupPlan) -> Sequence[StoreBackup]:
-            return await asyncio.to_thread(spread_stores, plan)
-
-        async with opened_checkpoint(location, asked.checkpoint_settings) as root:
-            return await run_backup(repository.asynchronous, root, back_up_stores, asked, runtime=SystemRuntime())
-
-    with repository:
-        return repository.loop.run(back_up())
-
-
-def _kind(error: Exception) -> bytes:
-    if isinstance(error, SourceChangedError):
-        return _CHANGED
-    if isinstance(error, MOVED):
-        return _GONE
-    if isinstance(error, ConflictError):
-        return _CONFLICT
-    if isinstance(error, StoreUnavailableError):
-        return _UNAVAILABLE
-    # What a newer Spark wrote is not damaged.
-    return b"" if isinstance(error, UnknownFormatError) else _DAMAGED
+    with repository, repository.inside(opened_checkpoint(location, asked.checkpoint_settings)) as root:
+        return repository.loop.run(
+            run_backup(
+                repository.asynchronous,
+                root,
+                lambda plan: asyncio.to_thread(spread_stores, plan),
+                asked,
+                runtime=SystemRuntime(),
+            )
+        )
 
 
 def _message(error: Exception, path: str, location: str) -> str:
@@ -156,23 +144,19 @@ def _message(error: Exception, path: str, location: str) -> str:
 
 
 def _results(outcomes: Sequence[StoreOutcome], location: str) -> tuple[StoreBackup, ...]:
-    """Decode the results of all stores, or raise what is wrong with some: damage first, then what moved."""
-    for kind, error, hint in (
-        (b"", TaskFailedError, ""),
-        (_DAMAGED, DamagedError, DAMAGE_HINT),
-        (_CONFLICT, ConflictError, ""),
-        (_CHANGED, SourceChangedError, MOVED_HINT),
-        (_GONE, UnsafeSourceError, MOVED_HINT),
-    ):
-        if message := _first_errors(kind, outcomes):
-            raise error(message, operation=OPERATION, subject=location, hint=hint)
-    if message := _first_errors(_UNAVAILABLE, outcomes):
-        raise StoreUnavailableError(message, operation=OPERATION, key=location)
+    """Decode the results of all stores, or raise what is wrong with some."""
+    failed: dict[bytes, list[str]] = {}
+    for outcome in outcomes:
+        if not outcome.ok:
+            failed.setdefault(outcome.result, []).append(outcome.error)
+    messages = {
+        kind: "; ".join(errors[:_ERRORS_SHOWN_MAX])
+        + (f", and {len(errors) - _ERRORS_SHOWN_MAX} more" if len(errors) > _ERRORS_SHOWN_MAX else "")
+        for kind, errors in failed.items()
+    }
+    for kind, error, hint in _RAISED:
+        if kind in messages:
+            raise error(messages[kind], operation=OPERATION, subject=location, hint=hint)
+    if messages:
+        raise StoreUnavailableError(messages[b"unavailable"], operation=OPERATION, key=location)
     return tuple(msgspec.msgpack.decode(outcome.result, type=StoreBackup) for outcome in outcomes)
-
-
-def _first_errors(kind: bytes, outcomes: Sequence[StoreOutcome]) -> str:
-    """Join the first errors of the stores that failed in one way; "" if none did."""
-    found = [outcome.error for outcome in outcomes if not outcome.ok and outcome.result == kind]
-    more = f", and {len(found) - _ERRORS_SHOWN_MAX} more" if len(found) > _ERRORS_SHOWN_MAX else ""
-    return "; ".join(found[:_ERRORS_SHOWN_MAX]) + more

@@ -18,11 +18,10 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings, open_store
-from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, backup_checkpoint
+from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, backup_checkpoint, opened_checkpoint
 from engine.errors import NotFoundError, UsageError
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
-from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint
 from index.snapshot.model import Scope
 from index.spark.checkpoint import decode_checkpoint_backup
@@ -39,9 +38,8 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True):
     has_ended: bool = False
 
     def after(self, earlier: "_Event") -> "_Event":
-        """Both in one."""
-        return _Event(
-            query_id=self.query_id,
+        return msgspec.structs.replace(
+            self,
             batch=earlier.batch if self.batch is None else self.batch,
             has_started=self.has_started or earlier.has_started,
             has_ended=self.has_ended or earlier.has_ended,
@@ -127,25 +125,20 @@ class BackupListener(StreamingQueryListener):
         self._thread = threading.Thread(target=self._run, name="tidemark-backup", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------------ what happened
-
     @property
     def backups(self) -> int:
         """How many backups were made."""
-        with self._changed:
-            return self._backups
+        return self._backups
 
     @property
     def last_backup(self) -> CheckpointBackupResult | None:
         """What the newest backup made, or found there already; None before the first."""
-        with self._changed:
-            return self._last_backup
+        return self._last_backup
 
     @property
     def last_error(self) -> Exception | None:
         """What the newest backup failed with; None if it did not fail."""
-        with self._changed:
-            return self._last_error
+        return self._last_error
 
     def wait(self, timeout_s: float | None = None, *, batch: int | None = None) -> bool:
         """Wait until all events so far are handled.
@@ -166,9 +159,9 @@ class BackupListener(StreamingQueryListener):
 
         def has_batch() -> bool:
             last = self._last_backup
-            if batch is None:
-                return True
-            return last is not None and last.backup.query_id == self._query_id and last.backup.batch >= batch
+            if batch is None or last is None:
+                return batch is None
+            return last.backup.query_id == self._query_id and last.backup.batch >= batch
 
         def is_over() -> bool:
             return is_handled() and (has_batch() or self._last_error is not None or self._closed)
@@ -187,10 +180,8 @@ class BackupListener(StreamingQueryListener):
             Whether all of it is done. If not, the thread goes on.
         """
         with self._changed:
-            if not self._closed:
-                self._closed = True
-                self._events_count += 1
-                self._loop.call_soon_threadsafe(self._notes.put_nowait, None)
+            self._put(None)
+            self._closed = True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -202,8 +193,6 @@ class BackupListener(StreamingQueryListener):
     ) -> None:
         self.close()
 
-    # ------------------------------------------------------------------ what Spark calls
-
     @override
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Note that a query may have another checkpoint from now on. The query's start waits for this call."""
@@ -211,21 +200,18 @@ class BackupListener(StreamingQueryListener):
 
     @override
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Note that a batch is committed."""
         self._put(_Event(query_id=str(event.progress.id), batch=event.progress.batchId))
 
     @override
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Note that the query ended."""
         self._put(_Event(query_id=str(event.id), has_ended=True))
 
-    def _put(self, event: _Event) -> None:
+    def _put(self, event: _Event | None) -> None:
+        """Leave a note for the thread; None: the last one."""
         with self._changed:
             if not self._closed:
                 self._events_count += 1
                 self._loop.call_soon_threadsafe(self._notes.put_nowait, event)
-
-    # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -245,7 +231,9 @@ class BackupListener(StreamingQueryListener):
                         earlier = self._unjudged.pop(note.query_id, note)
                         self._unjudged[note.query_id] = note.after(earlier)
                 await self._see_to_notes()
-                self._note(handled=len(notes))
+                with self._changed:
+                    self._handled_count += len(notes)
+                    self._changed.notify_all()
         finally:
             if self._repository is not None:
                 await self._repository.close()
@@ -261,13 +249,18 @@ class BackupListener(StreamingQueryListener):
             self._is_due = False
             # Whatever becomes of it: the next one is tried after as many batches again.
             self._backed_up = self._newest
-            made = await self._back_up()
+            made = await backup_checkpoint(await self._opened(), self._checkpoint, self._choice)
         except Exception as error:  # noqa: BLE001  (L2: kept and logged, never raised into Spark)
             _LOG.exception("%s was not backed up; the query itself is not affected", self._checkpoint)
-            self._note(error=error)
+            with self._changed:
+                self._last_error = error
+                self._changed.notify_all()
         else:
             self._backed_up = made.backup.batch
-            self._note(made=made)
+            with self._changed:
+                self._backups += made.is_new
+                self._last_backup, self._last_error = made, None
+                self._changed.notify_all()
 
     async def _judge(self) -> None:
         """Find out whether the notes make a backup due."""
@@ -290,14 +283,12 @@ class BackupListener(StreamingQueryListener):
         if event.has_started:
             self._others.discard(event.query_id)
         if event.query_id != self._query_id and event.query_id not in self._others:
-            directory = await CheckpointDir.open(self._checkpoint, settings=self._choice.checkpoint_settings)
             try:
-                found = await StreamingCheckpoint(directory).query_id()
+                async with opened_checkpoint(self._checkpoint, self._choice.checkpoint_settings) as directory:
+                    found = await StreamingCheckpoint(directory).query_id()
             except NotFoundError:
                 # Another query was first.
                 return False
-            finally:
-                await directory.close()
             if found != self._query_id:
                 with self._changed:
                     self._query_id = found
@@ -323,18 +314,3 @@ class BackupListener(StreamingQueryListener):
                     await store.close()
                 raise
         return self._repository
-
-    async def _back_up(self) -> CheckpointBackupResult:
-        return await backup_checkpoint(await self._opened(), self._checkpoint, self._choice)
-
-    def _note(
-        self, *, handled: int = 0, made: CheckpointBackupResult | None = None, error: Exception | None = None
-    ) -> None:
-        with self._changed:
-            self._handled_count += handled
-            if made is not None:
-                self._backups += made.is_new
-                self._last_backup, self._last_error = made, None
-            if error is not None:
-                self._last_error = error
-            self._changed.notify_all()

@@ -9,8 +9,6 @@ A task that Spark repeats finds what an earlier attempt left, and replaces it; o
 SSTs may stay that nothing names, as Spark's own lost attempts leave them.
 """
 
-import asyncio
-import contextlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,17 +20,18 @@ from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
 from blobstore.opening import StoreSettings
+from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, RestoredCheckpoint, make_target, run_restore
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.targets import DirectoryTarget, ObjectTarget, files_below, publish_files
 from engine.clock import SystemRuntime
-from engine.errors import DamagedError, TargetBusyError
+from engine.errors import DamagedError
 from engine.repository.repository import Repository
 from engine.spark.access import SparkOptions, open_on_driver
 from engine.spark.errors import TaskFailedError
 from engine.spark.spread import StoreOutcome, StoresTask, StoreWork, spread
-from engine.spark.tasks import BUSY_WAIT_S, BUSY_WAITS_MAX
-from engine.state.checkpoint_dir import CheckpointDir, store_url
+from engine.spark.tasks import when_free
+from engine.state.checkpoint_dir import store_url
 from index.errors import FormatError
 from index.snapshot.model import Scope
 
@@ -57,36 +56,22 @@ class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
 
     @override
     async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
-        """Restore one store."""
         item = self.wanted[work.task, work.store]
         if self.is_directory:
             restored = await self._restore(repository, item, Path(self.root, item.id.path))
         else:
             restored = await self._publish(repository, item)
-        return StoreOutcome(
-            task=work.task,
-            store=work.store,
-            path=work.path,
-            ok=True,
-            files=restored.files,
-            bytes_moved=restored.bytes_fetched,
-            result=msgspec.msgpack.encode(restored),
+        return work.done(
+            files=restored.files, bytes_moved=restored.bytes_fetched, result=msgspec.msgpack.encode(restored)
         )
 
     async def _restore(self, repository: Repository, item: StoreToRestore, target: Path) -> StoreRestored:
-        for _ in range(BUSY_WAITS_MAX):
-            with contextlib.suppress(TargetBusyError):
-                # Spark may have lost an attempt that had come to its end: what that left may go.
-                return await restore_store(
-                    repository,
-                    item,
-                    target,
-                    transfer=repository.settings,
-                    runtime=SystemRuntime(),
-                    replace=True,
-                )
-            await asyncio.sleep(BUSY_WAIT_S)
-        raise TargetBusyError("another attempt does not end", operation="restore", subject=str(target))
+        # Spark may have lost an attempt that had come to its end: what that left may go.
+        return await when_free(
+            lambda: restore_store(
+                repository, item, target, transfer=repository.settings, runtime=SystemRuntime(), replace=True
+            )
+        )
 
     async def _publish(self, repository: Repository, item: StoreToRestore) -> StoreRestored:
         if item.replayed:
@@ -94,16 +79,14 @@ class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
             unsummed = msgspec.structs.replace(item.store.settings, file_checksums=False)
             item = msgspec.structs.replace(item, store=msgspec.structs.replace(item.store, settings=unsummed))
         scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
-        directory = await CheckpointDir.open(self.root, settings=self.target_settings)
         try:
-            local = Path(scratch.name, item.id.path)
-            restored = await self._restore(repository, item, local)
-            if not self.is_trial:
-                files = await run_blocking(files_below, Path(scratch.name))
-                await publish_files(directory, Path(scratch.name), files)
-                restored = msgspec.structs.replace(restored, published=tuple(files))
+            async with opened_checkpoint(self.root, self.target_settings) as directory:
+                restored = await self._restore(repository, item, Path(scratch.name, item.id.path))
+                if not self.is_trial:
+                    files = await run_blocking(files_below, Path(scratch.name))
+                    await publish_files(directory, Path(scratch.name), files)
+                    restored = msgspec.structs.replace(restored, published=tuple(files))
         finally:
-            await directory.close()
             await run_blocking(scratch.cleanup)
         return restored
 
@@ -186,9 +169,4 @@ def _carry_out(
             subject=str(task.scope),
             hint=_DAMAGE_HINT if is_damage else "",
         )
-    return tuple(restored_of(row["result"]) for row in rows)
-
-
-def restored_of(result: bytes) -> StoreRestored:
-    """Decode the result of a store from its outcome."""
-    return msgspec.msgpack.decode(result, type=StoreRestored)
+    return tuple(msgspec.msgpack.decode(row["result"], type=StoreRestored) for row in rows)

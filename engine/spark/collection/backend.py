@@ -6,7 +6,7 @@ number of uploads (R1).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -34,7 +34,6 @@ from engine.spark.collection.shards import (
     PLAN,
     ROWS,
     ROWS_DDL,
-    ArrowTask,
     Row,
     batch_of,
     raise_failures,
@@ -44,9 +43,7 @@ from engine.spark.collection.shards import (
 from engine.spark.collection.tasks import (
     REFERENCES_PER_ITEM,
     SHARDS_AT_ONCE,
-    DeletedShard,
     DeleteTask,
-    ExcludedShard,
     ExcludeItem,
     ExcludeTask,
     ListedShard,
@@ -56,8 +53,8 @@ from engine.spark.collection.tasks import (
     SweepTask,
 )
 from engine.spark.errors import TaskFailedError, last_error
-from engine.spark.spread import default_partitions, frame_of
-from index.plan.collect import PlannedUpload, ReasonTotal, sum_totals
+from engine.spark.spread import ArrowTask, default_partitions, frame_of
+from index.plan.collect import PlannedUpload, sum_totals
 from index.plan.plan_format import (
     LINES_SUFFIX,
     POSITIONS_COUNT,
@@ -137,7 +134,6 @@ class SparkBackend(CollectBackend):
     """Lists, marks and deletes in tasks; lives in the driver for one collection. Its calls block a thread each.
 
     Args:
-        spark: The session.
         access: What tasks open.
         store: The same store, open in the driver.
         options: With `dry_run` nothing is written to the repository: inventory and plan are in Spark's local
@@ -171,11 +167,8 @@ class SparkBackend(CollectBackend):
         self._digests: tuple[bytes, ...] = ()
         # In a dry run, the inventories.
         self._inventories: DataFrame | None = None
-        # Of the last sweep, but for what is to go.
-        self._sweep_result = SweepResult()
-        self._totals: dict[Shard, tuple[ReasonTotal, ...]] = {}
-        # Of the plans that are not empty.
-        self._plans: dict[Shard, bytes] = {}
+        # As the plans are now.
+        self._swept: dict[Shard, SweepShard] = {}
         # In a dry run, what the tasks have planned.
         self._planned: DataFrame | None = None
 
@@ -201,51 +194,37 @@ class SparkBackend(CollectBackend):
 
     @override
     async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> SweepResult:
-        answers = await asyncio.to_thread(self._sweep, references, now_ms)
-        self._totals = {shard: answer.totals for shard, answer in answers.items()}
-        self._plans = {shard: answer.digest for shard, answer in answers.items() if answer.digest is not None}
-        sweep_result = answers.values()
-        self._sweep_result = SweepResult(
-            waiting_count=sum(s.waiting_count for s in sweep_result),
-            waiting_bytes=sum(s.waiting_bytes for s in sweep_result),
-            waiting_until_ms=max(s.waiting_until_ms for s in sweep_result),
-            live_count=sum(s.live_count for s in sweep_result),
-            live_bytes=sum(s.live_bytes for s in sweep_result),
-        )
-        return await self._with_plan(self._sweep_result)
+        self._swept = await asyncio.to_thread(self._sweep, references, now_ms)
+        return await self._result()
 
     @override
     async def exclude(self, keys: frozenset[str]) -> SweepResult:
-        groups = group_by_shard(keys)
+        groups = sorted(group_by_shard(keys).items())
         items = {
-            shard: msgspec.msgpack.encode(ExcludeItem(digest=self._plans[shard], keys=frozenset(group)))
-            for shard, group in sorted(groups.items())
-            if shard in self._plans
+            shard: msgspec.msgpack.encode(ExcludeItem(digest=digest, keys=frozenset(group)))
+            for shard, group in groups
+            if (digest := self._swept[shard].digest) is not None
         }
         task = ExcludeTask(access=self._access, run=self._run_id())
-        answers = await asyncio.to_thread(self._carry_out, items, task, ExcludedShard)
+        answers = await asyncio.to_thread(self._carry_out, items, task, SweepShard)
         for shard, answer in answers.items():
-            self._totals[shard] = answer.totals
-            del self._plans[shard]
-            if answer.digest is not None:
-                self._plans[shard] = answer.digest
-        excluded_count = sum(answer.excluded_count for answer in answers.values())
-        excluded_bytes = sum(answer.excluded_bytes for answer in answers.values())
-        return await self._with_plan(
-            replace(
-                self._sweep_result,
-                live_count=self._sweep_result.live_count + excluded_count,
-                live_bytes=self._sweep_result.live_bytes + excluded_bytes,
-                excluded_count=excluded_count,
-                excluded_bytes=excluded_bytes,
+            swept = self._swept[shard]
+            self._swept[shard] = replace(
+                swept,
+                totals=answer.totals,
+                digest=answer.digest,
+                live_count=swept.live_count + answer.excluded_count,
+                live_bytes=swept.live_bytes + answer.excluded_bytes,
+                excluded_count=answer.excluded_count,
+                excluded_bytes=answer.excluded_bytes,
             )
-        )
+        return await self._result()
 
     @override
     async def delete(self, prefix: str) -> Deleted:
-        items = {shard: digest for shard, digest in sorted(self._plans.items()) if shard.kind_prefix == prefix}
+        items = {shard: digest for shard, digest in self._plans() if shard.kind_prefix == prefix}
         task = DeleteTask(access=self._access, run=self._run_id())
-        answers = await asyncio.to_thread(self._carry_out, items, task, DeletedShard)
+        answers = await asyncio.to_thread(self._carry_out, items, task, Deleted)
         failed = [key for answer in answers.values() for key in answer.failed]
         return Deleted(
             totals=sum_totals(total for answer in answers.values() for total in answer.totals),
@@ -255,7 +234,7 @@ class SparkBackend(CollectBackend):
 
     @override
     def so_far(self, prefix: str) -> Deleted:
-        planned = (t.count for shard, totals in self._totals.items() if shard.kind_prefix == prefix for t in totals)
+        planned = (swept.planned_count for shard, swept in self._swept.items() if shard.kind_prefix == prefix)
         return Deleted(totals=(), unknown_count=sum(planned))
 
     @override
@@ -272,7 +251,7 @@ class SparkBackend(CollectBackend):
         frame = self._frame(rows, TASKS_PER_CORE * self._cores).mapInArrow(task, ROWS_DDL)
         frame, answers = self._evaluate(task, frame)
         self._inventories = frame.where(f"kind = '{INVENTORY}'") if run is None else None
-        return list(self._all_answers(answers, ListedShard).values())
+        return list(_all_answers(answers, ListedShard).values())
 
     def _sweep(self, references: References, now_ms: int) -> dict[Shard, SweepShard]:
         in_order = [(reference, reference in references.optional) for reference in references.neighbours]
@@ -293,23 +272,10 @@ class SparkBackend(CollectBackend):
         by_shard = _by_partition(marks.union(inventories), count, f"position * {count} DIV {POSITIONS_COUNT}")
         frame, rows = self._evaluate(sweep, by_shard.mapInArrow(sweep, ROWS_DDL))
         self._planned = frame.where(f"kind = '{PLAN}'") if self._dry_run else None
-        return self._all_answers(rows, SweepShard)
+        return _all_answers(rows, SweepShard)
 
-    @staticmethod
-    def _all_answers(rows: Sequence[Row], kind: type[Answer]) -> dict[Shard, Answer]:
-        """Return one answer of each shard, in order.
-
-        Raises:
-            UnsafeStoreError: One is missing or comes twice: what Spark has promised does not hold.
-        """
-        if [row.position for row in rows] != list(range(POSITIONS_COUNT)):
-            raise UnsafeStoreError(
-                f"{len(rows)} answers came of {POSITIONS_COUNT} shards; nothing was deleted", operation="collect"
-            )
-        return _answers(rows, kind)
-
-    async def _with_plan(self, sweep_result: SweepResult) -> SweepResult:
-        """Return a result with the plan as it is now; write its lines where they are wanted, shard by shard."""
+    async def _result(self) -> SweepResult:
+        """Return the result with the plan as it is now; write its lines where they are wanted, shard by shard."""
         first: list[PlannedUpload] = []
         names: set[str] = set()
         async for shard, planned in self._read_plans():
@@ -323,13 +289,29 @@ class SparkBackend(CollectBackend):
             # At most one for each shard: a batch.
             await self._plan_to.delete([f"{name}{LINES_SUFFIX}" for name in sorted(self._plan_names - names)])
             self._plan_names = frozenset(names)
-        totals = sum_totals(total for totals in self._totals.values() for total in totals)
-        return replace(sweep_result, totals=totals, first=tuple(first))
+        swept = self._swept.values()
+        return SweepResult(
+            totals=sum_totals(total for shard in swept for total in shard.totals),
+            waiting_count=sum(shard.waiting_count for shard in swept),
+            waiting_bytes=sum(shard.waiting_bytes for shard in swept),
+            waiting_until_ms=max(shard.waiting_until_ms for shard in swept),
+            live_count=sum(shard.live_count for shard in swept),
+            live_bytes=sum(shard.live_bytes for shard in swept),
+            excluded_count=sum(shard.excluded_count for shard in swept),
+            excluded_bytes=sum(shard.excluded_bytes for shard in swept),
+            first=tuple(first),
+        )
+
+    def _plans(self) -> Iterator[tuple[Shard, bytes]]:
+        """Yield the digests of the plans that are not empty, in the order of their keys."""
+        for shard, swept in sorted(self._swept.items()):
+            if swept.digest is not None:
+                yield shard, swept.digest
 
     async def _read_plans(self) -> AsyncIterator[tuple[Shard, tuple[PlannedUpload, ...]]]:
         """Read the plans that are not empty, in the order of their keys, one at a time."""
         if self._planned is None:
-            for shard, digest in sorted(self._plans.items()):
+            for shard, digest in self._plans():
                 yield shard, await read_plan(self._store, self._run_id(), shard, digest)
             return
         rows = await asyncio.to_thread(self._planned.toLocalIterator)
@@ -340,7 +322,7 @@ class SparkBackend(CollectBackend):
     def _carry_out(self, items: Mapping[Shard, bytes], task: ArrowTask, kind: type[Answer]) -> dict[Shard, Answer]:
         if not items:
             return {}
-        tasks_max = self._tasks_for(sum(total.count for shard in items for total in self._totals[shard]))
+        tasks_max = self._tasks_for(sum(self._swept[shard].planned_count for shard in items))
         frame = self._frame([Row(shard.position, ITEM, data) for shard, data in items.items()], tasks_max)
         return _answers(self._evaluate(task, frame.mapInArrow(task, ROWS_DDL))[1], kind)
 
@@ -388,3 +370,12 @@ def _by_partition(frame: DataFrame, count: int, partition: str) -> DataFrame:
 
 def _answers(rows: Sequence[Row], kind: type[Answer]) -> dict[Shard, Answer]:
     return {SHARDS[row.position]: msgspec.msgpack.decode(row.data or b"", type=kind) for row in rows}
+
+
+def _all_answers(rows: Sequence[Row], kind: type[Answer]) -> dict[Shard, Answer]:
+    """Return one answer of each shard, in order; if one is missing or comes twice, Spark's promise does not hold."""
+    if [row.position for row in rows] != list(range(POSITIONS_COUNT)):
+        raise UnsafeStoreError(
+            f"{len(rows)} answers came of {POSITIONS_COUNT} shards; nothing was deleted", operation="collect"
+        )
+    return _answers(rows, kind)

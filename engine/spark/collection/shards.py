@@ -5,7 +5,7 @@ inventory or a plan is an object of the run, known by its digest (design 0006, R
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from blobstore.base import BlobStore, BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreError
 from engine.collect.runs import COLLECT
-from engine.errors import DamagedError, EngineError, bare_message
+from engine.errors import DamagedError, EngineError
 from engine.records.indexes import is_missing
 from engine.spark.errors import RunEndedError
 from index.errors import FormatError
@@ -49,8 +49,6 @@ UPLOADS: Final = pa.schema(
     ],
     metadata={b"tidemark": b"inventory 1"},
 )
-
-ArrowTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class Row(NamedTuple):
@@ -90,10 +88,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     # Its class, then those above it.
     kinds: tuple[str, ...]
-    message: str
-    operation: str
-    subject: str
-    hint: str
+    text: str
+    # Operation, subject or key, hint and so on.
+    attributes: dict[str, str | int | float | None]
     notes: tuple[str, ...]
     # A blob is not there, which may mean that another collector came in between.
     is_missing: bool
@@ -101,15 +98,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 def failure_row(error: SentError) -> Row:
     """Return an error as a row for the driver."""
-    subject = error.key if isinstance(error, StoreError) else error.subject
-    operation = "" if isinstance(error, FormatError) else error.operation
-    prefix = " ".join(filter(None, [operation, subject]))
     failure = Failure(
         kinds=tuple(kind.__name__ for kind in type(error).__mro__ if issubclass(kind, SENT)),
-        message=str(error).removeprefix(f"{prefix}: ") if isinstance(error, StoreError) else bare_message(error),
-        operation=operation,
-        subject=subject,
-        hint=error.hint,
+        text=str(error),
+        attributes={name: value for name, value in vars(error).items() if isinstance(value, str | int | float | None)},
         notes=tuple(map(str, getattr(error, "__notes__", ()))),
         is_missing=isinstance(error, DamagedError) and is_missing(error),
     )
@@ -135,22 +127,17 @@ def raise_failures(rows: Iterable[Row]) -> None:
     if not failures:
         return
     failure = min(failures, key=lambda failure: failure.is_missing)
-    error = _error_of(failure)
+    known = {kind.__name__: kind for root in SENT for kind in _tree(root)}
+    kind = next(known[name] for name in failure.kinds if name in known)
+    # As it was: its text and its attributes are what `__init__` made of other arguments.
+    error = kind.__new__(kind, failure.text)
+    vars(error).update(failure.attributes)
     for note in failure.notes:
         error.add_note(note)
     if failure.is_missing:
-        raise error from BlobNotFoundError("a task did not find it", operation="get", key=failure.subject)
+        subject = str(failure.attributes.get("subject"))
+        raise error from BlobNotFoundError("a task did not find it", operation="get", key=subject)
     raise error
-
-
-def _error_of(failure: Failure) -> SentError:
-    known = {kind.__name__: kind for root in SENT for kind in _tree(root)}
-    kind = next(known[name] for name in failure.kinds if name in known)
-    if issubclass(kind, FormatError):
-        return kind(failure.message, subject=failure.subject, hint=failure.hint)
-    if issubclass(kind, StoreError):
-        return kind(failure.message, operation=failure.operation, key=failure.subject, hint=failure.hint)
-    return kind(failure.message, operation=failure.operation, subject=failure.subject, hint=failure.hint)
 
 
 def _tree(kind: type[SentError]) -> Iterator[type[SentError]]:
@@ -171,9 +158,12 @@ async def read_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
         RunEndedError: It is gone.
         StoreError: As the store says.
     """
-    key = run_key(run, shard.inventory_name)
+    return await _read(store, run_key(run, shard.inventory_name), INVENTORY_BYTES_MAX)
+
+
+async def _read(store: BlobStore, key: str, size_bytes_max: int) -> bytes:
     try:
-        return await read_blob(store.tagged(COLLECT), key, size_bytes_max=INVENTORY_BYTES_MAX)
+        return await read_blob(store.tagged(COLLECT), key, size_bytes_max=size_bytes_max)
     except BlobNotFoundError as error:
         raise run_has_ended(key) from error
 
@@ -260,10 +250,7 @@ async def read_plan(store: BlobStore, run: RunId, shard: Shard, digest: bytes) -
         StoreError: As the store says.
     """
     key = run_key(run, shard.plan_name(digest))
-    try:
-        data = await read_blob(store.tagged(COLLECT), key, size_bytes_max=PLAN_BYTES_MAX)
-    except BlobNotFoundError as error:
-        raise run_has_ended(key) from error
+    data = await _read(store, key, PLAN_BYTES_MAX)
     if digest_of(data) != digest:
         raise DamagedError("is not what was planned", operation="collect", subject=key)
     return tuple(decode_lines(data, subject=key))

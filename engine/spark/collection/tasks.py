@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, Created, Unknown
 from blobstore.concurrency import map_bounded
-from engine.collect.backend import KEYS_LISTED_MAX, delete_keys, list_uploads
+from engine.collect.backend import KEYS_LISTED_MAX, Deleted, Listing, SweepResult, delete_keys, list_uploads
 from engine.collect.runs import COLLECT
 from engine.errors import UnsafeStoreError
 from engine.records.roots import reachable_keys
@@ -39,7 +39,7 @@ from engine.spark.collection.shards import (
     write_plan,
 )
 from engine.spark.errors import RunEndedError
-from index.plan.collect import Protection, ReasonTotal, Upload, choose_uploads, sum_deletes, waiting_until_ms
+from index.plan.collect import Protection, Upload, choose_uploads, sum_deletes, waiting_until_ms
 from index.plan.plan_format import SHARDS, Shard, digest_of, group_by_shard
 from index.snapshot.keys import RunId, run_key
 from index.snapshot.model import IndexReference
@@ -77,8 +77,7 @@ def work_through(
                 return await work(store, item)
 
             found = repository.loop.run(map_bounded(work_here, some, in_flight_max=SHARDS_AT_ONCE))
-        failed += [row for rows in found for row in rows if row.kind == FAILED]
-        yield from (batch_of([row for row in rows if row.kind != FAILED]) for rows in found)
+        yield from map(batch_of, found)
     yield batch_of(failed)
 
 
@@ -96,7 +95,6 @@ class ShardTask(msgspec.Struct, frozen=True, kw_only=True):
         return work_through(self.access, rows_of(batches), work)
 
     async def carry_out(self, store: BlobStore, shard: Shard, data: bytes) -> list[Row]:
-        """Work on one shard."""
         raise NotImplementedError
 
 
@@ -107,15 +105,11 @@ def _answer(shard: Shard, answer: msgspec.Struct) -> Row:
 # ---------------------------------------------------------------------- list
 
 
-class ListedShard(msgspec.Struct, frozen=True, kw_only=True):
+class ListedShard(Listing, frozen=True, kw_only=True):
     """Sums of a shard's inventory."""
 
+    listed_at_ms: int = 0
     digest: bytes
-    count: int
-    size_bytes: int
-    newest_created_at_ms: int
-    foreign_count: int
-    foreign: tuple[str, ...]
 
 
 class ListTask(ShardTask, frozen=True, kw_only=True):
@@ -133,7 +127,7 @@ class ListTask(ShardTask, frozen=True, kw_only=True):
         elif shard in self.listed:
             inventory = await read_inventory(store, self.run, shard)
         else:
-            inventory = await self._write_inventory(store, self.run, shard)
+            inventory = await _write_inventory(store, self.run, shard)
         table = UPLOADS.empty_table() if inventory == NOTHING else decode_inventory(inventory, shard)
         foreign = table.filter(table["foreign"])["key"]
         listed = ListedShard(
@@ -147,15 +141,15 @@ class ListTask(ShardTask, frozen=True, kw_only=True):
         rows = [_answer(shard, listed)]
         return [*rows, Row(shard.position, INVENTORY, inventory)] if self.run is None else rows
 
-    @staticmethod
-    async def _write_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
-        """List a shard and write its inventory; one that another collection has written first is what counts."""
-        inventory = await _list(store, shard)
-        key = run_key(run, shard.inventory_name)
-        outcome = await store.tagged(COLLECT).put_if_absent(key, BytesBody(inventory))
-        if isinstance(outcome, Unknown):
-            raise UnsafeStoreError(f"no answer: {outcome.reason}", operation="collect", subject=key)
-        return inventory if isinstance(outcome, Created) else await read_inventory(store, run, shard)
+
+async def _write_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
+    """List a shard and write its inventory; one that another collection has written first is what counts."""
+    inventory = await _list(store, shard)
+    key = run_key(run, shard.inventory_name)
+    outcome = await store.tagged(COLLECT).put_if_absent(key, BytesBody(inventory))
+    if isinstance(outcome, Unknown):
+        raise UnsafeStoreError(f"no answer: {outcome.reason}", operation="collect", subject=key)
+    return inventory if isinstance(outcome, Created) else await read_inventory(store, run, shard)
 
 
 async def _list(store: BlobStore, shard: Shard) -> bytes:
@@ -196,15 +190,9 @@ def _live_rows(keys: set[str]) -> pa.RecordBatch:
     return batch_of([Row(shard.position, LIVE, _NEWLINE.join(group).encode()) for shard, group in groups])
 
 
-class SweepShard(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums of a shard's plan."""
+class SweepShard(SweepResult, frozen=True, kw_only=True):
+    """Sums of a shard's plan, or of what was taken out of it."""
 
-    live_count: int = 0
-    live_bytes: int = 0
-    totals: tuple[ReasonTotal, ...] = ()
-    waiting_count: int = 0
-    waiting_bytes: int = 0
-    waiting_until_ms: int = 0
     # Of the plan; None if there is nothing to delete, and then no object either.
     digest: bytes | None = None
 
@@ -229,7 +217,7 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the rows of one shard after the other; a failure is the last one."""
         shards = itertools.groupby(rows_of(batches), key=lambda row: row.position)
-        inputs = (_SweepInput.of(SHARDS[position], rows) for position, rows in shards)
+        inputs = (_SweepInput(SHARDS[position], rows) for position, rows in shards)
         return work_through(self.access, inputs, self._sweep, lambda given: given.failed)
 
     async def _sweep(self, store: BlobStore, given: "_SweepInput") -> list[Row]:
@@ -245,9 +233,10 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
         table = decode_inventory(inventory, shard)
         table = table.filter(pc.invert(table["foreign"]))
         is_live = pc.is_in(table["key"], value_set=pa.array(given.live, pa.string()))
-        alive, unreachable = table.filter(is_live), _uploads(table.filter(pc.invert(is_live)))
+        alive, others = table.filter(is_live), table.filter(pc.invert(is_live))
         gone = await self._gone(store, shard)
-        unreachable = [upload for upload in unreachable if upload.key not in gone]
+        columns = (others[name].to_pylist() for name in Upload.__struct_fields__)
+        unreachable = [Upload(*row) for row in zip(*columns, strict=True) if row[0] not in gone]
         ttl_ms = self.access.record.ttl_ms
         planned = choose_uploads(unreachable, self.now_ms, ttl_ms, self.protected)
         chosen = frozenset(p.key for p in planned)
@@ -280,32 +269,21 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(gone)
 
 
-class _SweepInput(msgspec.Struct, frozen=True, kw_only=True):
+class _SweepInput:
     """The rows of one shard, by what they are."""
 
-    shard: Shard
-    live: list[str]
-    inventory: bytes | None
-    failed: list[Row]
-
-    @classmethod
-    def of(cls, shard: Shard, rows: Iterable[Row]) -> "_SweepInput":
-        live: list[str] = []
-        inventory: bytes | None = None
-        failed: list[Row] = []
+    def __init__(self, shard: Shard, rows: Iterable[Row]) -> None:
+        self.shard = shard
+        self.live: list[str] = []
+        self.inventory: bytes | None = None
+        self.failed: list[Row] = []
         for row in rows:
             if row.kind == LIVE:
-                live += (row.data or b"").decode().split(_NEWLINE)
+                self.live += (row.data or b"").decode().split(_NEWLINE)
             elif row.kind == FAILED:
-                failed.append(row)
+                self.failed.append(row)
             else:
-                inventory = row.data
-        return cls(shard=shard, live=live, inventory=inventory, failed=failed)
-
-
-def _uploads(table: pa.Table) -> list[Upload]:
-    columns = [table[name].to_pylist() for name in Upload.__struct_fields__]
-    return [Upload(*row) for row in zip(*columns, strict=True)]
+                self.inventory = row.data
 
 
 # ---------------------------------------------------------------------- exclude and delete
@@ -316,15 +294,6 @@ class ExcludeItem(msgspec.Struct, frozen=True, kw_only=True):
 
     digest: bytes
     keys: frozenset[str]
-
-
-class ExcludedShard(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a plan, and what is not."""
-
-    digest: bytes | None
-    totals: tuple[ReasonTotal, ...]
-    excluded_count: int
-    excluded_bytes: int
 
 
 class ExcludeTask(ShardTask, frozen=True, kw_only=True):
@@ -339,21 +308,13 @@ class ExcludeTask(ShardTask, frozen=True, kw_only=True):
         left = [p for p in planned if p.key not in item.keys]
         plan = encode_plan(left)
         await write_plan(store, self.run, shard, plan)
-        excluded = ExcludedShard(
+        excluded = SweepShard(
             digest=digest_of(plan) if plan else None,
             totals=sum_deletes(left),
             excluded_count=len(planned) - len(left),
             excluded_bytes=sum(p.size_bytes for p in planned) - sum(p.size_bytes for p in left),
         )
         return [_answer(shard, excluded)]
-
-
-class DeletedShard(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a shard's plan."""
-
-    totals: tuple[ReasonTotal, ...]
-    failed_count: int
-    failed: tuple[str, ...]
 
 
 class DeleteTask(ShardTask, frozen=True, kw_only=True):
@@ -371,7 +332,7 @@ class DeleteTask(ShardTask, frozen=True, kw_only=True):
             if not left:
                 await store.tagged(COLLECT).put(mark, BytesBody(b""))
         here = frozenset(left)
-        deleted = DeletedShard(
+        deleted = Deleted(
             totals=sum_deletes(p for p in planned if p.key not in here),
             failed_count=len(here),
             failed=tuple(sorted(here)[:KEYS_LISTED_MAX]),

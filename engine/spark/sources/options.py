@@ -81,13 +81,11 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert(values, cls)
 
     def chooses(self, of: StoreId) -> bool:
-        """Return whether a store is one to be read."""
         is_of = self.operator in {None, of.operator} and self.store in {None, of.store}
         return is_of and (not self.partitions or of.partition in self.partitions)
 
     @property
     def chooses_stores(self) -> bool:
-        """Whether an operator, a partition or a store is chosen."""
         return self.operator is not None or self.store is not None or bool(self.partitions)
 
 

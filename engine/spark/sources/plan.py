@@ -1,26 +1,153 @@
-"""Plan a read of state on the driver: which stores at which versions, and what their rows are."""
+"""Plan a read of state on the driver: where it is, which stores at which versions, and what their rows are.
+
+What travels to a task says where to look and holds no credentials: each process finds its own. A place, which is a
+checkpoint or a backup of one in a repository, opens the files of a store, and the logs and the metadata of the query
+laid out as in a checkpoint; each for a block, with the loop thread that runs what is asked of them.
+"""
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Iterator
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeAlias
 
 import msgspec
 
 from blobstore.errors import BlobNotFoundError
+from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
+from engine.checkpoint.catalog import find_checkpoint_backup, find_job
 from engine.errors import NotFoundError, UsageError
-from engine.spark.sources.arrow_types import is_known
+from engine.records.find import require_store
+from engine.repository.repository import Repository
+from engine.restore.restore import read_index_of, staged_restore
+from engine.spark.access import Access, absolute, open_on_driver
 from engine.spark.sources.options import SourceOptions
-from engine.spark.sources.places import Place, find_place, read_schema, scratch_dir
+from engine.spark.sources.unsafe_rows import is_known
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import ENTRY_BYTES_MAX, QueryAt, StoreAt, StreamingCheckpoint
+from engine.state.sources import IndexStateFiles, StateFiles
 from engine.state.store import StateStore
 from index.errors import BatchLogError
-from index.spark.checkpoint import StoreId
+from index.plan.commits import Commit
+from index.snapshot.contents import files_of, select_files
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId
 from index.spark.query_logs import decode_operator
-from index.spark.schema import StructType, decode_state_schema, with_unique_names
+from index.spark.schema import SCHEMA_BYTES_MAX, StructType, decode_state_schema, with_unique_names
+
+# Where Spark lets a worker keep what is too large for memory.
+_LOCAL_DIRS: Final = "SPARK_LOCAL_DIRS"
+
+
+class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint, by its path or URL."""
+
+    location: str
+    settings: StoreSettings = StoreSettings()
+
+    def of(self, *stores: StoreId) -> "CheckpointPlace":  # noqa: ARG002  # all of it is one place
+        return self
+
+    @contextlib.contextmanager
+    def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
+        with self.open_root() as (loop, directory):
+            yield loop, directory.child(store.path)
+
+    @contextlib.contextmanager
+    def open_logs(self, scratch: Path) -> Iterator[tuple[LoopThread, CheckpointDir]]:  # noqa: ARG002  # no copy is made
+        with self.open_root() as opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def open_root(self) -> Iterator[tuple[LoopThread, CheckpointDir]]:
+        with contextlib.ExitStack() as stack:
+            loop = LoopThread()
+            stack.callback(loop.stop)
+            directory = loop.run(CheckpointDir.open(self.location, settings=self.settings))
+            stack.callback(lambda: loop.run(directory.close()))
+            yield loop, directory
+
+
+class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint backup in a repository. What is read of it is pinned meanwhile (design 0002, D5)."""
+
+    access: Access
+    commit: Commit
+
+    def of(self, *stores: StoreId) -> "BackupPlace":
+        """Keep these stores and the query's own: a task is not sent what all others read."""
+        wanted = {(QUERY_TASK, QUERY_STORE), *((of.task, of.store) for of in stores)}
+        kept = tuple(store for store in self.commit.record.stores if (store.task, store.store) in wanted)
+        record = msgspec.structs.replace(self.commit.record, stores=kept)
+        return msgspec.structs.replace(self, commit=msgspec.structs.replace(self.commit, record=record))
+
+    @contextlib.contextmanager
+    def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
+        with self.open_index(store.task, store.store) as opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def open_index(self, task: str, store: str) -> Iterator[tuple[LoopThread, IndexStateFiles]]:
+        """Open the files of any store of the commit, also of the query's own."""
+        with self.access.borrow() as repository:
+            files = repository.asynchronous.state_files(self.commit, task=task, store=store)
+            with repository.inside(files) as opened:
+                yield repository.loop, opened
+
+    @contextlib.contextmanager
+    def open_logs(self, scratch: Path) -> Iterator[tuple[LoopThread, CheckpointDir]]:
+        """Bring the logs to this machine, without those of sources, which may be long."""
+        with self.access.borrow() as repository:
+            target = scratch / "query"
+            repository.loop.run(self._fetch_logs(repository.asynchronous, target))
+            directory = repository.loop.run(CheckpointDir.open(target))
+            try:
+                yield repository.loop, directory
+            finally:
+                repository.loop.run(directory.close())
+
+    async def _fetch_logs(self, repository: Repository, target: Path) -> None:
+        reference = require_store(self.commit, QUERY_TASK, QUERY_STORE)
+        opened = repository.opened.without_digests()
+        async with repository.pinned(self.commit, "read logs"), staged_restore(opened, target) as staged:
+            index, requests = await read_index_of(repository.store, reference)
+            wanted = [(path, entry) for path, entry in files_of(index.dir) if path[0] != SOURCES]
+            await staged.download(select_files(index, wanted), requests=requests)
+            await staged.publish()
+
+
+Place: TypeAlias = CheckpointPlace | BackupPlace
+
+
+def find_place(options: SourceOptions, batch: int | None) -> Place:
+    """Find the state after a batch, the newest if none is given. For the driver.
+
+    Raises:
+        NotFoundError: There is no such repository, job or checkpoint backup.
+        UsageError: Several jobs have checkpoint backups, and none is named; or other processes cannot reach the store.
+        StoreError: As the store says.
+    """
+    settings = StoreSettings(s3=options.s3)
+    if options.repository is None:
+        return CheckpointPlace(location=absolute(options.checkpoint or ""), settings=settings)
+    repository, access = open_on_driver(options.repository, store=settings)
+    with repository:
+        job = options.job or repository.loop.run(find_job(repository.asynchronous))
+        commit, _ = repository.loop.run(find_checkpoint_backup(repository.asynchronous, job, batch=batch))
+    return BackupPlace(access=access, commit=commit)
+
+
+@contextlib.contextmanager
+def scratch_dir() -> Iterator[Path]:
+    """Make a directory for a block, where Spark keeps its temporary files if it says where."""
+    roots = (root for root in os.environ.get(_LOCAL_DIRS, "").split(",") if os.access(root, os.W_OK))
+    with tempfile.TemporaryDirectory(prefix="tidemark-", dir=next(roots, None), ignore_cleanup_errors=True) as found:
+        yield Path(found)
+
 
 _READ: Final = "read state"
+SCHEMA_PATH: Final = "_metadata/schema"
 # Which store a row is of: the columns that filters are pushed down on; the last is of state alone.
 STORE_COLUMNS: Final = ("operator", "partition", "store", "version")
 
@@ -39,11 +166,6 @@ class StoreRead(msgspec.Struct, frozen=True, kw_only=True):
 
     place: Place
     store: StoreAt
-
-    @property
-    def id(self) -> StoreId:
-        """The id of the store."""
-        return self.store.id
 
 
 class QueryRead(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +188,10 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> bool:
-        """Whether two batches are compared."""
         return len(self.reads) > 1
 
     @property
     def version(self) -> int | None:
-        """The version of the store; None for changes."""
         return None if self.changes or self.reads[0] is None else self.reads[0].store.at.version
 
     def columns(self) -> dict[str, object]:
@@ -88,7 +208,6 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def filtered(self) -> tuple[str, ...]:
-        """The columns that filters are pushed down on."""
         return STORE_COLUMNS[:3] if self.changes else STORE_COLUMNS
 
 
@@ -131,7 +250,7 @@ def plan_diff(options: SourceOptions, *, source: str) -> ReadPlan:
     table = before.table if before.table == after.table else None
     if table is None and options.rows == "typed":
         raise UsageError("the rows of the two batches are not alike", operation=source, hint="read with rows=bytes")
-    first, second = ({read.id: read for read in query.stores} for query in (before, after))
+    first, second = ({read.store.id: read for read in query.stores} for query in (before, after))
     ids = sorted(first.keys() | second.keys())
     works = tuple(StoreWork(id=of, reads=(first.get(of), second.get(of)), table=table) for of in ids)
     return ReadPlan(works=works, table=table, changes=True)
@@ -140,7 +259,7 @@ def plan_diff(options: SourceOptions, *, source: str) -> ReadPlan:
 @contextlib.contextmanager
 def load_store(read: StoreRead) -> Iterator[StateStore]:
     """Load a store as a version, to be read on this machine for a block; raises as `StateStore.load`."""
-    with scratch_dir() as scratch, read.place.open_store(read.id) as (loop, files):
+    with scratch_dir() as scratch, read.place.open_store(read.store.id) as (loop, files):
         settings, at = read.store.settings, read.store.at
         # Without what only pays if there is a next version.
         rocksdb = msgspec.structs.replace(settings.rocksdb, compacts=False)
@@ -161,9 +280,10 @@ def _find_table(place: Place, loop: LoopThread, directory: CheckpointDir, stores
     tables: set[Table | None] = set()
     for operator, name in sorted(firsts):
         first = StoreId(operator, 0, name)
-        with place.of(first).open_store(first) as (own_loop, files):
-            data = own_loop.run(read_schema(files))
-        if data is None:
+        try:
+            with place.of(first).open_store(first) as (own_loop, files):
+                data = own_loop.run(files.read(SCHEMA_PATH, size_bytes_max=SCHEMA_BYTES_MAX))
+        except BlobNotFoundError:
             return None
         prefix_columns = loop.run(_prefix_columns(directory, operator, name))
         tables.add(_table(data, prefix_columns, subject=f"schema of {first}"))

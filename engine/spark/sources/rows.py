@@ -8,11 +8,18 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyspark.sql.types as spark
 
-from engine.spark.sources.arrow_types import arrow_type, spark_type
 from engine.spark.sources.plan import StoreWork, Table
-from engine.spark.sources.unsafe_rows import RowBuffer, decode_pairs, decode_rows, rows_array
+from engine.spark.sources.unsafe_rows import (
+    ATOMS,
+    Column,
+    RowBuffer,
+    arrow_schema,
+    decode_pairs,
+    decode_rows,
+    rows_array,
+    types_of,
+)
 from engine.state.store import StateStore
 from index.spark.checkpoint import StoreId
 from index.spark.schema import StructType
@@ -20,36 +27,26 @@ from index.spark.schema import StructType
 Pair: TypeAlias = tuple[bytes, bytes]
 # Key, the value before, the value after: None where there was none.
 Change: TypeAlias = tuple[bytes, bytes | None, bytes | None]
-Column: TypeAlias = tuple[str, pa.DataType, spark.DataType]
 
 BATCH_ROWS_MAX: Final = 32_768
 # About: a batch ends with the row that reaches it.
 BATCH_BYTES_MAX: Final = 2 * 1024 * 1024
 
 _STORE: Final[tuple[Column, ...]] = (
-    ("operator", pa.int32(), spark.IntegerType()),
-    ("partition", pa.int32(), spark.IntegerType()),
-    ("store", pa.string(), spark.StringType()),
+    ("operator", *ATOMS["integer"]),
+    ("partition", *ATOMS["integer"]),
+    ("store", *ATOMS["string"]),
 )
-_VERSION: Final[Column] = ("version", pa.int64(), spark.LongType())
-_CHANGE: Final[Column] = ("change", pa.string(), spark.StringType())
-_FAMILY: Final[Column] = ("family", pa.string(), spark.StringType())
 _LENGTH_BYTES: Final = 4
 
 
-def _columns(table: Table | None, *, changes: bool) -> list[Column]:
-    """Return the columns of rows of a table; without one, of bytes with their column family."""
-    found = [*_STORE, _CHANGE if changes else _VERSION]
+def columns_of(table: Table | None, *, changes: bool) -> list[Column]:
+    """Return the columns of `batches_of`: of rows of a table; without one, of bytes with their column family."""
+    found = [*_STORE, ("change", *ATOMS["string"]) if changes else ("version", *ATOMS["long"])]
     names = ("before", "after") if changes else ("value",)
     if table is None:
-        return [*found, _FAMILY, *((name, pa.binary(), spark.BinaryType()) for name in ("key", *names))]
-    found.append(("key", arrow_type(table.key), spark_type(table.key)))
-    return found + [(name, arrow_type(table.value), spark_type(table.value)) for name in names]
-
-
-def spark_schema(table: Table | None, *, changes: bool) -> spark.StructType:
-    """Return the schema of `batches_of` as PySpark has it."""
-    return spark.StructType([spark.StructField(name, of) for name, _, of in _columns(table, changes=changes)])
+        return [*found, ("family", *ATOMS["string"]), *((name, *ATOMS["binary"]) for name in ("key", *names))]
+    return [*found, ("key", *types_of(table.key)), *((name, *types_of(table.value)) for name in names)]
 
 
 def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator[pa.RecordBatch]:
@@ -59,7 +56,7 @@ def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator
         DamagedError: A block is damaged, or a row does not fit the schema.
         RowChecksumError: A row that is checked does not fit its checksum.
     """
-    schema = pa.schema([pa.field(name, of) for name, of, _ in _columns(work.table, changes=work.changes)])
+    schema = arrow_schema(columns_of(work.table, changes=work.changes))
     names = dict.fromkeys(name for store in stores if store is not None for name in store.families)
     for family in names:
         chunks = (_chunks(store, family, share=len(stores)) for store in stores)

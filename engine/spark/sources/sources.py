@@ -1,22 +1,213 @@
 """The data sources of PySpark: state after a batch, what changed between two, and files (design 0005, D1 to D3)."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+import operator
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
+)
 from pyspark.sql.types import StructType
 from typing_extensions import override
 
-from engine.spark.sources.files import FILES_SCHEMA, FilesWork, file_rows, plan_files
-from engine.spark.sources.filters import StoreFilters
+from blobstore.checkpoint_files import FileStatus
+from engine.errors import EngineError
 from engine.spark.sources.options import DIFF_OPTIONS, FILES_OPTIONS, STATE_OPTIONS, SourceOptions, noting_hints
-from engine.spark.sources.plan import ReadPlan, StoreWork, load_store, plan_diff, plan_state
-from engine.spark.sources.rows import batches_of, spark_schema
+from engine.spark.sources.plan import (
+    SCHEMA_PATH,
+    BackupPlace,
+    CheckpointPlace,
+    ReadPlan,
+    StoreWork,
+    load_store,
+    plan_diff,
+    plan_state,
+)
+from engine.spark.sources.rows import batches_of, columns_of
+from engine.spark.sources.unsafe_rows import ATOMS, Column, arrow_schema, spark_schema, types_of
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.files import StateFileManager
+from engine.state.query import StoreAt
+from engine.state.settings import StateStoreSettings
+from engine.state.sources import StateFiles
+from index.errors import FormatError
+from index.snapshot.contents import files_of
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, belongs
+from index.spark.names import LOGS, SSTS, changelog_name, checksum_name, is_shared_path, parse_state_name, snapshot_name
+from index.spark.schema import ArrayType, AtomType
+
+Row = dict[str, Any]
+
+FILES_COLUMNS: Final[tuple[Column, ...]] = (
+    *((name, *ATOMS["integer"]) for name in ("operator", "partition")),
+    ("store", *ATOMS["string"]),
+    ("version", *ATOMS["long"]),
+    *((name, *ATOMS["string"]) for name in ("unique_id", "kind", "path")),
+    ("size_bytes", *ATOMS["long"]),
+    ("modified_at", *ATOMS["timestamp"]),
+    ("needed", *ATOMS["boolean"]),
+    ("blake3", *ATOMS["string"]),
+    ("blobs", *types_of(ArrayType(AtomType("string"), contains_null=True))),
+)
+_BATCH: Final = r"(?P<batch>[0-9]{1,18})"
+_OPERATOR: Final = r"state/(?P<operator>[0-9]{1,9})"
+# The files of the query itself, by kind.
+_QUERY_KINDS: Final = {
+    "metadata": r"metadata",
+    "source": r"sources/(.+/)?[^/.][^/]*",
+    "offsets": rf"offsets/{_BATCH}",
+    "commits": rf"commits/{_BATCH}",
+    "operator metadata": rf"{_OPERATOR}/_metadata/(metadata|v2/{_BATCH})",
+    "state schema": rf"{_OPERATOR}/_stateSchema/[^/]+/[^/.][^/]*",
+    "foreign": rf"({_OPERATOR}/)?.*",
+}
+
+
+class FilesWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task lists: the directory of a store, or all that is in none."""
+
+    place: CheckpointPlace | BackupPlace
+    batch: int
+    store: StoreAt | None = None
+    # Directories that other tasks list.
+    left_out: tuple[str, ...] = ()
+
+
+def plan_files(options: SourceOptions) -> tuple[FilesWork, ...]:
+    """Return what there is to list. Raises as `plan_state`."""
+    query = plan_state(msgspec.structs.replace(options, rows="bytes"), options.batch)
+    works = tuple(FilesWork(place=read.place, batch=query.batch, store=read.store) for read in query.stores)
+    if options.chooses_stores:
+        return works
+    left_out = tuple(read.store.id.path for read in query.stores)
+    return (*works, FilesWork(place=query.place.of(), batch=query.batch, left_out=left_out))
+
+
+def file_rows(work: FilesWork) -> Iterator[Row]:
+    """Yield the rows of one task."""
+    store = work.store
+    if isinstance(work.place, BackupPlace):
+        task, name = (QUERY_TASK, QUERY_STORE) if store is None else (store.id.task, store.id.store)
+        with work.place.open_index(task, name) as (_, files):
+            for parts, entry in files_of(files.index.dir):
+                yield _describe(work, "/".join(parts), needed=True) | {
+                    "size_bytes": entry.metadata.size_bytes,
+                    "modified_at": entry.metadata.modified_at_ns // 1000,
+                    "blake3": entry.blake3.hex(),
+                    "blobs": [blob.key for blob in entry.blobs],
+                }
+        return
+    path = "" if store is None else store.id.path
+    with work.place.open_root() as (loop, directory):
+        needed = loop.run(_find_needed(directory.child(path), store)) if store else None
+        for status in loop.run(_walk(directory, path, work.left_out)):
+            below = status.path.removeprefix(f"{path}/")
+            yield _describe(work, below, needed=None if needed is None else below in needed) | {
+                "size_bytes": status.size_bytes,
+                "modified_at": status.modified_at_ms * 1000,
+            }
+
+
+async def _walk(directory: CheckpointDir, path: str, left_out: Sequence[str]) -> Sequence[FileStatus]:
+    if not any(of.startswith(f"{path}/" if path else "") for of in left_out):
+        return () if path in left_out else await directory.walk(path)
+    found: list[FileStatus] = []
+    for status in await directory.list(path):
+        found += await _walk(directory, status.path, left_out) if status.is_directory else [status]
+    return found
+
+
+def _describe(work: FilesWork, path: str, *, needed: bool | None) -> Row:
+    """Describe a file by its name.
+
+    Args:
+        work: Of the task that lists it.
+        path: From the directory of the store, or from the root of the checkpoint.
+        needed: Whether the batch takes it; of the query's own files their names say it, unless this is true.
+    """
+    if work.store is None:
+        kind, found = next((k, m) for k, of in _QUERY_KINDS.items() if (m := re.fullmatch(of, path, re.DOTALL)))
+        batch, operator = (found.groupdict().get(name) for name in ("batch", "operator"))
+        return {
+            "path": path,
+            "kind": kind,
+            "operator": None if operator is None else int(operator),
+            # Of the logs: the state that a batch makes is of the next version.
+            "version": None if batch is None else int(batch) + 1,
+            "needed": needed or (kind != "foreign" and belongs(tuple(path.split("/")), work.batch, work.batch)),
+        }
+    of = work.store.id
+    row: Row = {**msgspec.structs.asdict(of), "path": f"{of.path}/{path}", "needed": needed, "kind": "foreign"}
+    if (parsed := parse_state_name(path)) is not None:
+        return row | msgspec.structs.asdict(parsed.of) | {"kind": "checksum" if parsed.checksum else parsed.kind}
+    if path == SCHEMA_PATH:
+        return row | {"kind": "schema"}
+    if is_shared_path(path) or needed:
+        row["kind"] = "sst" if path.startswith(f"{SSTS}/") else "log"
+    return row
+
+
+async def _find_needed(files: StateFiles, store: StoreAt) -> frozenset[str] | None:
+    """Return what a version of a store takes, as paths in its directory; None if that is damaged."""
+    manager = StateFileManager(files, StateStoreSettings(codec=store.settings.codec))
+    try:
+        resolution = await manager.resolve(store.at.version, store.at.unique_id)
+        names = [changelog_name(of) for of in resolution.changelogs]
+        shared: list[str] = []
+        if resolution.base is not None:
+            names.append(snapshot_name(resolution.base))
+            metadata = (await manager.read_snapshot(resolution.base)).metadata
+            shared += [f"{SSTS}/{file.stored_name}" for file in metadata.sst_files]
+            shared += [f"{LOGS}/{file.stored_name}" for file in metadata.log_files]
+    except (FormatError, EngineError):
+        return None
+    return frozenset([*names, *map(checksum_name, names), *shared, SCHEMA_PATH])
+
 
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+
+# Filters that are carried out here, on columns that name the store of a row and are never null; others are Spark's.
+_COMPARED: Final[dict[type[Filter], Callable[[Any, Any], bool]]] = {
+    EqualTo: operator.eq,
+    EqualNullSafe: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+    In: lambda value, wanted: value in wanted,
+    StringStartsWith: str.startswith,
+    StringEndsWith: str.endswith,
+    StringContains: operator.contains,
+}
+
+
+def can_filter(of: Filter, columns: Collection[str]) -> bool:
+    """Return whether a filter that Spark pushes down is carried out here, on one of some columns."""
+    attribute: tuple[str, ...] = getattr(of, "attribute", ())
+    return type(of) in _COMPARED and len(attribute) == 1 and attribute[0] in columns
+
+
+def filter_holds(of: Filter, values: Mapping[str, object]) -> bool:
+    """Return whether a filter that `can_filter` has taken lets rows with these values through."""
+    return _COMPARED[type(of)](values[of.attribute[0]], of.value)  # type: ignore[attr-defined]  # all of these have both
 
 
 def register_sources(spark: SparkSession, *, push_filters: bool = False) -> None:
@@ -51,11 +242,16 @@ class StoresReader(_Reader):
 
     def __init__(self, plan: ReadPlan) -> None:
         self._works = plan.works
-        self._filters = StoreFilters(plan.filtered)
+        self._filtered = plan.filtered
+        self._filters: list[Filter] = []
 
     @override
     def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(work) for work in self._works if self._filters.accept(work.columns())]
+        return [
+            InputPartition(work)
+            for work in self._works
+            if all(filter_holds(of, work.columns()) for of in self._filters)
+        ]
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -71,7 +267,8 @@ class PushingReader(StoresReader):
 
     @override
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        return self._filters.take(filters)
+        self._filters += [of for of in filters if can_filter(of, self._filtered)]
+        return [of for of in filters if of not in self._filters]
 
 
 class _StoresSource(DataSource):
@@ -92,7 +289,7 @@ class _StoresSource(DataSource):
     def schema(self) -> StructType:
         with noting_hints():
             plan = self._plan()
-            return spark_schema(plan.table, changes=plan.changes)
+            return spark_schema(columns_of(plan.table, changes=plan.changes))
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -126,7 +323,7 @@ class StateSource(_StoresSource):
     def _make_plan(self) -> ReadPlan:
         options = SourceOptions.parse(self.options, source=self.name(), also=STATE_OPTIONS)
         query = plan_state(options, options.batch)
-        works = tuple(StoreWork(id=read.id, reads=(read,), table=query.table) for read in query.stores)
+        works = tuple(StoreWork(id=read.store.id, reads=(read,), table=query.table) for read in query.stores)
         return ReadPlan(works=works, table=query.table)
 
 
@@ -181,8 +378,8 @@ class FilesSource(DataSource):
         return "tidemark_files"
 
     @override
-    def schema(self) -> str:
-        return ", ".join(f"{name} {spark}" for name, (spark, _) in FILES_SCHEMA.items())
+    def schema(self) -> StructType:
+        return spark_schema(FILES_COLUMNS)
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -204,6 +401,5 @@ class FilesReader(_Reader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         work: FilesWork | None = partition.value
         if work is not None:
-            arrow = pa.schema([pa.field(name, of) for name, (_, of) in FILES_SCHEMA.items()])
             with noting_hints():
-                yield pa.RecordBatch.from_pylist(list(file_rows(work)), schema=arrow)
+                yield pa.RecordBatch.from_pylist(list(file_rows(work)), schema=arrow_schema(FILES_COLUMNS))

@@ -10,28 +10,114 @@ In a state store the byte before each row says how it is encoded: 0 for this for
 Nothing is believed: every offset and size has to lie within its row, and texts one behind the other, or it is damage.
 """
 
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyspark.sql.types as spark
 
 from engine.errors import DamagedError
-from engine.spark.sources.arrow_types import arrow_type, is_wide
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
+
+# ---------------------------------------------------------------------- types, as PySpark takes them
+
+# Name, Arrow's type, PySpark's.
+Column: TypeAlias = tuple[str, pa.DataType, spark.DataType]
+
+ATOMS: Final[dict[str, tuple[pa.DataType, spark.DataType]]] = {
+    "void": (pa.null(), spark.NullType()),
+    "boolean": (pa.bool_(), spark.BooleanType()),
+    "byte": (pa.int8(), spark.ByteType()),
+    "short": (pa.int16(), spark.ShortType()),
+    "integer": (pa.int32(), spark.IntegerType()),
+    "long": (pa.int64(), spark.LongType()),
+    "float": (pa.float32(), spark.FloatType()),
+    "double": (pa.float64(), spark.DoubleType()),
+    "string": (pa.string(), spark.StringType()),
+    "binary": (pa.binary(), spark.BinaryType()),
+    "date": (pa.date32(), spark.DateType()),
+    "timestamp": (pa.timestamp("us", tz="UTC"), spark.TimestampType()),
+    "timestamp_ntz": (pa.timestamp("us"), spark.TimestampNTZType()),
+}
+# Of days to seconds: `interval day to second` and its parts. Those of months PySpark does not take.
+_INTERVAL: Final = "interval "
+_INTERVAL_PARTS: Final = {"day": 0, "hour": 1, "minute": 2, "second": 3}
+
+
+@functools.cache
+def types_of(of: DataType) -> tuple[pa.DataType, spark.DataType]:
+    """Return Arrow's type and PySpark's.
+
+    Raises:
+        KeyError: Rows with such a field cannot be Arrow arrays, or Spark does not take them.
+    """
+    match of:
+        case StructType(fields=fields):
+            arrow, struct = [], spark.StructType()
+            for field in fields:
+                found = types_of(field.type)
+                arrow.append(pa.field(field.name, found[0], nullable=field.nullable))
+                struct.add(field.name, found[1], field.nullable)
+            return pa.struct(arrow), struct
+        case ArrayType(element=element, contains_null=contains_null):
+            found = types_of(element)
+            item = pa.field("element", found[0], nullable=contains_null)
+            return pa.list_(item), spark.ArrayType(found[1], contains_null)
+        case MapType(key=key, value=value, value_contains_null=contains_null):
+            keys, values = types_of(key), types_of(value)
+            entry = pa.field("key", keys[0], nullable=False), pa.field("value", values[0], nullable=contains_null)
+            return pa.map_(*entry), spark.MapType(keys[1], values[1], contains_null)
+        case DecimalType(precision=precision, scale=scale):
+            if not 0 <= scale <= precision:
+                raise KeyError(of)
+            return pa.decimal128(precision, scale), spark.DecimalType(precision, scale)
+        case AtomType(name=name):
+            if not name.startswith(_INTERVAL):
+                return ATOMS[name]
+            parts = [_INTERVAL_PARTS[part] for part in name.removeprefix(_INTERVAL).split(" to ")]
+            return pa.duration("us"), spark.DayTimeIntervalType(parts[0], parts[-1])
+
+
+def is_known(of: DataType) -> bool:
+    """Return whether rows with such a field can be Arrow arrays, and Spark takes them."""
+    try:
+        types_of(of)
+    except KeyError:
+        return False
+    return True
+
+
+def arrow_type(of: DataType) -> pa.DataType:
+    """Return the Arrow type of a type that is known."""
+    return types_of(of)[0]
+
+
+def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
+    """Return columns as Arrow has them."""
+    return pa.schema([pa.field(name, of) for name, of, _ in columns])
+
+
+def spark_schema(columns: Iterable[Column]) -> spark.StructType:
+    """Return columns as PySpark has them."""
+    return spark.StructType([spark.StructField(name, of) for name, _, of in columns])
+
+
+# ---------------------------------------------------------------------- rows
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
-Build: TypeAlias = Callable[[Any], pa.Array]
 
 WORD: Final = 8
 # One byte before each row, and as many between two: then each row begins at a word.
 _GAP: Final = bytes(WORD - 1)
 _WORD_BITS: Final = 64
-# A decimal that does not fit a word.
+# A decimal with more digits does not fit a word, but so many bytes.
+_WORD_DIGITS_MAX: Final = 18
 _WIDE_BYTES: Final = 16
 
 # How an element of an array is stored, and what it is made of: the integer as stored to what Arrow has.
@@ -47,7 +133,7 @@ _STORED: Final[dict[str, tuple[str, str]]] = {
     "timestamp": ("<i8", "<i8"),
     "timestamp_ntz": ("<i8", "<i8"),
 }
-_INTERVAL: Final = ("<i8", "<i8")
+_STORED_INTERVAL: Final = ("<i8", "<i8")
 _TEXTS: Final = frozenset({"string", "binary"})
 _SIGN_BIT: Final = 0x80
 # The largest position in Arrow's arrays.
@@ -99,7 +185,6 @@ class RowBuffer:
         return DamagedError(f"a row {message}", operation="decode", subject=self._subject, hint=hint)
 
     def columns(self, of: StructType, region: Region) -> list[pa.Array]:
-        """Return the fields of rows, each as an array."""
         header = (len(of.fields) + _WORD_BITS - 1) // _WORD_BITS
         self._check(region.size >= WORD * (header + len(of.fields)), region.there, "is shorter than its fields")
         first = region.at // WORD
@@ -112,11 +197,10 @@ class RowBuffer:
         return columns
 
     def _column(self, of: DataType, stored: npt.NDArray[Any], parent: Region, there: Bools | None) -> pa.Array:
-        """Make one column from the words of its fields."""
         if isinstance(of, StructType | ArrayType | MapType):
             return self._nested(of, self._within(stored, parent, there))
         if isinstance(of, DecimalType):
-            if not is_wide(of):
+            if of.precision <= _WORD_DIGITS_MAX:
                 return _decimal(of, stored.astype(np.int64), there)
             return self._wide_decimal(of, self._within(stored, parent, there, aligned=False))
         if of.name in _TEXTS:
@@ -227,12 +311,7 @@ def element_bytes(of: DataType) -> int:
 
 
 def decode_rows(of: StructType, rows: Sequence[bytes] | Iterable[bytes], *, subject: str) -> pa.Array:
-    """Decode rows to an array of structs.
-
-    Args:
-        of: What they are, of types that `engine.spark.sources.arrow_types.is_known` knows.
-        rows: As RocksDB has them.
-        subject: What errors call them.
+    """Decode rows, as RocksDB has them, to an array of structs of types that `is_known` knows.
 
     Raises:
         DamagedError: They do not fit the schema.
@@ -265,7 +344,7 @@ def _number(of: AtomType, stored: npt.NDArray[Any], there: Bools | None) -> pa.A
     if of.name == "boolean":
         content = _bitmap(stored.astype(np.uint8).astype(np.bool_))
     else:
-        storage, meaning = _STORED.get(of.name, _INTERVAL)
+        storage, meaning = _STORED.get(of.name, _STORED_INTERVAL)
         content = pa.py_buffer(np.ascontiguousarray(stored.astype(storage)).view(meaning))
     return pa.Array.from_buffers(arrow_type(of), len(stored), [_bitmap(there), content])
 

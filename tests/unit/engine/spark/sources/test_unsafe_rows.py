@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import DamagedError
-from engine.spark.sources.arrow_types import arrow_type, is_known
-from engine.spark.sources.unsafe_rows import decode_pairs, decode_rows
+from engine.spark.sources.unsafe_rows import arrow_type, decode_pairs, decode_rows, is_known
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, Field, MapType, StructType
 from tests.unit.engine.spark.sources.unsafe_row_writer import encode_row
 
