@@ -90,7 +90,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[str, ...]
     text: str
     # Operation, subject or key, hint and so on.
-    attributes: dict[str, str | int | float | None]
+    attributes: dict[str, str | bool | int | float | None]
     notes: tuple[str, ...]
     # A blob is not there, which may mean that another collector came in between.
     is_missing: bool
