@@ -53,8 +53,6 @@ class BackupChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     # The job that the backups belong to; `spark-<query id>` if not given.
     job: str | None = None
-    # Whether what is new is checked before it is taken over (P5).
-    verify: bool = True
     # Whether what the newest backup has is looked for, and sent again where it is missing, also if that backup is of
     # this batch already (design 0006, M1); a STAT for each blob.
     check_retained: bool = False
@@ -241,11 +239,7 @@ async def run_backup(
     progress: Progress = NO_PROGRESS,
     runtime: Runtime,
 ) -> CheckpointBackupResult:
-    """Carry out all steps with a backend for the stores; again if the query moves on under it (P6).
-
-    Raises:
-        As `backup_checkpoint`.
-    """
+    """Carry out all steps with a backend for the stores; again if the query moves on under it (P6)."""
     began_s = runtime.monotonic_s()
     failed: tuple[int, Exception] | None = None
     for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -263,18 +257,15 @@ async def run_backup(
             continue
         return msgspec.structs.replace(done, attempts=attempt, seconds=runtime.monotonic_s() - began_s)
     assert failed is not None  # noqa: S101  # every other end of an attempt leaves the loop
-    raise QueryMovedOnError(
-        f"was read {ATTEMPTS_MAX} times, and each time the query took away a part; the last time at batch {failed[0]}: "
-        f"{failed[1]}",
-        operation=OPERATION,
-        subject=root.location,
-    ) from failed[1]
+    message = f"was read {ATTEMPTS_MAX} times, and each time the query took away a part; the last time at batch "
+    message += f"{failed[0]}: {failed[1]}"
+    raise QueryMovedOnError(message, operation=OPERATION, subject=root.location) from failed[1]
 
 
 async def preview_backup(
     repository: Repository, location: str | Path | BlobStore, choice: BackupChoice | None = None
 ) -> BackupPreview:
-    """Find out what `backup_checkpoint` would do; nothing is written. Arguments and errors as there."""
+    """Find out what `backup_checkpoint` would do; nothing is written."""
     choice = choice or BackupChoice()
     async with opened_checkpoint(location, choice.checkpoint_settings) as root:
         plan = await begin_backup(repository, root, msgspec.structs.replace(choice, check_retained=False))
@@ -303,14 +294,11 @@ async def preview_backup(
 
 
 async def begin_backup(repository: Repository, root: CheckpointDir, choice: BackupChoice) -> CheckpointBackupPlan:
-    """Find out which batch is to be backed up, and what it is compared with (P1, P2).
+    """Find out which batch is to be backed up, and what it is compared with (P1, P2, P9).
 
     Costs a list of `commits/`, two GETs of logs, one of `metadata`, a list and two or three requests for each operator,
     three GETs more if the newest backup is of the same batch, two if it is of another place; of the repository a list,
     and a GET or two, and a STAT for each index that is new in that backup if it is of the same batch.
-
-    Raises:
-        As `backup_checkpoint`.
     """
     checkpoint = StreamingCheckpoint(root)
     with error_context(root.location, None):
@@ -324,9 +312,22 @@ async def begin_backup(repository: Repository, root: CheckpointDir, choice: Back
             _check_stateless(parent)
     location = root.location if root.local_root is None else str(root.local_root.absolute())
     plan = CheckpointBackupPlan(scope=scope, query_id=query_id, location=location, at=at, parent=parent)
-    if newest is not None and newest.location != plan.location and not choice.moved:
-        await _check_continues(repository, root, plan, newest)
-    if parent is None or newest is None or newest.batch != at.batch or not await _is_taken(repository, root, plan):
+    if parent is None or newest is None:
+        return plan
+    is_elsewhere = newest.location != location and not choice.moved
+    entries = [(COMMITS, newest.batch), (OFFSETS, newest.batch)]
+    if is_elsewhere and not await _has_logs(repository, root, plan, entries):
+        # Two copies share a job: this one lacks the newest backed-up batch, or has run another one under its number.
+        raise UsageError(
+            f"{location} does not have batch {newest.batch} that was backed up from {newest.location}",
+            operation=OPERATION,
+            subject=str(scope),
+            hint="give each copy of a checkpoint a job of its own (--job); to go on with this one alone, say --moved",
+        )
+    # A query may have been taken back and come to this number again, which its logs say; and the offsets of the batch
+    # that follows are part of the backup (P7).
+    entries += [(OFFSETS, newest.batch + 1)]
+    if newest.batch != at.batch or not await _has_logs(repository, root, plan, entries):
         return plan
     try:
         # A commit of which something is gone does not count: another one sends it again.
@@ -338,31 +339,13 @@ async def begin_backup(repository: Repository, root: CheckpointDir, choice: Back
     return msgspec.structs.replace(plan, taken=newest)
 
 
-async def _is_taken(repository: Repository, root: CheckpointDir, plan: CheckpointBackupPlan) -> bool:
-    """Return whether the newest backup, of this batch number, is of this very batch and what has begun since.
-
-    A query may have been taken back and come to this number again, which its logs say; and the offsets of the batch
-    that follows are part of the backup (P7).
-    """
-    batch = plan.at.batch
-    return await _has_logs(repository, root, plan, ((COMMITS, batch), (OFFSETS, batch), (OFFSETS, batch + 1)))
-
-
-async def _check_continues(
-    repository: Repository, root: CheckpointDir, plan: CheckpointBackupPlan, newest: CheckpointBackup
-) -> None:
-    """Refuse a checkpoint at another place that does not have the newest backed-up batch: two copies share a job (P9).
-
-    Raises:
-        UsageError: It lacks the batch, or has run another one under its number.
-    """
-    if not await _has_logs(repository, root, plan, ((COMMITS, newest.batch), (OFFSETS, newest.batch))):
-        raise UsageError(
-            f"{plan.location} does not have batch {newest.batch} that was backed up from {newest.location}",
-            operation=OPERATION,
-            subject=str(plan.scope),
-            hint="give each copy of a checkpoint a job of its own (--job); to go on with this one alone, say --moved",
-        )
+def _check_stateless(parent: Commit) -> None:
+    """Refuse a query whose state has vanished: in version 1 its logs do not say whether it has any."""
+    stores = [store for store in parent.record.stores if StoreId.parse(store.task, store.store) is not None]
+    had = sum(store.version == parent.record.version for store in stores)
+    if had:
+        message = f"has no state, and the newest backup has {count(had, 'store')}"
+        raise DamagedError(message, operation=OPERATION, subject="state")
 
 
 async def _has_logs(
@@ -379,25 +362,12 @@ async def _has_logs(
         return False
     there = {path: file.blake3 for path, file in files_of(index.dir)}
     for log, number in entries:
-        try:
-            data = await root.read(f"{log}/{number}", size_bytes_max=ENTRY_BYTES_MAX)
-        except BlobNotFoundError:
-            now = None
-        else:
-            now = hash_content(data)
+        now = None
+        with contextlib.suppress(BlobNotFoundError):
+            now = hash_content(await root.read(f"{log}/{number}", size_bytes_max=ENTRY_BYTES_MAX))
         if now != there.get((log, str(number))):
             return False
     return True
-
-
-def _check_stateless(parent: Commit) -> None:
-    """Refuse a query whose state has vanished: in version 1 its logs do not say whether it has any."""
-    stores = [store for store in parent.record.stores if StoreId.parse(store.task, store.store) is not None]
-    had = sum(store.version == parent.record.version for store in stores)
-    if had:
-        raise DamagedError(
-            f"has no state, and the newest backup has {count(had, 'store')}", operation=OPERATION, subject="state"
-        )
 
 
 async def backup_store(
@@ -413,16 +383,7 @@ async def backup_store(
     """Upload what one store of a batch has and the newest backup lacks (P3 to P6).
 
     Costs of the checkpoint's store a list, a GET of the zip and of each file that is new; of the repository as any
-    backup.
-
-    Args:
-        repository: Where to.
-        root: The checkpoint.
-        scope: Of the backup.
-        work: What to take.
-        choice: As for `backup_checkpoint`.
-        settings: How bytes are moved, in place of the repository's own.
-        progress: As for `backup_checkpoint`.
+    backup. `settings` say how bytes are moved, in place of the repository's own.
 
     Raises:
         UnsafeSourceError, VersionMissingError: The query has taken away a part, or it was never there.
@@ -432,7 +393,7 @@ async def backup_store(
     """
     store = work.store
     async with live_files(root.child(store.id.path), choice.scratch) as files:
-        live = LiveStore(files, store, verify=choice.verify)
+        live = LiveStore(files, store)
         with redact_paths(files.location, files.directory):
             result = await repository.backup(
                 scope,
@@ -467,12 +428,7 @@ async def finish_backup(
     *,
     progress: Progress = NO_PROGRESS,
 ) -> CheckpointBackupResult:
-    """Back up the files of the query, and make the commit (P2, P7, P8).
-
-    Raises:
-        UsageError: The result of a store is missing.
-        As `backup_checkpoint`.
-    """
+    """Back up the files of the query, and make the commit (P2, P7, P8). UsageError: a store has no result."""
     at = plan.at
     missing = {store.id for store in at.stores} - {store.id for store in stores}
     if missing:
@@ -483,7 +439,6 @@ async def finish_backup(
             at=at,
             base_version_max=max((store.base_version for store in stores), default=None),
             lineages={store.id: store.lineage for store in stores if store.id is not None},
-            verify=choice.verify,
         )
         with redact_paths(found.location, found.directory):
             base = plan.base(QUERY_TASK, QUERY_STORE)

@@ -15,13 +15,13 @@ from index.spark.checkpoint import CheckpointBackup, StoredBackup, choose_checkp
 from index.text import iso_time
 
 _FIND: Final = "find backup"
+# Batches that a hint lists.
+_SHOWN_MAX: Final = 8
 _HINT: Final = "take one with `tidemark spark backup`"
 
 
 async def find_job(repository: Repository) -> str:
-    """Return the only job of a repository that has backups.
-
-    Costs a list, and for each job two requests or three.
+    """Return the only job of a repository that has backups; a list, and for each job two requests or three.
 
     Raises:
         NotFoundError: There is none.
@@ -41,12 +41,6 @@ async def find_job(repository: Repository) -> str:
     return found[0][0]
 
 
-async def list_checkpoint_backups(repository: Repository, job: str) -> tuple[StoredBackup, ...]:
-    """List every backup of a job, newest first: one GET for each commit."""
-    commits = await repository.commits(Scope(job))
-    return tuple((c, backup) for c in commits if (backup := decode_checkpoint_backup(c.record.offsets)) is not None)
-
-
 async def find_checkpoint_backup(
     repository: Repository, job: str, *, batch: int | None = None, at_ms: int | None = None
 ) -> StoredBackup:
@@ -59,42 +53,39 @@ async def find_checkpoint_backup(
     if batch is not None and at_ms is not None:
         raise UsageError("a batch and a time are given", operation=_FIND, subject=job, hint="give one of them")
     if batch is None and at_ms is None:
-        newest = await repository.latest(Scope(job))
-        backup = None if newest is None else decode_checkpoint_backup(newest.record.offsets)
-        if newest is not None and backup is not None:
-            return newest, backup
-    backups = await list_checkpoint_backups(repository, job)
+        latest = await repository.latest(Scope(job))
+        backup = None if latest is None else decode_checkpoint_backup(latest.record.offsets)
+        if latest is not None and backup is not None:
+            return latest, backup
+    backups = await _list_backups(repository, job)
     found = choose_checkpoint_backup(backups, batch=batch, at_ms=at_ms)
     if found is not None:
         return found
     if not backups:
         raise NotFoundError("the job has no checkpoint backup", operation=_FIND, subject=job, hint=_HINT)
     wanted = f"batch {batch}" if at_ms is None else iso_time(at_ms)
-    raise NotFoundError(
-        f"no backup has {wanted}", operation=_FIND, subject=job, hint=f"there is {_list_batches(backups)}"
-    )
+    oldest, newest = (iso_time(backups[at][0].committed_at_ms) for at in (-1, 0))
+    batches = sorted({backup.batch for _, backup in backups})
+    few = "…, " * (len(batches) > _SHOWN_MAX) + ", ".join(map(str, batches[-_SHOWN_MAX:]))
+    hint = f"there is {few}, taken from {oldest} to {newest}"
+    raise NotFoundError(f"no backup has {wanted}", operation=_FIND, subject=job, hint=hint)
 
 
-async def find_complete_checkpoint_backup(
-    repository: Repository, job: str, *, batch: int | None, at_ms: int | None
-) -> StoredBackup:
-    """Find as `find_checkpoint_backup` does; if something of it is missing, the newest backup that is whole (0006, M2).
+async def _list_backups(repository: Repository, job: str) -> tuple[StoredBackup, ...]:
+    """List every backup of a job, newest first: one GET for each commit."""
+    commits = await repository.commits(Scope(job))
+    return tuple((c, backup) for c in commits if (backup := decode_checkpoint_backup(c.record.offsets)) is not None)
 
-    Raises:
-        IncompleteError: No backup is whole.
-        As `find_checkpoint_backup`.
-    """
-    chosen = await find_checkpoint_backup(repository, job, batch=batch, at_ms=at_ms)
+
+async def _or_newest_complete(repository: Repository, job: str, chosen: StoredBackup) -> StoredBackup:
+    """Return a backup; if something of it is missing, the newest that is whole (0006, M2). IncompleteError: none is."""
     if await find_complete(repository.store, [chosen[0]]) is not None:
         return chosen
-    backups = await list_checkpoint_backups(repository, job)
+    backups = await _list_backups(repository, job)
     complete = await find_complete(repository.store, [commit for commit, _ in backups])
     if complete is None:
-        raise IncompleteError(
-            f"something of the backup of batch {chosen[1].batch} is missing, and of every other one",
-            operation=_FIND,
-            subject=job,
-        )
+        message = f"something of the backup of batch {chosen[1].batch} is missing, and of every other one"
+        raise IncompleteError(message, operation=_FIND, subject=job)
     return next(taken for taken in backups if taken[0].pointer == complete.pointer)
 
 
@@ -110,17 +101,17 @@ async def pinned_checkpoint_backup(
 ) -> AsyncIterator[tuple[Commit, CheckpointBackup, PinLease]]:
     """Find a backup and keep it from being collected while the block runs (R9, and design 0002, D5).
 
-    Args:
-        or_newest_complete: Use `find_complete_checkpoint_backup` instead.
-
     Raises:
         CollectedError: Every choice was collected before its pin was written.
+        IncompleteError: The newest complete one was asked for, and none is.
         As `find_checkpoint_backup`.
     """
-    find = find_complete_checkpoint_backup if or_newest_complete else find_checkpoint_backup
     async with contextlib.AsyncExitStack() as stack:
         for attempt in range(CHOICES_MAX):
-            commit, backup = await find(repository, job, batch=batch, at_ms=at_ms)
+            chosen = await find_checkpoint_backup(repository, job, batch=batch, at_ms=at_ms)
+            if or_newest_complete:
+                chosen = await _or_newest_complete(repository, job, chosen)
+            commit, backup = chosen
             try:
                 lease = await stack.enter_async_context(repository.pinned(commit, purpose))
             except CollectedError:
@@ -129,14 +120,3 @@ async def pinned_checkpoint_backup(
                 continue
             yield commit, backup, lease
             return
-
-
-def _list_batches(backups: tuple[StoredBackup, ...]) -> str:
-    """Format the batches that can be restored, for a hint."""
-    oldest, newest = backups[-1], backups[0]
-    batches = sorted({p.batch for _, p in backups})
-    few = ", ".join(map(str, batches[-8:]))
-    return (
-        f"{'…, ' if len(batches) > 8 else ''}{few}, taken from {iso_time(oldest[0].committed_at_ms)} "  # noqa: PLR2004
-        f"to {iso_time(newest[0].committed_at_ms)}"
-    )

@@ -49,10 +49,7 @@ def lacks(error: BaseException | None) -> bool:
 def error_context(location: str, path: str | None = "", *, private: Path | None = None) -> Iterator[None]:
     """Let the errors of a block name files of the checkpoint, as `with_subject` does.
 
-    Args:
-        location: As for `with_subject`.
-        path: As for `with_subject`; None: errors name files from `location` on already.
-        private: As for `with_subject`.
+    A path of None: they name files from `location` on already.
     """
     try:
         yield
@@ -84,17 +81,16 @@ def with_subject(error: E, location: str, path: str = "", *, private: Path | Non
     """
     if isinstance(error, TargetError):
         return error  # of this machine's own directories
-    subject, message = (_shown(text, location, private) for text in (error.subject, bare_message(error)))
+    subject, message = (
+        text if private is None or location in text else text.replace(str(private), location)
+        for text in (error.subject, bare_message(error))
+    )
     whole = f"{location}/{path}" if path else location
     if path or not subject.startswith(location):
         if subject and not whole.endswith(subject) and subject.rpartition("/")[2] != whole.rpartition("/")[2]:
             message = f"{subject}: {message}"
         subject = whole
     return restated(error, subject=subject, message=message, hint=_hint(error, private))
-
-
-def _shown(text: str, location: str, private: Path | None) -> str:
-    return text if private is None or location in text else text.replace(str(private), location)
 
 
 def _hint(error: EngineError | FormatError, private: Path | None) -> str:

@@ -1,26 +1,34 @@
-"""Read a file of a checkpoint whole, and refuse it if it is not what was written (design 0005, K2, K4 and K7).
+"""Read a file of a checkpoint whole, and refuse it if it is not what was written (design 0005, K2 to K4 and K7).
 
 A changelog or a zip is read more strictly than by a load: Spark reads a zip from its front, by what is before and
 behind each entry, and we by the list at its end; so both are looked at. Hadoop's hidden checksums and left-overs, which
-no store lists, are there on this machine's file systems only. All of it blocks.
+no store lists, are there on this machine's file systems only.
+
+An SST is walked block by block, each against its stored checksum. RocksDB verifies a block when it reads it, and
+Spark's iterators pass over what it says then: a bad block is an early end. So every block is looked at here, whether a
+reader would have come by it or not, from the footer on; and the blocks have to account for every byte of the file.
+
+All of it blocks.
 """
 
+import io
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from engine.checkpoint.errors import unreadable
-from engine.checkpoint.findings import DELETE, Finding, damage
+from engine.checkpoint.findings import Findings
 from engine.errors import DamagedError
-from engine.local.hashing import crc32c
+from engine.local.hashing import BLOCK_SUMS, crc32c, sum_block
 from engine.local.scan import READ_FLAGS
-from engine.state.compression import Codec, decompress_chunks
+from engine.state.compression import Codec, decompress_chunks, decompress_sst_block
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
-from index.errors import FileChecksumError
+from index.rocksdb import sst
 from index.spark.changelog import ChangelogDecoder, ChangelogHeader, check_header
 from index.spark.checksums import (
     HadoopSums,
@@ -29,7 +37,6 @@ from index.spark.checksums import (
     hadoop_checksum_bytes,
     hadoop_checksum_name,
 )
-from index.spark.lineage import Lineage
 from index.spark.names import StateVersion, checksum_name
 
 _CHUNK_BYTES: Final = 256 * 1024
@@ -56,24 +63,14 @@ class ChangelogReport(msgspec.Struct, frozen=True, kw_only=True):
 
     header: ChangelogHeader
     records: int
-    size_bytes: int
     # How many bytes its lineage takes of the 65,535 that it may (design 0005, K6).
     lineage_bytes: int
-
-    @property
-    def lineage(self) -> Lineage:
-        """Of its header."""
-        return self.header.lineage
 
 
 def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum: bytes | None) -> ChangelogReport:
     """Read a changelog from its beginning to its end. Blocks, and holds a bounded part of it.
 
-    Args:
-        path: The file.
-        codec: How it is compressed: what the offset log says.
-        at: The version and the id that its name in the store says.
-        checksum: Content of the `.crc` beside it; None if there is none.
+    Its name says what it is `at`, the offset log the codec, and `checksum` is the `.crc` beside it, if there is one.
 
     Raises:
         DamagedError: It does not decompress, or cannot be read, then with the `OSError` as its cause.
@@ -85,11 +82,18 @@ def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum
     """
     subject = str(path)
     expected = None if checksum is None else decode_file_checksum(checksum, subject=checksum_name(subject))
-    source = _Summed(path)
     decoder = ChangelogDecoder(subject)
-    records = 0
+    records = sum_ = size_bytes = 0
+
+    def summed() -> Iterator[bytes]:
+        nonlocal sum_, size_bytes
+        for chunk in _chunks(path, _CHUNK_BYTES):
+            sum_ = crc32c(chunk, sum_)
+            size_bytes += len(chunk)
+            yield chunk
+
     try:
-        for piece in decompress_chunks(codec, source.chunks(), subject=subject):
+        for piece in decompress_chunks(codec, summed(), subject=subject):
             for start in range(0, len(piece), _CHUNK_BYTES):
                 records += len(decoder.feed(piece[start : start + _CHUNK_BYTES]))
         decoder.finish()
@@ -99,24 +103,17 @@ def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum
     assert header is not None  # noqa: S101 — `finish` refuses a file without one
     check_header(header, at, subject=subject)
     if expected is not None:
-        check_file_checksum(expected, crc32c=source.crc32c, size_bytes=source.size_bytes, subject=subject)
+        check_file_checksum(expected, crc32c=sum_, size_bytes=size_bytes, subject=subject)
     # Two strings, each with its length before it, of which the first is the version.
     lineage_bytes = max(0, header.size_bytes - 6)
-    return ChangelogReport(header=header, records=records, size_bytes=source.size_bytes, lineage_bytes=lineage_bytes)
+    return ChangelogReport(header=header, records=records, lineage_bytes=lineage_bytes)
 
 
 def check_zip_file(source: Path | bytes, *, checksum: bytes | None, subject: str = "") -> StateZip:
     """Read a snapshot's zip whole: as we load it, and as Spark does. Blocks.
 
-    What stays unseen without a `.crc` is what neither reads: the times of its entries.
-
-    Args:
-        source: The file, or its content.
-        checksum: Content of the `.crc` beside it; None if there is none.
-        subject: What errors call it; a path calls itself.
-
-    Returns:
-        What is in it. Whether its SSTs are there, and of the sizes that it says, is for the caller to see.
+    What stays unseen without a `.crc` is what neither reads: the times of its entries. Whether its SSTs are there, and
+    of the sizes that it says, is for the caller to see.
 
     Raises:
         DamagedError: Not such a zip, or unreadable, then with the `OSError` as its cause.
@@ -125,7 +122,12 @@ def check_zip_file(source: Path | bytes, *, checksum: bytes | None, subject: str
         TargetError: This machine lacks what it takes to read it.
     """
     subject = subject or (str(source) if isinstance(source, Path) else "zip")
-    data = source if isinstance(source, bytes) else _read_zip(source)
+    try:
+        data = source if isinstance(source, bytes) else b"".join(_chunks(source, _CHUNK_BYTES))
+    except OSError as error:
+        raise unreadable(Path(subject), error, _HINT) from error
+    if len(data) > ZIP_BYTES_MAX:
+        raise DamagedError(f"has more than {ZIP_BYTES_MAX} bytes", operation="check", subject=subject, hint=_HINT)
     if checksum is not None:
         expected = decode_file_checksum(checksum, subject=checksum_name(subject))
         check_file_checksum(expected, crc32c=crc32c(data), size_bytes=len(data), subject=subject)
@@ -139,18 +141,14 @@ def check_zip_file(source: Path | bytes, *, checksum: bytes | None, subject: str
     return found
 
 
-def _read_zip(path: Path) -> bytes:
-    try:
-        descriptor = os.open(path, READ_FLAGS)
-        try:
-            data = b"".join(iter(lambda: os.read(descriptor, _CHUNK_BYTES), b""))
-            if len(data) > ZIP_BYTES_MAX:
-                raise _damaged(path, f"has more than {ZIP_BYTES_MAX} bytes")
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise unreadable(path, error, _HINT) from error
-    return data
+def _opened(path: Path) -> io.FileIO:
+    return io.FileIO(path, opener=lambda name, _: os.open(name, READ_FLAGS))
+
+
+def _chunks(path: Path, size_bytes: int) -> Iterator[bytes]:
+    with _opened(path) as source:
+        while chunk := source.read(size_bytes):
+            yield chunk
 
 
 def _check_stream(data: bytes) -> None:
@@ -206,29 +204,6 @@ def _check_entry(data: bytes, at: int, name: bytes, kind: tuple[int, int, int], 
     return end
 
 
-class _Summed:
-    """A file that is read once, and the checksum of what was read."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.crc32c = 0
-        self.size_bytes = 0
-
-    def chunks(self) -> Iterator[bytes]:
-        descriptor = os.open(self._path, READ_FLAGS)
-        try:
-            while chunk := os.read(descriptor, _CHUNK_BYTES):
-                self.crc32c = crc32c(chunk, self.crc32c)
-                self.size_bytes += len(chunk)
-                yield chunk
-        finally:
-            os.close(descriptor)
-
-
-def _damaged(path: Path, message: str) -> DamagedError:
-    return DamagedError(message, operation="check", subject=str(path), hint=_HINT)
-
-
 def check_hidden(path: Path) -> None:
     """Compare a file with Hadoop's hidden checksum, if it has one.
 
@@ -239,62 +214,342 @@ def check_hidden(path: Path) -> None:
     """
     hidden = path.with_name(hadoop_checksum_name(path.name))
     try:
-        descriptor = os.open(hidden, READ_FLAGS)
+        source = _opened(hidden)
     except FileNotFoundError:
         return
     except OSError as error:
         raise unreadable(hidden, error, _HIDDEN_HINT) from error
     try:
-        with os.fdopen(descriptor, "rb") as source:
+        with io.BufferedReader(source) as buffered:
             size_bytes = path.stat().st_size
-            stored = source.read(min(_HIDDEN_BYTES_MAX, hadoop_checksum_bytes(size_bytes, 1)) + 1)
+            stored = buffered.read(min(_HIDDEN_BYTES_MAX, hadoop_checksum_bytes(size_bytes, 1)) + 1)
         sums = HadoopSums(stored, subject=str(path))
-        with os.fdopen(os.open(path, READ_FLAGS), "rb", buffering=0) as source:
-            while data := source.read(_READ_BYTES):
-                sums.update(data)
+        for data in _chunks(path, _READ_BYTES):
+            sums.update(data)
         sums.finish()
     except OSError as error:
         raise unreadable(path, error, _HIDDEN_HINT) from error
 
 
-def find_hidden_misfits(root: Path, paths: list[str]) -> list[Finding]:
-    """Find files that do not fit their hidden checksums, where nothing else shows which of the two was altered."""
-    found = []
-    for path in paths:
-        try:
-            check_hidden(root / path)
-        except (FileChecksumError, DamagedError) as error:
-            if (root / path).exists():
-                found.append(damage(path, error, "K2"))
-    return found
-
-
-def find_left_overs(root: Path, before_ms: int) -> Iterator[Finding]:
+def find_left_overs(root: Path, before_ms: int, findings: Findings) -> None:
     """Find what writers that died left under hidden names, and checksums of files that are gone (K7).
 
-    Args:
-        root: Of the checkpoint.
-        before_ms: What is younger may still be written.
+    What is not from before a time may still be written.
     """
+    message = "was left by a writer that ended before its file was whole, or by a file that is gone"
     for directory, _, names in os.walk(root):
         here = set(names)
         is_ours = Path(directory).name == ".tmp"
         for name in names:
-            path = Path(directory, name)
             if name.startswith(".") and name.endswith(".crc") and (name[1:-4] in here):
                 continue
             if not is_ours and not (name.startswith(".") and name.endswith((".tmp", ".crc"))):
                 continue
+            path = Path(directory, name)
             try:
                 status = path.lstat()
             except OSError:
                 continue
             if status.st_mtime_ns // 1_000_000 < before_ms:
-                yield Finding(
-                    kind="waste",
-                    path=path.relative_to(root).as_posix(),
-                    message="was left by a writer that ended before its file was whole, or by a file that is gone",
-                    hint=DELETE,
-                    rule="K7",
-                    size_bytes=status.st_size,
+                findings.waste(path.relative_to(root).as_posix(), message, status.st_size)
+
+
+_WINDOW_BYTES: Final = 1024 * 1024
+# What is parsed is held in memory: an index of a file of several gigabytes. Data blocks and filters are only summed up.
+_PARSED_BYTES_MAX: Final = 256 * 1024 * 1024
+# All of them together, beyond that: a multiple of the size of the file. No index is packed so well.
+_RATIO_MAX: Final = 32
+_UINT32: Final = 0xFFFFFFFF
+_SST_HINT: Final = "the file was altered or cut short; take it from a backup, or restore the checkpoint"
+
+
+class SstReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was looked at of an SST in which nothing is wrong."""
+
+    size_bytes: int
+    # False: it could not be checked, and `reason` says why.
+    checked: bool = True
+    reason: str = ""
+    format_version: int = 0
+    # Which checksum its blocks have.
+    checksum: str = ""
+    data_blocks: int = 0
+    # All blocks, data or not.
+    blocks: int = 0
+    # Bytes between blocks, all of them zero.
+    padding_bytes: int = 0
+    # Of all kinds: a key may have several. None: the file does not say.
+    entries: int | None = None
+
+
+def check_sst(path: Path) -> SstReport:
+    """Read every block of an SST, and compare it with its checksum. Blocks.
+
+    Whether it is still the file that was meant when all of it was read is for the caller to know.
+
+    Returns:
+        What there was; `checked` is False for a table without checksums, and for one of a kind, version, checksum or
+        compression of its index that is unknown here.
+
+    Raises:
+        DamagedError: A block does not fit its checksum, or does not lead to where blocks are; bytes belong to no block;
+            the footer is none; or the file cannot be read, then with the `OSError` as its cause.
+        TargetError: This machine lacks what it takes to read it.
+    """
+    try:
+        descriptor = os.open(path, READ_FLAGS)
+        try:
+            return _Walk(path, descriptor).report()
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise unreadable(path, error, _SST_HINT) from error
+
+
+class _Walk:
+    """One walk through one file."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._size_bytes = os.fstat(descriptor).st_size
+        # The part of the file that was read last.
+        self._window = memoryview(b"")
+        self._window_at = 0
+        self._blocks = 0
+        # What blocks that are parsed hold, decompressed.
+        self._plain_bytes = 0
+        # What blocks cover, in the order in which they were read: first and last byte of each run.
+        self._runs: list[list[int]] = []
+
+    def report(self) -> SstReport:
+        tail = self._read(max(0, self._size_bytes - sst.FOOTER_BYTES), sst.FOOTER_BYTES)
+        if other := sst.OTHER_TABLES.get(int.from_bytes(tail[-8:], "little")):
+            return self._unchecked(f"is {other}, which has no checksums of blocks")
+        try:
+            footer = sst.decode_footer(tail, self._size_bytes)
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
+        if footer.checksum not in BLOCK_SUMS:
+            return self._without_sums(footer)
+        self._footer = footer
+        self._sum = BLOCK_SUMS[footer.checksum]
+        if footer.stored_sum is not None:
+            found = self._sum(footer.summed) + sst.checksum_modifier(footer.base_context_checksum, footer.offset)
+            if found & _UINT32 != footer.stored_sum:
+                raise self._damaged(f"footer at offset {footer.offset} does not fit its checksum")
+        if footer.format_version > sst.FORMAT_VERSION_MAX:
+            return self._unchecked(
+                f"is of format version {footer.format_version}, and {sst.FORMAT_VERSION_MAX} is known"
+            )
+        try:
+            form, data_blocks = self._walk(footer)
+        except NotImplementedError as error:
+            return self._unchecked(f"has {error}, which nobody here knows")
+        return SstReport(
+            size_bytes=self._size_bytes,
+            format_version=footer.format_version,
+            checksum=sst.CHECKSUM_NAMES[footer.checksum],
+            data_blocks=data_blocks,
+            blocks=self._blocks,
+            padding_bytes=self._check_coverage(footer.offset),
+            entries=form.entries,
+        )
+
+    def _walk(self, footer: sst.SstFooter) -> tuple[sst.IndexForm, int]:
+        """Check every block; return the number of data blocks."""
+        contents = self._contents("metaindex", footer.metaindex)
+        with self._parsing("metaindex", footer.metaindex):
+            meta = dict(sst.decode_entries(contents))
+        handles = {name: self._handle(name, value) for name, value in meta.items()}
+        form = sst.IndexForm()
+        if (properties := handles.get(sst.PROPERTIES_BLOCK)) is not None:
+            contents = self._contents("properties", properties)
+            with self._parsing("properties", properties):
+                form = sst.decode_index_form(dict(sst.decode_entries(contents)))
+            if form.format_version not in (None, footer.format_version):
+                raise self._damaged(
+                    f"footer says format version {footer.format_version}, and the properties {form.format_version}"
                 )
+        index = footer.index or handles.get(sst.INDEX_BLOCK)
+        if index is None:
+            raise self._damaged("metaindex block leads to no index")
+        for name, handle in handles.items():
+            if sst.is_filter_index(name):
+                self._check_index("filter", handle, form)
+            elif name not in (sst.INDEX_BLOCK, sst.PROPERTIES_BLOCK):
+                self._check(sst.meta_block_kind(name), handle)
+        if form.two_levels:
+            data_blocks = self._check_partitions(index, form)
+        else:
+            data_blocks, _ = self._check_index("data", index, form)
+        if form.data_blocks not in (None, data_blocks):
+            raise self._damaged(f"properties block counts {form.data_blocks} data blocks, and {data_blocks} are there")
+        return form, data_blocks
+
+    def _check_partitions(self, index: sst.BlockHandle, form: sst.IndexForm) -> int:
+        """Check every block that an index of two levels leads to; return the number of data blocks."""
+        data_blocks = above = reached = 0
+        for partition in self._index("index", index, form):
+            block = sst.BlockHandle(*partition)
+            if block.offset < above:
+                raise self._damaged(f"index block at offset {index.offset} leads back to offset {block.offset}")
+            above = block.end
+            count, reached = self._check_index("data", block, form, "index partition", reached)
+            data_blocks += count
+        return data_blocks
+
+    def _check_index(
+        self, of: str, handle: sst.BlockHandle, form: sst.IndexForm, kind: str = "index", reached: int = 0
+    ) -> tuple[int, int]:
+        """Check every block of an index block, ascending; return their number, and where they end. The hot loop."""
+        kind = f"{of} {kind}" if of == "filter" else kind
+        count = 0
+        block_sum, base = self._sum, self._footer.base_context_checksum
+        for offset, size in self._index(kind, handle, form):
+            if offset < reached:
+                raise self._damaged(f"{kind} block at offset {handle.offset} leads back to offset {offset}")
+            count += 1
+            end = offset + size + 1
+            reached = end + 4
+            at = offset - self._window_at
+            if at < 0 or end + 4 - self._window_at > len(self._window):
+                self._check(of, sst.BlockHandle(offset, size))
+                continue
+            stop = end - self._window_at
+            window = self._window
+            found = block_sum(window[at:stop])
+            if base:
+                found = found + sst.checksum_modifier(base, offset) & _UINT32
+            if found != int.from_bytes(window[stop : stop + 4], "little"):
+                raise self._misfit(of, sst.BlockHandle(offset, size))
+            self._cover(offset, reached)
+        return count, reached
+
+    def _index(self, kind: str, handle: sst.BlockHandle, form: sst.IndexForm) -> Iterator[tuple[int, int]]:
+        contents = self._contents(kind, handle)
+        with self._parsing(kind, handle):
+            yield from sst.decode_index(contents, form)
+
+    def _handle(self, name: bytes, value: bytes) -> sst.BlockHandle:
+        try:
+            return sst.decode_handle(value)[0]
+        except ValueError as error:
+            raise self._damaged(f"metaindex block has no place of {name!r}: it {error}") from error
+
+    @contextmanager
+    def _parsing(self, kind: str, handle: sst.BlockHandle) -> Iterator[None]:
+        """Let a ValueError name the block that a part of the file was parsed from."""
+        try:
+            yield
+        except ValueError as error:
+            raise self._damaged(f"{kind} block at offset {handle.offset} {error}") from error
+
+    def _contents(self, kind: str, handle: sst.BlockHandle) -> bytes:
+        """Return the content of a block, once it fits its checksum."""
+        self._check(kind, handle)
+        if handle.size_bytes > _PARSED_BYTES_MAX:
+            raise NotImplementedError(f"a {kind} block of {handle.size_bytes} bytes")
+        data = self._read(handle.offset, handle.size_bytes + 1)
+        contents, compression = data[:-1], data[-1]
+        if compression == 0:
+            return contents
+        with self._parsing(kind, handle):
+            plain = decompress_sst_block(
+                compression, contents, sized=self._footer.format_version > 1, plain_bytes_max=_PARSED_BYTES_MAX
+            )
+        self._plain_bytes += len(plain)
+        if self._plain_bytes > _PARSED_BYTES_MAX + _RATIO_MAX * self._size_bytes:
+            raise self._damaged(f"{kind} block at offset {handle.offset} holds more than an index can have")
+        return plain
+
+    def _check(self, kind: str, handle: sst.BlockHandle) -> None:
+        """Compare one block with its checksum, and read on from there."""
+        if handle.end > self._footer.offset:
+            raise self._damaged(
+                f"{kind} block at offset {handle.offset} would have {handle.size_bytes} bytes, more than there are"
+            )
+        if self._sum_of(handle, self._footer.checksum) != self._stored_sum(handle):
+            raise self._misfit(kind, handle)
+        self._cover(handle.offset, handle.end)
+
+    def _sum_of(self, handle: sst.BlockHandle, checksum: int) -> int:
+        size = handle.size_bytes + 1
+        if size + 4 <= _WINDOW_BYTES:
+            self._slide(handle.offset)
+            at = handle.offset - self._window_at
+            found = BLOCK_SUMS[checksum](self._window[at : at + size])
+        else:
+            pieces = (
+                self._read(at, min(_WINDOW_BYTES, handle.offset + handle.size_bytes - at))
+                for at in range(handle.offset, handle.offset + handle.size_bytes, _WINDOW_BYTES)
+            )
+            found = sum_block(checksum, pieces, self._read(handle.offset + handle.size_bytes, 1))
+        return found + sst.checksum_modifier(self._footer.base_context_checksum, handle.offset) & _UINT32
+
+    def _stored_sum(self, handle: sst.BlockHandle) -> int:
+        return int.from_bytes(self._read(handle.end - 4, 4), "little")
+
+    def _slide(self, offset: int) -> None:
+        """Read on, from this block."""
+        self._window = memoryview(self._read(offset, min(_WINDOW_BYTES, self._size_bytes - offset)))
+        self._window_at = offset
+
+    def _read(self, offset: int, size_bytes: int) -> bytes:
+        data = os.pread(self._descriptor, size_bytes, offset)
+        while len(data) < min(size_bytes, self._size_bytes - offset):
+            more = os.pread(self._descriptor, size_bytes - len(data), offset + len(data))
+            if not more:
+                raise self._damaged(f"has become shorter than {self._size_bytes} bytes while it was read")
+            data += more
+        return data
+
+    def _cover(self, offset: int, end: int) -> None:
+        runs = self._runs
+        self._blocks += 1
+        if runs and runs[-1][1] == offset:
+            runs[-1][1] = end
+        else:
+            runs.append([offset, end])
+
+    def _check_coverage(self, footer_offset: int) -> int:
+        """Check that there are only blocks, and zeros between them; return the number of zeros."""
+        padding_bytes = reached = 0
+        for offset, end in [*sorted(self._runs), [footer_offset, footer_offset]]:
+            if offset < reached:
+                raise self._damaged(f"two blocks have the bytes from offset {offset} on")
+            for at in range(reached, offset, _WINDOW_BYTES):
+                if any(self._read(at, min(_WINDOW_BYTES, offset - at))):
+                    raise self._damaged(f"the {offset - reached} bytes from offset {reached} on belong to no block")
+            padding_bytes += offset - reached
+            reached = end
+        return padding_bytes
+
+    def _without_sums(self, footer: sst.SstFooter) -> SstReport:
+        """Report a checksum type that is none or unknown: the byte that says so may be what is damaged."""
+        self._footer = footer
+        handle = footer.metaindex
+        name = sst.CHECKSUM_NAMES.get(footer.checksum, f"{footer.checksum}")
+        if handle.offset >= 0 and handle.end <= footer.offset:
+            stored = self._stored_sum(handle)
+            if any(self._sum_of(handle, known) == stored for known in BLOCK_SUMS):
+                raise self._damaged(f"footer says checksum type {name}, and its blocks have another")
+            if footer.checksum != sst.NO_CHECKSUM or stored == sst.checksum_modifier(
+                footer.base_context_checksum, handle.offset
+            ):
+                what = "no checksums" if footer.checksum == sst.NO_CHECKSUM else f"checksums of the unknown type {name}"
+                return self._unchecked(f"was written with {what}")
+        raise self._damaged(f"footer says checksum type {name}, and leads to no block of that kind")
+
+    def _unchecked(self, reason: str) -> SstReport:
+        return SstReport(size_bytes=self._size_bytes, checked=False, reason=reason)
+
+    def _misfit(self, kind: str, handle: sst.BlockHandle) -> DamagedError:
+        if handle.end > self._size_bytes:
+            return self._damaged(f"{kind} block at offset {handle.offset} reaches beyond the file")
+        return self._damaged(
+            f"{kind} block at offset {handle.offset} of {handle.size_bytes} bytes does not fit its checksum"
+        )
+
+    def _damaged(self, message: str) -> DamagedError:
+        return DamagedError(message, operation="check", subject=str(self._path), hint=_SST_HINT)

@@ -12,10 +12,10 @@ from index.errors import FormatError
 # decided. Waste: bytes that are not needed.
 FindingKind = Literal["damage", "warning", "waste"]
 CheckLevel = Literal["quick", "full"]
-# What to do with waste. A query that runs may just be writing it.
-DELETE: Final = "it may be deleted while no query runs here"
 
 MEND_HINT: Final = "take the file from a backup, or restore the checkpoint"
+# What to do with waste. A query that runs may just be writing it.
+_DELETE_HINT: Final = "it may be deleted while no query runs here"
 # Hints that fit a repository, or an error with a cause.
 _OF_A_REPOSITORY: Final = frozenset(
     {EngineError.default_hint, DamagedError.default_hint, UsageError.default_hint, FormatError("").hint}
@@ -35,6 +35,51 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     # How much it is, of waste.
     size_bytes: int = 0
+
+
+class Findings:
+    """What was found so far in a checkpoint, or in one directory of it.
+
+    Args:
+        root: The directory, in the checkpoint; the paths that are noted are from there, and "" is itself.
+
+    Attributes:
+        found: In the order in which it was noted.
+        damaged: The paths that a finding of damage is about; of one file the first counts.
+    """
+
+    def __init__(self, root: str = "") -> None:
+        self._root = root
+        self.found: list[Finding] = []
+        self.damaged: set[str] = set()
+
+    def damage(self, path: str, error: EngineError | FormatError, rule: str, *, note: str = "") -> None:
+        """Note the error that a file has raised.
+
+        Args:
+            path: Of the file: what the error names may be a copy on this machine.
+            error: What was raised.
+            rule: Of design 0005.
+            note: Whatever else there is to say.
+        """
+        if path in self.damaged:
+            return
+        self.damaged.add(path)
+        message = bare_message(error)
+        hint = MEND_HINT if error.hint in _OF_A_REPOSITORY else error.hint
+        self._add("damage", path, f"{message}; {note}" if note else message, hint, rule)
+
+    def warn(self, path: str, message: str, hint: str, rule: str) -> None:
+        """Note what will become damage, or cannot be decided."""
+        self._add("warning", path, message, hint, rule)
+
+    def waste(self, path: str, message: str, size_bytes: int) -> None:
+        """Note bytes that are not needed (K7)."""
+        self._add("waste", path, message, _DELETE_HINT, "K7", size_bytes)
+
+    def _add(self, kind: FindingKind, path: str, message: str, hint: str, rule: str, size_bytes: int = 0) -> None:
+        path = "/".join(filter(None, (self._root, path)))
+        self.found.append(Finding(kind=kind, path=path, message=message, hint=hint, rule=rule, size_bytes=size_bytes))
 
 
 class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +124,6 @@ class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
     def of_kind(self, kind: FindingKind) -> tuple[Finding, ...]:
-        """Return the findings of one kind."""
         return tuple(finding for finding in self.findings if finding.kind == kind)
 
     @property
@@ -89,24 +133,4 @@ class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waste_bytes(self) -> int:
-        """Bytes of waste."""
         return sum(finding.size_bytes for finding in self.of_kind("waste"))
-
-
-def damage(path: str, error: EngineError | FormatError, rule: str, *, note: str = "") -> Finding:
-    """Make a finding of an error that a file has raised.
-
-    Args:
-        path: Of the file in the checkpoint: what the error names may be a copy on this machine.
-        error: What was raised.
-        rule: Of design 0005.
-        note: Whatever else there is to say.
-    """
-    message = bare_message(error)
-    return Finding(
-        kind="damage",
-        path=path,
-        message=f"{message}; {note}" if note else message,
-        hint=MEND_HINT if error.hint in _OF_A_REPOSITORY else error.hint,
-        rule=rule,
-    )

@@ -1,7 +1,8 @@
 """Choose what a backup takes of a running query: of each state store (design 0005, P3) and of its own files (P7)."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -11,9 +12,8 @@ from typing_extensions import override
 from blobstore.concurrency import run_all, run_blocking
 from engine.backup.source import BackupSource
 from engine.checkpoint.errors import DAMAGE_HINT, error_context, with_subject
-from engine.checkpoint.file_check import check_changelog_file, check_hidden, check_zip_file
+from engine.checkpoint.file_check import check_changelog_file, check_hidden, check_sst, check_zip_file
 from engine.checkpoint.live_files import LiveFiles, read_small
-from engine.checkpoint.sst_check import check_sst
 from engine.errors import DamagedError, EngineError
 from engine.local.scan import changed_error, refusing
 from engine.state.changelogs import open_changelog
@@ -38,7 +38,7 @@ from index.spark.names import (
     parse_state_name,
     snapshot_name,
 )
-from index.spark.query_logs import BatchCommit, decode_commit, decode_offsets, decode_operator, decode_query_id
+from index.spark.query_logs import decode_commit, decode_offsets, decode_operator, decode_query_id
 from index.spark.retention import select_state_files
 
 # Files of one store that are checked at once: each is a thread that reads and sums up.
@@ -69,7 +69,6 @@ class _LiveSource(BackupSource):
 
     @property
     def requests(self) -> int:
-        """Number of requests made of the checkpoint's store."""
         return self._files.requests
 
     def _path(self, path: FilePath) -> Path:
@@ -81,22 +80,13 @@ class _LiveSource(BackupSource):
 
 
 class LiveStore(_LiveSource):
-    """The files of one store that a version takes. Made for one backup.
+    """The files of one store that a version takes. Made for one backup."""
 
-    Args:
-        files: The directory of the store.
-        store: Which version of it, and how it is written.
-        verify: Whether what is new is checked before it counts (P5).
-
-    Attributes:
-        unchecked: SSTs that could not be checked, and why.
-    """
-
-    def __init__(self, files: LiveFiles, store: StoreAt, *, verify: bool = True) -> None:
+    def __init__(self, files: LiveFiles, store: StoreAt) -> None:
         super().__init__(files)
+        # SSTs that could not be checked, and why.
         self.unchecked: list[str] = []
         self._store = store
-        self._verify = verify
         self._resolution = Resolution(store.at, None)
         # All that the version takes, as it is in the checkpoint.
         self._chosen: dict[FilePath, LocalFile] = {}
@@ -118,27 +108,22 @@ class LiveStore(_LiveSource):
 
     @override
     async def look(self, previous: SnapshotIndex | None) -> LocalDir:
-        return await self._unless_changed(self._look(previous))
-
-    async def _look(self, previous: SnapshotIndex | None) -> LocalDir:
-        try:
-            await self.choose(previous)
-        except FileChecksumError:
-            # One attempt may upload a zip twice (P4), and its checksum after it: what was read may be of both.
-            await self.choose(previous)
-        to_read = [path for path in self._chosen if path not in self._known]
-        self._brought |= await self._files.bring(to_read)
-        return self._tree()
+        async with self._unless_changed():
+            try:
+                await self.choose(previous)
+            except FileChecksumError:
+                # One attempt may upload a zip twice (P4), and its checksum after it: what was read may be of both.
+                await self.choose(previous)
+            to_read = [path for path in self._chosen if path not in self._known]
+            self._brought |= await self._files.bring(to_read)
+            return self._tree()
 
     async def choose(
         self, previous: SnapshotIndex | None
     ) -> tuple[dict[FilePath, LocalFile], dict[FilePath, FileIndex]]:
-        """Find out what the version is made of.
+        """Find out what the version is made of: all that it takes, and what of that `previous` has for certain (P4).
 
         Costs a list, on another store than a file system a GET of the zip, and of a changelog if its header decides.
-
-        Returns:
-            All that it takes, and what of that the previous backup has for certain (P4).
 
         Raises:
             VersionMissingError: A file that it takes is not there.
@@ -146,7 +131,9 @@ class LiveStore(_LiveSource):
         """
         self._brought = {}
         listed = await self._files.list()
-        self._resolution = await self._resolve(listed)
+        at = self._store.at
+        present = Present.of_names(path[0] for path in listed if len(path) == 1)
+        self._resolution = await resolve_with(partial(resolve, at.version, at.unique_id), present, self._read_header)
         self._chosen = select_state_files(self._resolution, await self._metadata(listed), listed)
         before: Mapping[FilePath, FileIndex] = {} if previous is None else dict(files_of(previous.dir))
         self._known = {
@@ -158,23 +145,13 @@ class LiveStore(_LiveSource):
         }
         return self._chosen, self._known
 
-    async def _resolve(self, listed: Mapping[FilePath, LocalFile]) -> Resolution:
-        at = self._store.at
-        present = Present.of_names(path[0] for path in listed if len(path) == 1)
-        return await resolve_with(
-            lambda present: resolve(at.version, at.unique_id, present), present, self._read_header
-        )
-
     async def _read_header(self, of: StateVersion) -> Lineage:
         path = (changelog_name(of),)
         self._brought |= await self._files.bring([path])
+        local = self._path(path)
 
         def read() -> Lineage:
-            with (
-                self._named(path),
-                refusing(self._path(path)),
-                open_changelog(self._path(path), self._store.settings.codec, of) as changelog,
-            ):
+            with self._named(path), refusing(local), open_changelog(local, self._store.settings.codec, of) as changelog:
                 return changelog.header.lineage
 
         return await run_blocking(read)
@@ -207,9 +184,9 @@ class LiveStore(_LiveSource):
         # A pack that is filled again may take what is known.
         missing = [item.path for item in planned if item.path not in self._brought]
         self._brought |= await self._files.bring(missing)
-        if self._verify:
-            added = [item.path for item in planned if item.expected is None]
-            await self._unless_changed(run_all(self._check, added, in_flight_max=_CHECKS_MAX))
+        added = [item.path for item in planned if item.expected is None]
+        async with self._unless_changed():
+            await run_all(self._check, added, in_flight_max=_CHECKS_MAX)
         return self._tree() if missing and not self.is_lasting else None
 
     async def _check(self, path: FilePath) -> None:
@@ -243,10 +220,11 @@ class LiveStore(_LiveSource):
         if changed is not None:
             raise changed_error(f"{self._files.location}/{'/'.join(changed)}")
 
-    async def _unless_changed(self, work: Awaitable[Result]) -> Result:
-        """Await the work; an error about a file that the query has taken away meanwhile is another one (P6)."""
+    @asynccontextmanager
+    async def _unless_changed(self) -> AsyncIterator[None]:
+        """Let an error of a block about a file that the query has taken away meanwhile be another one (P6)."""
         try:
-            return await work
+            yield
         except (EngineError, FormatError) as error:
             await self._check_same([path for path in (*self._brought, *self._chosen) if path not in self._known])
             raise with_subject(error, self._files.location, private=self._files.directory) from error.__cause__
@@ -272,29 +250,22 @@ class QueryFiles(_LiveSource):
         base_version_max: The greatest version that a store of the backup begins with, 0 being nothing; None if the
             query has no state.
         lineages: Of every store of the backup, the versions with ids that it grew from.
-        verify: Whether what is new is checked before it counts (P5).
-
-    Attributes:
-        oldest_batch: The oldest one that can be restored. Known once it was looked at.
     """
 
     def __init__(
-        self,
-        files: LiveFiles,
-        *,
-        at: QueryAt,
-        base_version_max: int | None,
-        lineages: Mapping[StoreId, Lineage],
-        verify: bool = True,
+        self, files: LiveFiles, *, at: QueryAt, base_version_max: int | None, lineages: Mapping[StoreId, Lineage]
     ) -> None:
         super().__init__(files)
+        # The oldest one that can be restored. Known once it was looked at.
         self.oldest_batch = at.batch
         self._at = at
         self._batch = at.batch
         # Without state, nothing is left of older batches.
         self._first = at.batch if base_version_max is None else max(0, base_version_max - 1)
-        self._ids = _ids_by_version(lineages)
-        self._verify = verify
+        self._ids: dict[int, dict[StoreId, UniqueId]] = {}
+        for store, lineage in lineages.items():
+            for item in lineage:
+                self._ids.setdefault(item.version, {})[store] = item.unique_id
 
     @override
     async def look(self, previous: SnapshotIndex | None) -> LocalDir:
@@ -306,13 +277,12 @@ class QueryFiles(_LiveSource):
         await self._files.bring([*own_logs, *((COMMITS, str(batch)) for batch in before)])
         await run_blocking(self._check_batch)
         self.oldest_batch = await run_blocking(self._oldest_batch, before)
-        return local_dir_of(await self._files.bring({QUERY_ID, *own_logs, *filter(self._is_taken, listed)}))
+        taken = [path for path in listed if belongs(path, self.oldest_batch, self._batch)]
+        return local_dir_of(await self._files.bring({QUERY_ID, *own_logs, *taken}))
 
     def _check_needed(self, listed: Collection[FilePath]) -> None:
-        """Refuse a checkpoint from whose newest batch no query goes on.
-
-        Spark reads the offsets of the newest batch that has some, and of the one before it.
-        """
+        """Refuse a checkpoint from whose newest batch no query goes on."""
+        # Spark reads the offsets of the newest batch that has some, and of the one before it.
         if self._batch and not {(OFFSETS, str(self._batch + at)) for at in (-1, 1)} & set(listed):
             raise self._missing((OFFSETS, str(self._batch - 1)), "the query does not go on")
         for operator in self._at.operators:
@@ -329,7 +299,7 @@ class QueryFiles(_LiveSource):
     def _check_batch(self) -> None:
         """Refuse the logs of another run of the batch than the one whose stores were taken."""
         offsets = self._read((OFFSETS, str(self._batch)), decode_offsets)
-        if offsets != self._at.offsets or self._commit(self._batch) != self._at.commit:
+        if offsets != self._at.offsets or self._read((COMMITS, str(self._batch)), decode_commit) != self._at.commit:
             raise changed_error(f"{self._files.location}/{COMMITS}/{self._batch}")
 
     def _oldest_batch(self, before: Sequence[int]) -> int:
@@ -346,9 +316,8 @@ class QueryFiles(_LiveSource):
         path = (COMMITS, str(batch))
         stores = {operator.id: operator.stores for operator in self._at.operators}
         with self._named(path):
-            if self._verify:
-                check_hidden(self._path(path))
-            found = self._commit(batch).unique_ids or {}
+            check_hidden(self._path(path))
+            found = self._read(path, decode_commit).unique_ids or {}
             return {
                 StoreId(operator, partition, store): check_unique_id(unique_id)
                 for operator, partitions in found.items()
@@ -356,20 +325,13 @@ class QueryFiles(_LiveSource):
                 for store, unique_id in zip(stores.get(operator, ()) + _NO_STORE * len(ids), ids, strict=False)
             }
 
-    def _commit(self, batch: int) -> BatchCommit:
-        return self._read((COMMITS, str(batch)), decode_commit)
-
     def _read(self, path: FilePath, decode: Callable[..., Result]) -> Result:
         with self._named(path):
             return decode(read_small(self._path(path), ENTRY_BYTES_MAX), subject="/".join(path))
 
-    def _is_taken(self, path: FilePath) -> bool:
-        return belongs(path, self.oldest_batch, self._batch)
-
     @override
     async def prepare(self, planned: Sequence[PlannedFile]) -> LocalDir | None:
-        if self._verify:
-            await run_blocking(self._check, [item.path for item in planned if item.expected is None])
+        await run_blocking(self._check, [item.path for item in planned if item.expected is None])
         return None
 
     def _check(self, paths: Sequence[FilePath]) -> None:
@@ -378,9 +340,15 @@ class QueryFiles(_LiveSource):
             with self._named(path):
                 # Of a log one byte may be another, and the rest can still be read.
                 check_hidden(self._path(path))
-            decode = _decoder(path)
-            if decode is not None:
-                self._read(path, decode)
+            match path:
+                case ("metadata",):
+                    self._read(path, decode_query_id)
+                case ("commits", _):
+                    self._read(path, decode_commit)
+                case ("offsets", _):
+                    self._read(path, decode_offsets)
+                case ("state", _, "_metadata", *_):
+                    self._read(path, decode_operator)
 
     @override
     async def check_held_still(self) -> None:
@@ -388,10 +356,7 @@ class QueryFiles(_LiveSource):
 
 
 def _has_name_once(path: FilePath) -> bool:
-    """Return whether nothing else ever gets this name (P4).
-
-    A zip with an id is not such a file: one attempt may upload it twice, and its checksum with it.
-    """
+    """Return whether nothing else ever gets this name; a zip and its checksum one attempt may upload twice (P4)."""
     if len(path) > 1:
         return is_shared_path("/".join(path))
     parsed = parse_state_name(path[0])
@@ -408,25 +373,3 @@ def _batches_before(batch: int, first: int, listed: Collection[FilePath]) -> tup
             break
         found.append(before)
     return tuple(found)
-
-
-def _ids_by_version(lineages: Mapping[StoreId, Lineage]) -> dict[int, dict[StoreId, UniqueId]]:
-    found: dict[int, dict[StoreId, UniqueId]] = {}
-    for store, lineage in lineages.items():
-        for item in lineage:
-            found.setdefault(item.version, {})[store] = item.unique_id
-    return found
-
-
-def _decoder(path: FilePath) -> Callable[..., object] | None:
-    match path:
-        case ("metadata",):
-            return decode_query_id
-        case ("commits", _):
-            return decode_commit
-        case ("offsets", _):
-            return decode_offsets
-        case ("state", _, "_metadata", *_):
-            return decode_operator
-        case _:
-            return None

@@ -8,12 +8,9 @@ import contextlib
 import os
 import stat
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
-
-from typing_extensions import override
 
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
@@ -33,94 +30,52 @@ _MODE: Final = 0o644
 _LEFT_OVER: Final = ".tmp"
 
 
-class LiveFiles(ABC):
-    """Files below one directory of a checkpoint. Paths are components from there.
+class FilesInPlace:
+    """Files below one directory of a checkpoint on a file system of this machine. Paths are components from there.
 
     Attributes:
         location: What errors call it.
         directory: Where `bring` leaves files to be read.
         is_lasting: Whether that is the checkpoint itself.
-        requests: Number of requests made of a store so far; none of a local file system.
+        requests: Number of requests made of a store so far.
     """
 
-    def __init__(self, location: str, directory: Path, *, is_lasting: bool) -> None:
-        self.location = location
-        self.directory = directory
-        self.is_lasting = is_lasting
-        self.requests = 0
+    is_lasting = True
+    requests = 0
 
-    @abstractmethod
+    def __init__(self, directory: CheckpointDir) -> None:
+        self.location = directory.location
+        # Resolved: a reader below it follows no links.
+        self.directory = (directory.local_root or Path()).resolve()
+        self._seen: dict[FilePath, LocalFile] = {}
+
     async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
         """List every file in these directories and below, without those of Hadoop and left-overs (P7).
 
-        Costs a list for each. A directory that is not there has no files. What was brought before is brought again.
-
-        Raises:
-            UnsafeSourceError: What has a name that is kept is neither a file nor a directory.
-            StoreError: As the store says.
+        Of a store it costs a list for each. A directory that is not there has no files. What was brought before is
+        brought again. UnsafeSourceError: what has a name that is kept is neither a file nor a directory.
         """
-
-    @abstractmethod
-    async def bring(self, paths: Collection[FilePath]) -> dict[FilePath, LocalFile]:
-        """Bring files to where they can be read, and return their stat there. Costs a GET for each.
-
-        Raises:
-            UnsafeSourceError: One is not there any more, or not what was listed.
-            StoreError: As the store says.
-        """
-
-    @abstractmethod
-    async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
-        """Return the first of these files that is no longer the one that was listed or brought.
-
-        Costs a list of each directory that was listed.
-
-        Args:
-            paths: Of the files.
-            gone: Whether a missing one counts.
-        """
-
-
-@contextlib.asynccontextmanager
-async def live_files(directory: CheckpointDir, scratch: Path | None = None) -> AsyncIterator[LiveFiles]:
-    """Open the files of a directory of a checkpoint for a block.
-
-    Args:
-        directory: Which; it stays the caller's.
-        scratch: Where what has to be fetched is put in a directory of its own, which goes with the block; None: the
-            system's place for such.
-    """
-    if directory.local_root is not None:
-        yield FilesInPlace(directory)
-        return
-    made = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-", dir=scratch))
-    try:
-        yield FetchedFiles(directory, Path(made.name))
-    finally:
-        await run_blocking(made.cleanup)
-
-
-class FilesInPlace(LiveFiles):
-    """Files on a file system of this machine."""
-
-    def __init__(self, directory: CheckpointDir) -> None:
-        # Resolved: a reader below it follows no links.
-        super().__init__(directory.location, (directory.local_root or Path()).resolve(), is_lasting=True)
-        self._seen: dict[FilePath, LocalFile] = {}
-
-    @override
-    async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
         found: dict[FilePath, LocalFile] = {}
         for path in below:
             found |= await run_blocking(lambda parts: dict(_walk(self.directory, parts)), _components(path))
         self._seen |= found
         return found
 
-    @override
     async def bring(self, paths: Collection[FilePath]) -> dict[FilePath, LocalFile]:
+        """Bring files to where they can be read, and return their stat there. Of a store it costs a GET for each.
+
+        UnsafeSourceError: one is not there any more, or not what was listed.
+        """
         new = [path for path in paths if path not in self._seen]
         self._seen |= await run_blocking(lambda: {path: self._stat(path) for path in new})
         return {path: self._seen[path] for path in paths}
+
+    async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
+        """Return the first of these files that is another than was listed or brought, or, if that counts, gone.
+
+        Of a store it costs a list of each directory that was listed.
+        """
+        return await run_blocking(lambda: next((path for path in paths if self._is_changed(path, gone=gone)), None))
 
     def _stat(self, path: FilePath) -> LocalFile:
         at = self.directory.joinpath(*path)
@@ -129,10 +84,6 @@ class FilesInPlace(LiveFiles):
         if not stat.S_ISREG(status.st_mode):
             raise special_error(at, status.st_mode)
         return local_file(path[-1], status)
-
-    @override
-    async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
-        return await run_blocking(lambda: next((path for path in paths if self._is_changed(path, gone=gone)), None))
 
     def _is_changed(self, path: FilePath, *, gone: bool) -> bool:
         if not self.directory.joinpath(*path).exists():
@@ -143,17 +94,20 @@ class FilesInPlace(LiveFiles):
             return True
 
 
-class FetchedFiles(LiveFiles):
-    """Files on another store."""
+class FetchedFiles:
+    """Files on another store, as `FilesInPlace`."""
+
+    is_lasting = False
 
     def __init__(self, source: CheckpointDir, scratch: Path) -> None:
-        super().__init__(source.location, scratch.resolve(), is_lasting=False)
+        self.location = source.location
+        self.directory = scratch.resolve()
+        self.requests = 0
         self._source = source
         self._listed: dict[FilePath, LocalFile] = {}
         self._brought: dict[FilePath, LocalFile] = {}
         self._below: tuple[str, ...] = ()
 
-    @override
     async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
         self._below = tuple(below)
         self._brought = {}
@@ -173,7 +127,6 @@ class FetchedFiles(LiveFiles):
                     found[path] = LocalFile(name=path[-1], metadata=metadata, device=0, inode=0, changed_at_ns=0)
         return found
 
-    @override
     async def bring(self, paths: Collection[FilePath]) -> dict[FilePath, LocalFile]:
         new = [path for path in paths if path not in self._brought]
         await run_all(self._fetch, new, in_flight_max=FETCHES_MAX)
@@ -188,20 +141,17 @@ class FetchedFiles(LiveFiles):
         try:
             got_bytes = await self._source.fetch("/".join(path), target, size_bytes_max=size_bytes)
         except BlobNotFoundError as error:
-            raise self._gone(path) from error
+            message = "is not there, or vanished meanwhile"
+            raise UnsafeSourceError(message, operation="backup", subject=self._subject(path)) from error
         except DamagedError as error:
             raise changed_error(self._subject(path)) from error
         if listed is not None and got_bytes != size_bytes:
             raise changed_error(self._subject(path))
         self._brought[path] = await run_blocking(_settle, target, listed)
 
-    def _gone(self, path: FilePath) -> UnsafeSourceError:
-        return UnsafeSourceError("is not there, or vanished meanwhile", operation="backup", subject=self._subject(path))
-
     def _subject(self, path: FilePath) -> str:
         return f"{self.location}/{'/'.join(path)}"
 
-    @override
     async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
         now = await self._list()
         for path in paths:
@@ -209,6 +159,25 @@ class FetchedFiles(LiveFiles):
             if listed is not None and (gone if path not in now else now[path].metadata != listed.metadata):
                 return path
         return None
+
+
+LiveFiles = FilesInPlace | FetchedFiles
+
+
+@contextlib.asynccontextmanager
+async def live_files(directory: CheckpointDir, scratch: Path | None = None) -> AsyncIterator[LiveFiles]:
+    """Open the files of a directory of a checkpoint for a block; the directory stays the caller's.
+
+    What has to be fetched is put in a directory of its own in `scratch`, or where this system has such files.
+    """
+    if directory.local_root is not None:
+        yield FilesInPlace(directory)
+        return
+    made = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-", dir=scratch))
+    try:
+        yield FetchedFiles(directory, Path(made.name))
+    finally:
+        await run_blocking(made.cleanup)
 
 
 def read_small(path: Path, size_bytes_max: int) -> bytes:

@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -20,7 +20,7 @@ from blobstore.local.files import flush
 from blobstore.opening import StoreSettings, local_path_of
 from engine.checkpoint.catalog import find_job, pinned_checkpoint_backup
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
-from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart, directory_of
+from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart
 from engine.clock import Runtime, SystemRuntime
 from engine.errors import DamagedError, EngineError, TargetError, UsageError
 from engine.local.scan import DIR_FLAGS
@@ -83,8 +83,8 @@ class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
     target_settings: StoreSettings | None = None
 
 
-class RestoredCheckpoint(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
-    """What was restored, from which backup, and what it cost."""
+class CheckpointRestorePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restore would write, or has written."""
 
     job: str
     commit: Commit
@@ -93,12 +93,22 @@ class RestoredCheckpoint(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True
     batch: int
     oldest_batch: int
     location: str
-    # Where the former content of the target is now; "" if there was none.
-    moved_aside: str
     stores: int
     # Of the stores and of the query.
     files: int
     size_bytes: int
+    # Changelogs that would be applied with `replayed`, or are left for Spark to apply.
+    changelogs: int
+
+    json_properties: ClassVar = {"query_id": "backup.query_id", "source": "backup.location"}
+    json_omitted: ClassVar = ("backup",)
+
+
+class RestoredCheckpoint(DisplayMixin, CheckpointRestorePlan, frozen=True, kw_only=True):
+    """What was restored, from which backup, and what it cost."""
+
+    # Where the former content of the target is now; "" if there was none.
+    moved_aside: str
     bytes_fetched: int
     # GETs of indexes and blobs.
     requests: int
@@ -110,28 +120,6 @@ class RestoredCheckpoint(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True
     pinned: bool
     # Paths that could not be removed.
     leftovers: tuple[str, ...] = ()
-
-    json_properties: ClassVar = {"query_id": "backup.query_id", "source": "backup.location"}
-    json_omitted: ClassVar = ("backup",)
-
-
-class CheckpointRestorePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore would write."""
-
-    job: str
-    commit: Commit
-    backup: CheckpointBackup
-    batch: int
-    oldest_batch: int
-    location: str
-    stores: int
-    files: int
-    size_bytes: int
-    # Changelogs that would be applied with `replayed`, or are left for Spark to apply.
-    changelogs: int
-
-    json_properties: ClassVar = {"query_id": "backup.query_id", "source": "backup.location"}
-    json_omitted: ClassVar = ("backup",)
 
 
 # A backend: restores the stores, all of them, here or on executors.
@@ -168,7 +156,7 @@ async def restore_checkpoint(
     """
     choice, runtime = choice or RestoreChoice(), runtime or SystemRuntime()
     at_once, transfer = share_among(repository.settings, choice.stores_at_once)
-    stores_progress = _StoresProgress(progress)
+    stores_progress = _AddedProgress(progress)
 
     async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
         async def one(item: StoreToRestore) -> StoreRestored:
@@ -181,7 +169,8 @@ async def restore_checkpoint(
         progress.total(files=files, bytes_=sum(item.reference.size_bytes for item in work))
         return await map_bounded(one, work, in_flight_max=at_once)
 
-    return await run_restore(repository, _place(target, runtime, choice), choice, restore_stores, runtime)
+    place = make_target(target, runtime, choice) if isinstance(target, str | Path) else target
+    return await run_restore(repository, place, choice, restore_stores, runtime)
 
 
 async def run_restore(
@@ -191,17 +180,22 @@ async def run_restore(
     restore_stores: RestoreStores,
     runtime: Runtime,
 ) -> RestoredCheckpoint:
-    """Carry out all steps with a backend for the stores.
-
-    Raises:
-        As `restore_checkpoint`.
-    """
+    """Carry out all steps of `restore_checkpoint` with a backend for the stores."""
     restore = CheckpointRestore(repository, target, choice, runtime)
+
+    async def commits() -> Sequence[Commit]:
+        return await repository.commits(Scope(restore.job)) if restore.job else ()
+
     try:
-        with restore.naming_aside():
-            async with restore.naming_complete():
-                restored = await restore_stores(restore, await restore.begin())
-            return await restore.finish(restored)
+        async with naming_complete(repository.store, commits, name=_name_backup):
+            restored = await restore_stores(restore, await restore.begin())
+        return await restore.finish(restored)
+    except BaseException as error:
+        if aside := target.moved_aside:
+            error.add_note(f"the former content of {target.location} is at {aside}, whole")
+            if isinstance(error, EngineError | StoreError | FormatError):
+                error.hint = f"its former content is at {aside}: keep it, and restore again; {error.hint}"
+        raise
     finally:
         await restore.close()
 
@@ -213,33 +207,43 @@ async def plan_checkpoint_restore(
     *,
     runtime: Runtime | None = None,
 ) -> CheckpointRestorePlan:
-    """Find out what `restore_checkpoint` would restore. Nothing is written but a pin, and files that are deleted again.
+    """Find out what `restore_checkpoint` would restore, or what it would refuse.
 
-    The target is looked at, to say whether it would be refused.
-
-    Raises:
-        As `restore_checkpoint`.
+    Nothing is written but a pin, and files that are deleted again.
     """
     runtime = runtime or SystemRuntime()
-    restore = CheckpointRestore(repository, _Unwritten(_place(target, runtime, choice)), choice, runtime)
+    place = make_target(target, runtime, choice) if isinstance(target, str | Path) else target
+    restore = CheckpointRestore(repository, place, choice, runtime)
     try:
-        work = await restore.begin()
+        with tempfile.TemporaryDirectory(prefix="tidemark-") as scratch:
+            work = await restore.begin(Path(scratch))
 
-        async def look(item: StoreToRestore) -> tuple[int, int, int]:
+        async def look(item: StoreToRestore) -> StoreRestored:
             at = item.store.at
             options = StateRestoreOptions(version=at.version, unique_id=at.unique_id, codec=item.store.settings.codec)
             chosen = await choose_state(repository.opened, item.reference, options)
             sizes = [entry.metadata.size_bytes for _, entry in files_of(chosen.index.dir)]
-            return len(sizes), sum(sizes), len(chosen.resolution.changelogs)
+            return StoreRestored(
+                id=item.id,
+                files=len(sizes),
+                size_bytes=sum(sizes),
+                bytes_fetched=0,
+                requests=chosen.requests,
+                changelogs=len(chosen.resolution.changelogs),
+            )
 
-        found = await map_bounded(look, work, in_flight_max=choice.stores_at_once)
-        return restore.planned(found)
+        return restore.planned(await map_bounded(look, work, in_flight_max=choice.stores_at_once))
     finally:
         await restore.close()
 
 
 class CheckpointRestore:
-    """One restore, from the choice of the backup to the last file; `close` ends it, and closes the target."""
+    """One restore, from the choice of the backup to the last file; `close` ends it, and closes the target.
+
+    Attributes:
+        job: Whose backup it is; empty until it is found.
+        directory: Where the checkpoint is gathered, once it has begun; a store belongs to `StoreId.path` below it.
+    """
 
     def __init__(
         self, repository: Repository, target: CheckpointTarget, choice: RestoreChoice, runtime: Runtime
@@ -247,7 +251,6 @@ class CheckpointRestore:
         self._repository = repository
         self._target = target
         self._choice = choice
-        # Empty until it is found.
         self.job = choice.job or ""
         self._runtime = runtime
         self._begun_s = runtime.monotonic_s()
@@ -255,45 +258,20 @@ class CheckpointRestore:
         self._wanted: set[StoreId] = set()
         self._requests = self._files = self._size_bytes = self._bytes_fetched = 0
 
-    @property
-    def directory(self) -> Path:
-        """Where the checkpoint is gathered; a store belongs to `StoreId.path` below it."""
-        return self._target.directory
-
-    def naming_complete(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Let an error of a block that something is missing say which backup is whole (design 0006, M2)."""
-        return naming_complete(self._repository.store, self._commits, name=_name_backup)
-
-    async def _commits(self) -> Sequence[Commit]:
-        return await self._repository.commits(Scope(self.job)) if self.job else ()
-
-    @contextlib.contextmanager
-    def naming_aside(self) -> Iterator[None]:
-        """Let an error of a block say where the former content of the target is, if it was moved aside by then."""
-        try:
-            yield
-        except BaseException as error:
-            if aside := self._target.moved_aside:
-                error.add_note(f"the former content of {self._target.location} is at {aside}, whole")
-                if isinstance(error, EngineError | StoreError | FormatError):
-                    error.hint = f"its former content is at {aside}: keep it, and restore again; {error.hint}"
-            raise
-
-    async def begin(self) -> tuple[StoreToRestore, ...]:
+    async def begin(self, scratch: Path | None = None) -> tuple[StoreToRestore, ...]:
         """Choose and pin the backup, claim the target, and restore the files of the query.
+
+        Args:
+            scratch: Gather them in this directory, and do not touch the target: it is only looked at.
 
         Returns:
             The stores that are to be restored.
-
-        Raises:
-            As `restore_checkpoint`.
         """
         choice = self._choice
         if choice.spark_location is not None and not _SPARK_LOCATION.match(choice.spark_location):
             hint = "give a URL such as s3a://bucket/prefix, or an absolute path"
-            raise UsageError(
-                "Spark would take it for a relative path", operation="restore", subject=choice.spark_location, hint=hint
-            )
+            message = "Spark would take it for a relative path"
+            raise UsageError(message, operation="restore", subject=choice.spark_location, hint=hint)
         await check_apart(self._target, self._repository.store)
         self.job = self.job or await find_job(self._repository)
         self.commit, self.backup, self._lease = await self._resources.enter_async_context(
@@ -315,7 +293,11 @@ class CheckpointRestore:
         entries = dict(files_of(index.dir))
         chosen = select_query_files(entries, oldest_batch=self.oldest_batch, batch=self.batch)
         selected = select_files(index, [(path, entries[path]) for path in chosen])
-        await self._target.open(self.backup.query_id, self.batch)
+        if scratch is None:
+            await self._target.open(self.backup.query_id, self.batch)
+        else:
+            await self._target.check(self.backup.query_id, self.batch)
+        self.directory = scratch or self._target.directory
         await self._fetch_query(selected)
         work = await self._stores()
         self._wanted = {item.id for item in work}
@@ -326,9 +308,8 @@ class CheckpointRestore:
         """Put everything in its place.
 
         Raises:
-            TargetError: The target has changed meanwhile, or cannot be written.
-            StoreError: As the store says.
             UsageError: A store is missing, and the checkpoint would not be whole.
+            TargetError, StoreError: As `publish` of the target.
         """
         if missing := self._wanted - {store.id for store in restored}:
             names = ", ".join(map(str, sorted(missing)))
@@ -336,27 +317,18 @@ class CheckpointRestore:
         await self._target.publish([path for store in restored for path in store.published])
         leftovers = await self._target.close()
         return RestoredCheckpoint(
-            job=self.job,
-            commit=self.commit,
-            backup=self.backup,
-            batch=self.batch,
-            oldest_batch=self.oldest_batch,
-            location=self._target.location,
+            **msgspec.structs.asdict(self.planned(restored)),
             moved_aside=self._target.moved_aside,
-            stores=len(restored),
-            files=self._files + sum(store.files for store in restored),
-            size_bytes=self._size_bytes + sum(store.size_bytes for store in restored),
             bytes_fetched=self._bytes_fetched + sum(store.bytes_fetched for store in restored),
             requests=self._requests + sum(store.requests for store in restored),
-            changelogs=sum(store.changelogs for store in restored),
             records=sum(store.records for store in restored),
             seconds=self._runtime.monotonic_s() - self._begun_s,
             pinned=self._lease.pinned,
             leftovers=leftovers,
         )
 
-    def planned(self, stores: Sequence[tuple[int, int, int]]) -> CheckpointRestorePlan:
-        """Sum up what would be restored, from each store's number of files, their bytes, and its changelogs."""
+    def planned(self, stores: Sequence[StoreRestored]) -> CheckpointRestorePlan:
+        """Sum up what is restored: the files of the query, and all stores."""
         return CheckpointRestorePlan(
             job=self.job,
             commit=self.commit,
@@ -365,9 +337,9 @@ class CheckpointRestore:
             oldest_batch=self.oldest_batch,
             location=self._target.location,
             stores=len(stores),
-            files=self._files + sum(files for files, _, _ in stores),
-            size_bytes=self._size_bytes + sum(size_bytes for _, size_bytes, _ in stores),
-            changelogs=sum(changelogs for _, _, changelogs in stores),
+            files=self._files + sum(store.files for store in stores),
+            size_bytes=self._size_bytes + sum(store.size_bytes for store in stores),
+            changelogs=sum(store.changelogs for store in stores),
         )
 
     async def close(self) -> None:
@@ -383,12 +355,9 @@ class CheckpointRestore:
         plan = plan_restore(index, {}, range_bytes=repository.settings.range_bytes, owners_count=False)
         root = await run_blocking(_open_with_dirs, self.directory, plan.dirs)
         try:
-            done = await Downloader(
-                repository.store,
-                index.metadata,
-                DownloadPlace(self.directory, root),
-                settings=repository.settings,
-            ).download(plan)
+            place = DownloadPlace(self.directory, root)
+            downloader = Downloader(repository.store, index.metadata, place, settings=repository.settings)
+            done = await downloader.download(plan)
         finally:
             os.close(root)
         self._requests += done.requests
@@ -415,26 +384,17 @@ class CheckpointRestore:
 
     def _adapt(self) -> None:
         """Change the files of the query to fit their batch and their place (R2, R5). Blocks."""
-        for log in self._source_logs():
-            _cut_source_log(*log)
-        _relocate(
-            self.directory,
-            self._choice.spark_location or self._target.root,
-            exact=self._choice.spark_location is not None,
-            map_paths=self._choice.map_paths,
-        )
-        sizes = [path.stat().st_size for path in self.directory.rglob("*") if path.is_file()]
-        self._files, self._size_bytes = len(sizes), sum(sizes)
-
-    def _source_logs(self) -> Iterator[tuple[Path, int]]:
-        """List the logs of file sources, and the entry that each is to end with."""
         newest = max(int(path.name) for path in (self.directory / OFFSETS).iterdir())
         name = f"{OFFSETS}/{newest}"
         for offset in decode_offsets((self.directory / name).read_bytes(), subject=name).offsets:
             entry = newest_entry(offset)
             log = self.directory / SOURCES / check_file_name(offset.source)
             if entry is not None and log.is_dir():
-                yield log, entry
+                _cut_source_log(log, entry)
+        root = self._choice.spark_location or self._target.root
+        _relocate(self.directory, root, exact=self._choice.spark_location is not None, map_paths=self._choice.map_paths)
+        sizes = [path.stat().st_size for path in self.directory.rglob("*") if path.is_file()]
+        self._files, self._size_bytes = len(sizes), sum(sizes)
 
     def _damaged(self, reason: str, subject: str) -> DamagedError:
         hint = "the backup is not whole; restore from another one"
@@ -455,11 +415,7 @@ def _open_with_dirs(directory: Path, dirs: Sequence[FilePath]) -> int:
 
 
 def _cut_source_log(log: Path, newest: int) -> None:
-    """Cut the log of a file source so that it ends with an entry (R2). Blocks.
-
-    Raises:
-        BatchLogError: An entry is not what Spark writes.
-    """
+    """Cut the log of a file source so that it ends with an entry (R2). Blocks."""
     cut = plan_cut([path.name for path in log.iterdir()], newest)
     if cut.written:
         files = [(f"{SOURCES}/{log.name}/{name}", (log / name).read_bytes()) for name in cut.joined]
@@ -469,18 +425,7 @@ def _cut_source_log(log: Path, newest: int) -> None:
 
 
 def _relocate(checkpoint: Path, root: str, *, exact: bool, map_paths: Mapping[str, str]) -> None:
-    """Rewrite what names an absolute path (R5). Blocks.
-
-    Args:
-        checkpoint: Where the files are.
-        root: Where they will be, as `relocate_operator` takes it.
-        exact: As there.
-        map_paths: Of inputs, old prefix to new.
-
-    Raises:
-        UsageError: A mapping matches nothing.
-        FormatError: A file is not what Spark writes.
-    """
+    """Rewrite what names an absolute path: `root` and `exact` are for `relocate_operator` (R5). Blocks."""
     for file in sorted(checkpoint.glob("state/*/_metadata/v2/*")):
         data = file.read_bytes()
         subject = file.relative_to(checkpoint).as_posix()
@@ -515,61 +460,20 @@ def _write(file: Path, data: bytes, like: os.stat_result) -> None:
         flush(opened.fileno())
 
 
-class _Unwritten:
-    """A target that is only looked at; files are gathered in a temporary directory instead."""
-
-    def __init__(self, target: CheckpointTarget) -> None:
-        self._target = target
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self.location, self.root, self.moved_aside = target.location, target.root, ""
-
-    @property
-    def directory(self) -> Path:
-        return directory_of(self._scratch)
-
-    async def place(self) -> tuple[str, ...]:
-        return await self._target.place()
-
-    async def check(self, query_id: str, batch: int) -> None:
-        await self._target.check(query_id, batch)
-
-    async def open(self, query_id: str, batch: int) -> None:
-        await self.check(query_id, batch)
-        self._scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
-
-    async def publish(self, published: Iterable[str] = ()) -> None:  # noqa: ARG002
-        raise AssertionError("nothing is to be written")
-
-    async def close(self) -> tuple[str, ...]:
-        if self._scratch is not None:
-            await run_blocking(self._scratch.cleanup)
-        return await self._target.close()
-
-
-class _StoresProgress:
+class _AddedProgress:
     """Progress of many stores whose total was reported once, before them."""
 
     def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+        self.add = progress.add
 
     def total(self, *, files: int, bytes_: int) -> None:
         """Ignore it: the total is known."""
 
-    def add(self, *, files: int = 0, bytes_: int = 0) -> None:
-        self._progress.add(files=files, bytes_=bytes_)
 
+def make_target(target: str | Path, runtime: Runtime, choice: RestoreChoice) -> CheckpointTarget:
+    """Make the target that a path or a URL names: `s3a:` and `s3n:`, as Spark has them, mean the same as `s3:`.
 
-def _place(target: str | Path | CheckpointTarget, runtime: Runtime, choice: RestoreChoice) -> CheckpointTarget:
-    return make_target(target, runtime, choice) if isinstance(target, str | Path) else target
-
-
-def make_target(target: str | Path, runtime: Runtime, choice: RestoreChoice) -> DirectoryTarget | ObjectTarget:
-    """Make the target that a path or a URL names. No request is made.
-
-    Args:
-        target: `s3a:` and `s3n:`, as Spark has them, mean the same as `s3:`.
-        runtime: Names what is moved aside by the time.
-        choice: Whether content may be moved aside, and how a store is asked.
+    No request is made.
 
     Raises:
         InvalidRequestError: It does not follow the grammar of `open_store`.
@@ -583,11 +487,5 @@ def make_target(target: str | Path, runtime: Runtime, choice: RestoreChoice) -> 
     if not name or parent.endswith("/"):
         hint = "restore to s3://bucket/prefix"
         raise TargetError("not a prefix of a store", operation="restore", subject=location, hint=hint)
-    return ObjectTarget(
-        parent,
-        name,
-        location=location,
-        runtime=runtime,
-        move_aside=choice.move_aside,
-        settings=choice.target_settings,
-    )
+    moved, settings = choice.move_aside, choice.target_settings
+    return ObjectTarget(parent, name, location=location, runtime=runtime, move_aside=moved, settings=settings)

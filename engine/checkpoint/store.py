@@ -16,6 +16,7 @@ from blobstore.local.files import flush
 from engine.checkpoint.targets import dirs_below
 from engine.clock import Runtime
 from engine.local.hashing import crc32c
+from engine.local.scan import READ_FLAGS
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of
@@ -32,7 +33,7 @@ from engine.state.settings import StateStoreSettings
 from engine.state.sources import IndexStateFiles
 from engine.state.zips import build_state_zip
 from index.snapshot.contents import files_of
-from index.snapshot.model import FileIndex, FilePath
+from index.snapshot.model import FilePath
 from index.snapshot.records import StoreReference
 from index.spark.checkpoint import StoreId
 from index.spark.checksums import FileChecksum, encode_file_checksum
@@ -54,7 +55,6 @@ class StoreToRestore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> StoreId:
-        """Which store."""
         return self.store.id
 
 
@@ -84,16 +84,9 @@ async def restore_store(
     replace: bool = False,
     progress: Progress = NO_PROGRESS,
 ) -> StoreRestored:
-    """Restore a store to a directory of this machine, whole or not at all.
+    """Restore a store to a directory of this machine, whole or not at all. The caller holds a pin.
 
-    Args:
-        repository: Where from; the caller holds a pin.
-        work: Which store and version.
-        target: Absent or empty, or with `replace` any directory.
-        transfer: Limits and sizes for this store.
-        runtime: Clock and random numbers.
-        replace: Whether content of the target may be deleted: an earlier attempt has left it.
-        progress: Receives files and bytes.
+    The target is absent or empty, or with `replace` any directory, whose content an earlier attempt has left.
 
     Raises:
         DamagedError, FormatError: Something is missing or altered; the error names the file, and the blob.
@@ -101,9 +94,19 @@ async def restore_store(
         StoreError: As the store says. After any error the target is as it was.
     """
     if work.replayed:
-        found = await _replayed(repository, work, target, transfer, runtime, replace=replace, progress=progress)
-        if found is not None:
-            return found
+        index, requests = await read_index_of(repository.store, work.reference)
+        files = IndexStateFiles(repository.store, index, transfer)
+        resolution = await _resolve(files, work.store)
+        if resolution.changelogs:
+            staging = Staging(target, runtime.session(), replace=replace)
+            try:
+                await run_blocking(staging.open)
+                made = await _replay(files, resolution, work, staging.directory, transfer, runtime)
+                await run_blocking(lambda: staging.publish(dirs_below(staging.directory), {}))
+            finally:
+                await run_blocking(staging.close)
+            progress.add(files=made.files, bytes_=made.size_bytes)
+            return msgspec.structs.replace(made, requests=requests + made.requests)
     options = StateRestoreOptions(
         version=work.store.at.version,
         unique_id=work.store.at.unique_id,
@@ -122,91 +125,30 @@ async def restore_store(
     )
 
 
-async def _replayed(
-    repository: Repository,
+async def _resolve(files: IndexStateFiles, store: StoreAt) -> Resolution:
+    at = store.at
+    unique_id = None if at.unique_id is None else target_in_index(at.version, at.unique_id, files.index)
+    manager = StateFileManager(files, StateStoreSettings(codec=store.settings.codec))
+    return await manager.resolve(at.version, unique_id)
+
+
+async def _replay(
+    files: IndexStateFiles,
+    resolution: Resolution,
     work: StoreToRestore,
     target: Path,
     transfer: TransferSettings,
     runtime: Runtime,
-    *,
-    replace: bool,
-    progress: Progress,
-) -> StoreRestored | None:
-    """Restore as `restore_store` does, with changelogs applied; None if there are none to apply."""
-    index, requests = await read_index_of(repository.store, work.reference)
-    files = IndexStateFiles(repository.store, index, transfer)
-    settings = msgspec.structs.replace(work.store.settings, fetches_max=transfer.in_flight_max)
-    at = work.store.at
-    unique_id = None if at.unique_id is None else target_in_index(at.version, at.unique_id, index)
-    resolution = await StateFileManager(files, StateStoreSettings(codec=settings.codec)).resolve(at.version, unique_id)
-    if not resolution.changelogs:
-        return None
-    staging = Staging(target, runtime.session(), replace=replace)
-    try:
-        await run_blocking(staging.open)
-        made = await replay_store(
-            files,
-            resolution,
-            settings,
-            working=staging.directory.with_name("working"),
-            target=staging.directory,
-            runtime=runtime,
-        )
-        await run_blocking(lambda: staging.publish(dirs_below(staging.directory), {}))
-    finally:
-        await run_blocking(staging.close)
-    progress.add(files=made.files, bytes_=made.size_bytes)
-    return StoreRestored(
-        id=work.id,
-        files=made.files,
-        size_bytes=made.size_bytes,
-        bytes_fetched=made.bytes_fetched,
-        requests=requests + files.requests,
-        changelogs=made.changelogs,
-        records=made.records,
-    )
-
-
-class ReplayedStore(msgspec.Struct, frozen=True, kw_only=True):
-    """The files that a replay made, and what it cost."""
-
-    files: int
-    size_bytes: int
-    # From the repository.
-    bytes_fetched: int
-    changelogs: int
-    records: int
-
-
-async def replay_store(
-    files: IndexStateFiles,
-    resolution: Resolution,
-    settings: StateStoreSettings,
-    *,
-    working: Path,
-    target: Path,
-    runtime: Runtime,
-) -> ReplayedStore:
+) -> StoreRestored:
     """Build the directory of a store that holds one snapshot of a version, and nothing else but the schema of its rows.
 
-    Args:
-        files: The store's files in the repository; protected by the caller.
-        resolution: What the version is made of.
-        settings: Of the store.
-        working: Where RocksDB works; made, and left to the caller to remove.
-        target: An empty directory on the same file system.
-        runtime: Ids, and the time that a checksum says.
-
-    Raises:
-        DamagedError, FormatError: What the version takes is missing or damaged; the error names it.
-        TargetError: A directory cannot be written.
-        StoreError: As the store says.
+    RocksDB works in a directory beside the target, which goes with the staging.
     """
     # A backup has one base: there is nothing to repair it with, and damage has to be reported.
-    settings = msgspec.structs.replace(settings, snapshot_repair=False)
+    settings = msgspec.structs.replace(work.store.settings, fetches_max=transfer.in_flight_max, snapshot_repair=False)
     manager = StateFileManager(files, settings)
     schema = await files.read("/".join(SCHEMA_PATH)) if SCHEMA_PATH in dict(files_of(files.index.dir)) else None
-    place = await run_blocking(WorkingDir.open, working)
+    place = await run_blocking(WorkingDir.open, target.with_name("working"))
     try:
         loader = StateLoader(manager, place, runtime)
         loaded, metrics = await loader.load(resolution.target, {}, read_only=True)
@@ -219,10 +161,12 @@ async def replay_store(
             await run_blocking(builder.build, captured, schema)
     finally:
         await run_blocking(place.close)
-    return ReplayedStore(
+    return StoreRestored(
+        id=work.id,
         files=builder.files,
         size_bytes=builder.size_bytes,
         bytes_fetched=metrics.bytes_fetched + builder.read_bytes,
+        requests=files.requests,
         changelogs=metrics.changelogs,
         records=metrics.records,
     )
@@ -250,9 +194,13 @@ class _Builder:
         self._runtime = runtime
         self._resolution = resolution
         self._checksums = file_checksums and resolution.target.unique_id is not None
-        replaced = _replaced(dict(files_of(files.index.dir)), resolution)
-        self._modified_at_ns = max(entry.metadata.modified_at_ns for entry in replaced)
-        self.read_bytes = sum(entry.metadata.size_bytes for entry in replaced)
+        # The zip and the changelogs that the new snapshot replaces.
+        names = [changelog_name(of) for of in resolution.changelogs]
+        names += [] if resolution.base is None else [snapshot_name(resolution.base)]
+        present = dict(files_of(files.index.dir))
+        replaced = [present[name,].metadata for name in names]
+        self._modified_at_ns = max(metadata.modified_at_ns for metadata in replaced)
+        self.read_bytes = sum(metadata.size_bytes for metadata in replaced)
         self.files = self.size_bytes = 0
 
     def build(self, captured: CapturedSnapshot, schema: bytes | None) -> None:
@@ -263,9 +211,10 @@ class _Builder:
             path.parent.mkdir(exist_ok=True)
             local_path(captured.directory, file.local.name).rename(path)
             if not file.is_reused:  # what was fetched is synced already, and has its time
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                self._seal(descriptor)
-            self._count(file.stored.size_bytes)
+                with os.fdopen(os.open(path, READ_FLAGS), "rb") as opened:
+                    self._seal(opened.fileno())
+            self.files += 1
+            self.size_bytes += file.stored.size_bytes
         if schema is not None:
             self._write(SCHEMA_PATH, schema)
         name = snapshot_name(self._resolution.target)
@@ -282,31 +231,13 @@ class _Builder:
     def _write(self, path: FilePath, data: bytes) -> None:
         target = self._target.joinpath(*path)
         target.parent.mkdir(exist_ok=True)
-        descriptor = os.open(target, _FILE_FLAGS, _FILE_MODE)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._seal(descriptor)
-        self._count(len(data))
+        with os.fdopen(os.open(target, _FILE_FLAGS, _FILE_MODE), "wb") as opened:
+            opened.write(data)
+            opened.flush()
+            self._seal(opened.fileno())
+        self.files += 1
+        self.size_bytes += len(data)
 
     def _seal(self, descriptor: int) -> None:
-        try:
-            os.utime(descriptor, ns=(self._modified_at_ns, self._modified_at_ns))
-            flush(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _count(self, size_bytes: int) -> None:
-        self.files += 1
-        self.size_bytes += size_bytes
-
-
-def _replaced(present: dict[FilePath, FileIndex], resolution: Resolution) -> list[FileIndex]:
-    """List the zip and the changelogs that the new snapshot replaces."""
-    names = [changelog_name(of) for of in resolution.changelogs]
-    names += [] if resolution.base is None else [snapshot_name(resolution.base)]
-    return [present[name,] for name in names]
+        os.utime(descriptor, ns=(self._modified_at_ns, self._modified_at_ns))
+        flush(descriptor)

@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Final, Protocol
+from typing import Final
 
 from blobstore.base import BlobStore
 from blobstore.checkpoint_files import FileStatus
@@ -28,15 +28,14 @@ from index.text import iso_time
 
 _NOT_IN_NAMES: Final = re.compile(r"[^0-9TZ]")
 # Files under way at once.
-IN_FLIGHT_MAX: Final = 8
-
+_IN_FLIGHT_MAX: Final = 8
 _QUERY_ID: Final = "metadata"
 _TOPS: Final = frozenset({_QUERY_ID, COMMITS, OFFSETS, SOURCES, STATE})
 _HINT: Final = "restore to a new prefix"
 
 
-class CheckpointTarget(Protocol):
-    """A place for a checkpoint, from `open` to `close`.
+class DirectoryTarget:
+    """A directory, built beside its place and renamed into it (R3).
 
     Attributes:
         location: What people call it.
@@ -44,65 +43,12 @@ class CheckpointTarget(Protocol):
         moved_aside: Where the former content is now; "" if there was none, or it is still there.
     """
 
-    location: str
-    root: str
-    moved_aside: str
-
-    @property
-    def directory(self) -> Path:
-        """Where the checkpoint is gathered, on this machine, from `open` on."""
-        ...
-
-    async def place(self) -> tuple[str, ...]:
-        """Return where it is, as `BlobStore.place`."""
-        ...
-
-    async def check(self, query_id: str, batch: int) -> None:
-        """Refuse a target that may not be restored to; nothing is changed.
-
-        Args:
-            query_id: Whose checkpoint is to come.
-            batch: The newest batch that it will have.
-
-        Raises:
-            TargetError: It has content that may not be moved aside.
-        """
-        ...
-
-    async def open(self, query_id: str, batch: int) -> None:
-        """Claim the target, as `check`."""
-        ...
-
-    async def publish(self, published: Iterable[str] = ()) -> None:
-        """Put what was gathered at the target; its former content is `moved_aside` then.
-
-        Args:
-            published: What others have put there already, as paths of the checkpoint.
-
-        Raises:
-            TargetError: The target has changed meanwhile, or cannot be written.
-            StoreError: As the store says.
-        """
-        ...
-
-    async def close(self) -> tuple[str, ...]:
-        """Remove what was gathered; once is enough.
-
-        Returns:
-            What could not be removed.
-        """
-        ...
-
-
-class DirectoryTarget:
-    """A directory, built beside its place and renamed into it (R3)."""
-
     def __init__(self, path: Path, runtime: Runtime, *, move_aside: bool) -> None:
         path = path.absolute()
         self.location = self.root = str(path)
         self._move_aside = move_aside
         self._path = path
-        aside = f"{path.name}.aside-{moment(runtime)}" if move_aside else ""
+        aside = f"{path.name}.aside-{_moment(runtime)}" if move_aside else ""
         self._staging = Staging(path, runtime.session(), replace=move_aside, aside=aside)
         self._aside = path.parent / aside
         self.moved_aside = ""
@@ -110,15 +56,15 @@ class DirectoryTarget:
 
     @property
     def directory(self) -> Path:
-        """Beside the target, private until it is complete."""
+        """Where the checkpoint is gathered: beside the target, private until it is complete."""
         return self._staging.directory
 
     async def place(self) -> tuple[str, ...]:
-        """As `CheckpointTarget.place`."""
+        """Return where it is, as `BlobStore.place`."""
         return "file", *(await run_blocking(self._path.resolve)).parts
 
     async def check(self, query_id: str, batch: int) -> None:  # noqa: ARG002  (a directory is replaced as a whole)
-        """As `CheckpointTarget.check`."""
+        """Refuse a target with content that may not be moved aside for this batch of a query; nothing is changed."""
         if not self._move_aside and await run_blocking(_has_content, self._path):
             raise TargetError(
                 "is a directory with content",
@@ -128,12 +74,19 @@ class DirectoryTarget:
             )
 
     async def open(self, query_id: str, batch: int) -> None:
-        """As `CheckpointTarget.open`."""
+        """Claim the target, as `check`."""
         await self.check(query_id, batch)
         await run_blocking(self._staging.open)
 
     async def publish(self, published: Iterable[str] = ()) -> None:  # noqa: ARG002  (they are in the directory)
-        """As `CheckpointTarget.publish`."""
+        """Put what was gathered at the target; its former content is `moved_aside` then.
+
+        Args:
+            published: What others have put there already, as paths of the checkpoint.
+
+        Raises:
+            TargetError: The target has changed meanwhile, or cannot be written.
+        """
         try:
             await run_blocking(lambda: self._staging.publish(dirs_below(self.directory), {}))
         finally:
@@ -142,7 +95,7 @@ class DirectoryTarget:
                 self.moved_aside = str(self._aside)
 
     async def close(self) -> tuple[str, ...]:
-        """As `CheckpointTarget.close`."""
+        """Remove what was gathered; once is enough. Returns what could not be removed."""
         if not self._is_closed:
             self._is_closed = True
             await run_blocking(self._staging.close)
@@ -150,7 +103,7 @@ class DirectoryTarget:
 
 
 class ObjectTarget:
-    """A prefix of an object store. What it is to hold is gathered on this machine first.
+    """A prefix of an object store, with methods as `DirectoryTarget`. It is gathered on this machine first.
 
     Args:
         parent: The URL of the prefix above, or a store whose root it is.
@@ -159,9 +112,6 @@ class ObjectTarget:
         runtime: The time when something was moved aside.
         move_aside: Whether content may be moved aside.
         settings: Of the store that is opened.
-
-    Attributes:
-        has_content: Whether there was any when it was checked.
     """
 
     def __init__(
@@ -176,27 +126,27 @@ class ObjectTarget:
     ) -> None:
         self.location = self.root = location
         self._parent, self._name, self._settings = parent, name, settings
-        self._aside = f"{name}.aside-{moment(runtime)}"
+        self._aside = f"{name}.aside-{_moment(runtime)}"
         self._move_aside = move_aside
         self._above: CheckpointDir | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.moved_aside = ""
+        # Whether there was any when it was checked.
         self.has_content = False
         self._is_clear = False
         self._of = ("", 0)
 
     @property
     def directory(self) -> Path:
-        """A private directory of this machine."""
-        return directory_of(self._scratch)
+        if self._scratch is None:
+            raise UsageError("the target is not open", operation="restore")
+        return Path(self._scratch.name)
 
     async def place(self) -> tuple[str, ...]:
-        """As `CheckpointTarget.place`."""
         directory = await self._directory()
         return await run_blocking(directory.place)
 
     async def check(self, query_id: str, batch: int) -> None:
-        """As `CheckpointTarget.check`: empty, or what may be moved aside."""
         directory = await self._directory()
         found = await _walk(directory)
         self.has_content = bool(found)
@@ -204,31 +154,30 @@ class ObjectTarget:
             return
         if not self._move_aside:
             raise self._refused("is a prefix with content", "restore to a new one, or have it moved aside")
-        newer = next((status.path for status in found if _is_newer(status.path, batch)), None)
+        paths = [status.path for status in found]
+        newer = next((path for path in paths if _is_newer(path, batch)), None)
         if newer is not None:
-            raise self._refused(
-                f"holds {newer}, which is newer than batch {batch}", f"{_HINT}: executors may still live"
-            )
-        is_named = any(status.path == _QUERY_ID for status in found)
+            message = f"holds {newer}, which is newer than batch {batch}"
+            raise self._refused(message, f"{_HINT}: executors may still live")
+        is_named = _QUERY_ID in paths
         if is_named:
             there = decode_query_id(await directory.read(_QUERY_ID, size_bytes_max=ENTRY_BYTES_MAX))
             if there != query_id:
                 raise self._refused(f"holds query {there}, and query {query_id} is to come", _HINT)
         # Without metadata, what an interrupted restore leaves; of anything else the owner is unknown.
         known = _TOPS if is_named else _TOPS - {COMMITS}
-        foreign = next((status.path for status in found if _top(status.path) not in known), None)
+        foreign = next((path for path in paths if _top(path) not in known), None)
         if foreign is not None:
             what = "which is not part of a checkpoint" if is_named else "and no metadata that says whose it is"
             raise self._refused(f"holds {foreign}, {what}", _HINT)
 
     async def open(self, query_id: str, batch: int) -> None:
-        """As `CheckpointTarget.open`."""
         self._of = query_id, batch
         await self.check(query_id, batch)
         self._scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
 
     async def publish(self, published: Iterable[str] = ()) -> None:
-        """As `CheckpointTarget.publish`. What others publish they do after `clear`."""
+        """Publish what was gathered; what others publish they do after `clear`."""
         if not self._is_clear:
             await self.clear()
         directory = await self._directory()
@@ -239,11 +188,7 @@ class ObjectTarget:
         await publish_files(directory, self.directory, logs)
 
     async def _check_alone(self, directory: CheckpointDir, ours: Mapping[str, int], theirs: frozenset[str]) -> None:
-        """See that what this restore has published is there, and nothing else, before it becomes a checkpoint.
-
-        Raises:
-            TargetError: Somebody else writes or deletes there.
-        """
+        """See that what this restore has published is there, and nothing else, before it becomes a checkpoint."""
         there = {status.path: status.size_bytes for status in await _walk(directory)}
         strange = [path for path in there.keys() - theirs if there[path] != ours.get(path)]
         if theirs:
@@ -251,13 +196,11 @@ class ObjectTarget:
             strange = [path for path in strange if path in ours or PurePosixPath(path).parent.name not in {SSTS, LOGS}]
         strange += (ours.keys() | theirs) - there.keys()
         if strange:
-            raise self._refused(
-                f"has by now, or has no more, what this restore did not do: {min(strange)}; somebody else writes there",
-                "see who does, the query's executors perhaps, and stop it; then restore again",
-            )
+            message = f"has by now, or has no more, what this restore did not do: {min(strange)}; "
+            hint = "see who does, the query's executors perhaps, and stop it; then restore again"
+            raise self._refused(f"{message}somebody else writes there", hint)
 
     async def close(self) -> tuple[str, ...]:
-        """As `CheckpointTarget.close`."""
         scratch, self._scratch = self._scratch, None
         above, self._above = self._above, None
         try:
@@ -275,11 +218,7 @@ class ObjectTarget:
         return self._above.child(name or self._name)
 
     async def clear(self) -> None:
-        """Copy what is there beside it, and delete it once all of it is there, unless it changes meanwhile.
-
-        Raises:
-            As `check`.
-        """
+        """Copy what is there beside it, and delete it once all of it is there, unless it changes meanwhile."""
         await self.check(*self._of)
         directory = await self._directory()
         if found := await _walk(directory):
@@ -299,13 +238,12 @@ class ObjectTarget:
                 await aside.publish(status.path, local, overwrite=True)
                 await run_blocking(local.unlink)
 
-            await run_all(copy, enumerate(found), in_flight_max=IN_FLIGHT_MAX)
+            await run_all(copy, enumerate(found), in_flight_max=_IN_FLIGHT_MAX)
         there = {status.path: status.size_bytes for status in await aside.walk()}
         missing = next((s.path for s in found if there.get(s.path) != s.size_bytes), None)
         if missing is not None:
-            raise self._refused(
-                f"is not whole where it was copied to: {self._aside}/{missing}", "see who deletes there"
-            )
+            message = f"is not whole where it was copied to: {self._aside}/{missing}"
+            raise self._refused(message, "see who deletes there")
         if changed := set(found) ^ set(await _walk(directory)):
             raise self._refused(
                 f"changes while it is moved aside: {min(status.path for status in changed)}; nothing was deleted",
@@ -319,33 +257,19 @@ class ObjectTarget:
         return TargetError(reason, operation="restore", subject=self.location, hint=hint)
 
 
+CheckpointTarget = DirectoryTarget | ObjectTarget
+
+
 async def _walk(directory: CheckpointDir) -> list[FileStatus]:
     """List every file but those that Hadoop marks directories with, and what its writers left under hidden names."""
     found = await directory.walk()
     return [s for s in found if not any(not name or name.startswith(".") for name in s.path.split("/"))]
 
 
-def directory_of(scratch: tempfile.TemporaryDirectory[str] | None) -> Path:
-    """Return the directory that a target is gathered in.
-
-    Raises:
-        UsageError: It is not open.
-    """
-    if scratch is None:
-        raise UsageError("the target is not open", operation="restore")
-    return Path(scratch.name)
-
-
 async def publish_files(directory: CheckpointDir, root: Path, paths: Iterable[str]) -> dict[str, int]:
     """Publish files so that whatever names a file comes after it (R4).
 
-    Args:
-        directory: Where to; a file there under one of the names is replaced.
-        root: Where the files are on this machine.
-        paths: Which, relative to both.
-
-    Returns:
-        How many bytes each has.
+    A file there under one of the names is replaced. Returns how many bytes each has.
     """
     sizes: dict[str, int] = {}
     stages: dict[tuple[int, int], list[str]] = {}
@@ -356,7 +280,7 @@ async def publish_files(directory: CheckpointDir, root: Path, paths: Iterable[st
         sizes[path] = await directory.publish(path, root / path, overwrite=True)
 
     for stage in sorted(stages):
-        await run_all(publish, stages[stage], in_flight_max=IN_FLIGHT_MAX)
+        await run_all(publish, stages[stage], in_flight_max=_IN_FLIGHT_MAX)
     return sizes
 
 
@@ -399,17 +323,13 @@ def files_below(root: Path) -> Sequence[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
 
 
-def moment(runtime: Runtime) -> str:
+def _moment(runtime: Runtime) -> str:
     """Now, in the name of what is moved aside: by this machine's clock, as it is for people only."""
     return _NOT_IN_NAMES.sub("", iso_time(runtime.local_now_ms()))
 
 
 async def check_apart(target: CheckpointTarget, repository: BlobStore) -> None:
-    """Refuse a target that is the place of the repository, above it or below it: moved aside, it would be lost.
-
-    Raises:
-        TargetError: It is.
-    """
+    """Refuse a target that is the place of the repository, above it or below it: moved aside, it would be lost."""
     ours, theirs = await target.place(), await run_blocking(repository.place)
     if ours and theirs and all(one == other for one, other in zip(ours, theirs, strict=False)):
         where = "above" if len(ours) < len(theirs) else "below" if len(ours) > len(theirs) else "at"

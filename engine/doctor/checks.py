@@ -5,20 +5,200 @@ fault: only "unavailable" is tried again, and it never counts as a fault. What e
 """
 
 import asyncio
+import contextlib
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
-from blobstore.base import BytesBody, Created, CreateOutcome, Lost, Unknown
+from blobstore.base import (
+    BlobInfo,
+    BlobStore,
+    BytesBody,
+    Created,
+    CreateOutcome,
+    Lost,
+    UnfinishedPut,
+    Unknown,
+    read_blob,
+)
 from blobstore.concurrency import map_bounded
-from blobstore.errors import AccessDeniedError, InvalidRequestError, StoreError, StoreUnavailableError
-from blobstore.s3.lifecycle import DAYS_MIN, backstop_days, is_backstop, threats
+from blobstore.errors import (
+    AccessDeniedError,
+    BlobNotFoundError,
+    InvalidRequestError,
+    StoreError,
+    StoreUnavailableError,
+)
+from blobstore.s3.lifecycle import DAYS_MIN, Rule, backstop_days, is_backstop, threats
 from blobstore.s3.settings import KIB, MIB, PART_BYTES_MIN
-from engine.doctor.probe import ATTEMPTS_MAX, PAUSE_S, SMALL_BYTES, TTL_MS, NotApplicableError, StoreProbe, pattern
-from engine.doctor.verdict import Evidence, judge_clock
+from blobstore.sink import MemorySink
+from engine.doctor.verdict import Evidence, Failure, judge_clock
 from index.errors import FormatError
 from index.snapshot.codec import decode_repository
 from index.snapshot.keys import REPOSITORY
+
+T = TypeVar("T")
+
+ATTEMPTS_MAX: Final = 4
+PAUSE_S: Final = 0.2
+_READ_BYTES_MAX: Final = 8 * MIB
+# Default size of what is written, and the TTL of what is created with one.
+SMALL_BYTES: Final = 4 * KIB
+TTL_MS: Final = 7 * 24 * 3_600_000
+
+
+@runtime_checkable
+class S3Capabilities(Protocol):
+    """What an S3 store can do beside the contract of stores."""
+
+    @property
+    def prefix(self) -> str: ...
+
+    async def put_parts_if_absent(
+        self, key: str, body: BytesBody, *, ttl_ms: int | None = None, part_bytes: int | None = None
+    ) -> CreateOutcome: ...
+
+    async def begin_upload(self, key: str) -> UnfinishedPut: ...
+
+    async def read_lifecycle(self) -> tuple[Rule, ...]: ...
+
+
+class NotApplicableError(Exception):
+    """There is nothing to look at in a store of this kind."""
+
+
+class NoTimeError(Exception):
+    """The time of the whole examination was over."""
+
+
+class StoreProbe:
+    """Looks at a store with several clients at once, which have no wrappers, and connections of their own."""
+
+    def __init__(self, clients: Sequence[BlobStore], root: str, monotonic_s: Callable[[], float]) -> None:
+        self.clients = clients
+        # The prefix that everything is written below, with a slash.
+        self.root = root
+        self.monotonic_s = monotonic_s
+        # All that may have been written.
+        self.keys: list[str] = []
+        self.unfinished: list[UnfinishedPut] = []
+        # Requests that were not answered, or with "try again".
+        self.hiccups = 0
+
+    def client(self, number: int) -> BlobStore:
+        """Return a client; neighbouring numbers are different clients."""
+        return self.clients[number % len(self.clients)]
+
+    @property
+    def s3(self) -> tuple[S3Capabilities, ...]:
+        """The clients as S3 stores; NotApplicableError if they are none."""
+        found = tuple(client for client in self.clients if isinstance(client, S3Capabilities))
+        if not found:
+            raise NotApplicableError("only S3 has this")
+        return found
+
+    def key(self, name: str) -> str:
+        """Return a key below the root, which is deleted at the end."""
+        key = f"{self.root}{name}"
+        self.keys.append(key)
+        return key
+
+    def fresh_key(self, name: str) -> str:
+        """Return a key that is another one each time: for a check that may be run a second time."""
+        times = sum(key.partition("+")[0] == self.root + name for key in self.keys)
+        return self.key(f"{name}+{times}" if times else name)
+
+    async def tried(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Make a request, again where the store is unavailable at first."""
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                return await request()
+            except StoreUnavailableError as error:
+                self.hiccups += 1
+                if attempt == ATTEMPTS_MAX:
+                    raise
+                await asyncio.sleep(min(2.0, error.retry_after_s or PAUSE_S * attempt))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def put(self, number: int, key: str, data: bytes) -> Created:
+        return await self.tried(lambda: self.client(number).put(key, BytesBody(data)))
+
+    async def create(self, number: int, key: str, data: bytes, *, ttl_ms: int | None = None) -> None:
+        """Create an object that no client has seen yet."""
+
+        async def create() -> None:
+            outcome = await self.client(number).put_if_absent(key, BytesBody(data), ttl_ms=ttl_ms)
+            if not isinstance(outcome, Created | Lost):
+                raise StoreUnavailableError(outcome.reason, operation="put_if_absent", key=key)
+
+        await self.tried(create)
+
+    async def read(self, number: int, key: str) -> bytes | None:
+        try:
+            return await self.tried(lambda: read_blob(self.client(number), key, size_bytes_max=_READ_BYTES_MAX))
+        except BlobNotFoundError:
+            return None
+
+    async def range(self, number: int, key: str, start: int, size_bytes: int | None) -> bytes:
+
+        async def fetch() -> bytes:
+            sink = MemorySink()
+            await self.client(number).read_into(key, sink, start=start, size_bytes=size_bytes)
+            return sink.data
+
+        return await self.tried(fetch)
+
+    async def stat(self, number: int, key: str) -> BlobInfo | None:
+        return await self.tried(lambda: self.client(number).stat(key))
+
+    async def names(self, number: int, prefix: str, *, limit: int = 1000) -> AsyncIterator[tuple[str, ...]]:
+        """Yield the keys of a prefix, page by page, without the root."""
+        start_after = ""
+        while True:
+            page = await self.tried(
+                lambda after=start_after: self.client(number).list_page(  # type: ignore[misc]
+                    self.root + prefix, start_after=after, limit=limit
+                )
+            )
+            yield tuple(blob.key.removeprefix(self.root) for blob in page.blobs)
+            if not page.truncated or not page.blobs:
+                return
+            start_after = page.blobs[-1].key
+
+    async def listed(self, number: int, prefix: str) -> list[str]:
+        return [name async for page in self.names(number, prefix) for name in page]
+
+    async def is_alive(self) -> bool:
+        """Return whether the store answers plain requests just now."""
+        key = self.key("alive")
+        try:
+            for number in range(4):
+                await self.client(number).put(key, BytesBody(b"alive"))
+                if await self.client(number).stat(key) is None:
+                    return False
+        except StoreError:
+            return False
+        return True
+
+
+def pattern(size_bytes: int, seed: str) -> bytes:
+    """Return bytes in which no two places look alike, the same for a seed."""
+    return hashlib.shake_256(seed.encode()).digest(size_bytes)
+
+
+def failure_of(error: BaseException) -> Failure | None:
+    """Return what ended a check, if that is an answer of a store."""
+    if isinstance(error, NotApplicableError):
+        return Failure.NOT_APPLICABLE
+    if isinstance(error, NoTimeError):
+        return Failure.NO_TIME
+    if isinstance(error, AccessDeniedError):
+        return Failure.DENIED
+    if isinstance(error, StoreUnavailableError | TimeoutError):
+        return Failure.UNAVAILABLE
+    return Failure.UNSUPPORTED if isinstance(error, StoreError) else None
+
 
 RACES_COUNT: Final = 6
 # A race that fewer answers than this say anything about is none.
@@ -103,10 +283,7 @@ async def check_read(probe: StoreProbe) -> Evidence:
         return ""
 
     found = await map_bounded(look, range(8), in_flight_max=8)
-    return Evidence(
-        figure="8 keys, each written 4 times",
-        broken=next((text for text in found if text), ""),
-    )
+    return Evidence(figure="8 keys, each written 4 times", broken=next(filter(None, found), ""))
 
 
 async def check_replace(probe: StoreProbe) -> Evidence:
@@ -142,10 +319,8 @@ async def check_replace(probe: StoreProbe) -> Evidence:
     async with asyncio.TaskGroup() as group:
         group.create_task(write())
         readers = [group.create_task(read(number)) for number in range(1, 5)]
-    return Evidence(
-        figure=f"16 puts, {reads} reads beside them",
-        broken=next((text for reader in readers if (text := reader.result())), ""),
-    )
+    found = [reader.result() for reader in readers]
+    return Evidence(figure=f"16 puts, {reads} reads beside them", broken=next(filter(None, found), ""))
 
 
 async def check_ranges(probe: StoreProbe) -> Evidence:
@@ -211,9 +386,7 @@ async def check_lists(probe: StoreProbe) -> Evidence:
                 return Evidence(broken=_listing_fault(listed, there, "a delete"))
     except AccessDeniedError:
         pass  # another check is about deleting
-    return Evidence(
-        figure=f"{rounds} creates, {deletes} deletes, a list after each",
-    )
+    return Evidence(figure=f"{rounds} creates, {deletes} deletes, a list after each")
 
 
 def choose_list_rounds(round_s: float) -> int:
@@ -231,9 +404,8 @@ _ORDERED: Final = ("a-", "A", "a/", "a.", "_", "~", "Z", "z/b/", "+", "=", "0", 
 def _listing_fault(listed: Sequence[str], there: Sequence[str], after: str) -> str:
     if sorted(listed) == sorted(there):
         return "a list was not in the order of its keys"
-    return f"a list after {after} " + (
-        "lacked what was there" if set(there) - set(listed) else "had what was not there"
-    )
+    fault = "lacked what was there" if set(there) - set(listed) else "had what was not there"
+    return f"a list after {after} {fault}"
 
 
 async def check_ttl(probe: StoreProbe) -> Evidence:  # noqa: PLR0911  (each is another fault)
@@ -332,10 +504,7 @@ async def check_conditional_multipart(probe: StoreProbe) -> Evidence:
     lacking = "" if won == 1 else f"{won} of {len(bodies)} uploads of one key were completed"
     if won == 1 and await probe.read(1, key) != bodies[winners[0]]:
         lacking = "what was there after a race is not what its winner wrote"
-    return Evidence(
-        figure=f"a race of {len(bodies)}: {won} won",
-        lacking=lacking,
-    )
+    return Evidence(figure=f"a race of {len(bodies)}: {won} won", lacking=lacking)
 
 
 async def check_abort(probe: StoreProbe) -> Evidence:
@@ -346,14 +515,11 @@ async def check_abort(probe: StoreProbe) -> Evidence:
     probe.unfinished.append(begun)
     store = probe.client(1)
 
-    async def found() -> bool:
-        puts = await probe.tried(lambda: store.list_unfinished(probe.root + "abort/"))
-        return any(put.upload_id == begun.upload_id for put in puts)
-
     async def becomes(there: bool) -> bool:  # noqa: FBT001  (it says what it waits for)
         # No store promises that this list is up to date.
         for _ in range(ATTEMPTS_MAX):
-            if await found() is there:
+            puts = await probe.tried(lambda: store.list_unfinished(probe.root + "abort/"))
+            if any(put.upload_id == begun.upload_id for put in puts) is there:
                 return True
             await asyncio.sleep(PAUSE_S)
         return False
@@ -401,38 +567,22 @@ def _is_denial(reason: str) -> bool:
     return "denied" in reason.lower()
 
 
-async def check_empty(probe: StoreProbe) -> Evidence:
-    """Check that an object may have no bytes at all."""
-    key = probe.key("empty")
-    await probe.put(0, key, b"")
-    info = await probe.stat(1, key)
-    content = await probe.read(2, key)
-    part = await probe.range(3, key, 0, 0)
-    is_right = info is not None and info.size_bytes == 0 and content == part == b""
-    return Evidence(
-        figure="written, read, and a range of it",
-        lacking="" if is_right else "an empty object came back as something else",
-    )
-
-
-async def _read_days_min(probe: StoreProbe) -> int:
-    """Return how long a backstop has to wait for the repository; the least where there is none yet."""
-    data = await probe.read(0, REPOSITORY)
-    try:
-        record = decode_repository(data or b"", subject=REPOSITORY)
-    except FormatError:
-        return DAYS_MIN
-    return backstop_days(
-        ttl_ms=record.ttl_ms, margin_ms=record.margin_ms, collection_period_ms=record.collection_period_ms
-    )
-
-
 async def check_lifecycle(probe: StoreProbe, *, ttls_stay: bool) -> Evidence:
     """Check that no lifecycle rule of the bucket takes away what is committed, or what soon may be."""
     s3 = probe.s3[0]
     rules = await probe.tried(s3.read_lifecycle)
     backstops = sum(is_backstop(rule, s3.prefix) for rule in rules)
-    days_min = await _read_days_min(probe) if backstops else DAYS_MIN
+    # How long a backstop has to wait for the repository; the least where there is none yet.
+    days_min = DAYS_MIN
+    if backstops:
+        data = await probe.read(0, REPOSITORY)
+        with contextlib.suppress(FormatError):
+            record = decode_repository(data or b"", subject=REPOSITORY)
+            days_min = backstop_days(
+                ttl_ms=record.ttl_ms,
+                margin_ms=record.margin_ms,
+                collection_period_ms=record.collection_period_ms,
+            )
     found = threats(rules, s3.prefix, days_min=days_min, ttls_stay=ttls_stay)
     return Evidence(
         figure=f"{len(rules)} in the bucket, backstop {'installed' if backstops else 'not installed'}",

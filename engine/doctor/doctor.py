@@ -5,7 +5,6 @@ that is there is written but its `profile`, and nothing read but its record, whe
 """
 
 import asyncio
-import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Final
 
@@ -17,8 +16,8 @@ from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, encode_profile
 from engine.clock import Runtime
 from engine.doctor import checks as run
-from engine.doctor.probe import NoTimeError, S3Capabilities, StoreProbe, failure_of
-from engine.doctor.verdict import Check, CheckResult, Evidence, Verdict, choose_profile, judge
+from engine.doctor.checks import NoTimeError, S3Capabilities, StoreProbe, failure_of
+from engine.doctor.verdict import OPTIONAL, Check, CheckResult, Evidence, Verdict, choose_profile, judge
 from engine.errors import UnsafeStoreError
 from engine.records.repository import check_unused
 from index.snapshot.keys import REPOSITORY
@@ -38,7 +37,7 @@ OnCheck = Callable[[Check, int, int], None]
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold what `doctor` found out."""
+    """What `doctor` found out."""
 
     json_omitted: ClassVar = frozenset({"error"})
     json_properties: ClassVar = {"safe": "safe", "verdict": "verdict", "profile_error": "profile_error"}
@@ -59,18 +58,16 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """Return the worst verdict of all checks: unsafe, denied, unknown, or ok."""
+        """The worst verdict of all checks: unsafe, denied, unknown, or ok."""
         found = {one.verdict for one in self.checks}
         return next((v for v in (Verdict.UNSAFE, Verdict.DENIED, Verdict.UNKNOWN) if v in found), Verdict.OK)
 
     @property
     def safe(self) -> bool:
-        """Return whether data is safe in the store."""
         return self.verdict is Verdict.OK
 
     @property
     def profile_error(self) -> str:
-        """Return why the profile was not written, if it should have been."""
         return str(self.error or "")
 
 
@@ -101,18 +98,15 @@ async def examine_store(
     def left_s(until_s: float) -> float:
         return max(0.0, began_s + until_s - runtime.monotonic_s())
 
-    left: tuple[str, ...] = ()
-    left_reason = ""
+    profile = error = None
     try:
         try:
             await _begin(probe)
-            checks = await _examine(probe, runtime, on_check, functools.partial(left_s, CHECKS_S_MAX))
+            checks = await _examine(probe, runtime, on_check, lambda: left_s(CHECKS_S_MAX))
         finally:
             left, left_reason = await asyncio.shield(asyncio.ensure_future(_clean_up(probe, left_s(CLEAN_S_MAX))))
-        profile = None
         if isinstance(clients[0], S3Capabilities):
             profile = choose_profile(checks, probed_at_ms=runtime.local_now_ms(), release=release)
-        error = None
         if save and profile is not None:
             error = await _write_profile(clients[0], profile, left_s(TOTAL_S_MAX))
     finally:
@@ -159,7 +153,6 @@ async def _examine(
         Check.CONDITIONAL_MULTIPART: lambda: run.check_conditional_multipart(probe),
         Check.ABORT: lambda: run.check_abort(probe),
         Check.DELETE: lambda: run.check_delete(probe),
-        Check.EMPTY: lambda: run.check_empty(probe),
         Check.CLOCK: lambda: run.check_clock(probe, runtime.local_now_ms),
     }
     results: dict[Check, CheckResult] = {}
@@ -187,7 +180,10 @@ async def _look(
             failure = failure_of(error)
             if failure is None:
                 raise
-            may_be_a_no = check in _OPTIONAL and _may_be_a_no(error) and await _is_alive(probe, left_s())
+            # An answer, and not one that asks for less, may say that the store cannot do it. One request that hung, of
+            # many connections, says nothing about what the store can do.
+            is_answer = isinstance(error, StoreUnavailableError) and not error.asks_for_less
+            may_be_a_no = check in OPTIONAL and is_answer and await _is_alive(probe, left_s())
             if may_be_a_no and is_second:
                 # It fails every time, and everything else works: this is how the store says that it cannot do it.
                 return Evidence(lacking=f"fails every time ({error})")
@@ -197,12 +193,7 @@ async def _look(
 
 
 async def _run(look: Callable[[], Awaitable[Evidence]], left_s: float, probe: StoreProbe) -> Evidence:
-    """Run a check within its time.
-
-    Raises:
-        NoTimeError: The time of the whole examination is over.
-        TimeoutError: Its own time is over.
-    """
+    """Run a check within its time (TimeoutError), and that of the whole examination (NoTimeError)."""
     if left_s <= 0:
         raise NoTimeError("there was no time for it")
     timeout_s = min(CHECK_S_MAX, left_s)
@@ -217,18 +208,6 @@ async def _run(look: Callable[[], Awaitable[Evidence]], left_s: float, probe: St
         raise TimeoutError(f"not done within {timeout_s:.0f} s") from None
     except BaseExceptionGroup as group:
         raise first_error(group) from None
-
-
-def _may_be_a_no(error: Exception) -> bool:
-    """Return whether this may say that the store cannot do it: an answer, and not one that asks for less.
-
-    One request that hung, of many connections, says nothing about what the store can do.
-    """
-    return isinstance(error, StoreUnavailableError) and not error.asks_for_less
-
-
-# If one of them fails again and again, tidemark does without.
-_OPTIONAL: Final = frozenset({Check.TTL, Check.MULTIPART, Check.CONDITIONAL_MULTIPART, Check.ABORT})
 
 
 async def _is_alive(probe: StoreProbe, left_s: float) -> bool:

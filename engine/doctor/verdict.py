@@ -24,7 +24,6 @@ class Check(enum.Enum):
     CONDITIONAL_MULTIPART = "conditional multipart"
     ABORT = "multipart abort"
     DELETE = "batch delete"
-    EMPTY = "empty objects"
     LIFECYCLE = "lifecycle rules"
     CLOCK = "clock"
 
@@ -56,7 +55,7 @@ class Failure(enum.Enum):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold what one check has seen. Without `broken`, `lacking` and `failure`: all that it should."""
+    """What one check has seen. Without `broken`, `lacking` and `failure`: all that it should."""
 
     # What was done and seen, for people.
     figure: str = ""
@@ -72,15 +71,15 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold the verdict on one check."""
+    """The verdict on one check."""
 
     check: Check
     verdict: Verdict
-    # What was done and seen.
+    # As in `Evidence`.
     figure: str = ""
     # What it means for the users of the store.
     meaning: str = ""
-    # A lifecycle rule deletes by the tag of a TTL.
+    # As in `Evidence`.
     has_backstop: bool = False
 
 
@@ -95,18 +94,11 @@ class _Words(msgspec.Struct, frozen=True):
 
 _WORDS: Final = {
     Check.CREATE: _Words(
-        "of any number of writers one wins",
-        unsafe="two writers could both commit: tidemark refuses to write here",
+        "of any number of writers one wins", "", "two writers could both commit: tidemark refuses to write here"
     ),
-    Check.READ: _Words(
-        "others see at once what was written",
-        unsafe="commits could be overlooked: collect refuses",
-    ),
-    Check.REPLACE: _Words(
-        "readers see the old or the new, whole",
-        unsafe="readers can see half of a pin or name",
-    ),
-    Check.RANGES: _Words("restores fetch parts in parallel", unsafe="restores cannot fetch parts of objects"),
+    Check.READ: _Words("others see at once what was written", "", "commits could be overlooked: collect refuses"),
+    Check.REPLACE: _Words("readers see the old or the new, whole", "", "readers can see half of a pin or name"),
+    Check.RANGES: _Words("restores fetch parts in parallel", "", "restores cannot fetch parts of objects"),
     Check.LISTS: _Words(
         "lists can be believed: collect may delete",
         "collect refuses",
@@ -119,16 +111,12 @@ _WORDS: Final = {
     ),
     Check.MULTIPART: _Words("large bodies can go in parts", "every body goes in one PUT", "do not use this store"),
     Check.CONDITIONAL_MULTIPART: _Words("large creates go in parallel parts", "a create is one PUT, of up to 5 GiB"),
-    Check.ABORT: _Words(
-        "collect frees what dead uploads hold",
-        "only a lifecycle rule frees what dead uploads hold",
-    ),
+    Check.ABORT: _Words("collect frees what dead uploads hold", "only a lifecycle rule frees what dead uploads hold"),
     Check.DELETE: _Words(
         "collect deletes 1,000 keys per request",
         "collect needs it: with these rights, or on this store, nothing is freed",
         "collect would delete what is in use: never run it here",
     ),
-    Check.EMPTY: _Words("no exceptions", "tidemark stores none"),
     Check.LIFECYCLE: _Words(
         "`tidemark lifecycle` shows and installs the backstop",
         "no backstop: only collect frees what was never committed",
@@ -142,19 +130,17 @@ _WORDS: Final = {
     ),
 }
 # Failing these says nothing about safety: others may have the rights, and the engine can do without.
-_DISPENSABLE: Final = frozenset({Check.ABORT, Check.DELETE, Check.EMPTY, Check.LIFECYCLE})
+_DISPENSABLE: Final = frozenset({Check.ABORT, Check.DELETE, Check.LIFECYCLE})
 _REQUIRED: Final = frozenset({Check.CREATE, Check.READ, Check.REPLACE, Check.RANGES, Check.LISTS, Check.CLOCK})
+# If one of them fails again and again, tidemark does without.
+OPTIONAL: Final = frozenset({Check.TTL, Check.MULTIPART, Check.CONDITIONAL_MULTIPART, Check.ABORT})
 
 
 def judge(check: Check, evidence: Evidence, *, needed: bool = False) -> CheckResult:
     """Return the verdict on one check.
 
-    A broken promise is UNSAFE whatever else went wrong. What could not be determined is never UNSAFE.
-
-    Args:
-        check: Which check.
-        evidence: What it has seen.
-        needed: Something else depends on this check, so that an unknown result is more than a warning.
+    A broken promise is UNSAFE whatever else went wrong. What could not be determined is never UNSAFE, and more than a
+    warning if something else depends on this check: if it is `needed`.
     """
     verdict, meaning = _judge(check, evidence, dispensable=check in _DISPENSABLE and not needed)
     return CheckResult(
@@ -202,11 +188,6 @@ def judge_clock(*, ahead_ms: int, skew_ms: int) -> Evidence:
 
 def choose_profile(checks: Iterable[CheckResult], *, probed_at_ms: int, release: str) -> StoreProfile | None:
     """Choose the profile that binds everybody who opens the store (design 0003, P1).
-
-    Args:
-        checks: Every verdict.
-        probed_at_ms: By this machine's clock.
-        release: Of this tidemark.
 
     Returns:
         What was seen to work; what was not is denied (P3). None if too little is known to say anything, or if a

@@ -19,7 +19,6 @@ _PARSERS: Final = [
     "blobstore.s3.settings",
     "engine.inspect.browse",
     "engine.checkpoint.check.logs",
-    "engine.checkpoint.sst_check",
     "engine.checkpoint.file_check",
     "engine.cli.result_file",
     "engine.collect.policy",

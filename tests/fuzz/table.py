@@ -36,7 +36,7 @@ UNFUZZED: Final[dict[str, str]] = {
     **dict.fromkeys(
         (
             "blobstore.s3.store.S3Store.read_lifecycle",
-            "engine.doctor.probe.S3Capabilities.read_lifecycle",
+            "engine.doctor.checks.S3Capabilities.read_lifecycle",
             "engine.inspect.history.read_history",
             "engine.local.identify.parse_sst",
             "engine.local.identify.read_sst",

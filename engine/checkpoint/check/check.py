@@ -5,7 +5,7 @@ there are, `stores.check_store` reads one, `finish_check` puts it together. Each
 moved.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -13,11 +13,10 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.opening import StoreSettings
-from engine.checkpoint.check.contents import StoreWork
 from engine.checkpoint.check.logs import LogsChecked, check_logs
-from engine.checkpoint.check.stores import check_store
+from engine.checkpoint.check.stores import StoreWork, check_store
 from engine.checkpoint.file_check import find_left_overs
-from engine.checkpoint.findings import CheckLevel, CheckReport, Finding, StoreChecked
+from engine.checkpoint.findings import CheckLevel, CheckReport, Findings, StoreChecked
 from engine.clock import Runtime, SystemRuntime
 from engine.progress import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir
@@ -38,7 +37,6 @@ class CheckPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stores(self) -> tuple[StoreWork, ...]:
-        """Every store of every committed batch."""
         return self.logs.stores
 
 
@@ -88,9 +86,9 @@ async def check_checkpoint(
 
 
 async def begin_check(root: CheckpointDir, *, level: CheckLevel, runtime: Runtime) -> CheckPlan:
-    """Read the logs. Raises as `check_checkpoint`."""
+    """Read the logs."""
     began_s = runtime.monotonic_s()
-    return CheckPlan(level=level, logs=await check_logs(root, StreamingCheckpoint(root)), began_s=began_s)
+    return CheckPlan(level=level, logs=await check_logs(root), began_s=began_s)
 
 
 async def finish_check(
@@ -99,22 +97,17 @@ async def finish_check(
     """Put together what came of the logs and of all stores.
 
     What a query has deleted since the logs were listed is not a finding: if it has gone on, they are read again.
-
-    Raises:
-        As `check_checkpoint`.
     """
     logs = plan.logs
     stores = tuple(checked)
     for _ in range(_LOOKS_MAX):
         if not logs.findings or await StreamingCheckpoint(root).committed_batches() == logs.batches:
             break
-        logs = await check_logs(root, StreamingCheckpoint(root))
-    left_overs: Sequence[Finding] = ()
+        logs = await check_logs(root)
+    left_overs = Findings()
     if root.local_root is not None:
-        left_overs = await run_blocking(
-            lambda here: list(find_left_overs(here, logs.newest_commit_ms)), root.local_root
-        )
-    findings = [*logs.findings, *(f for store in stores for f in store.findings), *left_overs]
+        await run_blocking(find_left_overs, root.local_root, logs.newest_commit_ms, left_overs)
+    findings = [*logs.findings, *(f for store in stores for f in store.findings), *left_overs.found]
     if any(finding.kind == "damage" for finding in findings):
         # A log that is damaged may have meant the very files that nothing seems to need now.
         findings = [msgspec.structs.replace(f, hint=_WASTE_HINT) if f.kind == "waste" else f for f in findings]

@@ -1,6 +1,8 @@
 """Check what the logs and the metadata of a query say, one by one and together (design 0005, K1, K2, K7 and K8)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -8,16 +10,15 @@ import msgspec
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
-from engine.checkpoint.check.contents import StoreWork
-from engine.checkpoint.file_check import find_hidden_misfits
-from engine.checkpoint.findings import DELETE, MEND_HINT, Finding, damage
-from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError
+from engine.checkpoint.check.stores import StoreWork
+from engine.checkpoint.file_check import check_hidden
+from engine.checkpoint.findings import MEND_HINT, Finding, Findings
+from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StreamingCheckpoint
-from engine.state.settings import CodecName, StateStoreSettings
-from index.errors import UNDECODABLE, BatchLogError, FormatError
-from index.spark.checkpoint import StoreId
-from index.spark.names import StateVersion, parse_state_name
+from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
+from index.errors import UNDECODABLE, BatchLogError, FileChecksumError, FormatError
+from index.spark.checkpoint import SOURCES, STATE, StoreId
+from index.spark.names import parse_state_name
 from index.spark.query_logs import (
     BatchCommit,
     BatchOffsets,
@@ -32,8 +33,6 @@ from index.spark.schema import decode_state_schema
 from index.spark.sources import check_entry, is_entry, missing_entries, newest_entry
 
 _METADATA: Final = "metadata"
-_STATE: Final = "state"
-_SOURCES: Final = "sources"
 _OPERATOR: Final = "_metadata"
 _SCHEMA: Final = "_stateSchema"
 _ROW_SCHEMA: Final = "_metadata/schema"
@@ -46,10 +45,11 @@ T = TypeVar("T")
 
 
 class LogsChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the logs, and what is wrong with them."""
+    """The content of the logs, what is wrong with them, and which stores there are to check."""
 
     query_id: str
     batches: tuple[int, ...]
+    # Every store of every committed batch.
     stores: tuple[StoreWork, ...]
     findings: tuple[Finding, ...]
     files: int
@@ -57,28 +57,18 @@ class LogsChecked(msgspec.Struct, frozen=True, kw_only=True):
     newest_commit_ms: int
 
 
-async def check_logs(root: CheckpointDir, checkpoint: StreamingCheckpoint) -> LogsChecked:
-    """Read every log and every metadata of a query.
-
-    Args:
-        root: Of the checkpoint.
-        checkpoint: The same.
-
-    Raises:
-        NotFoundError: There is no checkpoint here.
-        ProviderError: Its state is not RocksDB's (K8).
-        StoreError: The store did not answer.
-    """
-    return await _LogsCheck(root, checkpoint).run()
+async def check_logs(root: CheckpointDir) -> LogsChecked:
+    """Read every log and every metadata of a query. Raises as `check_checkpoint`."""
+    return await _LogsCheck(root).run()
 
 
 class _LogsCheck:
     """The logs, while they are checked."""
 
-    def __init__(self, root: CheckpointDir, checkpoint: StreamingCheckpoint) -> None:
+    def __init__(self, root: CheckpointDir) -> None:
         self._root = root
-        self._checkpoint = checkpoint
-        self._findings: list[Finding] = []
+        self._checkpoint = StreamingCheckpoint(root)
+        self._findings = Findings()
         # Paths of what was read and is what it says; only these are compared with what is hidden beside them.
         self._sound: list[str] = []
 
@@ -90,39 +80,42 @@ class _LogsCheck:
         }
         offset_batches = await self._checkpoint.offsets.batches()
         query_id = await self._read(_METADATA, decode_query_id)
-        if query_id is None and not self._findings:
+        if query_id is None and not self._findings.found:
             if not statuses and not offset_batches:
                 hint = "name the checkpointLocation of a query"
                 raise NotFoundError("there is no checkpoint here", operation="check", hint=hint)
             self._damaged(_METADATA, "is not there, and without it the query does not start")
         commits = await self._read_all(COMMITS, statuses, decode_commit)
         offsets = await self._read_all(OFFSETS, offset_batches, decode_offsets)
-        self._check_offsets(offsets)
+        for batch, entry in offsets.items():
+            for source in entry.offsets:
+                if is_cut_json(source.offset):
+                    self._damaged(f"{OFFSETS}/{batch}", f"has an offset of source {source.source} that is not JSON")
         self._check_numbers(tuple(statuses), offset_batches)
         self._check_watermarks(commits, offsets)
         newest_batch = max(statuses, default=-1)
-        sources = [status.path for status in await self._root.walk(_SOURCES)]
+        sources = [status.path for status in await self._root.walk(SOURCES)]
         if newest_batch in offsets:
             await self._check_sources(offsets[newest_batch], sources)
         operators = await self._check_operators()
         queries = await self._queries(sorted(commits.keys() & offsets.keys()))
         stores = _work(queries, newest_batch=newest_batch)
         if queries and queries[-1].batch == newest_batch:
-            await self._check_row_schemas(queries[-1])
+            # Beside the rows of each store's first partition, where there are any (K2).
+            first = [store.id.path for store in queries[-1].stores if store.id.partition == 0]
+            await self._read_schemas(f"{path}/{_ROW_SCHEMA}" for path in first)
             await self._find_unknown_state(operators, {work.id for work in stores}, queries[-1])
         if self._root.local_root is not None:
-            paths = list(dict.fromkeys([*self._sound, *sources]))
-            self._findings += await run_blocking(find_hidden_misfits, self._root.local_root, paths)
+            paths = dict.fromkeys([*self._sound, *sources])
+            await run_blocking(self._check_hidden, self._root.local_root, paths)
         return LogsChecked(
             query_id=query_id or "",
             batches=tuple(sorted(statuses)),
             stores=stores,
-            findings=tuple(self._findings),
+            findings=tuple(self._findings.found),
             files=len(self._sound),
             newest_commit_ms=max((status.modified_at_ms for status in statuses.values()), default=0),
         )
-
-    # ------------------------------------------------------------------ one by one
 
     async def _read_all(self, log: str, batches: Iterable[int], decode: Callable[..., T]) -> dict[int, T]:
         fields: dict[int, EntryFields] = {}
@@ -148,15 +141,24 @@ class _LogsCheck:
         try:
             entry = decode(await self._root.read(path, size_bytes_max=ENTRY_BYTES_MAX), subject=path)
         except BlobNotFoundError:
-            return None
+            pass
         except FormatError as error:
-            self._note(path, error)
-            return None
+            self._findings.damage(path, error, "K2")
         except (DamagedError, BlobCorruptError) as error:
             self._damaged(path, f"cannot be read: {error}")
-            return None
-        self._sound.append(path)
-        return entry
+        else:
+            self._sound.append(path)
+            return entry
+        return None
+
+    def _check_hidden(self, root: Path, paths: Iterable[str]) -> None:
+        """Note files that do not fit their hidden checksums; nothing else shows which one was altered. Blocks."""
+        for path in paths:
+            try:
+                check_hidden(root / path)
+            except (FileChecksumError, DamagedError) as error:
+                if (root / path).exists():
+                    self._findings.damage(path, error, "K2")
 
     async def _check_sources(self, newest: BatchOffsets, paths: list[str]) -> None:
         """Check that the log of each file source has every entry up to that of the newest committed batch (K2)."""
@@ -164,7 +166,7 @@ class _LogsCheck:
             entry = newest_entry(offset)
             if entry is None:
                 continue
-            prefix = f"{_SOURCES}/{offset.source}/"
+            prefix = f"{SOURCES}/{offset.source}/"
             names = [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
             for name in missing_entries(names, entry):
                 message = f"is not there, and the newest committed batch has read up to entry {entry}"
@@ -172,41 +174,33 @@ class _LogsCheck:
             entries = [f"{prefix}{name}" for name in names if is_entry(name)]
             await map_bounded(lambda path: self._read(path, check_entry), entries, in_flight_max=_READS_MAX)
 
-    async def _check_row_schemas(self, query: QueryAt) -> None:
-        """Check the schemas beside the rows of each store's first partition, where there are any (K2)."""
-        paths = [f"{store.id.path}/{_ROW_SCHEMA}" for store in query.stores if store.id.partition == 0]
+    async def _read_schemas(self, paths: Iterable[str]) -> None:
         await map_bounded(lambda path: self._read(path, decode_state_schema), paths, in_flight_max=_READS_MAX)
 
     async def _check_operators(self) -> tuple[int, ...]:
         """Read all files of the operators' metadata; return the operators that have some (K2)."""
-        found = []
-        for status in await self._root.list(_STATE):
+        found: list[int] = []
+        for status in await self._root.list(STATE):
             operator = parse_batch_name(status.name) if status.is_directory else None
             if operator is None:
-                self._waste(status.path, "is not an operator of a query", status.size_bytes)
+                self._findings.waste(status.path, "is not an operator of a query", status.size_bytes)
                 continue
             schemas = [entry.path for entry in await self._root.walk(f"{status.path}/{_SCHEMA}")]
-            await map_bounded(lambda path: self._read(path, decode_state_schema), schemas, in_flight_max=_READS_MAX)
-            newest: tuple[int, OperatorMetadata] | None = None
+            await self._read_schemas(schemas)
+            read: dict[int, OperatorMetadata] = {}
             for entry in await self._root.walk(f"{status.path}/{_OPERATOR}"):
                 metadata = await self._read(entry.path, decode_operator)
                 if metadata is not None:
-                    newest = max((parse_batch_name(entry.name) or 0, metadata), newest or (-1, metadata), key=_first)
-                    found.append(operator)
-            if newest is not None:
-                self._check_schemas(status.path, newest[1], schemas)
-        return tuple(dict.fromkeys(found))
-
-    def _check_schemas(self, path: str, metadata: OperatorMetadata, schemas: list[str]) -> None:
-        """Check that the schemas are there that an operator's newest metadata names, by paths of where it was made."""
-        for store in metadata.stores:
-            for named in store.schema_paths:
-                wanted = f"{path}/{_SCHEMA}/{named.rpartition(f'/{_SCHEMA}/')[2]}"
+                    read[parse_batch_name(entry.name) or 0] = metadata
+            if not read:
+                continue
+            found.append(operator)
+            # Named by the paths of where it was made.
+            for named in (named for store in read[max(read)].stores for named in store.schema_paths):
+                wanted = f"{status.path}/{_SCHEMA}/{named.rpartition(f'/{_SCHEMA}/')[2]}"
                 if wanted not in schemas:
-                    message = "is not there, and without it no reader knows the rows"
-                    self._damaged(wanted, message)
-
-    # ------------------------------------------------------------------ together
+                    self._damaged(wanted, "is not there, and without it no reader knows the rows")
+        return tuple(found)
 
     def _check_numbers(self, commits: tuple[int, ...], offsets: tuple[int, ...]) -> None:
         if not commits:
@@ -221,11 +215,9 @@ class _LogsCheck:
             if batch not in offsets:
                 self._damaged(f"{OFFSETS}/{batch}", "is not there, and its batch is committed")
         if max(offsets, default=newest) > newest + 1:
-            self._warn(
-                f"{OFFSETS}/{max(offsets)}",
-                f"is {max(offsets) - newest} batches after the newest committed one; there is at most one",
-                "commit files are missing, or a copy of the checkpoint is of two instants",
-            )
+            message = f"is {max(offsets) - newest} batches after the newest committed one; there is at most one"
+            hint = "commit files are missing, or a copy of the checkpoint is of two instants"
+            self._warn(f"{OFFSETS}/{max(offsets)}", message, hint)
 
     def _check_watermarks(self, commits: Mapping[int, BatchCommit], offsets: Mapping[int, BatchOffsets]) -> None:
         begun = {batch: entry.watermark_ms for batch, entry in offsets.items() if entry.has_metadata}
@@ -244,19 +236,8 @@ class _LogsCheck:
             else:
                 self._warn(f"{OFFSETS}/{batch + 1}", message, "one of the two is of another history; compare a backup")
 
-    def _check_offsets(self, offsets: Mapping[int, BatchOffsets]) -> None:
-        for batch, entry in offsets.items():
-            for source in entry.offsets:
-                if is_cut_json(source.offset):
-                    message = f"has an offset of source {source.source} that is not JSON"
-                    self._damaged(f"{OFFSETS}/{batch}", message)
-
     async def _queries(self, batches: list[int]) -> list[QueryAt]:
-        """Read the whole query at each committed batch whose logs can be read.
-
-        Raises:
-            ProviderError: The state of all of them is not RocksDB's (K8).
-        """
+        """Read the whole query at each committed batch whose logs can be read. ProviderError: none of them can (K8)."""
 
         async def look(batch: int) -> QueryAt | ProviderError | None:
             try:
@@ -267,7 +248,7 @@ class _LogsCheck:
                 return error
             except (FormatError, UsageError, DamagedError) as error:
                 path = error.subject if "/" in error.subject else f"{COMMITS}/{batch}"
-                self._note(path, error)
+                self._findings.damage(path, error, "K2")
                 return None
 
         found = await map_bounded(look, batches, in_flight_max=_READS_MAX)
@@ -277,7 +258,7 @@ class _LogsCheck:
                 if not queries:
                     raise refused
                 # One batch of them all: it is the file that is wrong.
-                self._note(f"{OFFSETS}/{batch}", refused)
+                self._findings.damage(f"{OFFSETS}/{batch}", refused, "K2")
         return queries
 
     async def _find_unknown_state(self, operators: tuple[int, ...], stores: set[StoreId], newest: QueryAt) -> None:
@@ -288,30 +269,24 @@ class _LogsCheck:
         """
         known = {store.path for store in stores}
         above = {path.rpartition("/")[0] for path in known} - known
-        unknown: list[tuple[str, str]] = []
-        for status in await self._numbered(_STATE):
+        unknown: dict[str, str] = {}
+        for status in await self._numbered(STATE):
             operator = parse_batch_name(status.name)
             if operator not in operators:
                 continue
             if operator not in {store.operator for store in stores}:
-                unknown.append((status.path, "is the state of an operator that no committed batch has"))
+                unknown[status.path] = "an operator"
                 continue
-            unknown += [
-                (partition.path, "is the state of a partition that no committed batch has")
-                for partition in await self._numbered(status.path)
-                if partition.path not in known | above
-            ]
+            partitions = [partition.path for partition in await self._numbered(status.path)]
+            unknown |= dict.fromkeys((path for path in partitions if path not in known | above), "a partition")
             for path in sorted(above):
                 if path.startswith(f"{status.path}/"):
-                    unknown += [
-                        (store.path, "is the state of a store that no committed batch has")
-                        for store in await self._root.list(path)
-                        if store.path not in known
-                    ]
+                    there = [store.path for store in await self._root.list(path)]
+                    unknown |= dict.fromkeys((store for store in there if store not in known), "a store")
         # Offsets are written before state: what was seen above without them belongs to no batch.
         if unknown and max(await self._checkpoint.offsets.batches(), default=-1) <= newest.batch:
-            for path, message in unknown:
-                await self._judge_unknown(path, message, newest)
+            for path, what in unknown.items():
+                await self._judge_unknown(path, f"is the state of {what} that no committed batch has", newest)
 
     async def _judge_unknown(self, path: str, message: str, newest: QueryAt) -> None:
         statuses = await self._root.walk(path)
@@ -323,79 +298,52 @@ class _LogsCheck:
             return
         size_bytes = sum(status.size_bytes for status in statuses)
         if size_bytes:
-            self._waste(path, message, size_bytes)
+            self._findings.waste(path, message, size_bytes)
 
     async def _numbered(self, path: str) -> list[FileStatus]:
         """List the directories with a number as their name: operators and partitions."""
-        return [
-            status
-            for status in await self._root.list(path)
-            if status.is_directory and parse_batch_name(status.name) is not None
-        ]
-
-    # ------------------------------------------------------------------ what was found
+        listed = await self._root.list(path)
+        return [status for status in listed if status.is_directory and parse_batch_name(status.name) is not None]
 
     def _damaged(self, path: str, message: str, hint: str = MEND_HINT) -> None:
-        self._note(path, BatchLogError(message, hint=hint))
-
-    def _note(self, path: str, error: FormatError | EngineError) -> None:
-        if all(finding.path != path for finding in self._findings):
-            self._findings.append(damage(path, error, "K2"))
+        self._findings.damage(path, BatchLogError(message, hint=hint), "K2")
 
     def _warn(self, path: str, message: str, hint: str) -> None:
-        self._findings.append(Finding(kind="warning", path=path, message=message, hint=hint, rule="K2"))
-
-    def _waste(self, path: str, message: str, size_bytes: int) -> None:
-        self._findings.append(
-            Finding(kind="waste", path=path, message=message, hint=DELETE, rule="K7", size_bytes=size_bytes)
-        )
-
-
-def _first(pair: tuple[int, OperatorMetadata]) -> int:
-    return pair[0]
+        self._findings.warn(path, message, hint, "K2")
 
 
 def _work(queries: list[QueryAt], *, newest_batch: int) -> tuple[StoreWork, ...]:
     """Make the work for each store that a committed batch has."""
-    versions: dict[StoreId, list[StateVersion]] = {}
-    codecs: dict[StoreId, list[CodecName]] = {}
-    settings: dict[StoreId, StateStoreSettings] = {}
+    states: dict[StoreId, list[StoreAt]] = {}
     for query in queries:
         for store in query.stores:
-            versions.setdefault(store.id, []).append(store.at)
-            codecs.setdefault(store.id, []).append(store.settings.codec)
-            settings[store.id] = store.settings
+            states.setdefault(store.id, []).append(store)
     return tuple(
         StoreWork(
             id=id_,
-            versions=tuple(versions[id_]),
-            codecs=tuple(codecs[id_]),
-            settings=settings[id_],
+            versions=tuple(store.at for store in states[id_]),
+            codecs=tuple(store.settings.codec for store in states[id_]),
+            settings=states[id_][-1].settings,
             newest_batch=newest_batch,
         )
-        for id_ in sorted(versions)
+        for id_ in sorted(states)
     )
 
 
-class EntryFields(msgspec.Struct, frozen=True):
-    """Names in a file of `offsets/` or `commits/`, known or not."""
-
-    names: frozenset[str]
-    # Of the settings that the query is pinned to; none in a commit.
-    conf: frozenset[str]
+# Names in a file of `offsets/` or `commits/`, known or not; and those of the settings that the query is pinned to, of
+# which a commit has none.
+EntryFields = tuple[frozenset[str], frozenset[str]]
 
 
 def entry_fields(data: bytes) -> EntryFields:
     """Read the names of the fields of an entry; none where there is no JSON."""
     lines = data.split(b"\n", 2)
-    try:
-        fields = msgspec.json.decode(lines[1]) if len(lines) > 1 else {}
-    except UNDECODABLE:
-        fields = {}
-    if not isinstance(fields, dict):
-        fields = {}
+    fields = None
+    with suppress(*UNDECODABLE):
+        fields = msgspec.json.decode(lines[1]) if len(lines) > 1 else None
+    fields = fields if isinstance(fields, dict) else {}
     conf = fields.get("conf")
-    return EntryFields(frozenset(fields), frozenset(conf) if isinstance(conf, dict) else frozenset())
+    return frozenset(fields), frozenset(conf if isinstance(conf, dict) else ())
 
 
 def find_altered(entries: Mapping[int, EntryFields]) -> Iterator[tuple[int, str]]:
@@ -403,18 +351,12 @@ def find_altered(entries: Mapping[int, EntryFields]) -> Iterator[tuple[int, str]
 
     An altered name still parses: JSON has no checksum, and Spark passes over fields that it does not know. But the
     entries of a log are written by one query.
-
-    Args:
-        entries: By batch.
     """
     if len(entries) < _ENTRIES_MIN:
         return
     for batch, entry in entries.items():
         others = [other for number, other in entries.items() if number != batch]
-        for own, theirs in (
-            (entry.names, [other.names for other in others]),
-            (entry.conf, [other.conf for other in others]),
-        ):
+        for own, *theirs in zip(entry, *others, strict=True):
             lacking = frozenset.intersection(*theirs) - own
             alone = own - frozenset.union(*theirs)
             if lacking and alone:

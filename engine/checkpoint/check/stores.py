@@ -1,37 +1,44 @@
-"""Check one state store: every committed version of it, each file once (design 0005, K1 and K3 to K7)."""
+"""Check one state store: every committed version of it, each file once (design 0005, K1 to K7)."""
 
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import run_blocking
-from blobstore.errors import BlobNotFoundError
-from engine.checkpoint.check.contents import StoreContents, StoreWork
+from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.checkpoint.errors import lacks
-from engine.checkpoint.file_check import check_zip_file
-from engine.checkpoint.findings import DELETE, CheckLevel, Finding, StoreChecked
+from engine.checkpoint.file_check import ChangelogReport, check_changelog_file, check_hidden, check_sst, check_zip_file
+from engine.checkpoint.findings import CheckLevel, Finding, Findings, StoreChecked
 from engine.clock import SystemRuntime
-from engine.errors import EngineError, TargetError
+from engine.errors import DamagedError, EngineError, TargetError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager
 from engine.state.load import StateLoader
 from engine.state.local_files import WorkingDir, shared_path
 from engine.state.query import StreamingCheckpoint
 from engine.state.replay import KeyCounts, count_store
-from engine.state.settings import StateStoreSettings
+from engine.state.settings import CodecName, StateStoreSettings
 from engine.state.sources import StateFiles, resolve_with
 from engine.state.zips import ZIP_BYTES_MAX
-from index.errors import FormatError, LineageError, StateMetadataError, VersionMissingError
-from index.spark.changelog import check_leads_back
+from index.errors import (
+    DamagedChangelogError,
+    FileChecksumError,
+    FormatError,
+    LineageError,
+    StateMetadataError,
+    VersionMissingError,
+)
+from index.spark.changelog import changelog_version, check_leads_back
 from index.spark.checkpoint import StoreId
+from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX, hadoop_checksum_name
 from index.spark.lineage import LINEAGE_BYTES_MAX, Lineage, Present, Resolution, resolve
-from index.spark.metadata import NOT_COUNTED, StateMetadata
+from index.spark.metadata import NOT_COUNTED, StateMetadata, StoredFile
 from index.spark.names import (
     CHECKSUM_SUFFIX,
     LOGS,
@@ -40,10 +47,13 @@ from index.spark.names import (
     StateVersion,
     by_version,
     changelog_name,
+    checksum_name,
     is_shared_path,
     parse_state_name,
     snapshot_name,
 )
+
+T = TypeVar("T")
 
 _LINEAGE_FULL: Final = 0.8
 # How often a damaged store is looked at while its query goes on.
@@ -52,20 +62,26 @@ _LOOKS_MAX: Final = 3
 _SUFFIXES: Final = (".zip", ".changelog", CHECKSUM_SUFFIX)
 
 
+class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
+    """One store to check."""
+
+    id: StoreId
+    # What the commit log says of it, ascending, and how the changelog of each is compressed.
+    versions: tuple[StateVersion, ...]
+    codecs: tuple[CodecName, ...]
+    # As the newest of them has it.
+    settings: StateStoreSettings
+    newest_batch: int
+
+
 async def check_store(root: CheckpointDir, work: StoreWork, *, scratch: Path | None, level: CheckLevel) -> StoreChecked:
     """Check a store.
 
-    On a local directory files are read in place; from another store each is fetched once, to a private
-    directory that is gone when this ends.
+    On a local directory files are read in place; from another store each is fetched once, to a private directory that
+    is gone when this ends.
 
     What a running query has deleted or overwritten since the logs were read is not damage: if it has gone on, a store
     that is damaged is looked at again, as the logs have it by then, until it is whole or twice damaged in the same way.
-
-    Args:
-        root: Of the checkpoint.
-        work: The store.
-        scratch: Where private directories are made; None: where this machine keeps such files.
-        level: `quick` leaves out the content of SSTs, and the load.
 
     Raises:
         StoreError: The store did not answer.
@@ -121,6 +137,10 @@ class _UnreadableError(Exception):
     """A changelog cannot be read; there is a finding about it."""
 
 
+class _ChecksumAlteredError(Exception):
+    """A file that proves itself does not fit its `.crc`."""
+
+
 class _StoreCheck:
     """One store, while it is checked."""
 
@@ -139,7 +159,17 @@ class _StoreCheck:
         self._level = level
         self._here = directory.local_root or private / "files"
         self._is_local = directory.local_root is not None
-        self._contents = StoreContents(directory, work, self._here, level)
+        self._codecs = dict(zip((of.version for of in work.versions), work.codecs, strict=True))
+        # Of every file by its path, once they are listed; in bytes.
+        self._sizes: dict[str, int] = {}
+        # What was read; None for what is damaged.
+        self._changelogs: dict[StateVersion, ChangelogReport | None] = {}
+        self._zips: dict[StateVersion, StateMetadata | None] = {}
+        # Zips and changelogs that are compared with their `.crc`.
+        self._summed: set[str] = set()
+        self._findings = Findings(work.id.path)
+        # Of what was read, as in `StoreChecked`.
+        self._counts = {"files": 0, "size_bytes": 0, "ssts": 0, "blocks": 0}
 
     async def run(self) -> StoreChecked:
         if not self._is_local:
@@ -147,54 +177,183 @@ class _StoreCheck:
                 await run_blocking((self._here / subdirectory).mkdir, parents=True, exist_ok=True)
         statuses = await self._directory.list()
         shared = [*await self._directory.list(SSTS), *await self._directory.list(LOGS)]
-        self._contents.sizes = {
-            status.path: status.size_bytes for status in (*statuses, *shared) if not status.is_directory
-        }
-        present = Present.of_names(self._contents.sizes)
+        self._sizes = {status.path: status.size_bytes for status in (*statuses, *shared) if not status.is_directory}
+        present = Present.of_names(self._sizes)
         resolutions, failed, gone = await self._resolve_all(present)
         # Also what is beside what is replayed, such as the changelog of a version that is a snapshot.
         chained = {
             of for found in resolutions for of in (found.target, found.base, *found.changelogs) if of is not None
         }
         for of in sorted(chained & present.changelogs, key=by_version):
-            await self._contents.changelog(of)
+            await self._changelog(of)
         for of in sorted(chained & present.snapshots, key=by_version):
-            await self._contents.zip(of)
+            await self._zip(of)
         self._note_missing(failed)
         for resolution in resolutions:
             self._check_chain(resolution)
-        await self._contents.check_shared()
+        await self._check_shared()
         keys = -1
         newest = max(resolutions, key=lambda found: found.target.version, default=None)
         if newest is not None:
             self._check_lineage(newest)
-            if self._level == "full" and newest.target == self._work.versions[-1] and not self._contents.damaged:
+            if self._level == "full" and newest.target == self._work.versions[-1] and not self._findings.damaged:
                 keys = await self._load(newest)
         needed = {name for of in chained for name in (changelog_name(of), snapshot_name(of))}
-        committed = {of.version: of for of in self._work.versions}
-        store = self._work.id.path
         newest_batch = self._work.newest_batch
-        if any(
-            (name := parse_state_name(path)) and name.of.version > newest_batch + 1 for path in self._contents.sizes
-        ):
+        if any((name := parse_state_name(path)) and name.of.version > newest_batch + 1 for path in self._sizes):
             # The query may have gone on since the logs were read: what counts is what it had committed by the listing.
             newest_batch = max(newest_batch, *await self._checkpoint.committed_batches())
-        self._contents.findings += _find_waste(
-            store, statuses, needed=needed, committed=committed, newest_batch=newest_batch
-        )
+        self._find_waste(statuses, needed, newest_batch)
         times = [status.modified_at_ms for status in statuses if status.name.endswith(".zip")]
         named = await self._named({status.path for status in shared}, present)
-        self._contents.findings += _find_unnamed(store, shared, named, max(times, default=0))
+        self._find_unnamed(shared, named, max(times, default=0))
         return StoreChecked(
-            path=store,
-            findings=tuple(self._contents.findings),
+            path=self._work.id.path,
+            findings=tuple(self._findings.found),
             versions=len(resolutions),
             versions_gone=gone,
             keys=keys,
-            **self._contents.counts,
+            **self._counts,
         )
 
-    # ------------------------------------------------------------------ which files
+    async def _changelog(self, of: StateVersion) -> ChangelogReport | None:
+        """Read a changelog whole, once (K4); None if it is damaged."""
+        if of not in self._changelogs:
+            name = changelog_name(of)
+            # Before every commit record it is compressed as the oldest of these.
+            codec: CodecName = self._codecs.get(of.version) or self._codecs[min(self._codecs)]
+            report = await self._read_summed(
+                name,
+                of,
+                lambda path, checksum: check_changelog_file(path, codec, of, checksum=checksum),
+                proves_itself=codec == "lz4",
+            )
+            self._changelogs[of] = report
+            fitting = changelog_version(
+                column_families=self._work.settings.column_families, unique_ids=of.unique_id is not None
+            )
+            if report is not None and report.header.version != fitting:
+                message = f"is of version {report.header.version}, and the operator's are of version {fitting}"
+                error = DamagedChangelogError(message, hint="another store's file was copied to this name")
+                self._findings.damage(name, error, "K4")
+        return self._changelogs[of]
+
+    async def _zip(self, of: StateVersion) -> StateMetadata | None:
+        """Read a snapshot's zip whole, once (K4); None if it is damaged."""
+        if of not in self._zips:
+            self._zips[of] = await self._read_summed(
+                snapshot_name(of),
+                of,
+                lambda path, checksum: check_zip_file(path, checksum=checksum).metadata,
+                proves_itself=True,
+            )
+        return self._zips[of]
+
+    async def _read_summed(
+        self, name: str, of: StateVersion, read: Callable[[Path, bytes | None], T], *, proves_itself: bool
+    ) -> T | None:
+        """Read a file with its checksum; of a file that proves itself, the checksum is what was altered."""
+        checksum = await self._checksum(name, of)
+
+        def read_and_compare(path: Path) -> T:
+            try:
+                return read(path, checksum)
+            except FileChecksumError:
+                if not proves_itself:
+                    raise
+                read(path, None)
+                raise _ChecksumAlteredError from None
+
+        return await self._read(name, read_and_compare, "K4")
+
+    async def _checksum(self, name: str, of: StateVersion) -> bytes | None:
+        """Read the `.crc` beside a file; without an id it may be of a file that was overwritten (0004, N5)."""
+        path = checksum_name(name)
+        if of.unique_id is None or path not in self._sizes:
+            return None
+        self._summed.add(name)
+        try:
+            return await self._directory.read(path, size_bytes_max=FILE_CHECKSUM_BYTES_MAX)
+        except BlobNotFoundError:
+            return None
+        except DamagedError:
+            return b""  # larger than any: its reader refuses it
+
+    async def _check_shared(self) -> None:
+        """Check every SST and log that a needed snapshot names: there, of its size, and sound (K3, K4)."""
+        seen: set[str] = set()
+        for of, state in sorted(self._zips.items(), key=lambda item: by_version(item[0]), reverse=True):
+            if state is None:
+                continue
+            for file in (*state.sst_files, *state.log_files):
+                path = shared_path(file.stored_name)
+                seen.add(path)
+                self._check_there(path, of, file)
+        for path in sorted(seen - self._findings.damaged if self._level == "full" else ()):
+            if path.endswith(".sst"):
+                await self._check_sst(path)
+            else:
+                await self._read(path, lambda _: None, "K4")
+
+    def _check_there(self, path: str, of: StateVersion, file: StoredFile) -> None:
+        size_bytes = self._sizes.get(path)
+        if size_bytes is None:
+            hint = "it was deleted while it was needed; restore the checkpoint, or an older batch"
+            error = DamagedError(f"is not there, and snapshot {of} names it", operation="check", hint=hint)
+            self._findings.damage(path, error, "K1")
+        elif size_bytes != file.size_bytes:
+            message = f"has {size_bytes} bytes, and snapshot {of} says {file.size_bytes}"
+            hint = "it was cut short or replaced; take it from a backup, or restore the checkpoint"
+            self._findings.damage(path, DamagedError(message, operation="check", hint=hint), "K4")
+
+    async def _check_sst(self, path: str) -> None:
+        report = await self._read(path, check_sst, "K3")
+        if report is None:
+            return
+        self._counts["ssts"] += 1
+        self._counts["blocks"] += report.blocks
+        if not report.checked:
+            message = f"{report.reason}: it cannot be decided whether it is whole"
+            self._findings.warn(path, message, "only a comparison with a backup can show it", "K3")
+
+    async def _read(self, path: str, read: Callable[[Path], T], rule: str) -> T | None:
+        """Have a file here, and read it; None if it is damaged, which is noted."""
+        place = self._here / path
+        try:
+            if not self._is_local:
+                await self._directory.fetch(path, place)
+            found = await run_blocking(read, place)
+            self._counts["files"] += 1
+            self._counts["size_bytes"] += self._sizes.get(path, 0)
+        except _ChecksumAlteredError:
+            hint = "delete it, if a backup has the same file beside it: without one, the file is read unverified"
+            error = FileChecksumError("is not the checksum of its file, which is sound", hint=hint)
+            self._findings.damage(checksum_name(path), error, "K4")
+            return None
+        except (DamagedError, FormatError) as error:
+            self._findings.damage(path, error, rule)
+            return None
+        except (BlobNotFoundError, BlobCorruptError) as error:
+            self._findings.damage(path, DamagedError(f"cannot be had: {error}", operation="check"), rule)
+            return None
+        if self._is_local:
+            await self._check_hidden(path, place)
+        return found
+
+    async def _check_hidden(self, path: str, place: Path) -> None:
+        """Check that Hadoop would read the file (K2). If its bytes were proved, the hidden file is the wrong one."""
+        proved = path.endswith(".sst") or path in self._summed
+        for name, file in ((path, place), (checksum_name(path), place.with_name(checksum_name(place.name)))):
+            try:
+                if name == path or name in self._sizes:
+                    await run_blocking(check_hidden, file)
+            except (FileChecksumError, DamagedError) as error:
+                if not proved:
+                    self._findings.damage(name, error, "K2")
+                    continue
+                parent, _, last = name.rpartition("/")
+                hidden = f"{parent}/{hadoop_checksum_name(last)}" if parent else hadoop_checksum_name(last)
+                self._findings.damage(hidden, error, "K2", note=f"{last} itself is sound: delete the hidden file")
 
     async def _resolve_all(
         self, present: Present
@@ -209,11 +368,11 @@ class _StoreCheck:
         headers: dict[StateVersion, Lineage] = {}
 
         async def read_header(of: StateVersion) -> Lineage:
-            report = await self._contents.changelog(of)
+            report = await self._changelog(of)
             if report is None:
                 raise _UnreadableError
-            headers[of] = report.lineage
-            return report.lineage
+            headers[of] = report.header.lineage
+            return report.header.lineage
 
         # The newest first: its headers lead to most of the others.
         for of in reversed(self._work.versions):
@@ -235,40 +394,37 @@ class _StoreCheck:
         for of, error in failed:
             built_on = self._built_on(of)
             if built_on is None:
-                missing.setdefault(self._missing_path(error), []).append((of, error))
+                # The directory, if the error names no file.
+                words = (word.strip(",;:") for word in str(error).split())
+                path = next((word for word in words if (n := parse_state_name(word)) and n.kind == "changelog"), "")
+                missing.setdefault(path, []).append((of, error))
             else:
-                self._contents.findings.append(_other_id(self._work.id, of, built_on))
+                message = f"says that {self._work.id} is {of}, which is not there, and what came after it was built on "
+                message += str(built_on)
+                hint = "the file was altered, or is of another history; take it from a backup"
+                path = f"commits/{of.version - 1}"
+                self._findings.found.append(Finding(kind="damage", path=path, message=message, hint=hint, rule="K1"))
         for path, failures in missing.items():
             versions = sorted(of.version for of, _ in failures)
             which = f"batch {versions[0] - 1} needs it"
             if len(versions) > 1:
                 which = f"{len(versions)} committed batches from {versions[0] - 1} to {versions[-1] - 1} need it"
-            self._contents.note(path, failures[0][1], "K1", note=f"{which} (commits/{versions[-1] - 1})")
+            self._findings.damage(path, failures[0][1], "K1", note=f"{which} (commits/{versions[-1] - 1})")
 
     def _built_on(self, of: StateVersion) -> StateVersion | None:
         """Find another attempt at this version that later versions were built on."""
-        for report in self._contents.changelogs.values():
-            for item in () if report is None else report.lineage:
+        for report in self._changelogs.values():
+            for item in () if report is None else report.header.lineage:
                 if item.version == of.version and item.unique_id != of.unique_id:
                     return StateVersion(item.version, item.unique_id)
         return None
 
-    def _missing_path(self, error: FormatError) -> str:
-        """Find the file that an error is about; "", the directory, if it names none."""
-        words = (word.strip(",;:") for word in str(error).split())
-        return next((word for word in words if (name := parse_state_name(word)) and name.kind == "changelog"), "")
-
     async def _named(self, shared: set[str], present: Present) -> set[str]:
         """Collect the paths that any snapshot names, needed or not; zips are read until every path is named."""
-        if None in self._contents.zips.values():
+        if None in self._zips.values():
             return shared  # what a damaged snapshot names is not known
-        named = {
-            shared_path(file.stored_name)
-            for state in self._contents.zips.values()
-            if state is not None
-            for file in (*state.sst_files, *state.log_files)
-        }
-        for of in sorted(present.snapshots - set(self._contents.zips), key=by_version, reverse=True):
+        named = {path for state in self._zips.values() if state is not None for path in _paths_of(state)}
+        for of in sorted(present.snapshots - set(self._zips), key=by_version, reverse=True):
             if shared <= named:
                 break
             name = snapshot_name(of)
@@ -280,119 +436,139 @@ class _StoreCheck:
             except (EngineError, FormatError, BlobNotFoundError):
                 # Not needed. What it names is not known: nothing is called waste then.
                 return shared | named
-            named |= {shared_path(f.stored_name) for f in (*state.sst_files, *state.log_files)}
+            named |= _paths_of(state)
         return named
-
-    # ------------------------------------------------------------------ what they make together
 
     def _check_chain(self, resolution: Resolution) -> None:
         """Check that each changelog was written on what it is replayed on (0004, R8)."""
         before = (resolution.base or StateVersion(0), *resolution.changelogs)
         for of, below in zip(resolution.changelogs, before, strict=False):
-            report = self._contents.changelogs.get(of)
+            report = self._changelogs.get(of)
             if report is None:
                 continue
             try:
                 check_leads_back(report.header, of, below)
             except LineageError as error:
-                self._contents.note(changelog_name(of), error, "K1")
+                self._findings.damage(changelog_name(of), error, "K1")
 
     def _check_lineage(self, newest: Resolution) -> None:
         """Warn if the newest header is near its limit (K6)."""
-        report = self._contents.changelogs.get(newest.target)
+        report = self._changelogs.get(newest.target)
         if report is None or report.lineage_bytes <= _LINEAGE_FULL * LINEAGE_BYTES_MAX or newest.base == newest.target:
             return
-        each = report.lineage_bytes / max(1, len(report.lineage))
+        each = report.lineage_bytes / max(1, len(report.header.lineage))
         left = int((LINEAGE_BYTES_MAX - report.lineage_bytes) / each)
-        self._contents.findings.append(
-            Finding(
-                kind="warning",
-                path=f"{self._work.id.path}/{changelog_name(newest.target)}",
-                message=f"its lineage takes {report.lineage_bytes} of {LINEAGE_BYTES_MAX} bytes: commits fail after "
-                f"about {left} more without a snapshot",
-                hint="find out why no snapshot is uploaded: maintenance may be off, or fail",
-                rule="K6",
-            )
-        )
+        message = f"its lineage takes {report.lineage_bytes} of {LINEAGE_BYTES_MAX} bytes: commits fail after about "
+        hint = "find out why no snapshot is uploaded: maintenance may be off, or fail"
+        self._findings.warn(changelog_name(newest.target), f"{message}{left} more without a snapshot", hint, "K6")
 
     async def _load(self, newest: Resolution) -> int:
         """Load the newest version, and count its base (K5)."""
         files = self._directory if self._is_local else await CheckpointDir.open(self._here)
-        metadata = None if newest.base is None else self._contents.zips[newest.base]
         name = snapshot_name(newest.base) if newest.base is not None else changelog_name(newest.target)
         try:
-            keys, doubt = await _check_load(files, newest, metadata, self._work.settings, self._private / "work")
+            keys, doubt = await self._count(files, newest)
         except (EngineError, FormatError) as error:
             if lacks(error):
                 raise
-            self._contents.note(name, error, "K5")
+            self._findings.damage(name, error, "K5")
             return -1
         finally:
             if not self._is_local:
                 await files.close()
         if doubt:
             hint = "compare the rows with a backup; what a snapshot counts, a query goes on to count from"
-            path = f"{self._work.id.path}/{name}"
-            self._contents.findings.append(Finding(kind="warning", path=path, message=doubt, hint=hint, rule="K5"))
+            self._findings.warn(name, doubt, hint, "K5")
         return keys
 
+    async def _count(self, files: StateFiles, newest: Resolution) -> tuple[int, str]:
+        """Build a version, every file of which has passed on its own, and count the keys of its base.
 
-def _other_id(store: StoreId, of: StateVersion, built_on: StateVersion) -> Finding:
-    return Finding(
-        kind="damage",
-        path=f"commits/{of.version - 1}",
-        message=f"says that {store} is {of}, which is not there, and what came after it was built on {built_on}",
-        hint="the file was altered, or is of another history; take it from a backup",
-        rule="K1",
-    )
-
-
-async def _check_load(
-    files: StateFiles,
-    resolution: Resolution,
-    metadata: StateMetadata | None,
-    settings: StateStoreSettings,
-    directory: Path,
-) -> tuple[int, str]:
-    """Build a version and compare the keys of its base with what the snapshot says of them.
-
-    Args:
-        files: Of the store; every one that the version takes has passed on its own.
-        resolution: What the version is made of.
-        metadata: Of its base; None if it starts from nothing.
-        settings: Of the store.
-        directory: A working directory, private to this call. It takes the size of the version.
-
-    Returns:
-        How many keys the base has, internal ones not counted, 0 without one; and what is doubtful about their number.
-
-    Raises:
-        StateMetadataError: The snapshot says that there are more.
-        EngineError, FormatError: The version does not load, whatever its files say one by one.
-    """
-    # Another snapshot in the place of the one that is to be looked at would prove nothing.
-    settings = msgspec.structs.replace(settings, snapshot_repair=False)
-    runtime = SystemRuntime()
-    manager = StateFileManager(files, settings, runtime=runtime)
-    place = await run_blocking(WorkingDir.open, directory)
-    try:
-        loader = StateLoader(manager, place, runtime)
-        keys, doubt = 0, ""
-        if resolution.base is not None and metadata is not None:
-            state, _ = await loader.load(resolution.base, {}, read_only=True)
-            try:
-                is_internal = state.families.is_internal if settings.column_families else None
-                counted = await run_blocking(count_store, state.db, is_internal)
-            finally:
+        Returns:
+            How many keys the base has, internal ones not counted, 0 without one; and what is doubtful about them.
+        """
+        # Another snapshot in the place of the one that is to be looked at would prove nothing.
+        settings = msgspec.structs.replace(self._work.settings, snapshot_repair=False)
+        runtime = SystemRuntime()
+        place = await run_blocking(WorkingDir.open, self._private / "work")
+        try:
+            loader = StateLoader(StateFileManager(files, settings, runtime=runtime), place, runtime)
+            keys, doubt = 0, ""
+            metadata = None if newest.base is None else self._zips[newest.base]
+            if newest.base is not None and metadata is not None:
+                state, _ = await loader.load(newest.base, {}, read_only=True)
+                try:
+                    is_internal = state.families.is_internal if settings.column_families else None
+                    counted = await run_blocking(count_store, state.db, is_internal)
+                finally:
+                    await run_blocking(state.db.close)
+                doubt = check_counts(metadata, counted, subject=snapshot_name(newest.base))
+                keys = counted.keys
+            if newest.changelogs:
+                state, _ = await loader.load(newest.target, {}, read_only=True)
                 await run_blocking(state.db.close)
-            doubt = check_counts(metadata, counted, subject=snapshot_name(resolution.base))
-            keys = counted.keys
-        if resolution.changelogs:
-            state, _ = await loader.load(resolution.target, {}, read_only=True)
-            await run_blocking(state.db.close)
-        return keys, doubt
-    finally:
-        await run_blocking(place.close)
+            return keys, doubt
+        finally:
+            await run_blocking(place.close)
+
+    def _find_waste(self, statuses: Iterable[FileStatus], needed: Collection[str], newest_batch: int) -> None:
+        """Find names that no committed version needs and no retention explains (K7).
+
+        Files of the batch after the newest one (by the time the directory had been listed) are its attempts, and of
+        what comes before the oldest committed one, retention has the say.
+        """
+        files = {status.name: status for status in statuses if not status.is_directory}
+        committed = {of.version: of for of in self._work.versions}
+        oldest = min(committed, default=0)
+        # A batch that runs writes the version after that of the newest committed one.
+        running = newest_batch + 2
+        for name, status in files.items():
+            parsed = parse_state_name(name)
+            if parsed is None:
+                self._note_foreign(status)
+            elif parsed.checksum:
+                # One is there before its file, and may outlive it for a moment: that of a committed version says
+                # nothing.
+                if name.removesuffix(CHECKSUM_SUFFIX) not in files and _is_lost(parsed, committed):
+                    self._findings.waste(name, "is the checksum of a file that is not there", status.size_bytes)
+            elif name in needed or parsed.of.version < oldest or parsed.of.version == running:
+                continue
+            elif parsed.of.version > running:
+                self._findings.warn(
+                    name,
+                    f"is of version {parsed.of.version}, and the newest committed batch is {newest_batch}",
+                    "unless a query runs here, another history left it: Spark's maintenance would count from it, and "
+                    "delete what the committed versions need; restore the checkpoint to an empty directory",
+                    "K7",
+                )
+            elif _is_lost(parsed, committed):
+                self._findings.waste(name, "is of an attempt that was not committed", status.size_bytes)
+
+    def _find_unnamed(self, shared: Iterable[FileStatus], named: Collection[str], newest_snapshot_ms: int) -> None:
+        """Find SSTs and logs that no snapshot names, needed or not (K7).
+
+        What is younger than the newest zip may be of a snapshot that is on its way.
+        """
+        for status in shared:
+            if status.is_directory or status.path in named:
+                continue
+            if not is_shared_path(status.path):
+                self._note_foreign(status)
+            elif status.modified_at_ms < newest_snapshot_ms:
+                self._findings.waste(status.path, "is named by no snapshot", status.size_bytes)
+
+    def _note_foreign(self, status: FileStatus) -> None:
+        if status.name.startswith("."):
+            return
+        message = "has a name that Spark does not write"
+        if status.path.endswith(_SUFFIXES):
+            hint = (
+                "nothing of Spark's wrote it, so it may be moved away: Spark's listing of the directory fails on it, "
+            )
+            hint += "and its maintenance stops"
+            self._findings.warn(status.path, f"{message}, with an ending of Spark's", hint, "K7")
+        else:
+            self._findings.waste(status.path, message, status.size_bytes)
 
 
 def check_counts(metadata: StateMetadata, counted: KeyCounts, *, subject: str) -> str:
@@ -424,92 +600,10 @@ def check_counts(metadata: StateMetadata, counted: KeyCounts, *, subject: str) -
     return message if found else ""
 
 
-def _find_waste(
-    store: str,
-    statuses: Iterable[FileStatus],
-    *,
-    needed: Collection[str],
-    committed: Mapping[int, StateVersion],
-    newest_batch: int,
-) -> Iterator[Finding]:
-    """Find names that no committed version needs and no retention explains (K7).
-
-    Args:
-        store: Path of the directory.
-        statuses: What is directly in it.
-        needed: Names of zips and changelogs that committed versions take.
-        committed: Every version that is in the commit log, by its number.
-        newest_batch: The newest batch that was committed when the directory had been listed. Files of the next one are
-            its attempts, and of what comes before the oldest committed one, retention has the say.
-    """
-    files = {status.name: status for status in statuses if not status.is_directory}
-    oldest = min(committed, default=0)
-    # A batch that runs writes the version after that of the newest committed one.
-    running = newest_batch + 2
-    for name, status in files.items():
-        path = f"{store}/{name}"
-        parsed = parse_state_name(name)
-        if parsed is None:
-            if not name.startswith("."):
-                yield _foreign(path, status)
-            continue
-        if parsed.checksum:
-            # One is there before its file, and may outlive it for a moment: that of a committed version says nothing.
-            if name.removesuffix(CHECKSUM_SUFFIX) not in files and _is_lost(parsed, committed):
-                yield _waste(path, "is the checksum of a file that is not there", status)
-            continue
-        if name in needed or parsed.of.version < oldest or parsed.of.version == running:
-            continue
-        if parsed.of.version > running:
-            yield Finding(
-                kind="warning",
-                path=path,
-                message=f"is of version {parsed.of.version}, and the newest committed batch is {newest_batch}",
-                hint="unless a query runs here, another history left it: Spark's maintenance would count from it, and "
-                "delete what the committed versions need; restore the checkpoint to an empty directory",
-                rule="K7",
-            )
-        elif _is_lost(parsed, committed):
-            yield _waste(path, "is of an attempt that was not committed", status)
-
-
-def _find_unnamed(
-    store: str, shared: Iterable[FileStatus], named: Collection[str], newest_snapshot_ms: int
-) -> Iterator[Finding]:
-    """Find SSTs and logs that no snapshot names (K7).
-
-    Args:
-        store: Path of the directory.
-        shared: What is in `SSTs` and `logs`.
-        named: Paths that a snapshot names, needed or not.
-        newest_snapshot_ms: When the newest zip came. What is younger may be of a snapshot that is on its way.
-    """
-    for status in shared:
-        if status.is_directory or status.path in named or status.name.startswith("."):
-            continue
-        if not is_shared_path(status.path):
-            yield _foreign(f"{store}/{status.path}", status)
-        elif status.modified_at_ms < newest_snapshot_ms:
-            yield _waste(f"{store}/{status.path}", "is named by no snapshot", status)
+def _paths_of(state: StateMetadata) -> set[str]:
+    return {shared_path(file.stored_name) for file in (*state.sst_files, *state.log_files)}
 
 
 def _is_lost(parsed: StateFileName, committed: Mapping[int, StateVersion]) -> bool:
     of = committed.get(parsed.of.version)
     return of is not None and of != parsed.of
-
-
-def _foreign(path: str, status: FileStatus) -> Finding:
-    if path.endswith(_SUFFIXES):
-        return Finding(
-            kind="warning",
-            path=path,
-            message="has a name that Spark does not write, with an ending of Spark's",
-            hint="nothing of Spark's wrote it, so it may be moved away: Spark's listing of the directory fails on it, "
-            "and its maintenance stops",
-            rule="K7",
-        )
-    return _waste(path, "has a name that Spark does not write", status)
-
-
-def _waste(path: str, message: str, status: FileStatus) -> Finding:
-    return Finding(kind="waste", path=path, message=message, hint=DELETE, rule="K7", size_bytes=status.size_bytes)

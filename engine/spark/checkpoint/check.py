@@ -17,8 +17,7 @@ from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
 from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.check.check import begin_check, finish_check
-from engine.checkpoint.check.contents import StoreWork
-from engine.checkpoint.check.stores import check_store
+from engine.checkpoint.check.stores import StoreWork, check_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.clock import SystemRuntime
 from engine.spark.access import absolute

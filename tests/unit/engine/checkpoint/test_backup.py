@@ -447,15 +447,6 @@ class TestDamage:
             assert error.hint == DAMAGE_HINT
             assert not list(scratch.iterdir())
 
-    async def test_whoever_does_not_ask_for_a_check_gets_none(
-        self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path]
-    ) -> None:
-        query = tmp_path / "query"
-        shutil.copytree(checkpoints[8], query)
-        for path in query.glob("state/0/*/SSTs/*.sst"):
-            flip(path, 12)
-        assert (await backup_checkpoint(repository, query, BackupChoice(verify=False))).is_new
-
 
 class TestStateThatIsGone:
     @both_formats

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rocksdict import BlockBasedIndexType, BlockBasedOptions, ChecksumType, DBCompressionType, Options, Rdict
 
-from engine.checkpoint.sst_check import SstReport, check_sst
+from engine.checkpoint.file_check import SstReport, check_sst
 from engine.errors import DamagedError
 from engine.local.hashing import BLOCK_SUMS
 from index.rocksdb.sst import CRC32C, MAGIC

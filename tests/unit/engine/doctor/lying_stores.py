@@ -349,12 +349,6 @@ class HidesUploads(HonestS3):
         return ()
 
 
-class MangleEmpty(Alters):
-    @override
-    def alter(self, key: str, start: int, size_bytes: int | None, data: bytes) -> bytes:
-        return data or (b"?" if key.endswith("/empty") else b"")
-
-
 class IsAhead(HonestS3):
     def __init__(self, ms: int = 360_000) -> None:
         super().__init__()

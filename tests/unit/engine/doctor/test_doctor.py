@@ -24,7 +24,6 @@ from blobstore.s3.lifecycle import DAY_MS, Rule, backstop_rules
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, decode_profile
 from engine.clock import SystemRuntime
 from engine.doctor import checks
-from engine.doctor import probe as doctor_probe
 from engine.doctor.checks import choose_list_rounds
 from engine.doctor.doctor import CLIENTS_COUNT, ROOT, TOTAL_S_MAX, DoctorReport, examine_store
 from engine.doctor.verdict import (
@@ -66,7 +65,6 @@ from tests.unit.engine.doctor.lying_stores import (
     LosersOverwrite,
     LosesParts,
     LosesTtls,
-    MangleEmpty,
     MayNotAbort,
     MayNotDelete,
     MixesVersions,
@@ -86,7 +84,6 @@ from tests.unit.engine.doctor.lying_stores import (
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between attempts."""
-    monkeypatch.setattr(doctor_probe, "PAUSE_S", 0.0)
     monkeypatch.setattr(checks, "PAUSE_S", 0.0)
 
 
@@ -178,7 +175,6 @@ LIES: list[tuple[type[MemoryStore], dict[Check, Verdict], str]] = [
     (FailsAtAborts, {Check.ABORT: Verdict.MISSING}, "CLTM"),
     (MayNotAbort, {Check.ABORT: Verdict.WARNING}, "CLTM"),
     (HidesUploads, {Check.ABORT: Verdict.MISSING}, "CLTM"),
-    (MangleEmpty, {Check.EMPTY: Verdict.MISSING}, "CLTM"),
     (IsAhead, {Check.CLOCK: Verdict.WARNING}, "CLTM"),
     (DatesWrongly, {Check.CLOCK: Verdict.UNSAFE}, "CLTM"),
     (HasNoLifecycle, {Check.LIFECYCLE: Verdict.MISSING}, "CLTM"),
@@ -528,7 +524,7 @@ def test_its_room_is_none_of_a_repositorys() -> None:
         (Check.TTL, Evidence(failure=Failure.UNSUPPORTED), Verdict.MISSING),
         (Check.TTL, Evidence(failure=Failure.UNAVAILABLE), Verdict.UNKNOWN),
         (Check.DELETE, Evidence(failure=Failure.DENIED), Verdict.WARNING),
-        (Check.EMPTY, Evidence(failure=Failure.UNAVAILABLE), Verdict.WARNING),
+        (Check.ABORT, Evidence(failure=Failure.UNAVAILABLE), Verdict.WARNING),
         (Check.ABORT, Evidence(failure=Failure.NOT_APPLICABLE), Verdict.NOT_APPLICABLE),
     ],
 )

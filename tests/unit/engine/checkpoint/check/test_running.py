@@ -151,7 +151,7 @@ async def test_of_zips_only_what_they_name_is_kept(checkpoint: Path, tmp_path: P
         root.child(plan.stores[0].id.path), StreamingCheckpoint(root), plan.stores[0], tmp_path, "quick"
     )
     await check.run()
-    assert {type(state) for state in check._contents.zips.values()} == {StateMetadata}
+    assert {type(state) for state in check._zips.values()} == {StateMetadata}
 
 
 # ---------------------------------------------------------------------- what is wrong with this machine
