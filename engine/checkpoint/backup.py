@@ -86,12 +86,10 @@ class CheckpointBackupPlan(msgspec.Struct, frozen=True, kw_only=True):
     taken: CheckpointBackup | None = None
 
     def base(self, task: str, store: str) -> StoreReference | None:
-        """Return what the newest commit has of a store."""
         return None if self.parent is None else self.parent.store(task, store)
 
     @property
     def stores(self) -> tuple[StoreToBackUp, ...]:
-        """The state stores of the batch."""
         return tuple(StoreToBackUp(store=s, base=self.base(s.id.task, s.id.store)) for s in self.at.stores)
 
 

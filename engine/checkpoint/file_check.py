@@ -307,8 +307,6 @@ def check_sst(path: Path) -> SstReport:
 
 
 class _Walk:
-    """One walk through one file."""
-
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
         self._descriptor = descriptor
@@ -491,7 +489,6 @@ class _Walk:
         return int.from_bytes(self._read(handle.end - 4, 4), "little")
 
     def _slide(self, offset: int) -> None:
-        """Read on, from this block."""
         self._window = memoryview(self._read(offset, min(_WINDOW_BYTES, self._size_bytes - offset)))
         self._window_at = offset
 

@@ -70,7 +70,6 @@ class Findings:
         self._add("damage", path, f"{message}; {note}" if note else message, hint, rule)
 
     def warn(self, path: str, message: str, hint: str, rule: str) -> None:
-        """Note what will become damage, or cannot be decided."""
         self._add("warning", path, message, hint, rule)
 
     def waste(self, path: str, message: str, size_bytes: int) -> None:
@@ -128,7 +127,6 @@ class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is damaged."""
         return not self.of_kind("damage")
 
     @property

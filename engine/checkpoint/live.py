@@ -52,8 +52,6 @@ Result = TypeVar("Result")
 
 
 class _LiveSource(BackupSource):
-    """A directory of a checkpoint that may change while it is read."""
-
     def __init__(self, files: LiveFiles) -> None:
         self._files = files
 

@@ -328,7 +328,6 @@ class CheckpointRestore:
         )
 
     def planned(self, stores: Sequence[StoreRestored]) -> CheckpointRestorePlan:
-        """Sum up what is restored: the files of the query, and all stores."""
         return CheckpointRestorePlan(
             job=self.job,
             commit=self.commit,
@@ -343,14 +342,12 @@ class CheckpointRestore:
         )
 
     async def close(self) -> None:
-        """Remove what was gathered, and release the pin."""
         try:
             await self._target.close()
         finally:
             await self._resources.aclose()
 
     async def _fetch_query(self, index: SnapshotIndex) -> None:
-        """Download the files of the query to the directory, synced."""
         repository = self._repository
         plan = plan_restore(index, {}, range_bytes=repository.settings.range_bytes, owners_count=False)
         root = await run_blocking(_open_with_dirs, self.directory, plan.dirs)

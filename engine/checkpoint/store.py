@@ -173,7 +173,6 @@ async def _replay(
 
 
 def _capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState) -> CapturedSnapshot:
-    """Make what a commit of this version would upload."""
     directory = place.new_captured()
     loaded.write_operands()
     loaded.db.flush()
@@ -204,7 +203,6 @@ class _Builder:
         self.files = self.size_bytes = 0
 
     def build(self, captured: CapturedSnapshot, schema: bytes | None) -> None:
-        """Move SSTs and logs, and write the rest."""
         zipped, _ = build_state_zip(captured.directory, named_metadata(captured, captured.files))
         for file in captured.files:
             path = self._target / shared_path(file.stored.stored_name)

@@ -74,7 +74,6 @@ class DirectoryTarget:
             )
 
     async def open(self, query_id: str, batch: int) -> None:
-        """Claim the target, as `check`."""
         await self.check(query_id, batch)
         await run_blocking(self._staging.open)
 
@@ -212,7 +211,6 @@ class ObjectTarget:
         return ()
 
     async def _directory(self, name: str = "") -> CheckpointDir:
-        """Return the prefix itself, or another one beside it."""
         if self._above is None:
             self._above = await CheckpointDir.open(self._parent, settings=self._settings)
         return self._above.child(name or self._name)

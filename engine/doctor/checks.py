@@ -87,7 +87,6 @@ class StoreProbe:
         self.hiccups = 0
 
     def client(self, number: int) -> BlobStore:
-        """Return a client; neighbouring numbers are different clients."""
         return self.clients[number % len(self.clients)]
 
     @property

@@ -63,8 +63,6 @@ async def check_logs(root: CheckpointDir) -> LogsChecked:
 
 
 class _LogsCheck:
-    """The logs, while they are checked."""
-
     def __init__(self, root: CheckpointDir) -> None:
         self._root = root
         self._checkpoint = StreamingCheckpoint(root)
@@ -301,7 +299,6 @@ class _LogsCheck:
             self._findings.waste(path, message, size_bytes)
 
     async def _numbered(self, path: str) -> list[FileStatus]:
-        """List the directories with a number as their name: operators and partitions."""
         listed = await self._root.list(path)
         return [status for status in listed if status.is_directory and parse_batch_name(status.name) is not None]
 
@@ -313,7 +310,6 @@ class _LogsCheck:
 
 
 def _work(queries: list[QueryAt], *, newest_batch: int) -> tuple[StoreWork, ...]:
-    """Make the work for each store that a committed batch has."""
     states: dict[StoreId, list[StoreAt]] = {}
     for query in queries:
         for store in query.stores:

@@ -142,8 +142,6 @@ class _ChecksumAlteredError(Exception):
 
 
 class _StoreCheck:
-    """One store, while it is checked."""
-
     def __init__(
         self,
         directory: CheckpointDir,
