@@ -147,7 +147,13 @@ async def _replay(
     # A backup has one base: there is nothing to repair it with, and damage has to be reported.
     settings = msgspec.structs.replace(work.store.settings, fetches_max=transfer.in_flight_max, snapshot_repair=False)
     manager = StateFileManager(files, settings)
-    schema = await files.read("/".join(SCHEMA_PATH)) if SCHEMA_PATH in dict(files_of(files.index.dir)) else None
+    present = dict(files_of(files.index.dir))
+    schema = await files.read("/".join(SCHEMA_PATH)) if SCHEMA_PATH in present else None
+    # The zip and the changelogs that the new snapshot replaces; what is new gets the time of the newest of them (R8).
+    names = [changelog_name(of) for of in resolution.changelogs]
+    names += [] if resolution.base is None else [snapshot_name(resolution.base)]
+    replaced = [present[name,].metadata for name in names]
+    modified_at_ns = max(metadata.modified_at_ns for metadata in replaced)
     place = await run_blocking(WorkingDir.open, target.with_name("working"))
     try:
         loader = StateLoader(manager, place, runtime)
@@ -156,16 +162,17 @@ async def _replay(
             captured = await run_blocking(_capture, manager, place, loaded)
         finally:
             await run_blocking(loaded.db.close)
-        builder = _Builder(target, files, resolution, runtime, file_checksums=settings.file_checksums)
+        is_summed = settings.file_checksums and resolution.target.unique_id is not None
+        summed_at_ms = runtime.local_now_ms() if is_summed else None
         with target_errors(target):
-            await run_blocking(builder.build, captured, schema)
+            sizes = await run_blocking(_build, target, captured, schema, modified_at_ns, summed_at_ms)
     finally:
         await run_blocking(place.close)
     return StoreRestored(
         id=work.id,
-        files=builder.files,
-        size_bytes=builder.size_bytes,
-        bytes_fetched=metrics.bytes_fetched + builder.read_bytes,
+        files=len(sizes),
+        size_bytes=sum(sizes),
+        bytes_fetched=metrics.bytes_fetched + sum(metadata.size_bytes for metadata in replaced),
         requests=files.requests,
         changelogs=metrics.changelogs,
         records=metrics.records,
@@ -180,62 +187,40 @@ def _capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState) 
     return manager.capture(directory, loaded.target, loaded.metadata)
 
 
-class _Builder:
-    """Writes the directory of a store. Blocks.
+def _build(
+    target: Path, captured: CapturedSnapshot, schema: bytes | None, modified_at_ns: int, summed_at_ms: int | None
+) -> list[int]:
+    """Write the directory of a store, SSTs and logs moved; with a checksum if there is a time for it. Blocks.
 
-    What is new gets the time of the newest file that it replaces (R8).
+    Returns:
+        The size of each file.
     """
-
-    def __init__(
-        self, target: Path, files: IndexStateFiles, resolution: Resolution, runtime: Runtime, *, file_checksums: bool
-    ) -> None:
-        self._target = target
-        self._runtime = runtime
-        self._resolution = resolution
-        self._checksums = file_checksums and resolution.target.unique_id is not None
-        # The zip and the changelogs that the new snapshot replaces.
-        names = [changelog_name(of) for of in resolution.changelogs]
-        names += [] if resolution.base is None else [snapshot_name(resolution.base)]
-        present = dict(files_of(files.index.dir))
-        replaced = [present[name,].metadata for name in names]
-        self._modified_at_ns = max(metadata.modified_at_ns for metadata in replaced)
-        self.read_bytes = sum(metadata.size_bytes for metadata in replaced)
-        self.files = self.size_bytes = 0
-
-    def build(self, captured: CapturedSnapshot, schema: bytes | None) -> None:
-        zipped, _ = build_state_zip(captured.directory, named_metadata(captured, captured.files))
-        for file in captured.files:
-            path = self._target / shared_path(file.stored.stored_name)
-            path.parent.mkdir(exist_ok=True)
-            local_path(captured.directory, file.local.name).rename(path)
-            if not file.is_reused:  # what was fetched is synced already, and has its time
-                with os.fdopen(os.open(path, READ_FLAGS), "rb") as opened:
-                    self._seal(opened.fileno())
-            self.files += 1
-            self.size_bytes += file.stored.size_bytes
-        if schema is not None:
-            self._write(SCHEMA_PATH, schema)
-        name = snapshot_name(self._resolution.target)
-        self._write((name,), zipped)
-        if self._checksums:
-            checksum = FileChecksum.of_file(
-                crc32c=crc32c(zipped),
-                size_bytes=len(zipped),
-                timestamp_ms=self._runtime.local_now_ms(),
-                executor_id=CREATOR,
-            )
-            self._write((checksum_name(name),), encode_file_checksum(checksum))
-
-    def _write(self, path: FilePath, data: bytes) -> None:
-        target = self._target.joinpath(*path)
-        target.parent.mkdir(exist_ok=True)
-        with os.fdopen(os.open(target, _FILE_FLAGS, _FILE_MODE), "wb") as opened:
+    zipped, _ = build_state_zip(captured.directory, named_metadata(captured, captured.files))
+    for file in captured.files:
+        path = target / shared_path(file.stored.stored_name)
+        path.parent.mkdir(exist_ok=True)
+        local_path(captured.directory, file.local.name).rename(path)
+        if not file.is_reused:  # what was fetched is synced already, and has its time
+            with os.fdopen(os.open(path, READ_FLAGS), "rb") as opened:
+                _seal(opened.fileno(), modified_at_ns)
+    name = snapshot_name(captured.of)
+    written: dict[FilePath, bytes] = {} if schema is None else {SCHEMA_PATH: schema}
+    written[name,] = zipped
+    if summed_at_ms is not None:
+        checksum = FileChecksum.of_file(
+            crc32c=crc32c(zipped), size_bytes=len(zipped), timestamp_ms=summed_at_ms, executor_id=CREATOR
+        )
+        written[checksum_name(name),] = encode_file_checksum(checksum)
+    for parts, data in written.items():
+        path = target.joinpath(*parts)
+        path.parent.mkdir(exist_ok=True)
+        with os.fdopen(os.open(path, _FILE_FLAGS, _FILE_MODE), "wb") as opened:
             opened.write(data)
             opened.flush()
-            self._seal(opened.fileno())
-        self.files += 1
-        self.size_bytes += len(data)
+            _seal(opened.fileno(), modified_at_ns)
+    return [*(file.stored.size_bytes for file in captured.files), *map(len, written.values())]
 
-    def _seal(self, descriptor: int) -> None:
-        os.utime(descriptor, ns=(self._modified_at_ns, self._modified_at_ns))
-        flush(descriptor)
+
+def _seal(descriptor: int, modified_at_ns: int) -> None:
+    os.utime(descriptor, ns=(modified_at_ns, modified_at_ns))
+    flush(descriptor)
