@@ -107,6 +107,14 @@ class StateFileManager:
         # Names in the last listing; None before the first.
         self._listed: frozenset[str] | None = None
 
+    async def latest_version(self) -> int:
+        """Return the greatest version of a snapshot or a changelog, of whatever id; 0 if there is none. One LIST."""
+        return StateListing.of_names(await self._names()).latest_version
+
+    async def latest_snapshot_version(self) -> int:
+        """Return the greatest version of a snapshot, of whatever id; 0 if there is none. One LIST."""
+        return StateListing.of_names(await self._names()).latest_snapshot_version
+
     async def resolve(
         self,
         version: int,
