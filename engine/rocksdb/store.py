@@ -8,10 +8,9 @@ What an open leaves in the directory beside RocksDB's own data, and no snapshot 
 `LOCK`, `IDENTITY` (for writing only) and `rocksdict-config.json`. An open for writing also rewrites MANIFEST, CURRENT
 and OPTIONS, and begins a new `<number>.log`, which stays empty here.
 
-A scan of RocksDB that gives rows in lists: twice as fast as one by one.
-
-rocksdict's own iterator over rows runs outside the interpreter, but ends at a damaged block as if there were no more:
-so its end is checked with another one of the same moment.
+Rows are scanned in lists, which is twice as fast as one by one. rocksdict's own iterator over rows runs outside the
+interpreter, but ends at a damaged block as if there were no more: so its end is checked with another one of the same
+moment.
 """
 
 import itertools
@@ -19,7 +18,7 @@ import os
 import re
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -35,33 +34,25 @@ from engine.rocksdb.options import KIB, MIB, RocksDbSettings, make_options, spar
 
 # The most rows that are taken before their size is looked at.
 _SLICE_ROWS_MAX: Final = 512
+# Of a list of which each row is given by itself.
+_ITEMS_ROWS_MAX: Final = 128
+_ITEMS_BYTES_MAX: Final = 64 * KIB
 
 
 class ChunkScan:
-    """The iterator behind `StoreReader.chunks`.
-
-    Args:
-        rows: rocksdict's iterator over rows, at the first one with the prefix.
-        witness: rocksdict's `RdictIter` of the same moment, which does not take damage for the end.
-        prefix: Of the keys that are wanted.
-        rows_max: Rows of a list.
-        bytes_max: About the bytes of a list.
-        directory: Of the store.
-    """
+    """The iterator behind `StoreReader.chunks`, over the rows of the moment at which it is made."""
 
     def __init__(
-        self,
-        rows: Iterator[Any],
-        witness: rocksdict.RdictIter,
-        prefix: bytes,
-        *,
-        rows_max: int,
-        bytes_max: int,
-        directory: Path,
+        self, directory: Path, db: rocksdict.Rdict, prefix: bytes, start: bytes, *, rows_max: int, bytes_max: int
     ) -> None:
-        self._rows = rows
-        self._witness: rocksdict.RdictIter | None = witness
         self._prefix = prefix
+        self._start = max(prefix, start)
+        try:
+            # It does not take damage for the end.
+            self._witness: rocksdict.RdictIter | None = db.iter()
+            self._rows: Iterator[Any] = db.items(from_key=self._start)
+        except Exception as error:
+            raise _typed(error, "scan", directory) from error
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._directory = directory
@@ -76,7 +67,7 @@ class ChunkScan:
         if self._state == "ended":
             raise StopIteration
         if self._witness is None:
-            raise UsageError("the store was closed during a scan", operation="scan")
+            raise self._closed()
         try:
             found = self._take_chunk(self._witness)
         except Exception as error:
@@ -87,6 +78,17 @@ class ChunkScan:
         if not found:
             raise StopIteration
         return found
+
+    def rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over the rows of the lists."""
+        for chunk in self:
+            for row in chunk:
+                if self._witness is None and self._state != "ended":
+                    raise self._closed()
+                yield row
+
+    def _closed(self) -> UsageError:
+        return UsageError("the store was closed during a scan", operation="scan", subject=str(self._directory))
 
     def cut_off(self) -> None:
         """Release RocksDB's iterators; a scan that had not ended raises from now on."""
@@ -118,7 +120,7 @@ class ChunkScan:
 
     def _look_at_end(self, witness: rocksdict.RdictIter) -> None:
         """Find out whether this is the end, or a block cannot be read; if neither, go on with the witness from here."""
-        witness.seek(self._prefix if self._last is None else self._last)
+        witness.seek(self._start if self._last is None else self._last)
         if self._last is not None and witness.valid() and witness.key() == self._last:
             witness.next()
         if witness.valid():
@@ -177,7 +179,7 @@ class StoreReader:
         self._directory = directory
         self._db = db
         self._merge_delimiter = merge_delimiter
-        self._scans: weakref.WeakSet[_Scan | ChunkScan] = weakref.WeakSet()
+        self._scans: weakref.WeakSet[ChunkScan] = weakref.WeakSet()
 
     @classmethod
     def open(cls, directory: Path, settings: RocksDbSettings | None = None) -> Self:
@@ -222,28 +224,14 @@ class StoreReader:
         The rows are those at this call: later writes are not among them. Unlike rocksdict's own iterators it
         does not take a damaged block for the end of the data.
         """
-        try:
-            iterator = self._db.iter()
-            iterator.seek(max(prefix, start))
-        except Exception as error:
-            raise _typed(error, "scan", self._directory) from error
-        scan = _Scan(self._directory, iterator, prefix)
-        self._scans.add(scan)
-        return scan
+        return self._scan(prefix, start, rows_max=_ITEMS_ROWS_MAX, bytes_max=_ITEMS_BYTES_MAX).rows()
 
     def chunks(self, prefix: bytes = b"", *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Iterate as `items`, in lists: twice as fast, to read everything.
+        """Iterate as `items`, in lists of at most `rows_max` rows that end soon after they have `bytes_max` bytes."""
+        return self._scan(prefix, b"", rows_max=rows_max, bytes_max=bytes_max)
 
-        Args:
-            prefix: Of the keys.
-            rows_max: Maximum number of rows of a list.
-            bytes_max: A list ends soon after it has this number of bytes.
-        """
-        try:
-            witness, rows = self._db.iter(), self._db.items(from_key=prefix)
-        except Exception as error:
-            raise _typed(error, "scan", self._directory) from error
-        scan = ChunkScan(rows, witness, prefix, rows_max=rows_max, bytes_max=bytes_max, directory=self._directory)
+    def _scan(self, prefix: bytes, start: bytes, *, rows_max: int, bytes_max: int) -> ChunkScan:
+        scan = ChunkScan(self._directory, self._db, prefix, start, rows_max=rows_max, bytes_max=bytes_max)
         self._scans.add(scan)
         return scan
 
@@ -300,44 +288,6 @@ class StoreReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Scan:
-    """The iterator behind `StoreReader.items`."""
-
-    def __init__(self, directory: Path, iterator: rocksdict.RdictIter, prefix: bytes) -> None:
-        self._directory = directory
-        self._iterator: rocksdict.RdictIter | None = iterator
-        self._prefix = prefix
-        self._ended = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> tuple[bytes, bytes]:
-        if self._ended:
-            raise StopIteration
-        iterator = self._iterator
-        if iterator is None:
-            raise UsageError("the store was closed during a scan", operation="scan", subject=str(self._directory))
-        try:
-            if iterator.valid():
-                key: bytes = iterator.key()
-                if key.startswith(self._prefix):
-                    value: bytes = iterator.value()
-                    iterator.next()
-                    return key, value
-            else:
-                iterator.status()
-        except Exception as error:
-            raise _typed(error, "scan", self._directory) from error
-        self._ended = True
-        self._iterator = None
-        raise StopIteration
-
-    def cut_off(self) -> None:
-        """Release RocksDB's iterator; a scan that had not ended raises from now on."""
-        self._iterator = None
 
 
 class StoreWriter(StoreReader):
@@ -442,16 +392,6 @@ class StoreWriter(StoreReader):
                     delete(key)
                 else:
                     put(key, value)
-            self._db.write(batch, self._unlogged)
-
-    def write_batch(self, puts: Mapping[bytes, bytes], deletes: Iterable[bytes] = ()) -> None:
-        """Remove keys, then set keys, all of it at once: several times as fast as one by one."""
-        with _typing("write", self._directory):
-            batch = rocksdict.WriteBatch(raw_mode=True)
-            for key in deletes:
-                batch.delete(key)
-            for key, value in puts.items():
-                batch.put(key, value)
             self._db.write(batch, self._unlogged)
 
     def flush(self) -> None:

@@ -42,7 +42,7 @@ def fill(directory: Path, canary: Path) -> dict[bytes, bytes]:
     rows = {b"%03d" % number + data: data for number, data in enumerate(payloads(canary))}
     rows |= {data: data for data in payloads(canary)}
     with StoreWriter.open(directory) as store:
-        store.write_batch(rows)
+        store.write_changes(rows)
         store.flush()
     turn_on_unpickling(directory)
     return rows

@@ -14,7 +14,7 @@ SMALL = RocksDbSettings(write_buffer_bytes=64 * 1024, file_bytes=64 * 1024, leve
 
 def filled(directory: Path, count: int = 1000) -> Path:
     with StoreWriter.open(directory, SMALL) as store:
-        store.write_batch({b"k%06d" % n: b"v%d" % n for n in range(count)})
+        store.write_changes({b"k%06d" % n: b"v%d" % n for n in range(count)})
         store.flush()
     return directory
 
@@ -23,7 +23,7 @@ def test_what_was_written_is_read_back_in_order(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "db") as store:
         store.put(b"b", b"2")
         store.put(b"a", b"1")
-        store.write_batch({b"c": b"3", b"d": b"4"}, deletes=[b"a"])
+        store.write_changes({b"c": b"3", b"d": b"4", b"a": None})
         store.put(b"e", b"")
         store.delete(b"d")
         store.delete(b"never there")
@@ -33,12 +33,6 @@ def test_what_was_written_is_read_back_in_order(tmp_path: Path) -> None:
         assert store.get(b"e") == b""
         assert store.get_many([b"c", b"a"]) == [b"3", None]
         assert store.get_many([]) == []
-
-
-def test_a_batch_removes_before_it_sets(tmp_path: Path) -> None:
-    with StoreWriter.open(tmp_path / "db") as store:
-        store.write_batch({b"a": b"new"}, deletes=[b"a"])
-        assert store.get(b"a") == b"new"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +49,7 @@ def test_a_batch_removes_before_it_sets(tmp_path: Path) -> None:
 )
 def test_a_scan_stays_within_its_prefix(tmp_path: Path, prefix: bytes, start: bytes, expected: list[bytes]) -> None:
     with StoreWriter.open(tmp_path / "db") as store:
-        store.write_batch(dict.fromkeys([b"a1", b"a2", b"b1", b"\xff\xff"], b"v"))
+        store.write_changes(dict.fromkeys([b"a1", b"a2", b"b1", b"\xff\xff"], b"v"))
         assert [key for key, _ in store.items(prefix, start=start)] == expected
 
 
