@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from types import MethodType, TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,19 +104,9 @@ def _notes_of(begun: Sequence[asyncio.Task[Any]]) -> list[str]:
     return []
 
 
-class Closing(Protocol):
-    """What a `Facade` can wrap."""
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
-        ...
-
-
-A = TypeVar("A", bound=Closing)
+A = TypeVar("A", bound=contextlib.AbstractAsyncContextManager[Any])
 # Covariant, so that a method of a base class is one of the facade's too.
-A_co = TypeVar("A_co", bound=Closing, covariant=True)
+A_co = TypeVar("A_co", bound=contextlib.AbstractAsyncContextManager[Any], covariant=True)
 
 
 class Facade(Generic[A_co]):
@@ -132,15 +122,6 @@ class Facade(Generic[A_co]):
         self.loop = loop
         self.asynchronous = asynchronous
 
-    @classmethod
-    def _begin(cls, opening: Coroutine[Any, Any, Any]) -> Self:
-        loop = LoopThread()
-        try:
-            return cls(loop, loop.run(opening))
-        except BaseException:
-            loop.stop()
-            raise
-
     def close(self) -> None:
         """Close the object and its loop; once is enough."""
         self.__exit__(None, None, None)
@@ -154,7 +135,7 @@ class Facade(Generic[A_co]):
         if not self.loop.is_running:
             return
         try:
-            self.loop.run(self._leave(kind, error, trace))
+            self.loop.run(_leave(self.asynchronous, kind, error, trace))
         finally:
             self.loop.stop()
 
@@ -165,12 +146,10 @@ class Facade(Generic[A_co]):
         try:
             yield entered
         finally:
-            self.loop.run(_leave(context))
+            self.loop.run(_leave(context, None, None, None))
 
-    async def _leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.asynchronous.__aexit__(kind, error, trace)
+
+F = TypeVar("F", bound=Facade[Any])
 
 
 class Blocking(Generic[A, P, R]):
@@ -200,9 +179,34 @@ class Blocking(Generic[A, P, R]):
         return call
 
 
+class Opening(Generic[P]):
+    """Turns a function that opens an asynchronous object into one that opens its `Facade`; the rest as `Blocking`."""
+
+    def __init__(self, function: Callable[P, Coroutine[Any, Any, Any]]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: F | None, owner: type[F]) -> Callable[P, F]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> F:
+            loop = LoopThread()
+            try:
+                return owner(loop, loop.run(self._function(*args, **kwargs)))
+            except BaseException:
+                loop.stop()
+                raise
+
+        functools.update_wrapper(call, self._function)
+        return call
+
+
 async def _enter(context: contextlib.AbstractAsyncContextManager[R]) -> R:
     return await context.__aenter__()
 
 
-async def _leave(context: contextlib.AbstractAsyncContextManager[R]) -> None:
-    await context.__aexit__(None, None, None)
+async def _leave(
+    context: contextlib.AbstractAsyncContextManager[Any],
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    await context.__aexit__(kind, error, trace)

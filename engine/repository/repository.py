@@ -1,7 +1,7 @@
 """A repository: the public API. Its methods call the functions of the other packages of `engine`."""
 
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
@@ -9,13 +9,7 @@ from typing import Literal, Self, TypeVar, Unpack
 import msgspec
 
 from blobstore.base import BlobStore
-from engine.backup.backup import (
-    LATEST,
-    BackupOptions,
-    BackupResult,
-    backup_source,
-    plan_backup_dir,
-)
+from engine.backup.backup import LATEST, BackupOptions, BackupResult, backup_source, plan_backup_dir
 from engine.backup.source import BackupSource, WholeDirectory
 from engine.clock import Runtime, SystemRuntime, read_now_ms
 from engine.collect.backend import CollectBackend
@@ -186,12 +180,10 @@ class Repository:
         await self.close()
 
     async def close(self) -> None:
-        """Release the store."""
         await self.store.close()
 
     @property
     def store(self) -> BlobStore:
-        """Where the repository is."""
         return self.opened.store
 
     @property
@@ -201,7 +193,6 @@ class Repository:
 
     @property
     def settings(self) -> TransferSettings:
-        """How bytes are moved."""
         return self.opened.settings
 
     @property
@@ -330,7 +321,7 @@ class Repository:
         """Look for all that the newest commit misses, once it is known that it misses something."""
         newest = await self.latest(scope)
         for reference in newest.record.stores if newest is not None else ():
-            with contextlib.suppress(DamagedError), self.missing_blobs.recording():
+            with suppress(DamagedError), self.missing_blobs.recording():
                 needed = blobs_needed(await self.read_index(reference.index))
                 self.missing_blobs.note(await find_missing(self.store, needed))
 
@@ -426,19 +417,15 @@ class Repository:
         """
         return await find_commit(self.store, scope, **choice)
 
-    @contextlib.asynccontextmanager
-    async def pinned(self, commit: Commit, purpose: str = "read") -> AsyncIterator[PinLease]:
+    def pinned(self, commit: Commit, purpose: str = "read") -> AbstractAsyncContextManager[PinLease]:
         """Keep a commit from being collected while the block runs (design 0002, D5)."""
-        async with hold_pin(self.store, self.opened.runtime, commit, purpose=purpose) as lease:
-            yield lease
+        return hold_pin(self.store, self.opened.runtime, commit, purpose=purpose)
 
-    @contextlib.asynccontextmanager
-    async def find_pinned(
+    def find_pinned(
         self, scope: Scope, *, purpose: str, **choice: Unpack[Choice]
-    ) -> AsyncIterator[tuple[Commit, PinLease]]:
+    ) -> AbstractAsyncContextManager[tuple[Commit, PinLease]]:
         """Find a commit and pin it while the block runs; see `engine.records.find.find_pinned`."""
-        async with find_pinned(self.opened, scope, purpose=purpose, **choice) as found:
-            yield found
+        return find_pinned(self.opened, scope, purpose=purpose, **choice)
 
     async def choose_complete(self, scope: Scope, **choice: Unpack[Choice]) -> Choice:
         """Choose the same commit, or where something of it is missing the newest one that is whole (M2).
@@ -464,7 +451,7 @@ class Repository:
             self.store, scope, commits, task=task, store_name=store, version=version, unique_id=unique_id
         )
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def state_files(
         self, commit: Commit, *, task: str = "0", store: str = "default"
     ) -> AsyncIterator[IndexStateFiles]:
@@ -610,7 +597,7 @@ class Repository:
         """Make an error of `restore_reference` say which commit is whole, if something is missing (M2)."""
         return await name_complete(error, self.store, lambda: self.commits(scope))
 
-    def _naming_complete(self, scope: Scope) -> contextlib.AbstractAsyncContextManager[None]:
+    def _naming_complete(self, scope: Scope) -> AbstractAsyncContextManager[None]:
         return naming_complete(self.store, lambda: self.commits(scope))
 
     # ------------------------------------------------------------------ collection and checks

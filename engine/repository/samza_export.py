@@ -49,13 +49,8 @@ async def export_to_samza(
     """Export one store of a commit.
 
     Args:
-        repository: Where the commit is and where new blobs go.
-        commit: What to export.
         job_id: Samza's job id, of which tidemark has no counterpart.
         unpack: Upload packed and inline files singly, as `<job>.samza`; a later export uploads only what changed since.
-
-    Returns:
-        The JSON, and what keeps its blobs.
 
     Raises:
         SamzaFormatError: The snapshot has packed or inline files and `unpack` is not given, or a file is cut at an

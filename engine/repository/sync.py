@@ -2,16 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Self, Unpack
+from typing import Unpack
 
-from blobstore.base import BlobStore
-from engine.blocking import Blocking, Facade
-from engine.clock import Runtime
+from engine.blocking import Blocking, Facade, Opening
 from engine.records.find import Choice
 from engine.records.leases import PinLease
 from engine.repository.repository import Repository
-from engine.settings import TransferSettings
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from index.snapshot.records import RepositoryRecord
@@ -20,30 +16,8 @@ from index.snapshot.records import RepositoryRecord
 class SyncRepository(Facade[Repository]):
     """The methods of `Repository`, blocking. Use it as a context manager, or call `close`."""
 
-    @classmethod
-    def open(
-        cls,
-        store: str | BlobStore,
-        *,
-        settings: TransferSettings | None = None,
-        runtime: Runtime | None = None,
-        cache_dir: Path | None = None,
-    ) -> Self:
-        """As `Repository.open`."""
-        return cls._begin(Repository.open(store, settings=settings, runtime=runtime, cache_dir=cache_dir))
-
-    @classmethod
-    def init(
-        cls,
-        store: str | BlobStore,
-        *,
-        settings: TransferSettings | None = None,
-        runtime: Runtime | None = None,
-        cache_dir: Path | None = None,
-        **times_ms: int,
-    ) -> Self:
-        """As `Repository.init`; `times_ms` are its `ttl_ms`, `margin_ms` and `collection_period_ms`."""
-        return cls._begin(Repository.init(store, settings=settings, runtime=runtime, cache_dir=cache_dir, **times_ms))
+    open = Opening(Repository.open)
+    init = Opening(Repository.init)
 
     @property
     def record(self) -> RepositoryRecord:

@@ -1,19 +1,13 @@
 """The state store for callers without an event loop: Spark workers, scripts, notebooks."""
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Self
 
-from engine.blocking import Blocking, Facade
-from engine.clock import Runtime
+from engine.blocking import Blocking, Facade, Opening
 from engine.state.loaded import DEFAULT_FAMILY
 from engine.state.metrics import LoadMetrics, SaveMetrics
 from engine.state.query import open_query_state
-from engine.state.settings import StateStoreSettings
-from engine.state.sources import StateFiles
 from engine.state.store import StateStore
 from index.snapshot.model import LineageItem, UniqueId
-from index.spark.query_logs import DEFAULT_STORE
 
 
 class SyncStateStore(Facade[StateStore]):
@@ -22,34 +16,8 @@ class SyncStateStore(Facade[StateStore]):
     Rows are read and written in the calling thread; snapshots go on their way in a thread of the store's own.
     """
 
-    @classmethod
-    def open(
-        cls,
-        files: StateFiles | str | Path,
-        directory: Path,
-        settings: StateStoreSettings | None = None,
-        *,
-        runtime: Runtime | None = None,
-    ) -> Self:
-        """As `StateStore.open`."""
-        return cls._begin(StateStore.open(files, directory, settings, runtime=runtime))
-
-    @classmethod
-    def of_query(
-        cls,
-        location: str | Path,
-        directory: Path,
-        *,
-        batch: int | None = None,
-        operator: int = 0,
-        partition: int = 0,
-        store: str = DEFAULT_STORE,
-    ) -> Self:
-        """As `open_query_state`: one store of a query as a batch left it, loaded to be read."""
-        return cls._begin(
-            open_query_state(location, directory, batch=batch, operator=operator, partition=partition, store=store)
-        )
-
+    open = Opening(StateStore.open)
+    of_query = Opening(open_query_state)
     load = Blocking(StateStore.load)
     commit = Blocking(StateStore.commit)
     abort = Blocking(StateStore.abort)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from engine.blocking import Blocking
+from engine.blocking import Blocking, Opening
 
 OURS: Final = ("index", "blobstore", "engine")
 # Those with `__all__` export it; of the others all that is defined in them and has no underscore is public.
@@ -89,6 +89,9 @@ def function_of(member: object) -> Callable[..., object] | None:
         case Blocking():
             method: Callable[..., object] = member._method
             return method
+        case Opening():
+            opening: Callable[..., object] = member._function
+            return opening
         case _ if inspect.isfunction(member):
             return member
         case _:
