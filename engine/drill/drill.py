@@ -1,37 +1,46 @@
 """The restore drill: restore a whole commit, to a directory that is removed again or to nowhere, and time it."""
 
+import itertools
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Final, TypeAlias, Unpack
 
 import msgspec
 
-from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.base import BlobStore, RequestMetadata
+from blobstore.concurrency import run_all, run_blocking
 from blobstore.release import installed_release
 from engine.clock import Runtime, SystemRuntime
-from engine.drill.nowhere import Fetched, restore_to_nowhere
 from engine.drill.record import Measured, RestoreDrill
-from engine.errors import TargetError
+from engine.errors import DamagedError, TargetError
+from engine.local.hashing import ContentHasher
+from engine.local.transfer import ByteBudget, HashingSink, fetch_right
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import Choice
 from engine.records.missing import naming_complete
 from engine.records.repository import OpenRepository
 from engine.repository.repository import Repository
-from engine.restore.restore import restore_store
-from engine.restore.staging import remove_tree, target_errors
+from engine.restore.packs import PackReader
+from engine.restore.restore import read_index_of, restore_store
+from engine.restore.staging import find_lack_of_space, remove_tree, target_errors
 from engine.rocksdb.store import StoreReader, spark_settings
 from engine.settings import STORES_AT_ONCE, share_among
 from index.plan.commits import Commit
+from index.plan.restore import FetchedRun, RestoredFile, plan_restore
 from index.snapshot.keys import encode_component
-from index.snapshot.model import Scope
+from index.snapshot.model import FileBlob, Scope
 from index.snapshot.records import StoreReference
 
 SCRATCH_PREFIX: Final = "tidemark-restore-drill-"
 _OPERATION: Final = "bench restore"
+_METADATA: Final = RequestMetadata(payload_path="restore drill")
 # An operator that reads any operands a store may hold; nothing is read but what an opening reads.
 _OPENING: Final = spark_settings(merge_delimiter=b",")
+
+# A range of a pack, or a blob of a file.
+_Job: TypeAlias = FetchedRun | tuple[RestoredFile, FileBlob]
 
 
 class DrillOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,15 +92,17 @@ async def run_restore_drill(
         stores = commit.record.stores
         at_once, settings = share_among(repository.settings, max(1, min(options.stores_at_once, len(stores))))
         async with _scratch_directory(options, commit, runtime) as directory:
-            drill = _Drill(repository.opened.without_digests(settings), directory, _AddOnly(progress))
+            drill = _Drill(
+                repository=repository.opened.without_digests(settings), directory=directory, progress=_AddOnly(progress)
+            )
             progress.total(files=sum(s.files_count for s in stores), bytes_=sum(s.size_bytes for s in stores))
             with repository.missing_blobs.recording():
                 began_s = runtime.monotonic_s()
-                fetched = await map_bounded(drill.restore, stores, in_flight_max=at_once)
+                await run_all(drill.restore, stores, in_flight_max=at_once)
                 restore_s = runtime.monotonic_s() - began_s
                 databases = await run_blocking(_rocksdb_dirs, directory) if directory is not None else []
                 began_s = runtime.monotonic_s()
-                await map_bounded(_open_and_close, databases, in_flight_max=at_once)
+                await run_all(_open_and_close, databases, in_flight_max=at_once)
                 open_s = runtime.monotonic_s() - began_s if databases else 0.0
     return RestoreDrill(
         began_at_ms=began_at_ms,
@@ -113,28 +124,74 @@ async def run_restore_drill(
         restore_s=restore_s,
         open_s=open_s,
         measured=Measured(
-            requests_count=sum(one.requests for one in fetched),
-            bytes_fetched=sum(one.bytes_fetched for one in fetched),
-            opened_count=len(databases),
+            requests_count=drill.requests, bytes_fetched=drill.bytes_fetched, opened_count=len(databases)
         ),
         slo_ms=options.slo_ms,
     )
 
 
-class _Drill(msgspec.Struct, frozen=True):
+class _Drill(msgspec.Struct, kw_only=True):
     repository: OpenRepository
     # None: to nowhere.
     directory: Path | None
     progress: Progress
+    # GETs of indexes and of blobs, and the bytes of these.
+    requests: int = 0
+    bytes_fetched: int = 0
 
-    async def restore(self, reference: StoreReference) -> Fetched:
+    async def restore(self, reference: StoreReference) -> None:
         if self.directory is None:
-            store, settings = self.repository.store, self.repository.settings
-            return await restore_to_nowhere(store, reference, settings=settings, progress=self.progress)
+            await self._restore_to_nowhere(reference)
+            return
         # Names of tasks and stores come from the store.
         target = self.directory / encode_component(reference.task) / encode_component(reference.store)
         result = await restore_store(self.repository, reference, target, progress=self.progress)
-        return Fetched(requests=result.requests, bytes_fetched=result.bytes_fetched)
+        self.requests += result.requests
+        self.bytes_fetched += result.bytes_fetched
+
+    async def _restore_to_nowhere(self, reference: StoreReference) -> None:
+        """Read and hash all that a restore to an empty directory would fetch, by the same plan (design 0009, R4)."""
+        store, settings = self.repository.store.tagged(_METADATA), self.repository.settings
+        index, requests = await read_index_of(self.repository.store, reference)
+        self.requests += requests
+        plan = plan_restore(index, {}, range_bytes=settings.range_bytes, owners_count=False)
+        budget = ByteBudget(settings.memory_bytes_max)
+
+        async def fetch(job: _Job) -> None:
+            ranged = job if isinstance(job, FetchedRun) else job[1]
+
+            async def is_right(*, fresh: bool) -> bool:
+                self.requests += 1
+                self.bytes_fetched += ranged.size_bytes
+                return await _is_right(store, job, fresh=fresh)
+
+            async with budget.hold(2 * settings.chunk_bytes):
+                await fetch_right(
+                    is_right, lambda reason: DamagedError(reason, operation=_OPERATION, subject=ranged.key)
+                )
+            if isinstance(job, FetchedRun):
+                self.progress.add(files=len(job.files), bytes_=sum(file.size_bytes for file in job.files))
+            else:
+                self.progress.add(bytes_=ranged.size_bytes)
+
+        blobs = ((file, blob) for file in plan.streams for blob in file.entry.blobs)
+        jobs: Iterator[_Job] = itertools.chain(plan.runs, blobs)
+        await run_all(fetch, jobs, in_flight_max=settings.in_flight_max)
+        in_index = (*plan.empty, *plan.inline)
+        self.progress.add(files=len(in_index) + len(plan.streams), bytes_=sum(file.size_bytes for file in in_index))
+
+
+async def _is_right(store: BlobStore, job: _Job, *, fresh: bool) -> bool:
+    if isinstance(job, FetchedRun):
+        files = PackReader(job, job.files)
+        await store.read_into(job.key, files, start=job.start, size_bytes=job.size_bytes, fresh=fresh)
+        return not files.wrong
+    file, blob = job
+    hasher = ContentHasher()
+    sink, start = HashingSink(hasher), blob.blob_offset_bytes
+    await store.read_into(blob.key, sink, start=start, size_bytes=blob.size_bytes, fresh=fresh)
+    # The hash of a file's only blob is the file's.
+    return hasher.blake3 == (blob.blake3 or file.entry.blake3)
 
 
 class _AddOnly:
@@ -199,15 +256,11 @@ def _make_with_space(directory: Path, commit: Commit) -> None:
             hint="see that its disk is mounted, or make it; or choose another one with --to",
         )
     directory.mkdir(mode=0o700)
-    space = os.statvfs(directory)
-    size_bytes = sum(store.size_bytes for store in commit.record.stores)
-    files_count = sum(store.files_count for store in commit.record.stores)
-    # A file takes whole blocks: half a block more on average.
-    needed_bytes = size_bytes + files_count * space.f_frsize // 2
-    free_bytes = space.f_bavail * space.f_frsize
-    if needed_bytes > free_bytes:
+    stores = commit.record.stores
+    size_bytes, files_count = sum(s.size_bytes for s in stores), sum(s.files_count for s in stores)
+    if lack := find_lack_of_space(directory, size_bytes, files_count):
         raise TargetError(
-            f"too little space: needs {needed_bytes:,} bytes and {free_bytes:,} are free",
+            f"too little space: {lack}",
             operation=_OPERATION,
             subject=str(directory.parent),
             hint="choose another disk with --to, or run the drill with --to-nowhere",
