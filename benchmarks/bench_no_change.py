@@ -18,7 +18,7 @@ import msgspec
 
 from engine.local.cache import DigestCache
 from engine.local.hashing import hash_bytes
-from engine.local.identify import identify
+from engine.local.identify import FactReader
 from engine.local.scan import scan_dir
 from index.snapshot.dir_diff import LocalDir, LocalFile, diff_dir, diff_stats
 from index.snapshot.model import DirIndex, FileIndex
@@ -48,7 +48,7 @@ def look(root: Path, remote: DirIndex, cache: DigestCache) -> int:
     """Ours: how many files would be uploaded."""
     local = scan_dir(root)
     now_ns = time.time_ns() + SETTLED_NS
-    known = identify(root, local, remote, cache, looked_at_ns=now_ns, stop=threading.Event())
+    known = FactReader(root, cache, stop=threading.Event(), looked_at_ns=now_ns).identify(local, remote)
     return diff_stats(diff_dir(known, remote)).files_added
 
 

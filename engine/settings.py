@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from engine.errors import UsageError
+from index.plan.backup import BackupLimits
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -14,7 +15,7 @@ CHUNK_BYTES_MAX: Final = 8 * MIB
 IN_FLIGHT_MAX: Final = 1024
 
 
-class TransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TransferSettings(BackupLimits, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of memory and parallelism, and the sizes by which a file's form of storage is chosen.
 
     Sizes may differ from one backup to the next: what is stored says itself how it was cut.

@@ -1,29 +1,27 @@
 """Back up one directory, or a part of it: upload what changed since a base, and write an index.
 
-`gather_facts` finds out what the base has, what is on the disk, and what to upload; nothing is sent until then. Nothing
-is visible until a commit names the index; everything uploaded carries a TTL until then (design 0002, C5).
+What the base has, what is on the disk, and what to upload is found out before anything is sent. Nothing is visible
+until a commit names the index; everything uploaded carries a TTL until then (design 0002, C5).
 """
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import Created
 from blobstore.concurrency import run_blocking
 from engine.backup.source import BackupSource, WholeDirectory
-from engine.backup.upload import Uploaded, Uploader, UploadSession
+from engine.backup.upload import Uploader
 from engine.clock import Runtime, Stopwatch
 from engine.errors import DamagedError, UsageError
 from engine.local.cache import DigestCache
-from engine.local.identify import identify, identify_ssts
-from engine.local.scan import all_files, file_system_now_ns
-from engine.local.transfer import SourceDir
+from engine.local.identify import FactReader
+from engine.local.scan import all_files, file_system_now_ns, opened_dir
+from engine.local.transfer import ByteBudget
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import IndexCache, StoredSnapshot, check_is_of, read_stored_snapshot, write_index
 from engine.records.missing import find_missing, key_of
@@ -31,9 +29,9 @@ from engine.records.repository import OpenRepository, StoreAddress
 from engine.settings import TransferSettings
 from index.display import DisplayMixin, format_files, format_seconds
 from index.errors import FormatError
-from index.plan.backup import BackupLimits, BackupPlan, build_snapshot, plan_backup
+from index.plan.backup import BackupPlan, build_snapshot, plan_backup
 from index.snapshot.contents import blob_keys
-from index.snapshot.dir_diff import DirDiff, LocalDir, diff_dir
+from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, diff_dir
 from index.snapshot.invariants import check_snapshot_index
 from index.snapshot.model import (
     BlobKey,
@@ -41,6 +39,7 @@ from index.snapshot.model import (
     FilePath,
     IndexReference,
     LineageItem,
+    Pack,
     Scope,
     SnapshotIndex,
     SnapshotMetadata,
@@ -56,17 +55,11 @@ LATEST: Final = "latest"
 LINEAGE_KEPT_MAX: Final = 100
 
 
-class BackupStats(msgspec.Struct, frozen=True, kw_only=True):
+class BackupStats(DiffStats, frozen=True, kw_only=True):
     """What a backup did. Retained files count as such even where their pack was packed again."""
 
     files_total: int
     bytes_total: int
-    files_added: int
-    bytes_added: int
-    files_retained: int
-    bytes_retained: int
-    files_removed: int
-    bytes_removed: int
     files_repacked: int
     bytes_repacked: int
     files_inline: int
@@ -82,9 +75,6 @@ class BackupStats(msgspec.Struct, frozen=True, kw_only=True):
     # as packed again too, unless the base's index was missing: then all files are added again, and all count here.
     files_healed: int = 0
     bytes_healed: int = 0
-    sub_dirs_added: int = 0
-    sub_dirs_retained: int = 0
-    sub_dirs_removed: int = 0
     # Of `seconds`, what it took to look at the directory and to find out what has changed.
     diff_seconds: float = 0.0
 
@@ -182,44 +172,59 @@ async def backup_source(
         EngineError, FormatError: As the source says.
     """
     watch = Stopwatch(repository.runtime)
-    session = UploadSession(
-        scope=address.scope,
-        task=address.task,
-        store_name=address.store,
-        session=repository.runtime.session(),
-        ttl_ms=repository.record.ttl_ms,
-        settings=options.settings or repository.settings,
-    )
-    async with _digests_of(repository, source) as cache:
-        facts = await gather_facts(repository, source, base, options, cache)
+    session = repository.runtime.session()
+    repository = _as_asked(repository, source, options)
+    async with repository.digests.of(source.directory) as cache:
+        facts = await _gather_facts(repository, source, base, options, cache)
         watch.end_phase("diff")
+        plan = facts.plan
         metadata = _describe(facts, source, address, options, repository.runtime)
-        _check_metadata(metadata, session.session)
-        with SourceDir(source.directory) as opened:
+        _check_metadata(metadata, session)
+        with opened_dir(source.directory) as opened:
             uploader = Uploader(
-                repository.store,
-                session,
-                opened,
-                ssts=facts.compared.ssts,
+                repository=repository,
+                address=address,
+                session=session,
+                source=opened,
+                ssts=facts.ssts,
                 cache=cache,
-                looked_at_ns=facts.compared.looked_at_ns,
+                looked_at_ns=facts.looked_at_ns,
                 progress=progress,
+                budget=ByteBudget(repository.settings.memory_bytes_max),
             )
-            uploaded = await uploader.upload(facts.plan)
+            await uploader.upload(plan)
         await source.check_held_still()
     index = await run_blocking(
         build_snapshot,
-        facts.plan,
+        plan,
         metadata=metadata,
-        session=session.session,
-        uploaded=uploaded.files,
-        packs=uploaded.packs,
+        session=session,
+        uploaded=uploader.files,
+        packs=[Pack(uploader.key(pack.counter), pack.size_bytes) for pack in plan.packs],
     )
     snapshot, created = await write_index(
-        repository.store, index, scope=address.scope, ttl_ms=session.ttl_ms, base=facts.base
+        repository.store, index, scope=address.scope, ttl_ms=repository.record.ttl_ms, base=facts.base.snapshot
     )
     repository.indexes.keep(snapshot)
-    return _summarise(facts, address, index, snapshot.chain[0], uploaded=uploaded, created=created, watch=watch)
+    stored, stats = snapshot.chain[0], _stats(facts, snapshot.chain[0].size_bytes, watch)
+    return BackupResult(
+        scope=address.scope,
+        reference=StoreReference(
+            task=address.task,
+            store=address.store,
+            version=metadata.version,
+            unique_id=metadata.unique_id,
+            index=stored,
+            number=0,
+            files_count=stats.files_total,
+            size_bytes=stats.bytes_total,
+        ),
+        base=base.index if base is not None else None,
+        oldest_birth_ms=min((created.created_at_ms, *uploader.created_ms)),
+        new_keys=(*map(uploader.key, range(plan.uploads_count)), stored.key),
+        stats=stats,
+        missing_keys=tuple(sorted(facts.base.missing)),
+    )
 
 
 async def plan_backup_dir(
@@ -228,116 +233,86 @@ async def plan_backup_dir(
     """Plan what `backup_source` would do with a directory; nothing is written. Errors likewise."""
     source = WholeDirectory(directory)
     # What is remembered of a base may hide that it is gone.
-    asked = msgspec.structs.replace(repository, indexes=IndexCache())
-    async with _digests_of(repository, source) as cache:
-        return (await gather_facts(asked, source, base, options, cache)).plan
+    repository = msgspec.structs.replace(_as_asked(repository, source, options), indexes=IndexCache())
+    async with repository.digests.of(directory) as cache:
+        return (await _gather_facts(repository, source, base, options, cache)).plan
 
 
-@contextlib.asynccontextmanager
-async def _digests_of(repository: OpenRepository, source: BackupSource) -> AsyncIterator[DigestCache]:
-    """Yield the known hashes of a source's files; nothing is kept of a directory that will be gone."""
-    if source.is_lasting:
-        async with repository.digests.of(source.directory) as cache:
-            yield cache
-    else:
-        yield DigestCache()
+class _Base(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup is diffed against, as far as it is there."""
+
+    reference: StoreReference | None = None
+    # None: there is no base, or its index is missing.
+    snapshot: StoredSnapshot | None = None
+    # That it took to find out.
+    requests: int = 0
+    # What of it is missing: with its index, that and what it is a delta on.
+    missing: frozenset[str] = frozenset()
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was gathered before anything was sent."""
+class _Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was gathered before anything was sent: a source beside its base."""
 
-    # As scanned; the plan has the identity facts.
-    scanned: LocalDir
-    base: StoredSnapshot | None
-    # That was to be the base; `base` is None too where it is missing.
-    reference: StoreReference | None
-    # GETs that the base took.
-    requests: int
-    compared: "_Compared"
-    # What of the base is missing; with its index, everything.
-    missing: frozenset[str]
-
-    @property
-    def plan(self) -> BackupPlan:
-        """What is going to be done."""
-        return self.compared.plan
-
-
-class _Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """A source beside its base."""
-
+    base: _Base
     local: LocalDir
-    previous: SnapshotIndex | None
     diff: DirDiff
-    limits: BackupLimits
     plan: BackupPlan
     ssts: dict[FilePath, SstIdentity]
     # By the clock of the source's file system, after the scan.
     looked_at_ns: int
 
-    def without(self, missing: Collection[str]) -> "_Compared":
-        """Return the same with so much of the base missing; the files need not be looked at again."""
-        plan = plan_backup(self.local, self.previous, self.diff, self.limits, missing)
-        return msgspec.structs.replace(self, plan=plan)
+
+def _as_asked(repository: OpenRepository, source: BackupSource, options: BackupOptions) -> OpenRepository:
+    """Return the repository with the settings of a backup; nothing is kept of a directory that will be gone."""
+    settings = options.settings or repository.settings
+    if not source.is_lasting:
+        return repository.without_digests(settings)
+    return msgspec.structs.replace(repository, settings=settings)
 
 
-async def gather_facts(
+async def _gather_facts(
     repository: OpenRepository,
     source: BackupSource,
-    base: StoreReference | None,
+    reference: StoreReference | None,
     options: BackupOptions,
     cache: DigestCache,
-) -> Facts:
-    """Look at everything; arguments and errors as `backup_source`."""
+) -> _Facts:
     missing = repository.missing_blobs.keys.union(options.missing)
-    found = _Base()
-    if base is not None:
-        found = await _find_base(repository, base, missing, check_retained=options.check_retained)
-    previous = found.snapshot.index if found.snapshot is not None else None
-    requests = found.requests
-    settings = options.settings or repository.settings
+    base = _Base()
+    if reference is not None:
+        base = await _find_base(repository, reference, missing, check_retained=options.check_retained)
+    previous = base.snapshot.index if base.snapshot is not None else None
+    settings = repository.settings
 
-    async def compare(scanned: LocalDir) -> _Compared:
+    async def compare(scanned: LocalDir) -> _Facts:
         stop = threading.Event()
         try:
-            compared = await asyncio.to_thread(
-                _compare, source.directory, scanned, previous, settings=settings, cache=cache, stop=stop
+            facts = await asyncio.to_thread(
+                _compare, source.directory, scanned, base, settings=settings, cache=cache, stop=stop
             )
         finally:
             # The thread of a cancelled backup stops at its next megabyte, and holds nothing that anybody waits for.
             stop.set()
-        return compared.without(missing) if missing else compared
+        return plan_again(facts) if missing else facts
 
-    scanned = await source.look(previous)
-    compared = await compare(scanned)
+    def plan_again(facts: _Facts) -> _Facts:
+        """Plan with what is missing by now; the files need not be looked at again."""
+        plan = plan_backup(facts.local, previous, facts.diff, settings, missing)
+        return msgspec.structs.replace(facts, plan=plan)
+
+    facts = await compare(await source.look(previous))
+    requests = base.requests
     if options.check_retained:
-        retained = compared.plan.blobs_retained
+        retained = facts.plan.blobs_retained
         requests += len(retained)
         missing |= await find_missing(repository.store, retained)
-        compared = compared.without(missing)
-    brought = await source.prepare(tuple(compared.plan.files))
+        facts = plan_again(facts)
+    brought = await source.prepare(tuple(facts.plan.files))
     if brought is not None:
-        scanned = brought
-        compared = await compare(scanned)
+        facts = await compare(brought)
     of_base = blob_keys(previous) if missing and previous is not None else frozenset[BlobKey]()
-    return Facts(
-        scanned=scanned,
-        base=found.snapshot,
-        reference=base,
-        requests=requests,
-        compared=compared,
-        missing=found.missing | (missing & of_base),
-    )
-
-
-class _Base(msgspec.Struct, frozen=True, kw_only=True):
-    """What is there of the snapshot that a backup is diffed against."""
-
-    # None: it has none, or cannot be read.
-    snapshot: StoredSnapshot | None = None
-    requests: int = 0
-    # Its index, and what that is a delta on, where they are missing.
-    missing: frozenset[str] = frozenset()
+    base = msgspec.structs.replace(base, requests=requests, missing=base.missing | (missing & of_base))
+    return msgspec.structs.replace(facts, base=base)
 
 
 async def _find_base(
@@ -358,46 +333,38 @@ async def _find_base(
         key = key_of(error)
         if key not in missing:
             raise
-        return _Base(requests=requests + 1, missing=frozenset({key, base.index.key}))
+        return _Base(reference=base, requests=requests + 1, missing=frozenset({key, base.index.key}))
     check_is_of(snapshot.index, base, operation="backup")
-    return _Base(snapshot=snapshot, requests=requests + (len(snapshot.chain) if known is None else 0))
+    return _Base(reference=base, snapshot=snapshot, requests=requests + (len(snapshot.chain) if known is None else 0))
 
 
 def _compare(
     directory: Path,
     scanned: LocalDir,
-    previous: SnapshotIndex | None,
+    base: _Base,
     *,
     settings: TransferSettings,
     cache: DigestCache,
     stop: threading.Event,
-) -> _Compared:
+) -> _Facts:
     """Read of the directory all that decides what to upload, in one hop to a thread."""
+    previous = base.snapshot.index if base.snapshot is not None else None
     remote = previous.dir if previous is not None else DirIndex("")
     looked_at_ns = file_system_now_ns(directory, scanned)
-    local = identify(directory, scanned, remote, cache, looked_at_ns=looked_at_ns, stop=stop)
-    limits = BackupLimits(
-        blob_bytes_max=settings.blob_bytes_max,
-        pack_file_bytes_max=settings.pack_file_bytes_max,
-        pack_bytes_max=settings.pack_bytes_max,
-        inline_file_bytes_max=settings.inline_file_bytes_max,
-        inline_bytes_max=settings.inline_bytes_max,
-    )
+    reader = FactReader(directory, cache, stop=stop, looked_at_ns=looked_at_ns)
+    local = reader.identify(scanned, remote)
     diff = diff_dir(local, remote)
-    plan = plan_backup(local, previous, diff, limits)
+    plan = plan_backup(local, previous, diff, settings)
     cache.trim(all_files(scanned))
     # Small files are read as a whole when they are sent, and identified then.
-    added = [(item.file.path, item.file.file) for item in plan.blobs if item.file.expected is None]
-    ssts = identify_ssts(directory, added, cache, looked_at_ns=looked_at_ns, stop=stop)
-    return _Compared(
-        local=local, previous=previous, diff=diff, limits=limits, plan=plan, ssts=ssts, looked_at_ns=looked_at_ns
-    )
+    ssts = reader.identify_ssts([(i.file.path, i.file.file) for i in plan.blobs if i.file.expected is None])
+    return _Facts(base=base, local=local, diff=diff, plan=plan, ssts=ssts, looked_at_ns=looked_at_ns)
 
 
 def _describe(
-    facts: Facts, source: BackupSource, address: StoreAddress, options: BackupOptions, runtime: Runtime
+    facts: _Facts, source: BackupSource, address: StoreAddress, options: BackupOptions, runtime: Runtime
 ) -> SnapshotMetadata:
-    base = facts.reference
+    base = facts.base.reference
     given = options.lineage if options.lineage is not None else source.lineage
     return SnapshotMetadata(
         job=address.scope.job,
@@ -411,16 +378,17 @@ def _describe(
     )
 
 
-def _lineage(facts: Facts) -> tuple[LineageItem, ...]:
+def _lineage(facts: _Facts) -> tuple[LineageItem, ...]:
     """Find the versions that this one grew from, as far as that is known.
 
     Of a state store's directory it is not: the last backup may be of an attempt that lost, or of a version that the
     query was taken back from, and a reader that resolves the state by it would replay a changelog on another state
     than its own (design 0004, R2).
     """
-    if facts.base is None or any(parse_state_name(file.name) is not None for file in facts.scanned.files):
+    base = facts.base.snapshot
+    if base is None or any(parse_state_name(file.name) is not None for file in facts.local.files):
         return ()
-    metadata = facts.base.index.metadata
+    metadata = base.index.metadata
     return (*metadata.lineage, LineageItem(metadata.version, metadata.unique_id))[-LINEAGE_KEPT_MAX:]
 
 
@@ -437,52 +405,13 @@ def _check_metadata(metadata: SnapshotMetadata, session: str) -> None:
         ) from error
 
 
-def _summarise(
-    facts: Facts,
-    address: StoreAddress,
-    index: SnapshotIndex,
-    stored: IndexReference,
-    *,
-    uploaded: Uploaded,
-    created: Created,
-    watch: Stopwatch,
-) -> BackupResult:
-    changes, metadata = facts.plan.changes, index.metadata
-    created_ms = [created.created_at_ms]
-    if uploaded.oldest_birth_ms is not None:
-        created_ms.append(uploaded.oldest_birth_ms)
-    return BackupResult(
-        scope=address.scope,
-        reference=StoreReference(
-            task=address.task,
-            store=address.store,
-            version=metadata.version,
-            unique_id=metadata.unique_id,
-            index=stored,
-            number=0,
-            files_count=changes.files_added + changes.files_retained,
-            size_bytes=changes.bytes_added + changes.bytes_retained,
-        ),
-        base=facts.reference.index if facts.reference is not None else None,
-        oldest_birth_ms=min(created_ms),
-        new_keys=(*uploaded.keys, stored.key),
-        stats=_stats(facts, stored.size_bytes, watch),
-        missing_keys=tuple(sorted(facts.missing)),
-    )
-
-
-def _stats(facts: Facts, index_bytes: int, watch: Stopwatch) -> BackupStats:
+def _stats(facts: _Facts, index_bytes: int, watch: Stopwatch) -> BackupStats:
     plan, changes = facts.plan, facts.plan.changes
-    base_is_gone = facts.base is None and bool(facts.missing)
+    base_is_gone = facts.base.snapshot is None and bool(facts.base.missing)
     return BackupStats(
+        **msgspec.structs.asdict(changes),
         files_total=changes.files_added + changes.files_retained,
         bytes_total=changes.bytes_added + changes.bytes_retained,
-        files_added=changes.files_added,
-        bytes_added=changes.bytes_added,
-        files_retained=changes.files_retained,
-        bytes_retained=changes.bytes_retained,
-        files_removed=changes.files_removed,
-        bytes_removed=changes.bytes_removed,
         files_repacked=plan.files_repacked,
         bytes_repacked=plan.bytes_repacked,
         files_inline=len(plan.inline),
@@ -490,12 +419,9 @@ def _stats(facts: Facts, index_bytes: int, watch: Stopwatch) -> BackupStats:
         blobs=plan.uploads_count,
         bytes_uploaded=plan.upload_bytes,
         index_bytes=index_bytes,
-        requests=facts.requests + plan.uploads_count + 1,
+        requests=facts.base.requests + plan.uploads_count + 1,
         seconds=watch.total_s(),
         files_healed=changes.files_added if base_is_gone else plan.files_healed,
         bytes_healed=changes.bytes_added if base_is_gone else plan.bytes_healed,
-        sub_dirs_added=changes.sub_dirs_added,
-        sub_dirs_retained=changes.sub_dirs_retained,
-        sub_dirs_removed=changes.sub_dirs_removed,
         diff_seconds=watch.phase_s("diff"),
     )

@@ -17,15 +17,10 @@ from index.snapshot.model import LineageItem, SnapshotIndex
 class BackupSource(Protocol):
     """Files below one directory. Made for one backup."""
 
-    @property
-    def directory(self) -> Path:
-        """Where they are read; absolute."""
-        ...
-
-    @property
-    def is_lasting(self) -> bool:
-        """Whether the directory is there for the next backup too, so that hashes of its files are worth keeping."""
-        ...
+    # Where they are read; absolute.
+    directory: Path
+    # Whether the directory is there for the next backup too, so that hashes of its files are worth keeping.
+    is_lasting: bool
 
     @property
     def lineage(self) -> Sequence[LineageItem] | None:
@@ -68,26 +63,14 @@ class BackupSource(Protocol):
 
 
 class WholeDirectory(BackupSource):
-    """A rocksdb_checkpoint, or any directory that nobody writes to: everything in it.
+    """A rocksdb_checkpoint, or any directory that nobody writes to: everything in it. A link at its end is refused."""
 
-    Args:
-        directory: A link at its end is still one.
-    """
+    is_lasting = True
 
     def __init__(self, directory: Path) -> None:
         # Absolute: whatever becomes of the working directory meanwhile.
-        self._directory = directory.absolute()
+        self.directory = directory.absolute()
         self._scanned = LocalDir(name="")
-
-    @property
-    @override
-    def directory(self) -> Path:
-        return self._directory
-
-    @property
-    @override
-    def is_lasting(self) -> bool:
-        return True
 
     @override
     async def look(self, previous: SnapshotIndex | None) -> LocalDir:
@@ -95,8 +78,8 @@ class WholeDirectory(BackupSource):
         return self._scanned
 
     def _scan(self) -> LocalDir:
-        scanned = scan_dir(self._directory)
-        check_not_held(self._directory, scanned)
+        scanned = scan_dir(self.directory)
+        check_not_held(self.directory, scanned)
         return scanned
 
     @override
@@ -105,8 +88,7 @@ class WholeDirectory(BackupSource):
 
     @override
     async def check_held_still(self) -> None:
-        """Compare the whole directory with the scan."""
         before = self._scanned
-        difference = await asyncio.to_thread(lambda: find_difference(before, scan_dir(self._directory, before)))
+        difference = await asyncio.to_thread(lambda: find_difference(before, scan_dir(self.directory, before)))
         if difference is not None:
-            raise changed_error(self._directory.joinpath(*difference))
+            raise changed_error(self.directory.joinpath(*difference))

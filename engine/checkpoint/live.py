@@ -54,16 +54,8 @@ Result = TypeVar("Result")
 class _LiveSource(BackupSource):
     def __init__(self, files: LiveFiles) -> None:
         self._files = files
-
-    @property
-    @override
-    def directory(self) -> Path:
-        return self._files.directory
-
-    @property
-    @override
-    def is_lasting(self) -> bool:
-        return self._files.is_lasting
+        self.directory = files.directory
+        self.is_lasting = files.is_lasting
 
     @property
     def requests(self) -> int:

@@ -24,11 +24,12 @@ from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectT
 from engine.clock import Runtime, SystemRuntime
 from engine.errors import DamagedError, EngineError, TargetError, UsageError
 from engine.local.scan import DIR_FLAGS
+from engine.local.transfer import ByteBudget
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import require_store
 from engine.records.missing import name_commit, naming_complete
 from engine.repository.repository import Repository
-from engine.restore.download import Downloader, DownloadPlace
+from engine.restore.download import Downloader
 from engine.restore.restore import read_index_of
 from engine.restore.staging import target_errors
 from engine.settings import STORES_AT_ONCE, share_among
@@ -352,13 +353,19 @@ class CheckpointRestore:
         plan = plan_restore(index, {}, range_bytes=repository.settings.range_bytes, owners_count=False)
         root = await run_blocking(_open_with_dirs, self.directory, plan.dirs)
         try:
-            place = DownloadPlace(self.directory, root)
-            downloader = Downloader(repository.store, index.metadata, place, settings=repository.settings)
-            done = await downloader.download(plan)
+            downloader = Downloader(
+                store=repository.store,
+                snapshot=index.metadata,
+                target=self.directory,
+                root=root,
+                settings=repository.settings,
+                budget=ByteBudget(repository.settings.memory_bytes_max),
+            )
+            await downloader.download(plan)
         finally:
             os.close(root)
-        self._requests += done.requests
-        self._bytes_fetched += done.bytes_fetched
+        self._requests += downloader.requests
+        self._bytes_fetched += downloader.bytes_fetched
 
     async def _stores(self) -> tuple[StoreToRestore, ...]:
         """List the stores of the batch, as the files of the query say, and where the backup has them."""

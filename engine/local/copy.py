@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from blobstore.local.files import flush, read_chunks
+from blobstore.sink import Buffer
 from engine.local.scan import READ_FLAGS
 
 # How much one call copies: so much at most is copied after the other side of the copy went away.
@@ -83,12 +84,18 @@ def _copy(incoming: int, outgoing: int) -> int:
     # What is left: everything where the call is not known, and nothing, for the price of one read, where it is. Some
     # kernels copy nothing from a file system that makes up its files, and report success.
     while chunk := os.pread(incoming, _READ_BYTES, copied):
-        view = memoryview(chunk)
-        while view:
-            written = os.pwrite(outgoing, view, copied)
-            copied += written
-            view = view[written:]
+        write_at(outgoing, copied, chunk)
+        copied += len(chunk)
     return copied
+
+
+def write_at(descriptor: int, offset: int, data: Buffer) -> None:
+    """Write all of the data from `offset` on."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        offset += written
+        view = view[written:]
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600, is_durable: bool = False) -> None:

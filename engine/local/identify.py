@@ -6,9 +6,8 @@ Everything here blocks and is made for a thread, all files of a directory per ca
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -17,7 +16,7 @@ import msgspec
 from engine.errors import UnsafeSourceError
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest, FileHasher
-from engine.local.scan import DIR_FLAGS, READ_FLAGS, changed_error, is_still, refusing, unreadable_error
+from engine.local.scan import READ_FLAGS, SourceDir, changed_error, is_still, opened_dir, unreadable_error
 from index.rocksdb.sst import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
 from index.snapshot.dir_diff import LocalDir, LocalFile, pairs_to_identify
 from index.snapshot.model import DirIndex, FileIndex, FilePath, SstIdentity
@@ -50,151 +49,106 @@ class StoppedError(Exception):
     """The caller of a long reading does not want it any more."""
 
 
-def identify(
-    root: Path,
-    local: LocalDir,
-    remote: DirIndex,
-    cache: DigestCache,
-    *,
-    looked_at_ns: int,
-    stop: threading.Event,
-) -> LocalDir:
-    """Fill in the identity facts that a diff against `remote` asks for, and no others.
-
-    Args:
-        root: Where `local` was scanned.
-        local: The scan.
-        remote: The previous snapshot.
-        cache: Asked first; records what was read.
-        looked_at_ns: As `engine.local.scan.file_system_now_ns` said, after the scan.
-        stop: Set by a caller that does not want the result any more.
-
-    Returns:
-        `local` with `sst`, or `blake3` and `crc32`, for the files that `pairs_to_identify` names and that do not have
-        their `blake3` yet.
-
-    Raises:
-        UnsafeSourceError: A file cannot be read, or has changed since the scan (I3).
-        StoppedError: `stop` was set.
-    """
-    known: dict[FilePath, dict[str, LocalFile]] = {}
-    wanted: list[Wanted] = []
-    for parents, pairs in pairs_to_identify(local, remote):
-        known_here = known[parents] = {}
-        for file, entry in pairs:
-            # What carries its hash already is known by its name.
-            if file.blake3 is None:
-                found = _from_cache(parents, file, entry, cache)
-                if isinstance(found, LocalFile):
-                    known_here[file.name] = found
-                else:
-                    wanted.append(found)
-    for path, file in _read(root, wanted, cache, looked_at_ns, stop).items():
-        known[path[:-1]][path[-1]] = file
-    return _with_files(local, known, ())
-
-
-def identify_ssts(
-    root: Path,
-    files: Sequence[tuple[FilePath, LocalFile]],
-    cache: DigestCache,
-    *,
-    looked_at_ns: int,
-    stop: threading.Event,
-) -> dict[FilePath, SstIdentity]:
-    """Return the identities of those files that are SSTs and have one.
+class FactReader:
+    """Reads identity facts of the files below one directory, where a cache does not know them.
 
     Args:
         root: Where the files were scanned.
-        files: By path; those whose name does not end in `.sst` are passed over.
         cache: Asked first; records what was read.
+        stop: Set by a caller that does not want the result any more: `StoppedError` is raised.
         looked_at_ns: As `engine.local.scan.file_system_now_ns` said, after the scan.
-        stop: Set by a caller that does not want the result any more.
-
-    Raises:
-        UnsafeSourceError: A file cannot be read, or has changed since the scan (I3).
-        StoppedError: `stop` was set.
     """
-    found: dict[FilePath, SstIdentity] = {}
-    wanted: list[Wanted] = []
-    for path, file in files:
-        if not file.name.endswith(".sst"):
-            continue
-        known = cache.find(file)
-        sst = file.sst if known is None or file.sst is not None else known.sst
-        if sst is not None:
-            found[path] = sst
-        elif known is None or not known.sst_read:
-            wanted.append(Wanted(path, file, sst=True, digest=False))
-    read = _read(root, wanted, cache, looked_at_ns, stop)
-    return found | {path: file.sst for path, file in read.items() if file.sst is not None}
 
+    def __init__(self, root: Path, cache: DigestCache, *, stop: threading.Event, looked_at_ns: int = 0) -> None:
+        self._root = root
+        self._cache = cache
+        self._stop = stop
+        self._looked_at_ns = looked_at_ns
 
-def find_present(
-    root: Path,
-    candidates: Sequence[tuple[FilePath, LocalFile, FileIndex]],
-    cache: DigestCache,
-    *,
-    stop: threading.Event,
-) -> dict[FilePath, LocalFile]:
-    """Find the local files whose content is that of a snapshot's file (I2).
+    def identify(self, local: LocalDir, remote: DirIndex) -> LocalDir:
+        """Fill in the identity facts that a diff of a scan against the previous snapshot asks for, and no others.
 
-    Args:
-        root: Where the files were scanned.
-        candidates: Local files, and the entry that each may be equal to.
-        cache: Asked what an earlier restore of ours wrote; every file that it does not know of is read.
-        stop: Set by a caller that does not want the result any more.
+        Returns:
+            `local` with `sst`, or `blake3` and `crc32`, for the files that `pairs_to_identify` names and that do not
+            have their `blake3` yet.
 
-    Raises:
-        StoppedError: `stop` was set.
-    """
-    present: dict[FilePath, LocalFile] = {}
-    wanted: list[tuple[Wanted, bytes]] = []
-    for path, file, entry in candidates:
-        known = cache.find_restored(file)
-        if known is None or known.blake3 is None:
-            wanted.append((Wanted(path, file, sst=False, digest=True), entry.blake3))
-        elif known.blake3 == entry.blake3:
-            present[path] = file
-    if wanted:
-        size_bytes = sum(item.file.metadata.size_bytes for item, _ in wanted)
-        with _opened(root) as descriptor:
-            equal = _map_read(functools.partial(_is_equal, root, descriptor, stop), wanted, size_bytes, stop)
-        present.update((item.path, item.file) for (item, _), is_equal in zip(wanted, equal, strict=True) if is_equal)
-    return present
+        Raises:
+            UnsafeSourceError: A file cannot be read, or has changed since the scan (I3).
+        """
+        known: dict[FilePath, dict[str, LocalFile]] = {}
+        wanted: list[Wanted] = []
+        for parents, pairs in pairs_to_identify(local, remote):
+            known_here = known[parents] = {}
+            for file, entry in pairs:
+                # What carries its hash already is known by its name.
+                if file.blake3 is None:
+                    found = self._from_cache(parents, file, entry)
+                    if isinstance(found, LocalFile):
+                        known_here[file.name] = found
+                    else:
+                        wanted.append(found)
+        for path, file in self._read(wanted).items():
+            known[path[:-1]][path[-1]] = file
+        return _with_files(local, known, ())
 
+    def identify_ssts(self, files: Iterable[tuple[FilePath, LocalFile]]) -> dict[FilePath, SstIdentity]:
+        """Return the identities of those files whose name ends in `.sst` and that have one.
 
-def _from_cache(parents: FilePath, file: LocalFile, entry: FileIndex, cache: DigestCache) -> LocalFile | Wanted:
-    """Return the file with the fact that decides, if the cache has it; otherwise what to read."""
-    known = cache.find(file)
-    by_sst = entry.sst is not None and (known is None or not known.sst_read or known.sst is not None)
-    if known is not None and (known.sst_read if by_sst else known.blake3 is not None):
-        return _with_facts(file, known.sst, known.blake3, known.crc32)
-    return Wanted((*parents, file.name), file, sst=by_sst, digest=True)
+        Raises:
+            UnsafeSourceError: A file cannot be read, or has changed since the scan (I3).
+        """
+        found: dict[FilePath, SstIdentity] = {}
+        wanted: list[Wanted] = []
+        for path, file in files:
+            if not file.name.endswith(".sst"):
+                continue
+            known = self._cache.find(file)
+            sst = file.sst if known is None or file.sst is not None else known.sst
+            if sst is not None:
+                found[path] = sst
+            elif known is None or not known.sst_read:
+                wanted.append(Wanted(path, file, sst=True, digest=False))
+        return found | {path: file.sst for path, file in self._read(wanted).items() if file.sst is not None}
 
+    def find_present(self, candidates: Iterable[tuple[FilePath, LocalFile, FileIndex]]) -> dict[FilePath, LocalFile]:
+        """Find the local files whose content is that of the entry that each may be equal to (I2).
 
-def _read(
-    root: Path, wanted: Sequence[Wanted], cache: DigestCache, looked_at_ns: int, stop: threading.Event
-) -> dict[FilePath, LocalFile]:
-    """Read facts from the disk, several files at once where there is much to hash, and remember them."""
-    if not wanted:
-        return {}
-    size_bytes = sum(item.file.metadata.size_bytes for item in wanted if item.digest)
-    with _opened(root) as descriptor:
-        read = _map_read(functools.partial(_read_one, root, descriptor, stop), wanted, size_bytes, stop)
-    for item, file in zip(wanted, read, strict=True):
-        cache.record(file, looked_at_ns=looked_at_ns, sst_read=item.sst)
-    return {item.path: file for item, file in zip(wanted, read, strict=True)}
+        Every file that the cache does not know from a restore of ours is read.
+        """
+        present: dict[FilePath, LocalFile] = {}
+        wanted: list[tuple[Wanted, bytes]] = []
+        for path, file, entry in candidates:
+            known = self._cache.find_restored(file)
+            if known is None or known.blake3 is None:
+                wanted.append((Wanted(path, file, sst=False, digest=True), entry.blake3))
+            elif known.blake3 == entry.blake3:
+                present[path] = file
+        if wanted:
+            size_bytes = sum(item.file.metadata.size_bytes for item, _ in wanted)
+            with opened_dir(self._root) as source:
+                equal = _map_read(functools.partial(_is_equal, source, self._stop), wanted, size_bytes, self._stop)
+            found = zip(wanted, equal, strict=True)
+            present.update((item.path, item.file) for (item, _), is_equal in found if is_equal)
+        return present
 
+    def _from_cache(self, parents: FilePath, file: LocalFile, entry: FileIndex) -> LocalFile | Wanted:
+        """Return the file with the fact that decides, if the cache has it; otherwise what to read."""
+        known = self._cache.find(file)
+        by_sst = entry.sst is not None and (known is None or not known.sst_read or known.sst is not None)
+        if known is not None and (known.sst_read if by_sst else known.blake3 is not None):
+            return msgspec.structs.replace(file, sst=known.sst, blake3=known.blake3, crc32=known.crc32)
+        return Wanted((*parents, file.name), file, sst=by_sst, digest=True)
 
-@contextmanager
-def _opened(root: Path) -> Iterator[int]:
-    with refusing(root):
-        descriptor = os.open(root, DIR_FLAGS)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    def _read(self, wanted: Sequence[Wanted]) -> dict[FilePath, LocalFile]:
+        """Read facts from the disk, several files at once where there is much to hash, and remember them."""
+        if not wanted:
+            return {}
+        size_bytes = sum(item.file.metadata.size_bytes for item in wanted if item.digest)
+        with opened_dir(self._root) as source:
+            read = _map_read(functools.partial(_read_one, source, self._stop), wanted, size_bytes, self._stop)
+        for item, file in zip(wanted, read, strict=True):
+            self._cache.record(file, looked_at_ns=self._looked_at_ns, sst_read=item.sst)
+        return {item.path: file for item, file in zip(wanted, read, strict=True)}
 
 
 def _map_read(
@@ -215,20 +169,20 @@ def _map_read(
     return found
 
 
-def _is_equal(root: Path, root_descriptor: int, stop: threading.Event, item: tuple[Wanted, bytes]) -> bool:
+def _is_equal(source: SourceDir, stop: threading.Event, item: tuple[Wanted, bytes]) -> bool:
     """Compare a file with a hash; one that cannot be read or does not hold still is not equal, and not reused."""
     try:
-        return _read_one(root, root_descriptor, stop, item[0]).blake3 == item[1]
+        return _read_one(source, stop, item[0]).blake3 == item[1]
     except UnsafeSourceError:
         return False
 
 
-def _read_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wanted) -> LocalFile:
-    size_bytes = item.file.metadata.size_bytes
+def _read_one(source: SourceDir, stop: threading.Event, item: Wanted) -> LocalFile:
+    path, size_bytes = source.path.joinpath(*item.path), item.file.metadata.size_bytes
     sst: SstIdentity | None = None
     digest: Digest | None = None
     try:
-        descriptor = os.open("/".join(item.path), READ_FLAGS, dir_fd=root_descriptor)
+        descriptor = os.open("/".join(item.path), READ_FLAGS, dir_fd=source.descriptor)
         try:
             held_still = is_still(item.file, os.fstat(descriptor))
             if held_still and item.sst:
@@ -239,10 +193,11 @@ def _read_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wan
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise unreadable_error(root.joinpath(*item.path), error) from error
+        raise unreadable_error(path, error) from error
     if not held_still:
-        raise changed_error(root.joinpath(*item.path))
-    return _with_facts(item.file, sst, *(digest or (None, None)))
+        raise changed_error(path)
+    blake3, crc32 = digest or (None, None)
+    return msgspec.structs.replace(item.file, sst=sst, blake3=blake3, crc32=crc32)
 
 
 def read_sst(descriptor: int, size_bytes: int) -> SstIdentity | None:
@@ -274,19 +229,6 @@ def _read_digest(descriptor: int, size_bytes: int, stop: threading.Event) -> Dig
             return None
         hasher.update(chunk)
     return hasher.digest
-
-
-def _with_facts(file: LocalFile, sst: SstIdentity | None, blake3: bytes | None, crc32: int | None) -> LocalFile:
-    return LocalFile(
-        name=file.name,
-        metadata=file.metadata,
-        device=file.device,
-        inode=file.inode,
-        changed_at_ns=file.changed_at_ns,
-        sst=sst,
-        blake3=blake3,
-        crc32=crc32,
-    )
 
 
 def _with_files(local: LocalDir, known: dict[FilePath, dict[str, LocalFile]], path: FilePath) -> LocalDir:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from blobstore.local.errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
 from engine.errors import SourceChangedError, UnsafeSourceError
@@ -72,6 +72,31 @@ def scan_dir(path: Path, known: LocalDir | None = None) -> LocalDir:
     with refusing(path):
         descriptor = os.open(path, DIR_FLAGS)
     return _scan(descriptor, path, known or LocalDir(name=""), 0)
+
+
+class SourceDir(NamedTuple):
+    """A directory that is held open while its files are read, so that all of them come from the one that was scanned.
+
+    Files are opened by its descriptor; its path is for errors.
+    """
+
+    path: Path
+    descriptor: int
+
+
+@contextmanager
+def opened_dir(path: Path) -> Iterator[SourceDir]:
+    """Hold a directory open for a block.
+
+    Raises:
+        UnsafeSourceError: It is not a directory, or cannot be read.
+    """
+    with refusing(path):
+        descriptor = os.open(path, DIR_FLAGS)
+    try:
+        yield SourceDir(path, descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def all_files(local: LocalDir) -> list[LocalFile]:

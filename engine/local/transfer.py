@@ -1,13 +1,10 @@
 """Moving bytes between this machine and a store, with a bound on what is held in memory at once."""
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from typing_extensions import override
 
@@ -22,7 +19,6 @@ from blobstore.errors import (
 from blobstore.sink import Buffer, Sink
 from engine.errors import DamagedError, LeaseExpiredError
 from engine.local.hashing import ContentHasher
-from engine.local.scan import DIR_FLAGS, refusing
 from index.snapshot.model import BlobKey
 
 
@@ -95,35 +91,6 @@ class ByteBudget:
                 self._held_bytes += size_bytes
                 turn.set_result(None)
             self._waiting.popleft()
-
-
-class SourceDir:
-    """A directory that is held open while its files are read, so that all of them come from the one that was scanned.
-
-    Attributes:
-        path: For errors.
-        descriptor: Open for as long as the object is entered.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.descriptor = -1
-
-    def __enter__(self) -> Self:
-        """Open it.
-
-        Raises:
-            UnsafeSourceError: It is not a directory, or cannot be read.
-        """
-        with refusing(self.path):
-            self.descriptor = os.open(self.path, DIR_FLAGS)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self.descriptor)
-        self.descriptor = -1
 
 
 class PartsBody:

@@ -13,8 +13,9 @@ from typing_extensions import override
 
 from blobstore.errors import BlobCorruptError
 from blobstore.sink import Buffer, Sink
+from engine.local.copy import write_at
 from engine.local.hashing import ContentHasher, hash_content
-from engine.restore.write import SYNC_GROUP_MAX, OwnerPolicy, WrittenFile, create_file, seal_file, write_at
+from engine.restore.write import SYNC_GROUP_MAX, OwnerPolicy, WrittenFile, create_file, seal_file
 from index.plan.restore import FetchedRun, RestoredFile
 
 
@@ -24,11 +25,7 @@ def cores_count() -> int:
 
 
 class _AtWork:
-    """Packs that are taken apart at once: more threads than cores take the interpreter from each other (0008, R9).
-
-    Attributes:
-        permits: One for each core.
-    """
+    """Packs that are taken apart at once: more threads than cores take the interpreter from each other (0008, R9)."""
 
     def __init__(self) -> None:
         self.permits = threading.Semaphore(cores_count())

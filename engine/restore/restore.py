@@ -19,16 +19,18 @@ from engine.clock import Stopwatch
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest
-from engine.local.identify import find_present
+from engine.local.identify import FactReader
 from engine.local.scan import DIR_FLAGS, scan_dir
+from engine.local.transfer import ByteBudget
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import CHOICES_MAX, Choice, find_pinned, require_store
 from engine.records.indexes import check_is_of, read_stored_snapshot
 from engine.records.repository import OpenRepository, StoreAddress
-from engine.restore.download import Downloaded, Downloader, DownloadPlace
+from engine.restore.download import Downloader
 from engine.restore.staging import Staging, look_at_target, target_errors
 from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
+from engine.settings import TransferSettings
 from index.display import DisplayMixin, format_files, format_seconds, format_texts
 from index.plan.commits import Commit
 from index.plan.restore import RestorePlan, plan_restore
@@ -36,21 +38,6 @@ from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.dir_diff import LocalFile, pairs_to_identify
 from index.snapshot.model import FilePath, SnapshotIndex
 from index.snapshot.records import CommitPointer, StoreReference
-
-__all__ = [
-    "OwnerPolicy",
-    "RestoreOptions",
-    "RestoreResult",
-    "Restored",
-    "StagedRestore",
-    "TargetOptions",
-    "check_patterns",
-    "plan_restore_store",
-    "read_index_of",
-    "restore_chosen",
-    "restore_store",
-    "staged_restore",
-]
 
 
 class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -150,12 +137,11 @@ async def restore_store(
             What is missing is noted in `repository.missing_blobs`.
         StoreError: As the store says.
     """
-    check_patterns(options.files)
-    _refuse_few_files(target, options)
+    _check_asked(target, options)
     with repository.missing_blobs.recording():
         async with staged_restore(repository, target, options, progress) as staged:
-            index, requests = await read_index_of(repository.store, reference)
-            await staged.download(_choose_or_refuse(index, options.files, reference), requests=requests)
+            index, requests = await _read_chosen(repository.store, reference, options.files)
+            await staged.download(index, requests=requests)
             return await staged.publish()
 
 
@@ -209,32 +195,24 @@ async def staged_restore(
         try:
             await run_blocking(staging.open)
             watch.end_phase("prepare")
-            yield StagedRestore(repository, staging, options, cache=cache, progress=progress, watch=watch)
+            yield StagedRestore(
+                repository=repository, staging=staging, options=options, cache=cache, progress=progress, watch=watch
+            )
         finally:
             await run_blocking(staging.close)
 
 
-class StagedRestore:
+class StagedRestore(msgspec.Struct, kw_only=True):
     """A restore that has claimed its target: download an index, then publish it, each once."""
 
-    def __init__(
-        self,
-        repository: OpenRepository,
-        staging: Staging,
-        options: TargetOptions,
-        *,
-        cache: DigestCache,
-        progress: Progress,
-        watch: Stopwatch,
-    ) -> None:
-        self._repository = repository
-        self._staging = staging
-        self._options = options
-        self._cache = cache
-        self._progress = progress
-        self._watch = watch
-        self._done: tuple[RestorePlan, Downloaded] | None = None
-        self._index_requests = 0
+    repository: OpenRepository
+    staging: Staging
+    options: TargetOptions
+    cache: DigestCache
+    progress: Progress
+    watch: Stopwatch
+    # What was downloaded, and the number of GETs that its index took.
+    done: tuple[RestorePlan, Downloader, int] | None = None
 
     async def download(self, index: SnapshotIndex, *, requests: int) -> None:
         """Build beside the target what an index names.
@@ -243,46 +221,46 @@ class StagedRestore:
             index: It need not be in the store as it is.
             requests: GETs that it took.
         """
-        self._watch.end_phase("index")
-        self._index_requests = requests
-        staging, settings = self._staging, self._repository.settings
-        present = await _find_present_below(staging.target, index, self._cache) if staging.replaces else {}
-        plan = await run_blocking(
-            plan_restore,
-            index,
-            present,
-            range_bytes=settings.range_bytes,
-            owners_count=self._options.owners is not OwnerPolicy.IGNORE,
-        )
-        self._progress.total(files=plan.files_count, bytes_=plan.size_bytes)
+        self.watch.end_phase("index")
+        staging, settings = self.staging, self.repository.settings
+        plan = await _plan(index, staging.target, settings, self.options, self.cache if staging.replaces else None)
+        self.progress.total(files=plan.files_count, bytes_=plan.size_bytes)
         await run_blocking(_prepare, staging, plan)
-        self._watch.end_phase("prepare")
+        self.watch.end_phase("prepare")
         source = -1
         with target_errors(staging.target):
             if plan.links or plan.copies:
                 source = os.open(staging.target, DIR_FLAGS)
-        place = DownloadPlace(staging.target, staging.descriptor, source, self._options.owners)
+        downloader = Downloader(
+            store=self.repository.store,
+            snapshot=index.metadata,
+            target=staging.target,
+            root=staging.descriptor,
+            source=source,
+            owners=self.options.owners,
+            settings=settings,
+            progress=self.progress,
+            budget=ByteBudget(settings.memory_bytes_max),
+        )
         try:
-            downloader = Downloader(
-                self._repository.store, index.metadata, place, settings=settings, progress=self._progress
-            )
-            self._done = plan, await downloader.download(plan)
+            await downloader.download(plan)
         finally:
             if source >= 0:
                 os.close(source)
-        self._watch.end_phase("download")
+        self.done = plan, downloader, requests
+        self.watch.end_phase("download")
 
     async def publish(self) -> RestoreResult:
         """Put what was downloaded at the target."""
-        if self._done is None:
+        if self.done is None:
             raise AssertionError("nothing was downloaded")
-        plan, done = self._done
-        staging, watch = self._staging, self._watch
+        plan, done, index_requests = self.done
+        staging, watch = self.staging, self.watch
         if staging.replaces:
             await asyncio.to_thread(_check_not_in_use, staging.target)
         await run_blocking(staging.publish, plan.dirs, plan.modes)
         await run_blocking(staging.close)
-        await asyncio.to_thread(_remember, staging.target, done, self._cache)
+        await asyncio.to_thread(_remember, staging.target, done, self.cache)
         watch.end_phase("publish")
         in_index = (*plan.empty, *plan.inline)
         return RestoreResult(
@@ -294,7 +272,7 @@ class StagedRestore:
             bytes_reused=done.bytes_reused,
             files_inline=len(in_index),
             bytes_inline=sum(file.size_bytes for file in in_index),
-            requests=self._index_requests + done.requests,
+            requests=index_requests + done.requests,
             seconds=watch.total_s(),
             leftovers=tuple(staging.leftovers),
             index_seconds=watch.phase_s("index"),
@@ -319,7 +297,8 @@ def check_patterns(patterns: Sequence[str]) -> None:
             )
 
 
-def _refuse_few_files(target: Path, options: RestoreOptions) -> None:
+def _check_asked(target: Path, options: RestoreOptions) -> None:
+    check_patterns(options.files)
     if options.files and options.replace:
         raise TargetError(
             "a few files would take the place of the whole directory",
@@ -329,9 +308,13 @@ def _refuse_few_files(target: Path, options: RestoreOptions) -> None:
         )
 
 
-def _choose_or_refuse(index: SnapshotIndex, patterns: Sequence[str], reference: StoreReference) -> SnapshotIndex:
+async def _read_chosen(
+    store: BlobStore, reference: StoreReference, patterns: Sequence[str]
+) -> tuple[SnapshotIndex, int]:
+    """Read an index as `read_index_of`, and leave out of it the files that no pattern matches."""
+    index, requests = await read_index_of(store, reference)
     if not patterns:
-        return index
+        return index, requests
     chosen, unmatched = choose_files(index, patterns)
     if unmatched:
         raise NotFoundError(
@@ -340,7 +323,7 @@ def _choose_or_refuse(index: SnapshotIndex, patterns: Sequence[str], reference: 
             subject=f"{reference.task}/{reference.store}",
             hint="`tidemark show` lists the files; `*` matches within one directory",
         )
-    return chosen
+    return chosen, requests
 
 
 async def read_index_of(store: BlobStore, reference: StoreReference) -> tuple[SnapshotIndex, int]:
@@ -355,20 +338,38 @@ async def read_index_of(store: BlobStore, reference: StoreReference) -> tuple[Sn
     return snapshot.index, len(snapshot.chain)
 
 
-async def _find_present_below(target: Path, index: SnapshotIndex, cache: DigestCache) -> dict[FilePath, LocalFile]:
-    """Find the files of a directory that are files of the snapshot (I2).
+async def _plan(
+    index: SnapshotIndex,
+    target: Path,
+    settings: TransferSettings,
+    options: TargetOptions,
+    cache: DigestCache | None,
+) -> RestorePlan:
+    """Plan a restore.
+
+    Args:
+        cache: Of a target with content, of which those files are reused that are files of the snapshot (I2).
 
     Raises:
-        TargetError: A RocksDB has it or one below it open, or it cannot be read.
+        TargetError: A RocksDB has the target or a directory below it open, or it cannot be read.
     """
-    stop = threading.Event()
-    try:
-        return await asyncio.to_thread(_look_below, target, index, cache, stop)
-    finally:
-        stop.set()
+    present: dict[FilePath, LocalFile] = {}
+    if cache is not None:
+        stop = threading.Event()
+        try:
+            present = await asyncio.to_thread(_find_present, target, index, cache, stop)
+        finally:
+            stop.set()
+    return await run_blocking(
+        plan_restore,
+        index,
+        present,
+        range_bytes=settings.range_bytes,
+        owners_count=options.owners is not OwnerPolicy.IGNORE,
+    )
 
 
-def _look_below(
+def _find_present(
     target: Path, index: SnapshotIndex, cache: DigestCache, stop: threading.Event
 ) -> dict[FilePath, LocalFile]:
     _check_not_in_use(target)
@@ -378,7 +379,7 @@ def _look_below(
             for path, pairs in pairs_to_identify(scan_dir(target), index.dir)
             for file, entry in pairs
         ]
-        return find_present(target, candidates, cache, stop=stop)
+        return FactReader(target, cache, stop=stop).find_present(candidates)
     except UnsafeSourceError:
         # It has entries that no backup would keep, or somebody works in it: nothing in it is to be relied on.
         return {}
@@ -400,15 +401,15 @@ def _prepare(staging: Staging, plan: RestorePlan) -> None:
     staging.make_dirs(plan.dirs)
 
 
-def _remember(target: Path, done: Downloaded, cache: DigestCache) -> None:
+def _remember(target: Path, done: Downloader, cache: DigestCache) -> None:
     """Remember the files that are at the target now (I2)."""
-    links = {written.file.path for written in done.links}
+    links = {written.file.path for written in done.linked}
     try:
         root = os.open(target, DIR_FLAGS)
     except OSError:
         return  # somebody has moved it already: there is nothing to remember, and the restore is done
     try:
-        for written in done.files:
+        for written in done.written:
             # The ctime of a linked file has changed again when the old directory with its other name was removed.
             local = stat_again(root, written) if written.file.path in links else written.local
             if local is not None:
@@ -416,7 +417,7 @@ def _remember(target: Path, done: Downloaded, cache: DigestCache) -> None:
                 cache.record_restored(local, Digest(entry.blake3, entry.crc32))
     finally:
         os.close(root)
-    cache.trim([written.local for written in done.files])
+    cache.trim([written.local for written in done.written])
 
 
 async def plan_restore_store(
@@ -424,22 +425,10 @@ async def plan_restore_store(
 ) -> RestorePlan:
     """Plan what `restore_store` would do with the same arguments; what it refuses is refused in the same order.
 
-    Only what takes writing is not found out: whether there is space, and another restore at work.
-
-    Raises:
-        TargetError: The target is not a directory, has content that may not be replaced, or a RocksDB has it open; or
-            `replace` would put a few files into the place of a whole directory.
-        UsageError: One of the patterns is empty.
-        NotFoundError: One of the patterns matches no file.
-        DamagedError: The index is missing or altered.
-        StoreError: As the store says.
+    Only what takes writing is not found out: whether there is space, and another restore at work. Errors likewise.
     """
-    check_patterns(options.files)
-    _refuse_few_files(target, options)
+    _check_asked(target, options)
     async with repository.digests.of(target) as cache:
         _, has_content = await asyncio.to_thread(look_at_target, target, replace=options.replace)
-        index, _ = await read_index_of(repository.store, reference)
-        index = _choose_or_refuse(index, options.files, reference)
-        present = await _find_present_below(target, index, cache) if has_content else {}
-    owners_count = options.owners is not OwnerPolicy.IGNORE
-    return plan_restore(index, present, range_bytes=repository.settings.range_bytes, owners_count=owners_count)
+        index, _ = await _read_chosen(repository.store, reference, options.files)
+        return await _plan(index, target, repository.settings, options, cache if has_content else None)

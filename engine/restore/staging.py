@@ -95,7 +95,7 @@ class Staging:
             self._parent = os.open(self.target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._lock = self._take_lock()
             self._clean_up()
-            self._look_at_target()
+            self._there, self.replaces = look_at_target(self.target, replace=self._may_replace, parent=self._parent)
             if self.replaces:
                 self._remove_kept()
             os.mkdir(self._staging_name, _PRIVATE, dir_fd=self._parent)
@@ -118,14 +118,9 @@ class Staging:
             TargetError: Too little space, or too few inodes, are left.
         """
         with target_errors(self.target):
-            space = os.fstatvfs(self.descriptor)
-        # A file takes whole blocks: half a block more on average, and never less than what it holds.
-        needed_bytes = size_bytes + files_count * space.f_frsize // 2
-        free_bytes = space.f_bavail * space.f_frsize
-        if needed_bytes > free_bytes:
-            raise _full(self.target, f"needs {needed_bytes:,} bytes and {free_bytes:,} are free")
-        if space.f_files and files_count > space.f_favail:
-            raise _full(self.target, f"needs {files_count:,} inodes and {space.f_favail:,} are free")
+            lack = find_lack_of_space(self.descriptor, size_bytes, files_count)
+        if lack:
+            raise _full(self.target, lack)
 
     def publish(self, dirs: Sequence[FilePath], modes: Mapping[FilePath, int]) -> None:
         """Put what was built at the target, durably. What was there goes, or comes back if that fails.
@@ -225,9 +220,6 @@ class Staging:
             else:
                 self._kept.append(name)
 
-    def _look_at_target(self) -> None:
-        self._there, self.replaces = look_at_target(self.target, replace=self._may_replace, parent=self._parent)
-
     def _take_after(self, there: os.stat_result) -> int:
         """Give the new directory the owner of the one that it replaces, where that is allowed; return its mode."""
         with contextlib.suppress(PermissionError):
@@ -287,6 +279,19 @@ class Staging:
             pass
         except OSError:
             self.leftovers.append(str(self.target.parent / name))
+
+
+def find_lack_of_space(directory: int | Path, size_bytes: int, files_count: int) -> str:
+    """Return what the file system of a directory, or of its descriptor, lacks for some files; empty if nothing."""
+    space = os.statvfs(directory)
+    # A file takes whole blocks: half a block more on average, and never less than what it holds.
+    needed_bytes = size_bytes + files_count * space.f_frsize // 2
+    free_bytes = space.f_bavail * space.f_frsize
+    if needed_bytes > free_bytes:
+        return f"needs {needed_bytes:,} bytes and {free_bytes:,} are free"
+    if space.f_files and files_count > space.f_favail:
+        return f"needs {files_count:,} inodes and {space.f_favail:,} are free"
+    return ""
 
 
 def remove_tree(name: str | Path, *, parent: int | None = None, ignore_errors: bool = False) -> None:

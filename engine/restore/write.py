@@ -20,11 +20,12 @@ from blobstore.errors import BlobCorruptError
 from blobstore.local.files import flush
 from blobstore.sink import Buffer, Sink
 from engine.errors import TargetError
+from engine.local.copy import write_at
 from engine.local.hashing import ContentHasher, hash_content
 from engine.local.scan import READ_FLAGS, is_untouched, local_file
 from index.plan.restore import RESTORED_MODE, RestoredFile, ReusedFile
 from index.snapshot.dir_diff import LocalFile
-from index.snapshot.model import FileIndex, FileMetadata
+from index.snapshot.model import FileMetadata
 
 # Files are made in groups of this size and then synced: the first sync of a group does most of the work for all.
 SYNC_GROUP_MAX: Final = 64
@@ -55,15 +56,6 @@ class WrittenFile(msgspec.Struct, frozen=True):
 def create_file(root: int, file: RestoredFile) -> int:
     """Create an empty file, open for writing; nobody else may read it until `seal_file`."""
     return os.open("/".join(file.path), _NEW_FILE_FLAGS, _NEW_FILE_MODE, dir_fd=root)
-
-
-def write_at(descriptor: int, offset: int, data: Buffer) -> None:
-    """Write all of the data from `offset` on."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        offset += written
-        view = view[written:]
 
 
 class FilePlace(Sink):
@@ -101,7 +93,11 @@ def seal_file(descriptor: int, file: RestoredFile, owners: OwnerPolicy) -> Writt
     Raises:
         TargetError: The owner cannot be given and `owners` requires it.
     """
-    _set_metadata(descriptor, file, owners)
+    metadata = file.entry.metadata
+    if owners is not OwnerPolicy.IGNORE:
+        _set_owner(descriptor, file.entry.name, metadata, required=owners is OwnerPolicy.REQUIRE)
+    os.fchmod(descriptor, metadata.mode & RESTORED_MODE)
+    os.utime(descriptor, ns=(metadata.modified_at_ns, metadata.modified_at_ns))
     flush(descriptor)
     return WrittenFile(file, local_file(file.entry.name, os.fstat(descriptor)))
 
@@ -149,7 +145,8 @@ def link_file(root: int, source: int, reused: ReusedFile) -> WrittenFile | None:
             return None
         linked = os.stat(path, dir_fd=root, follow_symlinks=False)
         # The link changes the ctime; everything else must be what it was, of the same inode.
-        if not os.path.samestat(linked, before) or _content_stamp(linked) != _content_stamp(before):
+        same = os.path.samestat(linked, before) and linked.st_size == before.st_size
+        if not same or linked.st_mtime_ns != before.st_mtime_ns:
             os.unlink(path, dir_fd=root)
             return None
         flush(descriptor)
@@ -248,19 +245,7 @@ def _copy(reader: int, writer: int, size_bytes: int) -> bytes:
     return hasher.blake3
 
 
-def _content_stamp(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
-
-
-def _set_metadata(descriptor: int, file: RestoredFile, owners: OwnerPolicy) -> None:
-    metadata = file.entry.metadata
-    if owners is not OwnerPolicy.IGNORE:
-        _set_owner(descriptor, file.entry, metadata, required=owners is OwnerPolicy.REQUIRE)
-    os.fchmod(descriptor, metadata.mode & RESTORED_MODE)
-    os.utime(descriptor, ns=(metadata.modified_at_ns, metadata.modified_at_ns))
-
-
-def _set_owner(descriptor: int, entry: FileIndex, metadata: FileMetadata, *, required: bool) -> None:
+def _set_owner(descriptor: int, name: str, metadata: FileMetadata, *, required: bool) -> None:
     try:
         uid, gid = _user_id(metadata.owner), _group_id(metadata.group)
         now = os.fstat(descriptor)
@@ -271,7 +256,7 @@ def _set_owner(descriptor: int, entry: FileIndex, metadata: FileMetadata, *, req
             raise TargetError(
                 f"cannot belong to {metadata.owner}:{metadata.group} here",
                 operation="restore",
-                subject=entry.name,
+                subject=name,
                 hint="restore as root where these exist, or let owners be restored where possible or ignored",
             ) from error
 

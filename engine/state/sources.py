@@ -15,7 +15,7 @@ from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
 from engine.local.scan import DIR_FLAGS
 from engine.local.transfer import ByteBudget
-from engine.restore.download import Downloader, DownloadPlace
+from engine.restore.download import Downloader
 from engine.restore.staging import target_errors
 from engine.settings import TransferSettings
 from engine.state.checkpoint_dir import READ_BYTES_MAX
@@ -194,11 +194,16 @@ class IndexStateFiles(StateFiles):
         with target_errors(target):
             root = await run_blocking(_make_root, private, plan.dirs)
         try:
-            place = DownloadPlace(target, root)
             downloader = Downloader(
-                self._store, self.index.metadata, place, settings=self._settings, budget=self._budget
+                store=self._store,
+                snapshot=self.index.metadata,
+                target=target,
+                root=root,
+                settings=self._settings,
+                budget=self._budget,
             )
-            self.requests += (await downloader.download(plan)).requests
+            await downloader.download(plan)
+            self.requests += downloader.requests
         finally:
             os.close(root)
 

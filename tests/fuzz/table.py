@@ -88,7 +88,6 @@ UNFUZZED: Final[dict[str, str]] = {
     "engine.cli.options.Verb.parse_args": "has click read a command line",
     "engine.cli.cmd.doctor": "decodes what it has encoded itself",
     "engine.collect.collect.read_until_not_overtaken": "repeats a reading, whatever it reads",
-    "engine.backup.upload.read_twice_error": "makes an error",
     "blobstore.local.dirs.read_regular": "asks the file system",
     "blobstore.local.dirs.split_key": "splits a checked key at its last slash",
     "engine.clock.read_now_ms": "asks for the time",

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import rocksdict
 
-import engine.backup.backup
 import engine.backup.source
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
+from engine.local.identify import FactReader
 from engine.local.scan import scan_dir
 from engine.records.indexes import read_index
 from engine.settings import TransferSettings
@@ -155,8 +155,8 @@ async def test_live_store_goes_on_while_its_checkpoint_is_backed_up(
                 time.sleep(0.05)
 
     is_early = when == "after the scan"
-    module, name = (engine.backup.backup, "identify_ssts") if is_early else (engine.backup.source, "find_difference")
-    real = getattr(module, name)
+    owner, name = (FactReader, "identify_ssts") if is_early else (engine.backup.source, "find_difference")
+    real = getattr(owner, name)
 
     def and_work(*args: object, **options: object) -> object:
         work()
@@ -166,7 +166,7 @@ async def test_live_store_goes_on_while_its_checkpoint_is_backed_up(
         work()
         return real(scanned, scan_dir(one))
 
-    monkeypatch.setattr(module, name, and_work if is_early else work_and_scan)
+    monkeypatch.setattr(owner, name, and_work if is_early else work_and_scan)
     result = await bench.backup(directory=one)
     db.close()
     assert all(path.stat().st_ctime_ns > before[path].st_ctime_ns for path in shared)

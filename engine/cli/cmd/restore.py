@@ -27,7 +27,8 @@ from engine.errors import DamagedError, EngineError
 from engine.records.find import Choice
 from engine.records.missing import find_complete
 from engine.repository.sync import SyncRepository
-from engine.restore.restore import OwnerPolicy, RestoreOptions, RestoreResult, check_patterns
+from engine.restore.restore import RestoreOptions, RestoreResult, check_patterns
+from engine.restore.write import OwnerPolicy
 from engine.text import table
 from index.errors import FormatError
 from index.plan.commits import Commit

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,8 +12,9 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.local import dirs as local_dirs
 from blobstore.local import temp as local_temp
-from engine.local import identify, scan
+from engine.local import scan
 from engine.local.cache import DigestCache
+from engine.local.identify import FactReader
 from engine.records import roots
 from engine.records.indexes import StoredSnapshot, read_stored_snapshot
 from engine.spark.claims import Attempt, ReadyStore
@@ -90,11 +91,11 @@ def sessions_do_not_count() -> Iterator[None]:
 )
 def size_is_enough_to_reuse() -> Iterator[None]:
     def find(
-        root: Path, candidates: Sequence[tuple[FilePath, LocalFile, FileIndex]], cache: object, *, stop: object
+        self: FactReader, candidates: Iterable[tuple[FilePath, LocalFile, FileIndex]]
     ) -> dict[FilePath, LocalFile]:
         return {path: f for path, f, entry in candidates if f.metadata.size_bytes == entry.metadata.size_bytes}
 
-    with everywhere(identify.find_present, find):
+    with mock.patch.object(FactReader, "find_present", find):
         yield
 
 

@@ -11,8 +11,7 @@ from engine.backup import upload
 from engine.backup.upload import FileRunBody
 from engine.errors import UnsafeSourceError
 from engine.local.hashing import ContentHasher, hash_bytes, hash_content
-from engine.local.scan import scan_dir
-from engine.local.transfer import SourceDir
+from engine.local.scan import SourceDir, opened_dir, scan_dir
 from tests.unit.engine.workbench import open_descriptors
 
 
@@ -23,13 +22,15 @@ class TestFileRunBody:
 
     def body(self, source: SourceDir, start: int = 0, size_bytes: int = 10_000) -> FileRunBody:
         (file,) = scan_dir(source.path).files
-        return FileRunBody(source, (file.name,), file, start=start, size_bytes=size_bytes, chunk_bytes=4096)
+        return FileRunBody(
+            source=source, path=(file.name,), file=file, start=start, size_bytes=size_bytes, chunk_bytes=4096
+        )
 
     @pytest.mark.parametrize("start, size", [(0, 10_000), (0, 4096), (4096, 4096), (8192, 1808), (9999, 1)])
     async def test_run_is_read_and_hashed_as_often_as_asked(self, tmp_path: Path, start: int, size: int) -> None:
         data = os.urandom(10_000)
         (tmp_path / "f").write_bytes(data)
-        with SourceDir(tmp_path) as source:
+        with opened_dir(tmp_path) as source:
             body = self.body(source, start, size)
             assert body.digest is None
             run = data[start : start + size]
@@ -41,7 +42,7 @@ class TestFileRunBody:
     async def test_digest_is_known_before_a_store_that_has_enough_lets_go(self, tmp_path: Path) -> None:
         (tmp_path / "f").write_bytes(b"x" * 10_000)
         before = open_descriptors()
-        with SourceDir(tmp_path) as source:
+        with opened_dir(tmp_path) as source:
             body = self.body(source)
             seen = 0
             async with aclosing(body.read_chunks()) as chunks:
@@ -54,7 +55,7 @@ class TestFileRunBody:
 
     async def test_digest_is_read_if_no_store_did(self, tmp_path: Path) -> None:
         (tmp_path / "f").write_bytes(b"x" * 10_000)
-        with SourceDir(tmp_path) as source:
+        with opened_dir(tmp_path) as source:
             assert await self.body(source).read_digest() == hash_bytes(b"x" * 10_000)
 
     @pytest.mark.parametrize("after_chunks", [0, 1, 2])
@@ -64,7 +65,7 @@ class TestFileRunBody:
     ) -> None:
         path = tmp_path / "f"
         path.write_bytes(b"x" * 10_000)
-        with SourceDir(tmp_path) as source:
+        with opened_dir(tmp_path) as source:
             body = self.body(source)
             if after_chunks == 0:
                 self.change(path, change)
@@ -101,7 +102,7 @@ class TestFileRunBody:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "f").write_bytes(b"x" * 10_000)
-        with SourceDir(tmp_path) as source:
+        with opened_dir(tmp_path) as source:
             body = self.body(source)
             await self.read(body)
 

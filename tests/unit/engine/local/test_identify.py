@@ -10,8 +10,8 @@ from engine.errors import UnsafeSourceError
 from engine.local import identify as module
 from engine.local.cache import DigestCache
 from engine.local.hashing import hash_bytes
-from engine.local.identify import StoppedError, find_present, identify, identify_ssts
-from engine.local.scan import scan_dir
+from engine.local.identify import FactReader, StoppedError
+from engine.local.scan import SourceDir, scan_dir
 from index.rocksdb.sst import MoreBytesNeeded
 from index.snapshot.dir_diff import LocalDir, LocalFile
 from index.snapshot.model import DirIndex, FileIndex, FileMetadata, SstIdentity
@@ -31,23 +31,21 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     seen: list[tuple[str, int, int]] = []
     real = module._read_one
 
-    def watched(root: Path, descriptor: int, stop: threading.Event, item: module.Wanted) -> LocalFile:
+    def watched(source: SourceDir, stop: threading.Event, item: module.Wanted) -> LocalFile:
         seen.append(("/".join(item.path), item.sst, item.digest))
-        return real(root, descriptor, stop, item)
+        return real(source, stop, item)
 
     monkeypatch.setattr(module, "_read_one", watched)
     return seen
 
 
+def reader(root: Path, cache: DigestCache | None = None, stop: threading.Event | None = None) -> FactReader:
+    cache = cache if cache is not None else DigestCache()
+    return FactReader(root, cache, stop=stop or threading.Event(), looked_at_ns=LONG_AFTER_NS)
+
+
 def identified(root: Path, remote: DirIndex, cache: DigestCache | None = None) -> LocalDir:
-    return identify(
-        root,
-        scan_dir(root),
-        remote,
-        cache if cache is not None else DigestCache(),
-        looked_at_ns=LONG_AFTER_NS,
-        stop=threading.Event(),
-    )
+    return reader(root, cache).identify(scan_dir(root), remote)
 
 
 def facts(directory: LocalDir) -> dict[str, tuple[bytes | None, SstIdentity | None]]:
@@ -128,8 +126,7 @@ def test_sst_that_keeps_asking_for_more_has_no_identity(
     monkeypatch.setattr(module, "parse_sst_tail", parse)
     scanned = scan_dir(tmp_path)
     files = [((file.name,), file) for file in scanned.files]
-    found = identify_ssts(tmp_path, files, DigestCache(), looked_at_ns=LONG_AFTER_NS, stop=threading.Event())
-    assert found == {}
+    assert reader(tmp_path).identify_ssts(files) == {}
     assert given == [4096, *asked][:tries]
 
 
@@ -162,14 +159,7 @@ def test_file_that_changed_since_the_scan_is_refused_by_name(
         (root / "f").symlink_to(tmp_path / "aside")
     before = open_descriptors()
     with pytest.raises(UnsafeSourceError) as raised:
-        identify(
-            root,
-            scanned,
-            DirIndex("", (entry("f", b"data"),)),
-            DigestCache(),
-            looked_at_ns=LONG_AFTER_NS,
-            stop=threading.Event(),
-        )
+        reader(root).identify(scanned, DirIndex("", (entry("f", b"data"),)))
     assert raised.value.subject == str(root / "f")
     assert open_descriptors() == before
 
@@ -179,20 +169,13 @@ def test_reading_stops_when_nobody_wants_it(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(StoppedError):
-        identify(
-            tmp_path,
-            scan_dir(tmp_path),
-            DirIndex("", (entry("f", b"data"),)),
-            DigestCache(),
-            looked_at_ns=LONG_AFTER_NS,
-            stop=stop,
-        )
+        reader(tmp_path, stop=stop).identify(scan_dir(tmp_path), DirIndex("", (entry("f", b"data"),)))
 
 
 class TestFindPresent:
     def found(self, root: Path, entries: dict[str, FileIndex], cache: DigestCache) -> set[str]:
         candidates = [((file.name,), file, entries[file.name]) for file in scan_dir(root).files]
-        return {path[0] for path in find_present(root, candidates, cache, stop=threading.Event())}
+        return {path[0] for path in reader(root, cache).find_present(candidates)}
 
     def test_content_decides(self, tmp_path: Path) -> None:
         for name in ("right", "wrong"):
@@ -225,5 +208,4 @@ class TestFindPresent:
         (tmp_path / "f").write_bytes(b"data")
         (file,) = scan_dir(tmp_path).files
         (tmp_path / "f").unlink()
-        found = find_present(tmp_path, [(("f",), file, entry("f", b"data"))], DigestCache(), stop=threading.Event())
-        assert found == {}
+        assert reader(tmp_path).find_present([(("f",), file, entry("f", b"data"))]) == {}

@@ -15,8 +15,8 @@ from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.backup.upload import FileRunBody
 from engine.errors import DamagedError, LeaseExpiredError, UsageError
 from engine.local.hashing import FileHasher, hash_bytes
-from engine.local.scan import scan_dir
-from engine.local.transfer import ByteBudget, PartsBody, SourceDir, put_new
+from engine.local.scan import opened_dir, scan_dir
+from engine.local.transfer import ByteBudget, PartsBody, put_new
 from engine.settings import TransferSettings, share_among
 from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import Scope
@@ -176,9 +176,9 @@ class TestPutNew:
 
         inner.after("put_if_absent", KEY, rewrite)
         monkeypatch.setattr("engine.backup.upload.check_unchanged", lambda *_: None)
-        with SourceDir(tmp_path) as source:
+        with opened_dir(tmp_path) as source:
             (file,) = scan_dir(tmp_path).files
-            body = FileRunBody(source, ("f",), file, start=0, size_bytes=10_000, chunk_bytes=4096)
+            body = FileRunBody(source=source, path=("f",), file=file, start=0, size_bytes=10_000, chunk_bytes=4096)
             store = RetryingStore(inner, RetrySettings(first_wait_s=0))
             await put_new(store, KEY, body, ttl_ms=5000)
             landed = await read_blob(store, KEY, size_bytes_max=10_000)

@@ -16,7 +16,7 @@ from engine.errors import DamagedError, EngineError, NotFoundError, TargetBusyEr
 from engine.local import scan
 from engine.records import indexes as index_io
 from engine.records.indexes import read_index
-from engine.restore.restore import OwnerPolicy
+from engine.restore.write import OwnerPolicy
 from index.errors import FormatError
 from index.snapshot.codec import KIND_INDEX, seal
 from index.snapshot.keys import INDEXES, upload_key
