@@ -27,76 +27,52 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.backup.backup import BackupOptions, BackupResult
-    from engine.checkpoint.backup import BackupChoice, backup_checkpoint
-    from engine.checkpoint.check.check import check_checkpoint
-    from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
-    from engine.collect.report import CollectReport
-    from engine.inspect.history import History
-    from engine.inspect.verify import VerifyReport
-    from engine.repository.repository import Repository
-    from engine.repository.sync import SyncRepository
-    from engine.restore.restore import Restored, RestoreOptions, RestoreResult
-    from engine.state.query import StreamingCheckpoint, open_query_state
-    from engine.state.restore import StateRestoreOptions
-    from engine.state.settings import StateStoreSettings
-    from engine.state.store import StateStore
-    from engine.state.sync import SyncStateStore
-    from index.plan.commits import Commit
-    from index.snapshot.delta import IndexDifference
-
-__all__ = [
-    "BackupChoice",
-    "BackupOptions",
-    "BackupResult",
-    "CollectReport",
-    "Commit",
-    "History",
-    "IndexDifference",
-    "Repository",
-    "RestoreChoice",
-    "RestoreOptions",
-    "RestoreResult",
-    "Restored",
-    "StateRestoreOptions",
-    "StateStore",
-    "StateStoreSettings",
-    "StreamingCheckpoint",
-    "SyncRepository",
-    "SyncStateStore",
-    "VerifyReport",
-    "backup_checkpoint",
-    "check_checkpoint",
-    "open_query_state",
-    "restore_checkpoint",
-]
+    from engine.backup.backup import BackupOptions as BackupOptions
+    from engine.backup.backup import BackupResult as BackupResult
+    from engine.checkpoint.backup import BackupChoice as BackupChoice
+    from engine.checkpoint.backup import backup_checkpoint as backup_checkpoint
+    from engine.checkpoint.check.check import check_checkpoint as check_checkpoint
+    from engine.checkpoint.restore import RestoreChoice as RestoreChoice
+    from engine.checkpoint.restore import restore_checkpoint as restore_checkpoint
+    from engine.collect.report import CollectReport as CollectReport
+    from engine.inspect.history import History as History
+    from engine.inspect.verify import VerifyReport as VerifyReport
+    from engine.repository.repository import Repository as Repository
+    from engine.repository.sync import SyncRepository as SyncRepository
+    from engine.restore.restore import Restored as Restored
+    from engine.restore.restore import RestoreOptions as RestoreOptions
+    from engine.restore.restore import RestoreResult as RestoreResult
+    from engine.state.query import StreamingCheckpoint as StreamingCheckpoint
+    from engine.state.query import open_query_state as open_query_state
+    from engine.state.restore import StateRestoreOptions as StateRestoreOptions
+    from engine.state.settings import StateStoreSettings as StateStoreSettings
+    from engine.state.store import StateStore as StateStore
+    from engine.state.sync import SyncStateStore as SyncStateStore
+    from index.plan.commits import Commit as Commit
+    from index.snapshot.delta import IndexDifference as IndexDifference
 
 # Where each name is defined: it is imported when somebody asks for it (PEP 562), so that a use of one loads no other.
-_MODULES = {
-    "BackupOptions": "engine.backup.backup",
-    "BackupChoice": "engine.checkpoint.backup",
-    "BackupResult": "engine.backup.backup",
-    "CollectReport": "engine.collect.report",
-    "Commit": "index.plan.commits",
-    "History": "engine.inspect.history",
-    "IndexDifference": "index.snapshot.delta",
-    "Repository": "engine.repository.repository",
-    "RestoreOptions": "engine.restore.restore",
-    "RestoreChoice": "engine.checkpoint.restore",
-    "RestoreResult": "engine.restore.restore",
-    "Restored": "engine.restore.restore",
-    "StateRestoreOptions": "engine.state.restore",
-    "StateStore": "engine.state.store",
-    "StateStoreSettings": "engine.state.settings",
-    "StreamingCheckpoint": "engine.state.query",
-    "SyncRepository": "engine.repository.sync",
-    "SyncStateStore": "engine.state.sync",
-    "VerifyReport": "engine.inspect.verify",
-    "backup_checkpoint": "engine.checkpoint.backup",
-    "check_checkpoint": "engine.checkpoint.check.check",
-    "open_query_state": "engine.state.query",
-    "restore_checkpoint": "engine.checkpoint.restore",
+_NAMES = {
+    "engine.backup.backup": "BackupOptions BackupResult",
+    "engine.checkpoint.backup": "BackupChoice backup_checkpoint",
+    "engine.checkpoint.check.check": "check_checkpoint",
+    "engine.checkpoint.restore": "RestoreChoice restore_checkpoint",
+    "engine.collect.report": "CollectReport",
+    "engine.inspect.history": "History",
+    "engine.inspect.verify": "VerifyReport",
+    "engine.repository.repository": "Repository",
+    "engine.repository.sync": "SyncRepository",
+    "engine.restore.restore": "Restored RestoreOptions RestoreResult",
+    "engine.state.query": "StreamingCheckpoint open_query_state",
+    "engine.state.restore": "StateRestoreOptions",
+    "engine.state.settings": "StateStoreSettings",
+    "engine.state.store": "StateStore",
+    "engine.state.sync": "SyncStateStore",
+    "index.plan.commits": "Commit",
+    "index.snapshot.delta": "IndexDifference",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:

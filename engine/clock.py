@@ -6,9 +6,6 @@ What decides about stored data never asks it, but the store's clock.
 import secrets
 import time
 import uuid
-from typing import Protocol
-
-from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.errors import AccessDeniedError, StoreFullError
@@ -16,51 +13,27 @@ from index.snapshot.model import UniqueId
 from index.snapshot.records import WriteId
 
 
-class Runtime(Protocol):
-    """Clock and randomness, replaceable by a seeded one in tests."""
+class Runtime:
+    """This machine's clock and random numbers; a test replaces them by seeded ones."""
 
     def session(self) -> str:
         """Make a new upload session or pin id: 20 lower-case hexadecimal digits, never given twice."""
-        ...
+        return secrets.token_hex(10)
 
     def unique_id(self) -> UniqueId:
         """Make a new random id in the form of a UUID, as Spark's checkpointUniqueId."""
-        ...
+        return UniqueId(str(uuid.uuid4()))
 
     def write_id(self) -> WriteId:
         """Make a new random id of a record."""
-        ...
+        return WriteId(secrets.token_hex(16))
 
     def local_now_ms(self) -> int:
         """Return this machine's clock: for people, and to doubt the store's; it makes nothing old."""
-        ...
+        return time.time_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
         """Return seconds that never go backwards, for durations."""
-        ...
-
-
-class SystemRuntime(Runtime):
-    """This machine's clock and random numbers."""
-
-    @override
-    def session(self) -> str:
-        return secrets.token_hex(10)
-
-    @override
-    def unique_id(self) -> UniqueId:
-        return UniqueId(str(uuid.uuid4()))
-
-    @override
-    def write_id(self) -> WriteId:
-        return WriteId(secrets.token_hex(16))
-
-    @override
-    def local_now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    @override
-    def monotonic_s(self) -> float:
         return time.monotonic()
 
 
@@ -95,4 +68,4 @@ async def read_now_ms(store: BlobStore) -> int:
     try:
         return await store.now_ms()
     except (AccessDeniedError, StoreFullError):
-        return SystemRuntime().local_now_ms()
+        return Runtime().local_now_ms()

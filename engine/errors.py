@@ -197,11 +197,7 @@ def bare_message(error: EngineError | FormatError) -> str:
 def restated(error: E, *, subject: str, message: str = "", hint: str = "") -> E:
     """Make the same error about another subject, which the caller knows better; to be raised `from` its cause.
 
-    Args:
-        error: What was raised.
-        subject: What it is about.
-        message: What it says, if not what it said.
-        hint: What to do about it, if not what it said.
+    A message or a hint that is given takes the place of its own.
     """
     message, hint = message or bare_message(error), hint or error.hint
     again: EngineError | FormatError

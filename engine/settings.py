@@ -43,11 +43,7 @@ class TransferSettings(BackupLimits, frozen=True, kw_only=True, forbid_unknown_f
     trust_stat: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse numbers that contradict each other.
-
-        Raises:
-            UsageError: A number is out of range.
-        """
+        """Refuse, with a `UsageError`, numbers that contradict each other."""
         rules = (
             ("in_flight_max", 1 <= self.in_flight_max <= IN_FLIGHT_MAX, "is not within 1 and 1,024"),
             ("chunk_bytes", 4 * KIB <= self.chunk_bytes <= CHUNK_BYTES_MAX, "is not within 4 KiB and 8 MiB"),
@@ -73,14 +69,10 @@ STORES_AT_ONCE: Final = 8
 
 
 def share_among(settings: TransferSettings, at_once_max: int) -> tuple[int, TransferSettings]:
-    """Share settings among stores: how many to work on at once, and what each of them may use.
-
-    Args:
-        settings: What all of them together may use.
-        at_once_max: At most this number.
+    """Share settings among at most some number of stores that are worked on at once.
 
     Returns:
-        The number, at least 1, and the settings of each: that many times their memory and requests is within what was
+        How many, at least 1, and the settings of each: that many times their memory and requests is within what was
         given.
     """
     needed_bytes = max(settings.pack_bytes_max, 2 * settings.chunk_bytes)

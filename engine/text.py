@@ -83,23 +83,17 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Itera
 
 
 def parse_duration_ms(text: str) -> int:
-    """Parse a duration such as `36h`, `7d` or `1d12h`, in milliseconds.
-
-    Raises:
-        UsageError: The text is invalid.
-    """
+    """Parse a duration such as `36h`, `7d` or `1d12h`, in milliseconds; refuse another text with a `UsageError`."""
     if _DURATION.fullmatch(text) is None:
-        raise UsageError(
-            "not a duration", operation="read", subject=repr(text), hint="write it as 30m, 36h, 7d or 1d12h"
-        )
+        hint = "write it as 30m, 36h, 7d or 1d12h"
+        raise UsageError("not a duration", operation="read", subject=repr(text), hint=hint)
     return sum(int(count) * _UNIT_MS[unit] for count, unit in _DURATION_PART.findall(text))
 
 
 def parse_moment(text: str) -> Moment:
     """Parse a time: in ISO 8601, UTC unless it names a zone; an age such as `36h`; or `yesterday 18:00` (UTC).
 
-    Raises:
-        UsageError: The text is none of these.
+    Another text is refused with a `UsageError`.
     """
     if _DURATION.fullmatch(text) is not None:
         return Moment(ago_ms=parse_duration_ms(text))
@@ -120,11 +114,7 @@ def parse_moment(text: str) -> Moment:
 
 
 def parse_size_bytes(text: str) -> int:
-    """Parse a size such as `4096`, `64MiB` or `1g`; units are powers of 1,024.
-
-    Raises:
-        UsageError: The text is invalid.
-    """
+    """Parse a size such as `4096`, `64MiB` or `1g` (powers of 1,024); refuse another text with a `UsageError`."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise UsageError("not a size", operation="read", subject=repr(text), hint="write it as 4096, 256KiB or 64MiB")
@@ -132,11 +122,7 @@ def parse_size_bytes(text: str) -> int:
 
 
 def parse_share(text: str) -> float:
-    """Parse a share above 0 and up to 1, of `10%` or `0.1`.
-
-    Raises:
-        UsageError: The text is invalid.
-    """
+    """Parse a share above 0 and up to 1, of `10%` or `0.1`; refuse another text with a `UsageError`."""
     match = _SHARE.fullmatch(text)
     share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
     if not 0 < share <= 1:

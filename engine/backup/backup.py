@@ -153,16 +153,7 @@ async def backup_source(
     one PUT per pack and blob, one PUT for the index; with `check_retained` a STAT for each blob retained, and for each
     index that would have been read if this process did not have it.
 
-    Args:
-        repository: Where to.
-        source: What is backed up.
-        address: Whose state it is.
-        base: The snapshot to diff against; None uploads everything. That of the options is not asked.
-        options: Everything else.
-        progress: Receives what there is to do and what is done.
-
-    Returns:
-        What to commit.
+    The base is the snapshot to diff against; None uploads everything. That of the options is not asked.
 
     Raises:
         UnsafeSourceError: The source is in use, changed meanwhile, or has entries that cannot be kept (I3).
@@ -397,12 +388,9 @@ def _check_metadata(metadata: SnapshotMetadata, session: str) -> None:
     try:
         check_snapshot_index(SnapshotIndex(metadata=metadata, session=session, dir=DirIndex("")))
     except FormatError as error:
-        raise UsageError(
-            f"cannot be written down: {error}",
-            operation="backup",
-            subject=f"{metadata.job}/{metadata.task}/{metadata.store} version {metadata.version}",
-            hint="versions grow along a lineage; names are not empty and not too long",
-        ) from error
+        subject = f"{metadata.job}/{metadata.task}/{metadata.store} version {metadata.version}"
+        hint = "versions grow along a lineage; names are not empty and not too long"
+        raise UsageError(f"cannot be written down: {error}", operation="backup", subject=subject, hint=hint) from error
 
 
 def _stats(facts: _Facts, index_bytes: int, watch: Stopwatch) -> BackupStats:

@@ -32,7 +32,6 @@ from engine.local.transfer import ByteBudget, PartsBody, put_new
 from engine.progress import Progress
 from engine.records.repository import OpenRepository, StoreAddress
 from index.plan.backup import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
-from index.snapshot.dir_diff import LocalFile
 from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import BlobKey, FileBlob, FileIndex, FilePath, SstIdentity
 
@@ -41,8 +40,7 @@ class FileRunBody(msgspec.Struct, kw_only=True):
     """A `Body`: a run of bytes of a file that was scanned, hashed while it is read."""
 
     source: SourceDir
-    path: FilePath
-    file: LocalFile
+    item: PlannedFile
     start: int
     size_bytes: int
     chunk_bytes: int
@@ -57,13 +55,13 @@ class FileRunBody(msgspec.Struct, kw_only=True):
             UnsafeSourceError: The file is no longer what was scanned, at the start or at the end (design 0002, I3); or
                 what was read before had other bytes.
         """
-        is_whole = self.size_bytes == self.file.metadata.size_bytes
+        file, is_whole = self.item.file, self.size_bytes == self.item.size_bytes
         # A CRC32 takes longer than BLAKE3, and adds nothing for bytes that were read before.
         hasher = FileHasher() if is_whole and self.digest is None else ContentHasher()
-        path = self.source.path.joinpath(*self.path)
+        path = self.source.path.joinpath(*self.item.path)
         with refusing(path):
-            async with open_to_read("/".join(self.path), dir_fd=self.source.descriptor) as source:
-                check_unchanged(path, self.file, await source.stat())
+            async with open_to_read("/".join(self.item.path), dir_fd=self.source.descriptor) as source:
+                check_unchanged(path, file, await source.stat())
                 while hasher.size_bytes < self.size_bytes:
                     left = self.size_bytes - hasher.size_bytes
                     at = self.start + hasher.size_bytes
@@ -72,7 +70,7 @@ class FileRunBody(msgspec.Struct, kw_only=True):
                         raise changed_error(path)
                     if hasher.size_bytes == self.size_bytes:
                         # Before the last chunk is handed out: a store that has all it asked for comes for no more.
-                        check_unchanged(path, self.file, await source.stat())
+                        check_unchanged(path, file, await source.stat())
                         self._note(hasher)
                     yield chunk
 
@@ -87,7 +85,7 @@ class FileRunBody(msgspec.Struct, kw_only=True):
                 async for _ in chunks:
                     pass
         if self.digest is None:
-            raise changed_error(self.source.path.joinpath(*self.path))
+            raise changed_error(self.source.path.joinpath(*self.item.path))
         return self.digest
 
     def _note(self, hasher: ContentHasher) -> None:
@@ -95,14 +93,14 @@ class FileRunBody(msgspec.Struct, kw_only=True):
         if self.digest is None:
             self.digest = Digest(hasher.blake3, hasher.digest.crc32 if isinstance(hasher, FileHasher) else 0)
         elif hasher.blake3 != self.digest.blake3:
-            raise _read_twice_error(self.source, self.path)
+            raise _read_twice_error(self.source, self.item)
 
 
-def _read_twice_error(source: SourceDir, path: FilePath) -> UnsafeSourceError:
+def _read_twice_error(source: SourceDir, item: PlannedFile) -> UnsafeSourceError:
     return UnsafeSourceError(
         "was read twice and did not have the same bytes, though its stat says that it has not changed",
         operation="backup",
-        subject=str(source.path.joinpath(*path)),
+        subject=str(source.path.joinpath(*item.path)),
         hint="see that the disk, the memory and the file system are well",
     )
 
@@ -221,12 +219,11 @@ class Uploader(msgspec.Struct, kw_only=True):
 
     def _check_runs(self, planned: PlannedBlobs) -> None:
         """Refuse a file of several blobs of which the whole hash is not of the bytes that were sent."""
-        runs_count = len(planned.runs)
-        if runs_count == 1:
+        if len(planned.runs) == 1:
             return
-        sent = [self.run_hashes[self.key(planned.counter + i)] for i in range(runs_count)]
+        sent = [self.run_hashes[self.key(planned.counter + i)] for i in range(len(planned.runs))]
         if self.runs_read_again.get(planned.counter) != sent:
-            raise _read_twice_error(self.source, planned.file.path)
+            raise _read_twice_error(self.source, planned.file)
 
     async def _put(self, key: BlobKey, body: Body, payload: str) -> None:
         address = self.address
@@ -241,14 +238,8 @@ class Uploader(msgspec.Struct, kw_only=True):
         self.created_ms.append(created.created_at_ms)
 
     def _body(self, item: PlannedFile, start: int, size_bytes: int) -> FileRunBody:
-        return FileRunBody(
-            source=self.source,
-            path=item.path,
-            file=item.file,
-            start=start,
-            size_bytes=size_bytes,
-            chunk_bytes=self.repository.settings.chunk_bytes,
-        )
+        chunk_bytes = self.repository.settings.chunk_bytes
+        return FileRunBody(source=self.source, item=item, start=start, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
 
     def _blobs_of(self, planned: PlannedBlobs) -> Iterator[FileBlob]:
         for position, (start, size_bytes) in enumerate(planned.runs):
@@ -282,7 +273,7 @@ class Uploader(msgspec.Struct, kw_only=True):
 
 
 class _RunHasher:
-    """The hash of each run of a file whose bytes stream by from its start."""
+    """Hashes each run of a file whose bytes stream by from its start."""
 
     def __init__(self, sizes_bytes: Sequence[int]) -> None:
         self._sizes_bytes = sizes_bytes
@@ -302,8 +293,6 @@ class _RunHasher:
 
 
 class _Read(NamedTuple):
-    """A small file, read at once."""
-
     data: bytes
     digest: Digest
     sst: SstIdentity | None

@@ -20,7 +20,7 @@ from engine.backup.backup import BackupOptions, BackupResult, BackupStats
 from engine.checkpoint.errors import QueryMovedOnError, error_context, redact_paths
 from engine.checkpoint.live import LiveStore, QueryFiles
 from engine.checkpoint.live_files import live_files
-from engine.clock import Runtime, SystemRuntime
+from engine.clock import Runtime
 from engine.errors import CommitUnknownError, DamagedError, SourceChangedError, UnsafeSourceError, UsageError
 from engine.local.hashing import hash_content
 from engine.progress import NO_PROGRESS, Progress, SummedProgress
@@ -212,7 +212,7 @@ async def backup_checkpoint(
             return await map_bounded(back_up, plan.stores, in_flight_max=at_once)
 
         return await run_backup(
-            repository, root, back_up_stores, choice, progress=sums.part(), runtime=runtime or SystemRuntime()
+            repository, root, back_up_stores, choice, progress=sums.part(), runtime=runtime or Runtime()
         )
 
 

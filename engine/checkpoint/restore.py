@@ -21,7 +21,7 @@ from blobstore.opening import StoreSettings, local_path_of
 from engine.checkpoint.catalog import find_job, pinned_checkpoint_backup
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart
-from engine.clock import Runtime, SystemRuntime
+from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, TargetError, UsageError
 from engine.local.scan import DIR_FLAGS
 from engine.local.transfer import ByteBudget
@@ -155,7 +155,7 @@ async def restore_checkpoint(
         StoreError: As a store says. After any error the target is as it was, or, on an object store, lacks `commits/`;
             if what was there is aside already, the error's hint and a note say where.
     """
-    choice, runtime = choice or RestoreChoice(), runtime or SystemRuntime()
+    choice, runtime = choice or RestoreChoice(), runtime or Runtime()
     at_once, transfer = share_among(repository.settings, choice.stores_at_once)
     stores_progress = _AddedProgress(progress)
 
@@ -212,7 +212,7 @@ async def plan_checkpoint_restore(
 
     Nothing is written but a pin, and files that are deleted again.
     """
-    runtime = runtime or SystemRuntime()
+    runtime = runtime or Runtime()
     place = make_target(target, runtime, choice) if isinstance(target, str | Path) else target
     restore = CheckpointRestore(repository, place, choice, runtime)
     try:

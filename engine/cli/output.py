@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get
 import click
 import msgspec
 
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from index.snapshot.records import NameRecord
@@ -241,7 +241,7 @@ class LogLineView(msgspec.Struct, frozen=True, kw_only=True):
 def log(level: Level, verb: str, message: str, fields: Mapping[str, Any] | None = None) -> None:
     """Write one line of a structured log."""
     line = LogLineView(
-        time=iso_time(SystemRuntime().local_now_ms()),
+        time=iso_time(Runtime().local_now_ms()),
         level=level,
         verb=verb,
         message=printable(message),

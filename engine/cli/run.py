@@ -10,7 +10,7 @@ import click
 from blobstore.wrappers.meter import Meter
 from engine.cli.exit_codes import ExitCode, public_class
 from engine.cli.output import JSON, log
-from engine.clock import Runtime, SystemRuntime
+from engine.clock import Runtime
 from engine.errors import CommitUnknownError
 from engine.progress import CountedProgress, Progress, SummedProgress
 from index.text import printable
@@ -183,4 +183,4 @@ def write_refused(words: str, values: Mapping[str, Any], error: BaseException) -
         else:
             click.echo(f"warning: {printable(text)}", err=True)
 
-    RunRecord(SystemRuntime()).write(Path(path), run_of(words, values), (ExitCode.USAGE, error), warn)
+    RunRecord(Runtime()).write(Path(path), run_of(words, values), (ExitCode.USAGE, error), warn)

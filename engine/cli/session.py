@@ -25,7 +25,7 @@ from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, Level, log, to_json
 from engine.cli.run import RunRecord, run_of, write_refused
 from engine.cli.terminal_progress import TerminalProgress
-from engine.clock import SystemRuntime, read_now_ms
+from engine.clock import Runtime, read_now_ms
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import Choice
@@ -53,7 +53,7 @@ class Session:
         self.verb = verb.words
         self.common = common
         self._prints = verb.prints
-        self._runtime = SystemRuntime()
+        self._runtime = Runtime()
         # What the run did, for `--metrics-file`. A dry run has no figures.
         self.record = RunRecord(self._runtime)
         self._run = run_of(self.verb, values)

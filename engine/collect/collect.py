@@ -16,7 +16,7 @@ import msgspec
 from blobstore.base import BlobStore, BytesBody, Created, Lost, UnfinishedPut
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreError
-from engine.clock import Runtime, SystemRuntime, read_now_ms
+from engine.clock import Runtime, read_now_ms
 from engine.collect.backend import KEYS_LISTED_MAX, CollectBackend, DeleteTally, InProcessBackend, Listing, delete_keys
 from engine.collect.report import (
     Audit,
@@ -126,7 +126,7 @@ async def collect(
     """
     if not 0 <= options.delete_share_max <= 1:
         raise UsageError("is not between 0 and 1", operation="collect", subject="delete_share_max", hint="give 0 to 1")
-    runtime = runtime or SystemRuntime()
+    runtime = runtime or Runtime()
     now_ms = await (read_now_ms(store) if options.dry_run else store.now_ms())
     check_pins(store, "collect", "what a commit needs could be taken for garbage")
     if options.plan_to is not None:

@@ -12,12 +12,12 @@ import msgspec
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.release import installed_release
-from engine.clock import Runtime, SystemRuntime
+from engine.clock import Runtime
 from engine.drill.record import Measured, RestoreDrill
 from engine.errors import DamagedError, TargetError
 from engine.local.hashing import ContentHasher
 from engine.local.transfer import ByteBudget, HashingSink, fetch_right
-from engine.progress import NO_PROGRESS, Progress
+from engine.progress import NO_PROGRESS, AddedProgress, Progress
 from engine.records.find import Choice
 from engine.records.missing import naming_complete
 from engine.records.repository import OpenRepository
@@ -68,14 +68,7 @@ async def run_restore_drill(
 ) -> RestoreDrill:
     """Restore all stores of a commit to a scratch directory or to nowhere, open those of RocksDB, and time it.
 
-    Requests: as a restore of each store.
-
-    Args:
-        repository: Where from.
-        scope: Whose commit; `choice` says which, as for `Repository.find`.
-        options: Where to, and how.
-        runtime: Clock and random numbers.
-        progress: Hears of files and bytes.
+    Requests: as a restore of each store. `choice` says which commit of the scope, as for `Repository.find`.
 
     Raises:
         NotFoundError: No commit fits.
@@ -84,7 +77,7 @@ async def run_restore_drill(
             removed, a note names it.
         StoreError: As the store says.
     """
-    runtime = runtime or SystemRuntime()
+    runtime = runtime or Runtime()
     began_at_ms, began_s = runtime.local_now_ms(), runtime.monotonic_s()
     find = repository.find_pinned(scope, purpose="restore drill", **choice)
     async with naming_complete(repository.store, lambda: repository.commits(scope)), find as (commit, lease):
@@ -92,9 +85,8 @@ async def run_restore_drill(
         stores = commit.record.stores
         at_once, settings = share_among(repository.settings, max(1, min(options.stores_at_once, len(stores))))
         async with _scratch_directory(options, commit, runtime) as directory:
-            drill = _Drill(
-                repository=repository.opened.without_digests(settings), directory=directory, progress=_AddOnly(progress)
-            )
+            opened = repository.opened.without_digests(settings)
+            drill = _Drill(repository=opened, directory=directory, progress=AddedProgress(progress))
             progress.total(files=sum(s.files_count for s in stores), bytes_=sum(s.size_bytes for s in stores))
             with repository.missing_blobs.recording():
                 began_s = runtime.monotonic_s()
@@ -194,16 +186,6 @@ async def _is_right(store: BlobStore, job: _Job, *, fresh: bool) -> bool:
     return hasher.blake3 == (blob.blake3 or file.entry.blake3)
 
 
-class _AddOnly:
-    """Progress of one of several restores, whose total is known already."""
-
-    def __init__(self, whole: Progress) -> None:
-        self.add = whole.add
-
-    def total(self, *, files: int, bytes_: int) -> None:
-        """Ignore it."""
-
-
 def _rocksdb_dirs(directory: Path) -> list[Path]:
     return [
         Path(path)
@@ -225,11 +207,7 @@ async def _open_and_close(directory: Path) -> None:
 
 @asynccontextmanager
 async def _scratch_directory(options: DrillOptions, commit: Commit, runtime: Runtime) -> AsyncIterator[Path | None]:
-    """Make a directory with space for a commit, and remove it at the end unless all went well and it is kept.
-
-    Raises:
-        TargetError: The scratch directory does not exist, cannot be used, or has too little space.
-    """
+    """Make a directory with space for a commit, and remove it at the end unless all went well and it is kept."""
     if options.scratch is None:
         yield None
         return

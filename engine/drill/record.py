@@ -125,9 +125,6 @@ def append(path: Path, entry: Entry) -> None:
 
     One write under a lock, so that two drills at a time do not mix; behind half a line, which a crash has left, a new
     one is begun.
-
-    Raises:
-        OSError: It cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     line = msgspec.json.encode({"schema": SCHEMA, **msgspec.to_builtins(entry)}) + b"\n"
@@ -143,11 +140,7 @@ def append(path: Path, entry: Entry) -> None:
 
 
 def read_history(path: Path) -> DrillHistory:
-    """Read all lines; those that cannot be read are reported, and stay.
-
-    Raises:
-        OSError: The file cannot be read; an absent one has no lines.
-    """
+    """Read all lines; those that cannot be read are reported, and stay. An absent file has no lines."""
     entries: list[Entry] = []
     broken: list[FormatError] = []
     try:

@@ -32,12 +32,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 def forecast(
     drill: RestoreDrill, *, sizes: Sequence[int] = SIZES, executors: Sequence[int] = EXECUTORS
 ) -> tuple[Forecast, ...]:
-    """Forecast restores of the same state, at other sizes and over several executors.
-
-    Args:
-        drill: The measurement on one machine.
-        sizes: Multiples of its size.
-        executors: Numbers of machines such as this one, each with a disk of its own.
+    """Forecast restores of the same state, at multiples of its size and over several machines with a disk of their own.
 
     Returns:
         For each size, each number of executors. For 1 and 1 it is the measurement.

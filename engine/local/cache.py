@@ -93,7 +93,13 @@ class DigestCache:
 
     def _find(self, file: LocalFile) -> CachedFile | None:
         known = self._files.get((file.device, file.inode))
-        return known if known is not None and _has_stat_of(known, file) else None
+        same = (
+            known is not None
+            and known.changed_at_ns == file.changed_at_ns
+            and known.modified_at_ns == file.metadata.modified_at_ns
+            and known.size_bytes == file.metadata.size_bytes
+        )
+        return known if same else None
 
     def record(self, file: LocalFile, *, looked_at_ns: int, sst_read: bool = False) -> None:
         """Remember the identity facts that a file carries. Facts about the same stat add up.
@@ -104,40 +110,28 @@ class DigestCache:
             sst_read: Whether its tail was read, so that an `sst` of None means that it has no identity.
         """
         known = self._find(file)
-        settled = _is_settled(file, looked_at_ns)
+        settled = looked_at_ns - max(file.metadata.modified_at_ns, file.changed_at_ns) >= SETTLING_TIME_NS
         if known is None and not settled:
             return
-        blake3, crc32 = file.blake3, file.crc32
-        restored = known is not None and known.restored
-        if known is not None and blake3 is None:
+        sst = known.sst if known is not None and not sst_read else file.sst
+        known = known or _entry(file)
+        blake3, crc32, restored = file.blake3, file.crc32, known.restored
+        if blake3 is None:
             blake3, crc32 = known.blake3, known.crc32
-        elif known is not None and known.blake3 is not None and known.blake3 != blake3:
+        elif known.blake3 is not None and known.blake3 != blake3:
             # The same stat, other bytes: whatever happened to this disk, a restore had better read the file.
             restored = False
-        read_before = known is not None and known.sst_read
-        self._put(
-            _entry(
-                file,
-                blake3,
-                crc32,
-                sst_read=sst_read or read_before,
-                sst=known.sst if known is not None and not sst_read else file.sst,
-                settled=settled,
-                restored=restored,
-            )
-        )
+        sst_read = sst_read or known.sst_read
+        facts = {"blake3": blake3, "crc32": crc32, "sst_read": sst_read, "sst": sst}
+        self._put(msgspec.structs.replace(known, **facts, settled=settled, restored=restored))
 
     def record_restored(self, file: LocalFile, digest: Digest) -> None:
         """Remember a file that a restore has written and verified, with its stat from after the fsync (I2)."""
         # Written a moment ago: a backup has to read it once more.
-        self._put(_entry(file, digest.blake3, digest.crc32, settled=False, restored=True))
+        self._put(msgspec.structs.replace(_entry(file), blake3=digest.blake3, crc32=digest.crc32, restored=True))
 
     def trim(self, files: Collection[LocalFile]) -> None:
-        """Forget files that are gone, once they are more than those that there are.
-
-        Args:
-            files: All files of the directory.
-        """
+        """Forget files that are gone, once they are more than those that there are: all files of the directory."""
         if len(self._files) > 2 * len(files) + EXTRA_ENTRIES:
             there = {(file.device, file.inode) for file in files}
             self._files = {key: entry for key, entry in tuple(self._files.items()) if key in there}
@@ -211,9 +205,8 @@ class DigestCaches:
         directory = directory.absolute()
         cache = self._caches.pop(directory, None)
         if cache is None:
-            if self._cache_dir is None:
-                cache = DigestCache(trust_stat=self._trust_stat)
-            else:
+            cache = DigestCache(trust_stat=self._trust_stat)
+            if self._cache_dir is not None:
                 cache = DigestCache.load(self._cache_dir, directory, trust_stat=self._trust_stat)
         self._caches[directory] = cache
         # A job that backs up a checkpoint of another name each time would otherwise remember them all.
@@ -230,42 +223,10 @@ class DigestCaches:
             self.error = error
 
 
-def _entry(
-    file: LocalFile,
-    blake3: bytes | None,
-    crc32: int | None,
-    *,
-    settled: bool,
-    restored: bool,
-    sst_read: bool = False,
-    sst: SstIdentity | None = None,
-) -> CachedFile:
-    return CachedFile(
-        file.device,
-        file.inode,
-        file.metadata.size_bytes,
-        file.metadata.modified_at_ns,
-        file.changed_at_ns,
-        blake3,
-        crc32,
-        sst_read,
-        sst,
-        settled,
-        restored,
-    )
-
-
-def _has_stat_of(known: CachedFile, file: LocalFile) -> bool:
+def _entry(file: LocalFile) -> CachedFile:
+    """Make an entry that says nothing of the content."""
     metadata = file.metadata
-    return (
-        known.changed_at_ns == file.changed_at_ns
-        and known.modified_at_ns == metadata.modified_at_ns
-        and known.size_bytes == metadata.size_bytes
-    )
-
-
-def _is_settled(file: LocalFile, looked_at_ns: int) -> bool:
-    return looked_at_ns - max(file.metadata.modified_at_ns, file.changed_at_ns) >= SETTLING_TIME_NS
+    return CachedFile(file.device, file.inode, metadata.size_bytes, metadata.modified_at_ns, file.changed_at_ns)
 
 
 def _cache_path(cache_dir: Path, directory: Path) -> Path:

@@ -10,6 +10,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from blobstore.local.files import flush, read_chunks
 from blobstore.sink import Buffer
 from engine.local.scan import READ_FLAGS
@@ -22,38 +24,24 @@ _READ_BYTES: Final = 1024 * 1024
 _CANNOT_COPY: Final = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM})
 
 
-class FileBody:
-    """A `Body`: a local file that nobody changes.
+class FileBody(msgspec.Struct):
+    """A `Body`: a local file that nobody changes."""
 
-    Args:
-        path: The file.
-        size_bytes: How many of its bytes; the store refuses a file that has become shorter.
-    """
-
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        self._path = path
-        self._size_bytes = size_bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the file when it was looked at."""
-        return self._size_bytes
+    path: Path
+    # When it was looked at; the store refuses a file that has become shorter.
+    size_bytes: int
 
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of the file."""
-        async with aclosing(read_chunks(self._path, size_bytes=self._size_bytes)) as chunks:
+        async with aclosing(read_chunks(self.path, size_bytes=self.size_bytes)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
 
 def copy_file(source: Path, target: Path) -> int:
-    """Copy a regular file to a new name. Blocks.
+    """Copy a regular file to a new name; return its size in bytes.
 
     The blocks are shared where the file system can (reflink), but never the inode: what is written to one of the two
     files never shows in the other.
-
-    Returns:
-        How many bytes it has.
 
     Raises:
         FileExistsError: The target is there.

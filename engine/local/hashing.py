@@ -31,21 +31,15 @@ class ContentHasher:
 
     def __init__(self) -> None:
         self._blake3 = blake3()
-        self._size_bytes = 0
+        # How many bytes went in so far; every hash is of these.
+        self.size_bytes = 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Add the next bytes."""
         self._blake3.update(data)
-        self._size_bytes += len(data)
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes went in so far."""
-        return self._size_bytes
+        self.size_bytes += len(data)
 
     @property
     def blake3(self) -> bytes:
-        """The BLAKE3-256 of what went in so far."""
         return self._blake3.digest()
 
 
@@ -63,7 +57,6 @@ class FileHasher(ContentHasher):
 
     @property
     def digest(self) -> Digest:
-        """The hashes of what went in so far."""
         return Digest(self.blake3, self._crc32)
 
 
@@ -91,16 +84,8 @@ _LAST_BYTE_PRIME: Final = 0x6B9083D9
 _UINT32: Final = 0xFFFFFFFF
 
 
-def _masked_crc32c(data: bytes | memoryview) -> int:
-    return _mask(_crc32c(data))
-
-
 def _mask(crc: int) -> int:
     return ((crc >> 15 | crc << 17 & _UINT32) + _MASK_DELTA) & _UINT32
-
-
-def _lower_xxh64(data: bytes | memoryview) -> int:
-    return xxhash.xxh64_intdigest(data) & _UINT32
 
 
 def _lower_xxh3(data: bytes | memoryview) -> int:
@@ -109,21 +94,15 @@ def _lower_xxh3(data: bytes | memoryview) -> int:
 
 # RocksDB's checksums of a block, by what its footers call them: of its contents and the byte behind them, at least one.
 BLOCK_SUMS: Final[dict[int, Callable[[bytes | memoryview], int]]] = {
-    1: _masked_crc32c,
+    1: lambda data: _mask(_crc32c(data)),
     2: xxhash.xxh32_intdigest,
-    3: _lower_xxh64,
+    3: lambda data: xxhash.xxh64_intdigest(data) & _UINT32,
     4: _lower_xxh3,
 }
 
 
 def sum_block(kind: int, pieces: Iterable[bytes], last: bytes) -> int:
-    """As `BLOCK_SUMS[kind]`, of a block that nobody wants to hold in memory.
-
-    Args:
-        kind: 1 to 4.
-        pieces: Its contents.
-        last: The byte behind them.
-    """
+    """As `BLOCK_SUMS[kind]`, of the contents of a block that nobody wants to hold in memory and the byte after it."""
     if kind == 1:
         crc = 0
         for piece in pieces:

@@ -57,13 +57,8 @@ _SHARED_NAME: Final = re.compile(r".*\.sst|[0-9]+\.blob|OPTIONS-[0-9]+", re.DOTA
 def scan_dir(path: Path, known: LocalDir | None = None) -> LocalDir:
     """Scan a directory and all below it: names and stats, no contents. Symbolic links are never followed.
 
-    Args:
-        path: The directory.
-        known: An earlier scan of it. Its files are in the result themselves where their stat is still the same, to
-            the ctime, which is quicker than to describe them again.
-
-    Returns:
-        Files and sub-directories, each sorted by name; the root's name is empty.
+    Files and sub-directories are sorted by name; the root's name is empty. The files of an earlier scan, `known`, are
+    in the result themselves where their stat is the same, to the ctime: quicker than to describe them again.
 
     Raises:
         UnsafeSourceError: It is not a directory; or something in it is neither a file nor a directory, has a name that
@@ -127,11 +122,7 @@ def file_system_now_ns(directory: Path, scanned: LocalDir) -> int:
 
 
 def find_difference(before: LocalDir, after: LocalDir) -> FilePath | None:
-    """Compare two scans of one directory (I3).
-
-    Returns:
-        The path of the first file that changed, appeared or vanished, or of a directory that did; None if none.
-    """
+    """Return the path of the first file that changed, appeared or vanished, or of a directory that did (I3)."""
     if before.files != after.files:
         old = {file.name: file for file in before.files}
         new = {file.name: file for file in after.files}
@@ -166,22 +157,21 @@ def _scan(descriptor: int, path: Path, known: LocalDir, depth: int) -> LocalDir:
                 except OSError as error:
                     raise unreadable_error(path / entry.name, error) from error
                 mode = status.st_mode
+                name = entry.name
                 if stat.S_ISREG(mode):
-                    name = entry.name
                     file = known_files.get(name)
                     if file is None or not is_untouched(file, status):
                         _check_name(path, name)
                         file = local_file(name, status)
                     files.append(file)
                 elif stat.S_ISDIR(mode):
-                    name = entry.name
                     _check_name(path, name)
                     below = path / name
                     with refusing(below):
                         opened = os.open(name, DIR_FLAGS, dir_fd=descriptor)
                     sub_dirs.append(_scan(opened, below, known_dirs.get(name) or LocalDir(name=name), depth + 1))
                 else:
-                    raise special_error(path / entry.name, mode)
+                    raise special_error(path / name, mode)
     finally:
         os.close(descriptor)
     files.sort(key=_name)
@@ -190,13 +180,14 @@ def _scan(descriptor: int, path: Path, known: LocalDir, depth: int) -> LocalDir:
 
 
 def _check_name(path: Path, name: str) -> None:
-    if _PLAIN_NAME.fullmatch(name) is None:
-        try:
-            check_file_name(name)
-        except UnsafeNameError as error:
-            raise UnsafeSourceError(
-                f"has an entry {name!r}: {error}", operation="backup", subject=str(path), hint="rename it"
-            ) from error
+    if _PLAIN_NAME.fullmatch(name) is not None:
+        return
+    try:
+        check_file_name(name)
+    except UnsafeNameError as error:
+        raise UnsafeSourceError(
+            f"has an entry {name!r}: {error}", operation="backup", subject=str(path), hint="rename it"
+        ) from error
 
 
 def local_file(name: str, status: os.stat_result) -> LocalFile:
@@ -254,11 +245,7 @@ def is_still(file: LocalFile, status: os.stat_result) -> bool:
 
 
 def check_unchanged(path: Path, file: LocalFile, status: os.stat_result) -> None:
-    """Refuse a file whose stat is no longer the scan's.
-
-    Raises:
-        UnsafeSourceError: It changed, or another file has taken its name (I3).
-    """
+    """Refuse a file that has changed since the scan, or whose name another one has taken (I3)."""
     if not is_still(file, status):
         raise changed_error(path)
 
@@ -270,11 +257,7 @@ def changed_error(path: Path | str) -> SourceChangedError:
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Turn what the system says of a source into the error that names it.
-
-    Raises:
-        UnsafeSourceError: In place of any OSError.
-    """
+    """Turn what the system says of a source into the `UnsafeSourceError` that names it."""
     try:
         yield
     except OSError as error:

@@ -25,9 +25,7 @@ from index.snapshot.model import BlobKey
 class Fetch(Protocol):
     """Fetches once; whether the bytes were right. `fresh`: by a connection of its own."""
 
-    def __call__(self, *, fresh: bool) -> Awaitable[bool]:
-        """Fetch."""
-        ...
+    def __call__(self, *, fresh: bool) -> Awaitable[bool]: ...
 
 
 async def fetch_right(fetch: Fetch, damaged: Callable[[str], DamagedError]) -> None:
@@ -99,12 +97,7 @@ class PartsBody:
     def __init__(self, parts: Sequence[bytes], chunk_bytes: int) -> None:
         self._parts = parts
         self._chunk_bytes = chunk_bytes
-        self._size_bytes = sum(map(len, parts))
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of all parts."""
-        return self._size_bytes
+        self.size_bytes = sum(map(len, parts))
 
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the parts one after the other; small ones are joined, none is larger than a pack takes."""
@@ -122,10 +115,7 @@ class PartsBody:
 
 
 async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int) -> Created:
-    """Put a blob under a key that was minted for it (design 0002, K2).
-
-    Returns:
-        When the store created it.
+    """Put a blob under a key that was minted for it (design 0002, K2); return when the store created it.
 
     Raises:
         StoreUnavailableError: The store did not say whether it is there.

@@ -14,7 +14,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, InvalidRequestError, StoreUnavailableError
 from blobstore.opening import open_store
-from engine.clock import Runtime, SystemRuntime
+from engine.clock import Runtime
 from engine.errors import NotFoundError, UnsafeStoreError, UsageError
 from engine.local.cache import DigestCaches
 from engine.records.indexes import IndexCache
@@ -46,7 +46,7 @@ class OpenRepository(msgspec.Struct, frozen=True, kw_only=True):
     record: RepositoryRecord
     # How bytes are moved.
     settings: TransferSettings = TransferSettings()
-    runtime: Runtime = msgspec.field(default_factory=SystemRuntime)
+    runtime: Runtime = msgspec.field(default_factory=Runtime)
     # The hashes of local files that are known, by directory (design 0002, I1 and I2).
     digests: DigestCaches = msgspec.field(default_factory=DigestCaches)
     # The indexes that were read or written last.

@@ -11,7 +11,7 @@ import msgspec
 from blobstore.base import BlobStore
 from engine.backup.backup import LATEST, BackupOptions, BackupResult, backup_source, plan_backup_dir
 from engine.backup.source import BackupSource, WholeDirectory
-from engine.clock import Runtime, SystemRuntime, read_now_ms
+from engine.clock import Runtime, read_now_ms
 from engine.collect.backend import CollectBackend
 from engine.collect.check import PlanCheck, verify_plan
 from engine.collect.collect import DELETE_SHARE_MAX, CollectOptions, collect
@@ -100,7 +100,7 @@ class Repository:
             store=store,
             record=record,
             settings=settings,
-            runtime=runtime or SystemRuntime(),
+            runtime=runtime or Runtime(),
             digests=DigestCaches(digests_dir, trust_stat=settings.trust_stat),
         )
         self._writers: dict[Scope, CommitWriter] = {}
@@ -135,7 +135,7 @@ class Repository:
                 create replace what was there, and then nobody opens what was written in the record's place.
             StoreError: As the store says.
         """
-        runtime = runtime or SystemRuntime()
+        runtime = runtime or Runtime()
         record = RepositoryRecord(
             id=runtime.unique_id(), ttl_ms=ttl_ms, margin_ms=margin_ms, collection_period_ms=collection_period_ms
         )
@@ -180,10 +180,12 @@ class Repository:
         await self.close()
 
     async def close(self) -> None:
+        """Release the store."""
         await self.store.close()
 
     @property
     def store(self) -> BlobStore:
+        """Where the repository is."""
         return self.opened.store
 
     @property
@@ -193,6 +195,7 @@ class Repository:
 
     @property
     def settings(self) -> TransferSettings:
+        """How bytes are moved."""
         return self.opened.settings
 
     @property
@@ -217,12 +220,9 @@ class Repository:
         options: BackupOptions = BackupOptions(),
         progress: Progress = NO_PROGRESS,
     ) -> BackupResult:
-        """Upload what changed in a directory since the newest commit. Nothing is visible until `commit`.
+        """Upload what changed since the newest commit. Nothing is visible until `commit`, by the job or task `scope`.
 
-        Args:
-            scope: The job or task that will commit it.
-            source: A RocksDB checkpoint, or any directory that nobody writes to; or what reads a part of one.
-            options: Its version, its base, and how it is made.
+        The source is a RocksDB checkpoint, or any directory that nobody writes to; or what reads a part of one.
 
         Raises:
             StaleResultError: The base that was given is gone, and the newest commit has another one.
@@ -309,7 +309,6 @@ class Repository:
 
         Raises:
             DamagedError: Something of it is missing; all that is has been noted in `missing_blobs`.
-            StoreError: As the store says.
         """
         try:
             await self._writer(newest.scope).settle(newest.pointer)
@@ -370,8 +369,7 @@ class Repository:
     async def commits(self, scope: Scope, *, with_named: bool = False) -> tuple[Commit, ...]:
         """Return every commit, newest first: one GET for each.
 
-        Args:
-            with_named: What only names still hold comes at the end: one LIST more, and a GET for each name.
+        What only names still hold comes at the end if asked for: one LIST more, and a GET for each name.
         """
         log = await self.log(scope)
         return await commits_with_named(self.store, log) if with_named else log.commits[::-1]
@@ -444,7 +442,6 @@ class Repository:
         Raises:
             NotFoundError: No commit has it.
             DamagedError: An index is missing or altered.
-            StoreError: As the store says.
         """
         commits = await self.commits(scope)
         return await find_state_commit(
@@ -476,11 +473,7 @@ class Repository:
             yield IndexStateFiles(self.store, index, self.settings)
 
     async def read_index(self, reference: IndexReference) -> SnapshotIndex:
-        """Read one snapshot index, checked; deltas are resolved.
-
-        Raises:
-            DamagedError: It is missing or altered.
-        """
+        """Read a snapshot index, checked, with deltas resolved; a `DamagedError` if it is missing or altered."""
         return await read_index(self.store, reference)
 
     async def diff(self, old: StoreReference, new: StoreReference) -> IndexDifference:
@@ -502,9 +495,7 @@ class Repository:
     ) -> RestoreResult:
         """Restore one store of a commit to a directory, whole or not at all. The commit is pinned meanwhile.
 
-        Args:
-            target: Absent, or empty, or with `replace` any directory: files with the right hash are reused (I2).
-            options: Which files, and how.
+        The target is absent, or empty, or with `replace` any directory: files with the right hash are reused (I2).
 
         Raises:
             UsageError: A pattern is empty.
@@ -532,12 +523,8 @@ class Repository:
     ) -> Restored:
         """Find and restore in one: should the commit be collected in between, choose again, within a bound (D5).
 
-        Args:
-            or_newest_complete: Where something of the commit is missing, restore the newest one of the scope of which
-                everything is there, if there is one (design 0006, M2). Other arguments as `find` and `restore`.
-
-        Raises:
-            As `find` and `restore`.
+        With `or_newest_complete`, where something of the commit is missing, the newest one of the scope is restored of
+        which everything is there, if there is one (design 0006, M2). All else as `find` and `restore`.
         """
         address = StoreAddress(scope, task, store)
         try:
@@ -572,10 +559,7 @@ class Repository:
     ) -> RestoredState:
         """Restore of a Spark state store the files that one version is made of: a directory that Spark can load.
 
-        Args:
-            target: As for `restore`.
-            options: The version, which may be older than the commit's if its directory still has it, and how.
-                `find_state` finds a commit for a version.
+        The version may be older than the commit's if its directory still has it; `find_state` finds a commit for it.
 
         Raises:
             VersionMissingError: The directory does not hold the version, or not all that it takes; the error names it.

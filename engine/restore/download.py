@@ -227,7 +227,7 @@ class Downloader(msgspec.Struct, kw_only=True):
                     blob.key, place, start=blob.blob_offset_bytes, size_bytes=blob.size_bytes, fresh=fresh
                 )
             # The hash of a file's only blob is the file's.
-            return place.blake3 == (blob.blake3 or stream.file.entry.blake3)
+            return place.hasher.blake3 == (blob.blake3 or stream.file.entry.blake3)
 
         await fetch_right(fetch, lambda reason: self._damaged(stream.file, blob.key, reason))
 

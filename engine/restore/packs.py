@@ -40,12 +40,7 @@ os.register_at_fork(after_in_child=_AT_WORK.reset)
 
 
 class PackReader(Sink):
-    """Finds which files of a range are right.
-
-    Args:
-        run: The range.
-        files: Those of its files that are wanted; bytes of others, and dead ones, pass by.
-    """
+    """Finds which of the wanted files of a range are right; bytes of others, and dead ones, pass by."""
 
     def __init__(self, run: FetchedRun, files: Sequence[RestoredFile]) -> None:
         self._run = run
@@ -106,16 +101,8 @@ class PackReader(Sink):
 class PackWriter(PackReader):
     """Writes those files of a range that are right into a directory that is being built.
 
-    `end` has to be called once no bytes come any more, and `close` whatever happened.
-
-    Args:
-        root: Descriptor of the directory.
-        run: See `PackReader`.
-        files: See `PackReader`.
-        owners: What to do about owners.
-
-    Attributes:
-        written: The files that are there, synced.
+    `end` has to be called once no bytes come any more, and `close` whatever happened. `root` is the descriptor of the
+    directory, `written` has the files that are there, synced.
     """
 
     def __init__(self, root: int, run: FetchedRun, files: Sequence[RestoredFile], owners: OwnerPolicy) -> None:

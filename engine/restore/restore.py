@@ -118,15 +118,8 @@ async def restore_store(
 
     Requests: one GET for the index (one more per delta that leads to it), then one per blob or range of a pack.
 
-    Args:
-        repository: Where from.
-        reference: The snapshot.
-        target: Absent, an empty directory, or with `replace` any directory.
-        options: What of it, and how.
-        progress: Receives what there is to do and what is done.
-
-    Returns:
-        What was done. On any error, and if this is cancelled, the target is what it was, or complete.
+    The target is absent, an empty directory, or with `replace` any directory. On any error, and if this is cancelled,
+    it is what it was, or complete.
 
     Raises:
         TargetError: The target is not a directory, has content that may not be replaced, is in use, or has no space;
@@ -156,9 +149,7 @@ async def restore_chosen(
 ) -> Restored:
     """Find, protect and restore a commit; one that was unprotected and taken by a collection is chosen again (D5).
 
-    Raises:
-        NotFoundError: No commit fits, or it has no such store.
-        As `restore_store`.
+    Errors as `find_pinned` and `restore_store`.
     """
     overtaken: tuple[CommitPointer, DamagedError] | None = None
     purpose = f"restore {address.task}/{address.store}"
@@ -215,17 +206,14 @@ class StagedRestore(msgspec.Struct, kw_only=True):
     done: tuple[RestorePlan, Downloader, int] | None = None
 
     async def download(self, index: SnapshotIndex, *, requests: int) -> None:
-        """Build beside the target what an index names.
-
-        Args:
-            index: It need not be in the store as it is.
-            requests: GETs that it took.
-        """
+        """Build beside the target what an index names, which took some GETs and need not be in the store as it is."""
         self.watch.end_phase("index")
         staging, settings = self.staging, self.repository.settings
         plan = await _plan(index, staging.target, settings, self.options, self.cache if staging.replaces else None)
         self.progress.total(files=plan.files_count, bytes_=plan.size_bytes)
-        await run_blocking(_prepare, staging, plan)
+        sizes_bytes = [file.size_bytes for file in plan.written]
+        await run_blocking(staging.check_space, size_bytes=sum(sizes_bytes), files_count=len(sizes_bytes))
+        await run_blocking(staging.make_dirs, plan.dirs)
         self.watch.end_phase("prepare")
         source = -1
         with target_errors(staging.target):
@@ -251,7 +239,6 @@ class StagedRestore(msgspec.Struct, kw_only=True):
         self.watch.end_phase("download")
 
     async def publish(self) -> RestoreResult:
-        """Put what was downloaded at the target."""
         if self.done is None:
             raise AssertionError("nothing was downloaded")
         plan, done, index_requests = self.done
@@ -282,11 +269,7 @@ class StagedRestore(msgspec.Struct, kw_only=True):
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
-    """Refuse empty patterns.
-
-    Raises:
-        UsageError: One of them is.
-    """
+    """Refuse empty patterns with a `UsageError`."""
     for pattern in patterns:
         if is_empty_pattern(pattern):
             raise UsageError(
@@ -331,7 +314,6 @@ async def read_index_of(store: BlobStore, reference: StoreReference) -> tuple[Sn
 
     Raises:
         DamagedError: It is missing or altered, or is another one's.
-        StoreError: As the store says.
     """
     snapshot = await read_stored_snapshot(store, reference.index)
     check_is_of(snapshot.index, reference, operation="restore")
@@ -339,20 +321,9 @@ async def read_index_of(store: BlobStore, reference: StoreReference) -> tuple[Sn
 
 
 async def _plan(
-    index: SnapshotIndex,
-    target: Path,
-    settings: TransferSettings,
-    options: TargetOptions,
-    cache: DigestCache | None,
+    index: SnapshotIndex, target: Path, settings: TransferSettings, options: TargetOptions, cache: DigestCache | None
 ) -> RestorePlan:
-    """Plan a restore.
-
-    Args:
-        cache: Of a target with content, of which those files are reused that are files of the snapshot (I2).
-
-    Raises:
-        TargetError: A RocksDB has the target or a directory below it open, or it cannot be read.
-    """
+    """Plan a restore; of a target with content, which has a cache, files of the snapshot are reused (I2)."""
     present: dict[FilePath, LocalFile] = {}
     if cache is not None:
         stop = threading.Event()
@@ -360,13 +331,8 @@ async def _plan(
             present = await asyncio.to_thread(_find_present, target, index, cache, stop)
         finally:
             stop.set()
-    return await run_blocking(
-        plan_restore,
-        index,
-        present,
-        range_bytes=settings.range_bytes,
-        owners_count=options.owners is not OwnerPolicy.IGNORE,
-    )
+    owners_count = options.owners is not OwnerPolicy.IGNORE
+    return await run_blocking(plan_restore, index, present, range_bytes=settings.range_bytes, owners_count=owners_count)
 
 
 def _find_present(
@@ -390,15 +356,8 @@ def _check_not_in_use(target: Path) -> None:
         with target_errors(target):
             check_none_held_below(target)
     except UnsafeSourceError as error:
-        raise TargetError(
-            "a RocksDB has it open", operation="restore", subject=str(target), hint="close the database first"
-        ) from error
-
-
-def _prepare(staging: Staging, plan: RestorePlan) -> None:
-    written = tuple(plan.written)
-    staging.check_space(size_bytes=sum(file.size_bytes for file in written), files_count=len(written))
-    staging.make_dirs(plan.dirs)
+        hint = "close the database first"
+        raise TargetError("a RocksDB has it open", operation="restore", subject=str(target), hint=hint) from error
 
 
 def _remember(target: Path, done: Downloader, cache: DigestCache) -> None:

@@ -112,11 +112,7 @@ class Staging:
                 os.mkdir("/".join(path), _PRIVATE, dir_fd=self.descriptor)
 
     def check_space(self, *, size_bytes: int, files_count: int) -> None:
-        """Refuse before the first byte is fetched what the file system has no space for.
-
-        Raises:
-            TargetError: Too little space, or too few inodes, are left.
-        """
+        """Refuse with a `TargetError`, before the first byte is fetched, what the file system has no space for."""
         with target_errors(self.target):
             lack = find_lack_of_space(self.descriptor, size_bytes, files_count)
         if lack:
@@ -134,7 +130,12 @@ class Staging:
             TargetError: The target has changed since `open`, or the file system refuses.
         """
         with target_errors(self.target):
-            mode = self._take_after(self._there) if self._there is not None else modes.get((), _PRIVATE)
+            mode = modes.get((), _PRIVATE)
+            if self._there is not None:
+                # The new directory gets the mode, and where that is allowed the owner, of the one that it replaces.
+                mode = self._there.st_mode & _PERMISSIONS
+                with contextlib.suppress(PermissionError):
+                    os.fchown(self.descriptor, self._there.st_uid, self._there.st_gid)
             for path in reversed(dirs):
                 below = os.open("/".join(path), DIR_FLAGS, dir_fd=self.descriptor)
                 try:
@@ -220,12 +221,6 @@ class Staging:
             else:
                 self._kept.append(name)
 
-    def _take_after(self, there: os.stat_result) -> int:
-        """Give the new directory the owner of the one that it replaces, where that is allowed; return its mode."""
-        with contextlib.suppress(PermissionError):
-            os.fchown(self.descriptor, there.st_uid, there.st_gid)
-        return there.st_mode & _PERMISSIONS
-
     def _check_moved_aside(self) -> None:
         if self._there is None or not os.path.samestat(self._stat(self._old_name), self._there):
             raise TargetError(
@@ -306,10 +301,7 @@ def remove_tree(name: str | Path, *, parent: int | None = None, ignore_errors: b
 def look_at_target(target: Path, *, replace: bool, parent: int | None = None) -> tuple[os.stat_result | None, bool]:
     """Look at a target: its stat, and whether it is a directory with content, which a restore would replace.
 
-    Args:
-        target: Its path.
-        replace: Whether a directory with content may go.
-        parent: The directory above it, open; without it, the path leads there.
+    Where the directory above it is open as `parent`, it is looked at from there.
 
     Raises:
         TargetError: It is not a directory, has content that may not be replaced, or cannot be looked at.
@@ -343,11 +335,7 @@ def _check_named(target: Path) -> None:
 
 @contextmanager
 def target_errors(path: Path) -> Iterator[None]:
-    """Turn what the system says of a target into the error that names it.
-
-    Raises:
-        TargetError: In place of any OSError.
-    """
+    """Turn what the system says of a target into the `TargetError` that names it."""
     try:
         yield
     except OSError as error:
@@ -355,9 +343,8 @@ def target_errors(path: Path) -> Iterator[None]:
         if error.errno in _FULL:
             raise _full(path, reason) from error
         if error.errno in _TAKEN:
-            raise TargetError(
-                f"somebody else writes there: {reason}", operation="restore", subject=str(path)
-            ) from error
+            message = f"somebody else writes there: {reason}"
+            raise TargetError(message, operation="restore", subject=str(path)) from error
         if error.errno == errno.EBUSY:
             hint = "it is a mount point or in use: restore to a directory below it"
         elif error.errno in TOO_MANY_OPEN:

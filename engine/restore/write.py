@@ -9,7 +9,7 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -59,31 +59,24 @@ def create_file(root: int, file: RestoredFile) -> int:
 
 
 class FilePlace(Sink):
-    """Where in a file the bytes of a blob go, hashed on their way.
+    """Where in a file, open for as long as bytes may come, the bytes of a blob go, hashed on their way.
 
-    Args:
-        descriptor: Of the file, open for as long as bytes may come.
-        offset: Of the first byte.
-        size_bytes_max: What there is space for: behind it, another blob's place begins.
+    Behind `size_bytes_max` another blob's place begins.
     """
 
     def __init__(self, descriptor: int, offset: int, *, size_bytes_max: int) -> None:
         self._descriptor = descriptor
         self._offset = offset
         self._size_bytes_max = size_bytes_max
-        self._hasher = ContentHasher()
-
-    @property
-    def blake3(self) -> bytes:
-        """Of the bytes that came so far."""
-        return self._hasher.blake3
+        # Of the bytes that came so far.
+        self.hasher = ContentHasher()
 
     @override
     def write(self, data: Buffer) -> None:
-        at = self._hasher.size_bytes
+        at = self.hasher.size_bytes
         if at + len(data) > self._size_bytes_max:
             raise BlobCorruptError(f"yields more than {self._size_bytes_max} bytes", operation="get")
-        self._hasher.update(data)
+        self.hasher.update(data)
         write_at(self._descriptor, self._offset + at, data)
 
 
@@ -124,9 +117,8 @@ def write_files(
 def link_file(root: int, source: int, reused: ReusedFile) -> WrittenFile | None:
     """Give an unchanging file of the directory `source` a second name.
 
-    Returns:
-        None if the file is not the one that was looked at, has rights that no restored file has, or the file system
-        makes no such link: nothing was done.
+    None, and nothing is done, if it is not the one that was looked at, has rights that no restored file has, or the
+    file system makes no such link.
     """
     path = "/".join(reused.target.path)
     try:
@@ -162,9 +154,6 @@ def copy_small_files(
 
     Returns:
         What was written, and the files that are gone or do not have the right bytes after all: these are not there.
-
-    Raises:
-        OSError: A copy cannot be written.
     """
     read: list[tuple[RestoredFile, bytes | memoryview]] = []
     broken: list[ReusedFile] = []
@@ -180,11 +169,7 @@ def copy_small_files(
 def copy_file(root: int, source: int, reused: ReusedFile, owners: OwnerPolicy) -> WrittenFile | None:
     """Copy a file of the directory `source`, hashing it on the way.
 
-    Returns:
-        None if it is gone or its bytes are not the right ones after all: nothing was done.
-
-    Raises:
-        OSError: The copy cannot be written.
+    None, and nothing is done, if it is gone or its bytes are not the right ones after all.
     """
     file = reused.target
     path = "/".join(file.path)
@@ -214,8 +199,7 @@ def stat_again(root: int, written: WrittenFile) -> LocalFile | None:
         status = os.stat("/".join(written.file.path), dir_fd=root, follow_symlinks=False)
     except OSError:
         return None
-    now = local_file(written.local.name, status)
-    known = written.local
+    known, now = written.local, local_file(written.local.name, status)
     same = stat.S_ISREG(status.st_mode) and (now.device, now.inode) == (known.device, known.inode)
     return now if same and now.metadata == known.metadata else None
 
@@ -247,7 +231,7 @@ def _copy(reader: int, writer: int, size_bytes: int) -> bytes:
 
 def _set_owner(descriptor: int, name: str, metadata: FileMetadata, *, required: bool) -> None:
     try:
-        uid, gid = _user_id(metadata.owner), _group_id(metadata.group)
+        uid, gid = _number_of(metadata.owner, pwd.getpwnam), _number_of(metadata.group, grp.getgrnam)
         now = os.fstat(descriptor)
         if (uid, gid) != (now.st_uid, now.st_gid):
             os.fchown(descriptor, uid, gid)
@@ -262,21 +246,11 @@ def _set_owner(descriptor: int, name: str, metadata: FileMetadata, *, required: 
 
 
 @functools.lru_cache(maxsize=1024)
-def _user_id(name: str) -> int:
-    """Return the number of a user; -1, which changes nothing, if none was recorded.
+def _number_of(name: str, look_up: Callable[[str], pwd.struct_passwd | grp.struct_group]) -> int:
+    """Return the number of a user or group; -1, which changes nothing, if none was recorded.
 
-    A name of digits is that of a user who had no name where the file came from.
-
-    Raises:
-        KeyError: There is no such user here.
+    A name of digits is that of one who had no name where the file came from. A `KeyError` says that there is none here.
     """
     if not name:
         return -1
-    return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-
-
-@functools.lru_cache(maxsize=1024)
-def _group_id(name: str) -> int:
-    if not name:
-        return -1
-    return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    return int(name) if name.isdecimal() else look_up(name)[2]

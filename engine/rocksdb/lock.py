@@ -5,6 +5,7 @@ are dropped when that process closes *any* descriptor of the file. So this proce
 silently unlock a RocksDB that it has open itself. It reads the kernel's table, or lets a child process ask.
 """
 
+import contextlib
 import os
 import re
 import stat
@@ -45,14 +46,12 @@ for path in sys.argv[1:]:
 
 
 def check_not_held(path: Path, local: LocalDir | None = None) -> None:
-    """Refuse a directory that a RocksDB has open, in this process or in another one.
+    """Refuse a directory that a RocksDB has open, in this process or in another one, or where that cannot be found out.
 
-    Args:
-        path: The directory.
-        local: A scan of it, if there is one: then the LOCK of every directory below is checked too.
+    With a scan of it, the LOCK of every directory below is checked too.
 
     Raises:
-        UnsafeSourceError: A LOCK is held, or it cannot be found out.
+        UnsafeSourceError: A LOCK is or may be held.
     """
     _check(path / LOCK_NAME, *(_nested_locks(path, local) if local is not None else ()))
 
@@ -60,17 +59,19 @@ def check_not_held(path: Path, local: LocalDir | None = None) -> None:
 def check_none_held_below(path: Path) -> None:
     """Refuse as `check_not_held` a directory that may hold anything: every LOCK in it and below is checked.
 
-    Symbolic links are not followed: what they point at is not part of the directory.
-
-    Raises:
-        UnsafeSourceError: A LOCK is held, or it cannot be found out.
-        OSError: A directory cannot be read.
+    Symbolic links are not followed: what they point at is not part of the directory. An `OSError` says that one cannot
+    be read.
     """
     _check(*_locks_below(path))
 
 
 def _check(*locks: Path) -> None:
-    there = [(lock, status) for lock in locks if (status := _lstat(lock)) is not None]
+    there: list[tuple[Path, os.stat_result]] = []
+    for lock in locks:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = lock.lstat()
+            if stat.S_ISREG(status.st_mode):
+                there.append((lock, status))
     if not there:
         return
     held, hidden = _held_by_table(there)
@@ -101,14 +102,6 @@ def _locks_below(path: Path) -> Iterator[Path]:
     for directory, _, names in os.walk(path, onerror=fail):
         if LOCK_NAME in names:
             yield Path(directory, LOCK_NAME)
-
-
-def _lstat(path: Path) -> os.stat_result | None:
-    try:
-        status = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return status if stat.S_ISREG(status.st_mode) else None
 
 
 def _held_by_table(locks: Iterable[tuple[Path, os.stat_result]]) -> tuple[list[tuple[Path, str]], bool]:

@@ -71,10 +71,8 @@ class RocksDbSettings(msgspec.Struct, frozen=True, kw_only=True):
 def spark_settings(merge_delimiter: bytes | None = None) -> RocksDbSettings:
     """Return what Spark opens its stores with by default: files that it can read, and goes on with.
 
-    Blocks of 4 KiB, ten bits of bloom filter per key and format 5 are what every open here writes anyway.
-
-    Source:
-        Spark `RocksDBConf`, and RocksDB 9.8's own defaults where Spark sets none.
+    It is Spark's `RocksDBConf`, with RocksDB 9.8's own defaults where that sets none. Blocks of 4 KiB, ten bits of
+    bloom filter per key and format 5 are what every open here writes anyway.
     """
     return RocksDbSettings(
         write_buffer_bytes=64 * MIB,
@@ -87,11 +85,7 @@ def spark_settings(merge_delimiter: bytes | None = None) -> RocksDbSettings:
 
 
 def make_options(settings: RocksDbSettings, *, compactions: bool = True) -> rocksdict.Options:
-    """Options in raw mode; not one comes from the directory of the store.
-
-    Args:
-        settings: What they say.
-        compactions: Whether RocksDB compacts on its own.
+    """Make options in raw mode, of which none comes from the directory of the store.
 
     Raises:
         UsageError: The delimiter cannot be written in the text of options.

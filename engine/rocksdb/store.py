@@ -24,7 +24,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-import msgspec
 import rocksdict
 from typing_extensions import override
 
@@ -141,7 +140,6 @@ __all__ = [
     "KIB",
     "MIB",
     "RocksDbSettings",
-    "StoreFile",
     "StoreReader",
     "StoreWriter",
     "list_families",
@@ -157,14 +155,6 @@ _LACKING: Final = tuple(os.strerror(number) for number in sorted(LACKING))
 # How RocksDB begins where a directory has what we do not write: another comparator, a column family.
 _REFUSALS: Final = ("Invalid argument", "Not implemented")
 _OPERANDS: Final = re.compile(r"# merge operands=(\d+);")
-
-
-class StoreFile(msgspec.Struct, frozen=True):
-    """One live SST file of an open store."""
-
-    name: str
-    level: int
-    size_bytes: int
 
 
 class StoreReader:
@@ -236,11 +226,7 @@ class StoreReader:
         return scan
 
     def count(self, *, prefix_bytes: int = 0) -> dict[bytes, int]:
-        """Count the keys by their first bytes: a scan that leaves the values alone.
-
-        Args:
-            prefix_bytes: Bytes that make a group; 0 counts all keys as one, which is the fastest.
-        """
+        """Count the keys by their first bytes: a scan that leaves the values alone. All as one group is the fastest."""
         counts: dict[bytes, int] = {}
         count, prefix = 0, b""
         try:
@@ -258,13 +244,6 @@ class StoreReader:
             raise _typed(error, "scan", self._directory) from error
         counts[prefix] = count
         return {group: number for group, number in counts.items() if number}
-
-    def files(self) -> tuple[StoreFile, ...]:
-        """Return the live SST files, by name."""
-        with _typing("list files", self._directory):
-            live = self._db.live_files()
-        found = (StoreFile(str(f["name"]).removeprefix("/"), int(f["level"]), int(f["size"])) for f in live)
-        return tuple(sorted(found, key=lambda file: file.name))
 
     def close(self) -> None:
         """Close the store; closing twice is fine.
@@ -308,11 +287,8 @@ class StoreWriter(StoreReader):
     def open(cls, directory: Path, settings: RocksDbSettings | None = None, *, compactions_wait: bool = False) -> Self:
         """Open a store for writing; it is created if there is none.
 
-        Args:
-            directory: Of the store.
-            settings: How it is written.
-            compactions_wait: Compact nothing before `begin_compactions`. What is due in a snapshot would otherwise
-                begin at once, and take the processor from the replay.
+        With `compactions_wait` nothing is compacted before `begin_compactions`. What is due in a snapshot would
+        otherwise begin at once, and take the processor from the replay.
 
         Raises:
             UnsafeSourceError: It is open already, here or in another process.
@@ -480,13 +456,7 @@ def list_families(directory: Path) -> tuple[str, ...]:
 
 
 def open_family(directory: Path, family: str, settings: RocksDbSettings) -> StoreReader:
-    """Open one column family of a store for reading; as `StoreReader.open`, which opens `default`.
-
-    Args:
-        directory: Of the store.
-        family: One that `list_families` returns.
-        settings: Of the open.
-    """
+    """Open a column family that `list_families` returns for reading; as `StoreReader.open`, which opens `default`."""
     access = rocksdict.AccessType.read_only(error_if_log_file_exist=False)
     return StoreReader(directory, _open(directory, settings, access, family=family), settings.merge_delimiter)
 

@@ -39,7 +39,7 @@ from typing import Final, Self
 
 import msgspec
 
-from engine.clock import Runtime, SystemRuntime
+from engine.clock import Runtime
 from engine.errors import TargetError, UsageError
 from index.errors import UnsafeNameError
 from index.snapshot.keys import decode_component, encode_component, encode_scope
@@ -91,7 +91,7 @@ class StoreClaims:
     ) -> None:
         parts = (encode_component(repository_id), encode_scope(scope), encode_component(task), encode_component(store))
         self.directory = root.joinpath(*parts)
-        self._runtime = runtime or SystemRuntime()
+        self._runtime = runtime or Runtime()
 
     def begin(self) -> "Attempt":
         try:

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from blobstore.concurrency import map_bounded
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import UsageError
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings, share_among
@@ -125,7 +125,7 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _timed(carry_out: CarryOut, repository: Repository, work: StoreWork) -> StoreOutcome:
-    runtime = SystemRuntime()
+    runtime = Runtime()
     started_s = runtime.monotonic_s()
     try:
         outcome = await carry_out(repository, work)

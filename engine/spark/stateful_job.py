@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 from typing_extensions import override
 
 from blobstore.opening import StoreSettings
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import CommitLostError, DamagedError, UsageError
 from engine.rocksdb.store import RocksDbSettings
 from engine.settings import TransferSettings
@@ -149,7 +149,7 @@ class StatefulJob:
         self._update = update
         self._local_root = str(Path(local_root).absolute())
         self._options = options = options or JobOptions()
-        self._runtime = SystemRuntime()
+        self._runtime = Runtime()
         self._repository, self._access = open_on_driver(url, store=options.store_settings, transfer=options.transfer)
         # Of the commits that were read, by write id, the one read last at the end.
         self._pins: OrderedDict[str, contextlib.ExitStack] = OrderedDict()

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from engine.backup.backup import BackupOptions, BackupResult
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, UsageError
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access
@@ -87,7 +87,7 @@ class UpdateTask(msgspec.Struct, frozen=True, kw_only=True):
         yield pa.record_batch([[report.task], [msgspec.msgpack.encode(report)]], schema=RESULT_SCHEMA)
 
     def _attempt(self, rows: "TaskRows", task: str) -> TaskReport:
-        runtime = SystemRuntime()
+        runtime = Runtime()
         claims = self.run.claims(task)
         base = self.run.bases.get(task)
         origin: Origin = "new"

@@ -15,7 +15,7 @@ import msgspec
 
 from blobstore.concurrency import map_bounded, run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
-from engine.clock import Runtime, SystemRuntime
+from engine.clock import Runtime
 from engine.errors import DamagedError, TargetError, UnsafeSourceError, UsageError
 from engine.state.changelogs import ChangelogReader, fetch_checked, open_changelog, publish_checked, read_checked
 from engine.state.checkpoint_dir import CheckpointDir
@@ -101,7 +101,7 @@ class StateFileManager:
         self.settings = settings or StateStoreSettings()
         self.known = StateFileMap()
         self.last_load = FilesLoaded()
-        self._runtime = runtime or SystemRuntime()
+        self._runtime = runtime or Runtime()
         # Lineages of changelogs that were read here. A name with a unique id never gets other bytes.
         self._headers: dict[StateVersion, Lineage] = {}
         # Names in the last listing; None before the first.

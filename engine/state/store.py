@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from blobstore.concurrency import run_blocking
-from engine.clock import Runtime, SystemRuntime
+from engine.clock import Runtime
 from engine.errors import DamagedError, NotLoadedError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.commit import Committed, Maintained, StateCommits
@@ -105,7 +105,7 @@ class StateStore:
         places: list[WorkingDir] = []
         try:
             await run_blocking(lambda: places.append(WorkingDir.open(directory)))
-            settings, runtime = settings or StateStoreSettings(), runtime or SystemRuntime()
+            settings, runtime = settings or StateStoreSettings(), runtime or Runtime()
             return cls(opened, places[0], settings, runtime, owns_files=owns_files)
         except BaseException:
             for place in places:

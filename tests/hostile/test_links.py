@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import TargetError, UnsafeSourceError
 from index.snapshot.keys import BLOBS, upload_key
 from tests.hostile.forger import SCOPE, SESSION, Forger, a_file, an_index, in_blob
@@ -18,7 +18,7 @@ UNSAFE: Final = 9
 TREE: Final = {"CURRENT": b"MANIFEST-1\n", "000001.sst": b"s" * 3000, "sub/f": b"f" * 40}
 
 
-class FixedRuntime(SystemRuntime):
+class FixedRuntime(Runtime):
     """Chance that an attacker has guessed."""
 
     def session(self) -> str:  # type: ignore[explicit-override]

@@ -68,7 +68,6 @@ def read_all(directory: Path) -> dict[bytes, bytes]:
         assert store.get_many(list(rows)) == list(rows.values())
         assert all(store.get(key) == value for key, value in rows.items())
         assert sum(store.count().values()) == len(rows)
-        store.files()
     return rows
 
 

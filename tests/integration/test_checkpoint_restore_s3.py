@@ -20,7 +20,7 @@ from engine.checkpoint.restore import (
 )
 from engine.checkpoint.store import StoreRestored, StoreToRestore
 from engine.checkpoint.targets import ObjectTarget
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository
 from engine.spark.access import Access
@@ -109,8 +109,8 @@ async def test_executors_publish_their_stores_and_may_be_repeated(world: World, 
     target = f"{world.bucket}/checkpoints/here"
     async with await Repository.open(f"{world.bucket}/repository") as repository:
         choice = RestoreChoice(replayed=replayed)
-        place = make_target(target, SystemRuntime(), choice)
-        restore = CheckpointRestore(repository, place, choice, SystemRuntime())
+        place = make_target(target, Runtime(), choice)
+        restore = CheckpointRestore(repository, place, choice, Runtime())
         stores = await restore.begin()
         assert isinstance(place, ObjectTarget)
         await place.clear()

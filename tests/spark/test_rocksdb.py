@@ -150,9 +150,9 @@ def test_small_buffers_make_many_files_and_compaction_merges_them(tmp_path: Path
         for n in range(20_000):
             store.put(b"%08d" % (n * 7919 % 20_000), (b"%d" % n) * 20)
         store.flush()
-        assert len(store.files()) >= 6
+        assert len(store._db.live_files()) >= 6
         store.compact()
-        assert all(file.level > 0 for file in store.files())
+        assert all(file["level"] > 0 for file in store._db.live_files())
         assert len(list(store.items())) == 20_000
 
 

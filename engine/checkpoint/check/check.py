@@ -17,7 +17,7 @@ from engine.checkpoint.check.logs import LogsChecked, check_logs
 from engine.checkpoint.check.stores import StoreWork, check_store
 from engine.checkpoint.file_check import find_left_overs
 from engine.checkpoint.findings import CheckLevel, CheckReport, Findings, StoreChecked
-from engine.clock import Runtime, SystemRuntime
+from engine.clock import Runtime
 from engine.progress import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint
@@ -68,7 +68,7 @@ async def check_checkpoint(
         TargetError: The scratch directory cannot be written, or this machine lacks what it takes to read a file.
         StoreError: The store did not answer.
     """
-    runtime = runtime or SystemRuntime()
+    runtime = runtime or Runtime()
     root = await CheckpointDir.open(location, settings=store_settings)
     try:
         plan = await begin_check(root, level=level, runtime=runtime)

@@ -15,7 +15,7 @@ from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.checkpoint.errors import lacks
 from engine.checkpoint.file_check import ChangelogReport, check_changelog_file, check_hidden, check_sst, check_zip_file
 from engine.checkpoint.findings import CheckLevel, Finding, Findings, StoreChecked
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, TargetError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager
@@ -487,7 +487,7 @@ class _StoreCheck:
         """
         # Another snapshot in the place of the one that is to be looked at would prove nothing.
         settings = msgspec.structs.replace(self._work.settings, snapshot_repair=False)
-        runtime = SystemRuntime()
+        runtime = Runtime()
         place = await run_blocking(WorkingDir.open, self._private / "work")
         try:
             loader = StateLoader(StateFileManager(files, settings, runtime=runtime), place, runtime)

@@ -14,7 +14,7 @@ from engine.cli.config import CommitChoice, state_path
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import DIRECTORY, DURATION, Setting, figures_option, scope_options, transfer_options
 from engine.cli.session import Session, verb
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.drill.drill import DrillOptions, run_restore_drill
 from engine.drill.record import MESSAGE_LENGTH_MAX, Entry, FailedDrill, RestoreDrill, append, history_path
 from engine.drill.summary import summary_line, summary_lines
@@ -117,7 +117,7 @@ def drills_directory(given: Path | None) -> Path | None:
 
 def _run(session: Session, repository: SyncRepository, options: BenchOptions, history: Path | None) -> RestoreDrill:
     """Run the drill; an error is noted in the history, unless there was nothing to restore."""
-    runtime = SystemRuntime()
+    runtime = Runtime()
     began_at_ms = runtime.local_now_ms()
     drill_options = DrillOptions(
         scratch=None if options.to_nowhere else options.to or Path(tempfile.gettempdir()),

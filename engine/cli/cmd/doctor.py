@@ -22,7 +22,7 @@ from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode, choose_exit_code
 from engine.cli.session import Session, verb
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.doctor.doctor import CLIENTS_COUNT, DoctorReport, examine_store
 from engine.doctor.verdict import Check, Verdict, describe_profile
 from engine.errors import NotFoundError
@@ -113,9 +113,7 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
     loop = LoopThread()
     try:
         return loop.run(
-            examine_store(
-                open_checked, runtime=SystemRuntime(), release=installed_release(), save=save, on_check=show_check
-            )
+            examine_store(open_checked, runtime=Runtime(), release=installed_release(), save=save, on_check=show_check)
         )
     finally:
         if shows:

@@ -12,7 +12,7 @@ import msgspec
 from engine.cli.errors import describe
 from engine.cli.options import DURATION, FILE
 from engine.cli.session import Session, verb
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import UsageError
 from engine.metrics.names import METRICS, Metric, Sample, Samples, labels_of
 from engine.metrics.status import gather_status
@@ -103,7 +103,7 @@ def metrics(
         def read() -> Samples:
             gathering = gather_status(
                 repository.asynchronous,
-                monotonic_s=SystemRuntime().monotonic_s,
+                monotonic_s=Runtime().monotonic_s,
                 jobs=jobs,
                 commits_only=commits_only,
             )

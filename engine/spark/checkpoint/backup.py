@@ -26,7 +26,7 @@ from engine.checkpoint.backup import (
     run_backup,
 )
 from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import ConflictError, DamagedError, EngineError, SourceChangedError, UnsafeSourceError
 from engine.repository.repository import Repository
 from engine.spark.access import SparkOptions, absolute, open_on_driver
@@ -132,7 +132,7 @@ def backup_checkpoint(
                 root,
                 lambda plan: asyncio.to_thread(spread_stores, plan),
                 asked,
-                runtime=SystemRuntime(),
+                runtime=Runtime(),
             )
         )
 

@@ -19,7 +19,7 @@ from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.check.check import begin_check, finish_check
 from engine.checkpoint.check.stores import StoreWork, check_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.spark.access import absolute
 from engine.spark.spread import default_partitions, evaluate, placed_work, works_of
 
@@ -84,7 +84,7 @@ def check_checkpoint(
 
 
 async def _check(spark: SparkSession, task: CheckStores, partitions_max: int) -> CheckReport:
-    runtime = SystemRuntime()
+    runtime = Runtime()
 
     def spread(stores: tuple[StoreWork, ...]) -> list[StoreChecked]:
         if not stores:

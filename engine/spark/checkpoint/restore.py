@@ -24,7 +24,7 @@ from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, RestoredCheckpoint, make_target, run_restore
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.targets import DirectoryTarget, ObjectTarget, files_below, publish_files
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import DamagedError
 from engine.repository.repository import Repository
 from engine.spark.access import SparkOptions, open_on_driver
@@ -69,7 +69,7 @@ class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
         # Spark may have lost an attempt that had come to its end: what that left may go.
         return await when_free(
             lambda: restore_store(
-                repository, item, target, transfer=repository.settings, runtime=SystemRuntime(), replace=True
+                repository, item, target, transfer=repository.settings, runtime=Runtime(), replace=True
             )
         )
 
@@ -118,7 +118,7 @@ def restore_checkpoint(
     choice, options = choice or RestoreChoice(), options or SparkOptions()
     settings, partitions_max = choice.target_settings or options.store, options.partitions_max
     choice = msgspec.structs.replace(choice, target_settings=settings)
-    runtime = SystemRuntime()
+    runtime = Runtime()
     place = make_target(target, runtime, choice)
     repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
 

@@ -32,7 +32,7 @@ from typing_extensions import override
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
 from engine.backup.backup import BackupResult
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
 from engine.settings import TransferSettings
@@ -69,7 +69,7 @@ class LaterStore(LocalStore):
         return await super().now_ms() + self.shift_ms
 
 
-class LaterRuntime(SystemRuntime):
+class LaterRuntime(Runtime):
     """The clock of a machine at that time: a store that is ahead of it deletes nothing for its age (S2)."""
 
     def __init__(self, shift_ms: int) -> None:

@@ -12,7 +12,7 @@ from blobstore.memory import MemoryStore
 from blobstore.wrappers.meter import MeteredStore
 from engine.backup.backup import BackupOptions, BackupResult, backup_source
 from engine.backup.source import WholeDirectory
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.local.cache import DigestCache, DigestCaches
 from engine.progress import NO_PROGRESS
 from engine.records.repository import OpenRepository, StoreAddress
@@ -64,7 +64,7 @@ class Workbench:
         self.meter = self.metered.meter
         self.store = InterposedStore(self.metered)
         self.cache = DigestCache()
-        self.runtime = SystemRuntime()
+        self.runtime = Runtime()
         self.settings = SETTINGS
         self.directory = root / "state"
         self.directory.mkdir()

@@ -17,7 +17,7 @@ from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavaila
 from blobstore.local.files import LocalFile as OpenFile
 from engine.backup import upload
 from engine.backup.backup import BackupOptions, plan_backup_dir
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.local import identify
 from engine.local.cache import DigestCache
@@ -313,7 +313,7 @@ class TestNext:
         assert stored["lmdb"][:5] == (b"FIRST" if trust_stat else b"LATER")
 
 
-class _AheadRuntime(SystemRuntime):
+class _AheadRuntime(Runtime):
     """A wall clock ten seconds ahead of the file system's."""
 
     @override

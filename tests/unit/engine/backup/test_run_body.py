@@ -12,6 +12,7 @@ from engine.backup.upload import FileRunBody
 from engine.errors import UnsafeSourceError
 from engine.local.hashing import ContentHasher, hash_bytes, hash_content
 from engine.local.scan import SourceDir, opened_dir, scan_dir
+from index.plan.backup import PlannedFile
 from tests.unit.engine.workbench import open_descriptors
 
 
@@ -23,7 +24,7 @@ class TestFileRunBody:
     def body(self, source: SourceDir, start: int = 0, size_bytes: int = 10_000) -> FileRunBody:
         (file,) = scan_dir(source.path).files
         return FileRunBody(
-            source=source, path=(file.name,), file=file, start=start, size_bytes=size_bytes, chunk_bytes=4096
+            source=source, item=PlannedFile((file.name,), file), start=start, size_bytes=size_bytes, chunk_bytes=4096
         )
 
     @pytest.mark.parametrize("start, size", [(0, 10_000), (0, 4096), (4096, 4096), (8192, 1808), (9999, 1)])

@@ -23,7 +23,7 @@ from engine.checkpoint.restore import (
 )
 from engine.checkpoint.targets import ObjectTarget, check_apart
 from engine.cli.errors import describe
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import TargetError, UsageError
 from engine.repository.repository import Repository
 from index.spark.query_logs import decode_operator
@@ -47,7 +47,7 @@ class World:
             self.bucket,
             "place",
             location=LOCATION,
-            runtime=SystemRuntime(),
+            runtime=Runtime(),
             move_aside=choice.pop("move_aside", False),
         )
         return await restore_checkpoint(self.repository, target, RestoreChoice(**choice))
@@ -280,7 +280,7 @@ async def test_a_foreign_name_beside_the_same_query_is_not_moved_aside(world: Wo
 async def test_the_store_of_the_repository_is_no_target(world: World, is_preview: bool) -> None:
     async with await Repository.init(world.bucket) as repository:
         target = ObjectTarget(
-            ForwardingStore(world.bucket), "place", location=LOCATION, runtime=SystemRuntime(), move_aside=True
+            ForwardingStore(world.bucket), "place", location=LOCATION, runtime=Runtime(), move_aside=True
         )
         with pytest.raises(TargetError, match="is below the place of the repository itself"):
             await (
@@ -303,7 +303,7 @@ async def test_the_store_of_the_repository_is_no_target(world: World, is_preview
 )
 async def test_a_prefix_that_overlaps_with_the_repository_is_no_target(url: str, where: str) -> None:
     target, store = (
-        make_target(url, SystemRuntime(), RestoreChoice(move_aside=True)),
+        make_target(url, Runtime(), RestoreChoice(move_aside=True)),
         open_store("s3://bucket/a/repository"),
     )
     try:
@@ -319,12 +319,12 @@ async def test_a_prefix_that_overlaps_with_the_repository_is_no_target(url: str,
 
 def test_before_it_is_open_a_prefix_is_gathered_nowhere() -> None:
     with pytest.raises(UsageError, match="not open"):
-        _ = make_target("s3://bucket/place", SystemRuntime(), RestoreChoice()).directory
+        _ = make_target("s3://bucket/place", Runtime(), RestoreChoice()).directory
 
 
 async def test_nothing_is_published_while_a_store_is_missing(world: World) -> None:
-    target = ObjectTarget(world.bucket, "place", location=LOCATION, runtime=SystemRuntime(), move_aside=False)
-    restore = CheckpointRestore(world.repository, target, RestoreChoice(), SystemRuntime())
+    target = ObjectTarget(world.bucket, "place", location=LOCATION, runtime=Runtime(), move_aside=False)
+    restore = CheckpointRestore(world.repository, target, RestoreChoice(), Runtime())
     await restore.begin()
     with pytest.raises(UsageError, match="stores were not restored: 0/0, 0/1"):
         await restore.finish([])
@@ -335,4 +335,4 @@ async def test_nothing_is_published_while_a_store_is_missing(world: World) -> No
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3a:///place", "memory://name"])
 def test_a_bucket_is_no_prefix(url: str) -> None:
     with pytest.raises(TargetError, match="not a prefix"):
-        make_target(url, SystemRuntime(), RestoreChoice())
+        make_target(url, Runtime(), RestoreChoice())

@@ -31,7 +31,7 @@ from blobstore.errors import (
 from blobstore.memory import MemoryStore
 from blobstore.s3.lifecycle import Rule
 from blobstore.sink import MemorySink, Sink
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 
 NOW_MS = 1_795_000_000_000
 
@@ -42,7 +42,7 @@ class HonestS3(MemoryStore):
     prefix = "state"
 
     def __init__(self) -> None:
-        super().__init__(clock=SystemRuntime().local_now_ms)
+        super().__init__(clock=Runtime().local_now_ms)
         self.unfinished: dict[str, UnfinishedPut] = {}
         self.rules: list[Rule] = []
         self.ids = itertools.count()
@@ -352,7 +352,7 @@ class HidesUploads(HonestS3):
 class IsAhead(HonestS3):
     def __init__(self, ms: int = 360_000) -> None:
         super().__init__()
-        self._clock = lambda: SystemRuntime().local_now_ms() + ms
+        self._clock = lambda: Runtime().local_now_ms() + ms
 
 
 class DatesWrongly(HonestS3):

@@ -22,7 +22,7 @@ from blobstore.errors import (
 from blobstore.memory import MemoryStore
 from blobstore.s3.lifecycle import DAY_MS, Rule, backstop_rules
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, decode_profile
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.doctor import checks
 from engine.doctor.checks import choose_list_rounds
 from engine.doctor.doctor import CLIENTS_COUNT, ROOT, TOTAL_S_MAX, DoctorReport, examine_store
@@ -89,7 +89,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def examine(store: MemoryStore, *, save: bool = True) -> DoctorReport:
     """What is found when all clients are one store."""
-    return await examine_store(lambda: store, runtime=SystemRuntime(), release="1.2.3", save=save)
+    return await examine_store(lambda: store, runtime=Runtime(), release="1.2.3", save=save)
 
 
 def verdicts(report: DoctorReport) -> dict[Check, Verdict]:
@@ -283,7 +283,7 @@ async def test_tags_are_given_up_only_if_no_rule_goes_by_them(error: Exception, 
 # ---------------------------------------------------------------------- what is no lie
 
 
-class LoopRuntime(SystemRuntime):
+class LoopRuntime(Runtime):
     """Its seconds are those of the loop, which jumps over waiting."""
 
     @override
@@ -493,7 +493,7 @@ async def test_it_tells_how_far_it_is() -> None:
     store = HonestS3()
     await examine_store(
         lambda: store,
-        runtime=SystemRuntime(),
+        runtime=Runtime(),
         release="x",
         save=False,
         on_check=lambda check, number, total: seen.append((check, number, total)),

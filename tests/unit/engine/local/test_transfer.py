@@ -18,6 +18,7 @@ from engine.local.hashing import FileHasher, hash_bytes
 from engine.local.scan import opened_dir, scan_dir
 from engine.local.transfer import ByteBudget, PartsBody, put_new
 from engine.settings import TransferSettings, share_among
+from index.plan.backup import PlannedFile
 from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore
@@ -178,7 +179,9 @@ class TestPutNew:
         monkeypatch.setattr("engine.backup.upload.check_unchanged", lambda *_: None)
         with opened_dir(tmp_path) as source:
             (file,) = scan_dir(tmp_path).files
-            body = FileRunBody(source=source, path=("f",), file=file, start=0, size_bytes=10_000, chunk_bytes=4096)
+            body = FileRunBody(
+                source=source, item=PlannedFile(("f",), file), start=0, size_bytes=10_000, chunk_bytes=4096
+            )
             store = RetryingStore(inner, RetrySettings(first_wait_s=0))
             await put_new(store, KEY, body, ttl_ms=5000)
             landed = await read_blob(store, KEY, size_bytes_max=10_000)

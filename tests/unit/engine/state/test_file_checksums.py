@@ -6,7 +6,7 @@ import pytest
 
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.memory import MemoryStore
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import DamagedError
 from engine.local.hashing import crc32c
 from engine.state.changelogs import CREATOR, fetch_checked, publish_checked, read_checked
@@ -18,7 +18,7 @@ from index.spark.names import StateVersion
 from tests.doubles import InterposedStore
 from tests.unit.engine.state.state_bench import tree
 
-RUNTIME = SystemRuntime()
+RUNTIME = Runtime()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from blobstore.memory import MemoryStore
 from engine import StateStore
-from engine.clock import Runtime, SystemRuntime
+from engine.clock import Runtime
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import VersionMissingError
@@ -98,7 +98,7 @@ async def test_a_lineage_in_memory_spares_the_header(bench: Bench, monkeypatch: 
         assert read == [StateVersion(4, ids[4])]
 
 
-class LongIds(SystemRuntime):
+class LongIds(Runtime):
     """Ids that fill a header in a quarter of the versions."""
 
     @override
@@ -111,7 +111,7 @@ class LongIds(SystemRuntime):
     [
         pytest.param(LongIds(), 270, id="long ids"),
         # Spark: "encoded string too long" at about version 840.
-        pytest.param(SystemRuntime(), 900, id="uuids", marks=pytest.mark.soak),
+        pytest.param(Runtime(), 900, id="uuids", marks=pytest.mark.soak),
     ],
 )
 async def test_a_query_without_uploaded_snapshots_does_not_die_of_its_lineage(

@@ -10,7 +10,7 @@ from blobstore.base import BlobStore, Body, BytesBody, Created, read_blob
 from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
 from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import CollectedError, DamagedError
 from engine.repository.repository import Repository
 from index.plan.collect import DeleteReason
@@ -255,7 +255,7 @@ async def test_an_unpinned_reader_that_is_overtaken_chooses_again(world: World) 
 async def pin_at(world: World, commit: Commit) -> None:
     """A pin of a reader that has not yet asked whether the commit is open, and dies."""
     pin = Pin(
-        id=SystemRuntime().session(),
+        id=Runtime().session(),
         scope=JOB,
         source=commit.pointer,
         duration_ms=PIN_DURATION_MS,

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from blobstore.base import BytesBody, Created, read_blob
 from blobstore.errors import StoreUnavailableError
-from engine.clock import SystemRuntime
+from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, UnsafeStoreError
 from engine.repository.repository import Repository
 from index.plan.collect import DeleteReason
@@ -208,7 +208,7 @@ async def test_a_collector_that_is_overtaken_again_and_again_gives_up(world: Wor
         await asyncio.wait_for(repository.collect(LAST, delete_share_max=1), 30)
 
 
-class _OwnClock(SystemRuntime):
+class _OwnClock(Runtime):
     """A machine whose clock does not follow the store's."""
 
     def __init__(self, now_ms: int) -> None:
