@@ -36,7 +36,8 @@ from benchmarks.peers.outcome import Outcome, begin
 from benchmarks.peers.processes import ROOT, Command, end_in_order, run, run_idle, sample_of_run, sync
 from benchmarks.peers.servers import BenchServer, open_server
 from benchmarks.peers.trees import tree_bytes
-from engine.rocksdb.store import MIB, StoreReader, StoreWriter, spark_settings
+from engine.rocksdb.store import StoreReader, StoreWriter, spark_settings
+from engine.settings import MIB
 
 KEY_BYTES = 16
 AT_ONCE = 10_000

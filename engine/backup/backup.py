@@ -8,28 +8,28 @@ import asyncio
 import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
-from engine.backup.source import BackupSource, WholeDirectory
 from engine.backup.upload import Uploader
 from engine.clock import Runtime, Stopwatch
 from engine.errors import DamagedError, UsageError
 from engine.local.cache import DigestCache
 from engine.local.identify import FactReader
-from engine.local.scan import all_files, file_system_now_ns, opened_dir
+from engine.local.scan import all_files, changed_error, file_system_now_ns, find_difference, opened_dir, scan_dir
 from engine.local.transfer import ByteBudget
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import IndexCache, StoredSnapshot, check_is_of, read_stored_snapshot, write_index
 from engine.records.missing import find_missing, key_of
 from engine.records.repository import OpenRepository, StoreAddress
+from engine.rocksdb.lock import check_not_held
 from engine.settings import TransferSettings
 from index.display import DisplayMixin, format_files, format_seconds
 from index.errors import FormatError
-from index.plan.backup import BackupPlan, build_snapshot, plan_backup
+from index.plan.backup import BackupPlan, PlannedFile, build_snapshot, plan_backup
 from index.snapshot.contents import blob_keys
 from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, diff_dir
 from index.snapshot.invariants import check_snapshot_index
@@ -49,6 +49,87 @@ from index.snapshot.model import (
 from index.snapshot.records import StoreReference
 from index.spark.names import parse_state_name
 from index.text import human_bytes, printable
+
+
+class BackupSource(Protocol):
+    """Files below one directory. Made for one backup."""
+
+    # Where they are read; absolute.
+    directory: Path
+    # Whether the directory is there for the next backup too, so that hashes of its files are worth keeping.
+    is_lasting: bool
+
+    @property
+    def lineage(self) -> Sequence[LineageItem] | None:
+        """The versions that its state grew from, oldest first; known once it was looked at. None: it does not know."""
+        return None
+
+    async def look(self, previous: SnapshotIndex | None) -> LocalDir:
+        """List what there is to back up.
+
+        Args:
+            previous: What it will be compared with; None: nothing.
+
+        Returns:
+            Files and directories, sorted by name. A file that carries its `blake3` already is known to be the one of
+            `previous`: it is not read, and need not be in the directory.
+
+        Raises:
+            EngineError, FormatError, StoreError: It cannot be backed up.
+        """
+        ...
+
+    async def prepare(self, planned: Sequence[PlannedFile]) -> LocalDir | None:
+        """Get ready for the reading of some files.
+
+        Returns:
+            What `look` would say now if files came into the directory for it; None if all were there.
+
+        Raises:
+            EngineError, FormatError, StoreError: One of them must not be backed up.
+        """
+        ...
+
+    async def check_held_still(self) -> None:
+        """Make sure, after the last byte was read, that nothing has changed since `look`.
+
+        Raises:
+            UnsafeSourceError: What was looked at is not what was read (design 0002, I3).
+        """
+        ...
+
+
+class WholeDirectory(BackupSource):
+    """A rocksdb_checkpoint, or any directory that nobody writes to: everything in it. A link at its end is refused."""
+
+    is_lasting = True
+
+    def __init__(self, directory: Path) -> None:
+        # Absolute: whatever becomes of the working directory meanwhile.
+        self.directory = directory.absolute()
+        self._scanned = LocalDir(name="")
+
+    @override
+    async def look(self, previous: SnapshotIndex | None) -> LocalDir:
+        self._scanned = await asyncio.to_thread(self._scan)
+        return self._scanned
+
+    def _scan(self) -> LocalDir:
+        scanned = scan_dir(self.directory)
+        check_not_held(self.directory, scanned)
+        return scanned
+
+    @override
+    async def prepare(self, planned: Sequence[PlannedFile]) -> LocalDir | None:
+        return None
+
+    @override
+    async def check_held_still(self) -> None:
+        before = self._scanned
+        difference = await asyncio.to_thread(lambda: find_difference(before, scan_dir(self.directory, before)))
+        if difference is not None:
+            raise changed_error(self.directory.joinpath(*difference))
+
 
 LATEST: Final = "latest"
 # An index carries this many of its ancestors; who needs more reads the oldest of them.

@@ -10,7 +10,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.concurrency import run_all, run_blocking
-from engine.backup.source import BackupSource
+from engine.backup.backup import BackupSource
 from engine.checkpoint.errors import DAMAGE_HINT, error_context, with_subject
 from engine.checkpoint.file_check import check_changelog_file, check_hidden, check_sst, check_zip_file
 from engine.checkpoint.live_files import LiveFiles, read_small

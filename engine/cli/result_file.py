@@ -12,7 +12,7 @@ import msgspec
 from blobstore.concurrency import map_bounded
 from engine.backup.backup import BackupResult
 from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
-from engine.local.copy import write_whole
+from engine.local.transfer import write_whole
 from engine.records.indexes import is_missing
 from engine.repository.repository import Repository
 from index.errors import FormatError

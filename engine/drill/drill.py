@@ -22,9 +22,9 @@ from engine.records.find import Choice
 from engine.records.missing import naming_complete
 from engine.records.repository import OpenRepository
 from engine.repository.repository import Repository
-from engine.restore.packs import PackReader
 from engine.restore.restore import read_index_of, restore_store
 from engine.restore.staging import find_lack_of_space, remove_tree, target_errors
+from engine.restore.write import PackReader
 from engine.rocksdb.store import StoreReader, spark_settings
 from engine.settings import STORES_AT_ONCE, share_among
 from index.plan.commits import Commit

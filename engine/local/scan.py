@@ -35,19 +35,15 @@ READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 DIR_FLAGS: Final = READ_FLAGS | os.O_DIRECTORY
 
 # What this machine or this user lacks: an error with one of these says nothing of the file that was to be read.
-LACKING: Final = frozenset(
-    {
-        errno.EACCES,
-        errno.EPERM,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EROFS,
-    }
-)
+LACKING: Final = TOO_MANY_OPEN | {
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOMEM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+}
 
 _PERMISSIONS: Final = 0o7777
 # What RocksDB hard-links into a checkpoint and writes only once.
@@ -276,15 +272,13 @@ def unreadable_error(path: Path, error: OSError) -> UnsafeSourceError:
     if error.errno in {errno.ENOENT, errno.ESTALE}:
         return UnsafeSourceError("is not there, or vanished meanwhile", operation="backup", subject=str(path))
     if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-        return UnsafeSourceError(
-            "is a symbolic link, or no directory", operation="backup", subject=str(path), hint="give its real path"
-        )
-    hint = "see that this user may read it and that the disk is well"
+        message, hint = "is a symbolic link, or no directory", "give its real path"
+    else:
+        message = f"cannot be read: {error.strerror or error}"
+        hint = "see that this user may read it and that the disk is well"
     if error.errno in TOO_MANY_OPEN:
         hint = TOO_MANY_OPEN_HINT
-    return UnsafeSourceError(
-        f"cannot be read: {error.strerror or error}", operation="backup", subject=str(path), hint=hint
-    )
+    return UnsafeSourceError(message, operation="backup", subject=str(path), hint=hint)
 
 
 @functools.lru_cache(maxsize=1024)

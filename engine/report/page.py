@@ -14,11 +14,10 @@ from typing import Final
 
 import msgspec
 
-from engine.drill.record import Entry, RestoreDrill
-from engine.drill.summary import format_phase, format_slo
+from engine.drill.record import Entry, RestoreDrill, format_phase, format_slo
 from engine.inspect.history import HistoryEntry, State, format_offsets
 from engine.inspect.verify import ProblemKind
-from engine.local.copy import write_whole
+from engine.local.transfer import write_whole
 from engine.report.gather import JobFacts, ReportFacts
 from index.plan.plan_format import AuditRecord
 from index.text import count, human_bytes, iso_time, printable, shortened

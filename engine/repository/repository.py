@@ -9,8 +9,15 @@ from typing import Literal, Self, TypeVar, Unpack
 import msgspec
 
 from blobstore.base import BlobStore
-from engine.backup.backup import LATEST, BackupOptions, BackupResult, backup_source, plan_backup_dir
-from engine.backup.source import BackupSource, WholeDirectory
+from engine.backup.backup import (
+    LATEST,
+    BackupOptions,
+    BackupResult,
+    BackupSource,
+    WholeDirectory,
+    backup_source,
+    plan_backup_dir,
+)
 from engine.clock import Runtime, read_now_ms
 from engine.collect.backend import CollectBackend
 from engine.collect.check import PlanCheck, verify_plan

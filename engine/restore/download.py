@@ -15,11 +15,11 @@ from blobstore.errors import BlobCorruptError, InvalidRequestError
 from engine.errors import DamagedError
 from engine.local.transfer import ByteBudget, fetch_right
 from engine.progress import NO_PROGRESS, Progress
-from engine.restore.packs import PackWriter
 from engine.restore.staging import target_errors
 from engine.restore.write import (
     FilePlace,
     OwnerPolicy,
+    PackWriter,
     WrittenFile,
     copy_file,
     copy_small_files,

@@ -196,9 +196,8 @@ class Staging:
                     return descriptor
             except BlockingIOError as error:
                 os.close(descriptor)
-                raise TargetBusyError(
-                    "another restore is at work here", operation="restore", subject=str(self.target)
-                ) from error
+                message = "another restore is at work here"
+                raise TargetBusyError(message, operation="restore", subject=str(self.target)) from error
             except FileNotFoundError:
                 pass  # its owner was done with it between our opening and locking it
             except BaseException:
@@ -223,12 +222,9 @@ class Staging:
 
     def _check_moved_aside(self) -> None:
         if self._there is None or not os.path.samestat(self._stat(self._old_name), self._there):
-            raise TargetError(
-                "has changed since the restore began: another directory is there",
-                operation="restore",
-                subject=str(self.target),
-                hint="see who else works there, then restore again",
-            )
+            message = "has changed since the restore began: another directory is there"
+            hint = "see who else works there, then restore again"
+            raise TargetError(message, operation="restore", subject=str(self.target), hint=hint)
 
     def _swap_back(self) -> None:
         if self._published:
@@ -355,9 +351,5 @@ def target_errors(path: Path) -> Iterator[None]:
 
 
 def _full(path: Path, reason: str) -> TargetError:
-    return TargetError(
-        f"there is no space: {reason}",
-        operation="restore",
-        subject=str(path),
-        hint="free some, or choose another disk",
-    )
+    hint = "free some, or choose another disk"
+    return TargetError(f"there is no space: {reason}", operation="restore", subject=str(path), hint=hint)

@@ -1,8 +1,9 @@
-"""The only importer of rocksdict, with `engine.rocksdb.options`: RocksDB directories opened in raw mode only.
+"""The only importer of rocksdict: RocksDB directories opened in raw mode only.
 
 Outside raw mode rocksdict unpickles what it reads, which runs code from restored data. And every open here
 passes its own options, so that an `OPTIONS` file that came with restored data decides nothing: its `wal_dir`,
-`db_log_dir` and `db_paths` would make RocksDB write outside the directory.
+`db_log_dir` and `db_paths` would make RocksDB write outside the directory. What rocksdict has no call for, a merge
+operator for one, comes from an `OPTIONS` text of our own, in a directory of our own.
 
 What an open leaves in the directory beside RocksDB's own data, and no snapshot may carry (design 0004, Z3): `LOG`,
 `LOCK`, `IDENTITY` (for writing only) and `rocksdict-config.json`. An open for writing also rewrites MANIFEST, CURRENT
@@ -16,6 +17,7 @@ moment.
 import itertools
 import os
 import re
+import tempfile
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,12 +26,122 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+import msgspec
 import rocksdict
 from typing_extensions import override
 
 from engine.errors import DamagedError, EngineError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.scan import LACKING
-from engine.rocksdb.options import KIB, MIB, RocksDbSettings, make_options, spark_settings
+from engine.settings import KIB, MIB
+
+# The least that RocksDB takes for the text of its options.
+_TEXT: Final = """\
+[Version]
+  rocksdb_version=9.8.4
+  options_file_version=1.1
+
+[DBOptions]
+
+[CFOptions "default"]
+%s
+[TableOptions/BlockBasedTable "default"]
+"""
+# This form is the only one that RocksDB reads back as it was: the bare name, which it writes itself for an empty
+# delimiter, means a comma to its parser.
+_MERGE_OPERATOR: Final = "  merge_operator={id=StringAppendOperator;delimiter=%s;}\n"
+_NO_COMPACTIONS: Final = "  disable_auto_compactions=true\n"
+# Delimiters that this text can express; Spark's are a comma and nothing.
+_DELIMITERS: Final = (b"", b",", b"|")
+_RAW_MODE: Final = '{"raw_mode":true,"prefix_extractors":{}}'
+
+_COMPRESSIONS: Final = {
+    "none": rocksdict.DBCompressionType.none,
+    "lz4": rocksdict.DBCompressionType.lz4,
+    "snappy": rocksdict.DBCompressionType.snappy,
+    "zstd": rocksdict.DBCompressionType.zstd,
+}
+
+
+class RocksDbSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a store is written. None of it is part of the data: every open may choose other values."""
+
+    # Memory that a store fills before it writes one SST file; there are at most two such buffers.
+    write_buffer_bytes: int = 16 * MIB
+    # Size at which a compaction begins the next SST file.
+    file_bytes: int = 16 * MIB
+    # How much the first sorted level holds before files move on to the next.
+    level_base_bytes: int = 64 * MIB
+    # How many flushed files are merged into the first sorted level together.
+    level_zero_files: int = 4
+    block_cache_bytes: int = 8 * MIB
+    compression: Literal["none", "lz4", "snappy", "zstd"] = "lz4"
+    background_jobs_max: int = 2
+    open_files_max: int = 256
+    # Size of a block inside an SST file before compression. Larger ones make smaller files and slower reads.
+    block_bytes: int = 4 * KIB
+    # Whether files are merged in the background, which a store that is read once does not need.
+    compacts: bool = True
+    # Between the operands of one key when they are joined, by RocksDB's StringAppendOperator. None: no
+    # merge operator, and a store that holds operands is refused.
+    merge_delimiter: bytes | None = None
+
+
+def spark_settings(merge_delimiter: bytes | None = None) -> RocksDbSettings:
+    """Return what Spark opens its stores with by default: files that it can read, and goes on with.
+
+    It is Spark's `RocksDBConf`, with RocksDB 9.8's own defaults where that sets none. Blocks of 4 KiB, ten bits of
+    bloom filter per key and format 5 are what every open here writes anyway.
+    """
+    return RocksDbSettings(
+        write_buffer_bytes=64 * MIB,
+        file_bytes=64 * MIB,
+        level_base_bytes=256 * MIB,
+        compression="lz4",
+        open_files_max=-1,
+        merge_delimiter=merge_delimiter,
+    )
+
+
+def _make_options(settings: RocksDbSettings, *, compactions: bool = True) -> rocksdict.Options:
+    """Make options in raw mode, of which none comes from the directory of the store.
+
+    Raises:
+        UsageError: The delimiter cannot be written in the text of options.
+    """
+    options = _read_options(settings.merge_delimiter, compactions=compactions)
+    options.create_if_missing(create_if_missing=False)
+    options.set_write_buffer_size(settings.write_buffer_bytes)
+    options.set_max_write_buffer_number(2)
+    options.set_target_file_size_base(settings.file_bytes)
+    options.set_max_bytes_for_level_base(settings.level_base_bytes)
+    options.set_level_zero_file_num_compaction_trigger(settings.level_zero_files)
+    options.set_max_background_jobs(settings.background_jobs_max)
+    options.set_max_open_files(settings.open_files_max)
+    options.set_compression_type(_COMPRESSIONS[settings.compression]())
+    # One file of RocksDB's own log is enough; none of them is backed up.
+    options.set_keep_log_file_num(1)
+    blocks = rocksdict.BlockBasedOptions()
+    blocks.set_block_cache(rocksdict.Cache(settings.block_cache_bytes))
+    blocks.set_bloom_filter(10, block_based=False)
+    blocks.set_format_version(5)
+    blocks.set_block_size(settings.block_bytes)
+    options.set_block_based_table_factory(blocks)
+    return options
+
+
+def _read_options(delimiter: bytes | None, *, compactions: bool) -> rocksdict.Options:
+    """RocksDB's defaults, in raw mode, with those two things that rocksdict has no call for."""
+    if delimiter is not None and delimiter not in _DELIMITERS:
+        hint = "Spark's stores have a comma (merge operator version 1) or nothing (version 2)"
+        raise UsageError(f"no store has {delimiter!r} between operands", operation="choose options", hint=hint)
+    text = "" if delimiter is None else _MERGE_OPERATOR % delimiter.decode()
+    text += "" if compactions else _NO_COMPACTIONS
+    with tempfile.TemporaryDirectory(prefix="tidemark-options-") as private:
+        Path(private, "OPTIONS-000001").write_text(_TEXT % text, encoding="ascii")
+        Path(private, "rocksdict-config.json").write_text(_RAW_MODE, encoding="ascii")
+        _, families = rocksdict.Options.load_latest(private)
+    return families["default"]
+
 
 # The most rows that are taken before their size is looked at.
 _SLICE_ROWS_MAX: Final = 512
@@ -38,7 +150,7 @@ _ITEMS_ROWS_MAX: Final = 128
 _ITEMS_BYTES_MAX: Final = 64 * KIB
 
 
-class ChunkScan:
+class _ChunkScan:
     """The iterator behind `StoreReader.chunks`, over the rows of the moment at which it is made."""
 
     def __init__(
@@ -136,17 +248,6 @@ def _remaining(witness: rocksdict.RdictIter) -> Iterator[tuple[bytes, bytes]]:
         witness.next()
 
 
-__all__ = [
-    "KIB",
-    "MIB",
-    "RocksDbSettings",
-    "StoreReader",
-    "StoreWriter",
-    "list_families",
-    "open_family",
-    "spark_settings",
-]
-
 DEFAULT_FAMILY: Final = "default"
 
 _TABLE_PROPERTIES: Final = "rocksdb.aggregated-table-properties"
@@ -169,7 +270,7 @@ class StoreReader:
         self._directory = directory
         self._db = db
         self._merge_delimiter = merge_delimiter
-        self._scans: weakref.WeakSet[ChunkScan] = weakref.WeakSet()
+        self._scans: weakref.WeakSet[_ChunkScan] = weakref.WeakSet()
 
     @classmethod
     def open(cls, directory: Path, settings: RocksDbSettings | None = None) -> Self:
@@ -220,8 +321,8 @@ class StoreReader:
         """Iterate as `items`, in lists of at most `rows_max` rows that end soon after they have `bytes_max` bytes."""
         return self._scan(prefix, b"", rows_max=rows_max, bytes_max=bytes_max)
 
-    def _scan(self, prefix: bytes, start: bytes, *, rows_max: int, bytes_max: int) -> ChunkScan:
-        scan = ChunkScan(self._directory, self._db, prefix, start, rows_max=rows_max, bytes_max=bytes_max)
+    def _scan(self, prefix: bytes, start: bytes, *, rows_max: int, bytes_max: int) -> _ChunkScan:
+        scan = _ChunkScan(self._directory, self._db, prefix, start, rows_max=rows_max, bytes_max=bytes_max)
         self._scans.add(scan)
         return scan
 
@@ -405,9 +506,9 @@ def _open(
     compactions: bool = True,
     family: str = DEFAULT_FAMILY,
 ) -> rocksdict.Rdict:
-    options = make_options(settings, compactions=compactions)
+    options = _make_options(settings, compactions=compactions)
     options.create_if_missing(create_if_missing=create)
-    families = {name: make_options(settings, compactions=compactions) for name in {DEFAULT_FAMILY, family}}
+    families = {name: _make_options(settings, compactions=compactions) for name in {DEFAULT_FAMILY, family}}
     try:
         # Without options for the column family rocksdict would take those in the directory's OPTIONS file, whatever
         # else it is given: with their comparator and merge operator.
@@ -452,7 +553,7 @@ def list_families(directory: Path) -> tuple[str, ...]:
     """
     _check_is_store(directory)
     with _typing("list column families", directory):
-        return tuple(sorted(rocksdict.Rdict.list_cf(str(directory), make_options(RocksDbSettings()))))
+        return tuple(sorted(rocksdict.Rdict.list_cf(str(directory), _make_options(RocksDbSettings()))))
 
 
 def open_family(directory: Path, family: str, settings: RocksDbSettings) -> StoreReader:

@@ -26,7 +26,7 @@ from blobstore.opening import StoreSettings, local_path_of, open_store
 from blobstore.sink import TooLargeError
 from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
-from engine.local.copy import FileBody, copy_file
+from engine.local.transfer import FileBody, copy_file
 from index.spark.names import StateVersion
 
 # The most bytes of a file that is read into memory, by default.

@@ -7,7 +7,8 @@ from typing import Any, Final, Literal, Self, TypeAlias, cast, get_args
 import msgspec
 
 from engine.errors import UsageError
-from engine.rocksdb.store import MIB, RocksDbSettings, spark_settings
+from engine.rocksdb.store import RocksDbSettings, spark_settings
+from engine.settings import MIB
 
 # Values of the setting `stateStore.providerClass`.
 ROCKSDB_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

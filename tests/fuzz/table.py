@@ -26,7 +26,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "blobstore.local.files.read_chunks",
             "blobstore.wrappers.forwarding.PassedBody.read_chunks",
             "engine.checkpoint.live_files.read_small",
-            "engine.local.copy.FileBody.read_chunks",
+            "engine.local.transfer.FileBody.read_chunks",
             "engine.backup.upload.FileRunBody.read_chunks",
             "engine.backup.upload.FileRunBody.read_digest",
             "engine.local.transfer.PartsBody.read_chunks",

@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 
 from blobstore.opening import open_store
-from engine.backup.backup import BackupOptions, backup_source
-from engine.backup.source import WholeDirectory
+from engine.backup.backup import BackupOptions, WholeDirectory, backup_source
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.restore import RestoreOptions, restore_store
 from engine.settings import MIB, TransferSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import rocksdict
 
-import engine.backup.source
+import engine.backup.backup
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
 from engine.local.identify import FactReader
@@ -155,7 +155,7 @@ async def test_live_store_goes_on_while_its_checkpoint_is_backed_up(
                 time.sleep(0.05)
 
     is_early = when == "after the scan"
-    owner, name = (FactReader, "identify_ssts") if is_early else (engine.backup.source, "find_difference")
+    owner, name = (FactReader, "identify_ssts") if is_early else (engine.backup.backup, "find_difference")
     real = getattr(owner, name)
 
     def and_work(*args: object, **options: object) -> object:

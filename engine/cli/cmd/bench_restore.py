@@ -16,8 +16,16 @@ from engine.cli.options import DIRECTORY, DURATION, Setting, figures_option, sco
 from engine.cli.session import Session, verb
 from engine.clock import Runtime
 from engine.drill.drill import DrillOptions, run_restore_drill
-from engine.drill.record import MESSAGE_LENGTH_MAX, Entry, FailedDrill, RestoreDrill, append, history_path
-from engine.drill.summary import summary_line, summary_lines
+from engine.drill.record import (
+    MESSAGE_LENGTH_MAX,
+    Entry,
+    FailedDrill,
+    RestoreDrill,
+    append,
+    history_path,
+    summary_line,
+    summary_lines,
+)
 from engine.errors import EngineError, NotFoundError, UsageError
 from engine.repository.sync import SyncRepository
 from engine.settings import STORES_AT_ONCE

@@ -10,8 +10,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.meter import MeteredStore
-from engine.backup.backup import BackupOptions, BackupResult, backup_source
-from engine.backup.source import WholeDirectory
+from engine.backup.backup import BackupOptions, BackupResult, WholeDirectory, backup_source
 from engine.clock import Runtime
 from engine.local.cache import DigestCache, DigestCaches
 from engine.progress import NO_PROGRESS

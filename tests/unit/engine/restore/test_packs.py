@@ -15,8 +15,7 @@ from typing_extensions import override
 
 from blobstore.errors import BlobCorruptError
 from engine.local.hashing import hash_content
-from engine.restore.packs import PackReader, PackWriter, cores_count
-from engine.restore.write import OwnerPolicy
+from engine.restore.write import OwnerPolicy, PackReader, PackWriter, cores_count
 from index.plan.restore import FetchedRun, RestoredFile
 from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import FileBlob, FileIndex, FileMetadata, Scope

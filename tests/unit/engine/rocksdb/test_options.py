@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from engine.errors import EngineError, UsageError
-from engine.rocksdb.store import MIB, RocksDbSettings, StoreReader, StoreWriter, spark_settings
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter, spark_settings
+from engine.settings import MIB
 
 # RocksDB directories that Spark 4.3 has written, with operands in three SST files (WriteOperands.java beside them).
 OPERANDS = Path(__file__).parents[3] / "golden" / "spark_operands"

@@ -12,7 +12,7 @@ from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError, Inval
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, TargetError
-from engine.local.copy import copy_file
+from engine.local.transfer import copy_file
 from engine.state.checkpoint_dir import CheckpointDir
 from tests.doubles import InterposedStore
 

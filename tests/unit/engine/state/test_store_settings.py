@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from engine.errors import UsageError
-from engine.rocksdb.store import MIB
+from engine.settings import MIB
 from engine.state.settings import SPARK_DEFAULTS, SPARK_OLD_CHECKPOINT, StateStoreSettings
 
 STREAMING = "spark.sql.streaming"
