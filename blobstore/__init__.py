@@ -1,1 +1,11 @@
 """Bytes by key: one storage contract, its stores and its wrappers. Knows nothing of snapshots."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def installed_release() -> str:
+    """Return the installed version; "unknown" in a checkout that is not installed."""
+    try:
+        return version("tidemark")
+    except PackageNotFoundError:
+        return "unknown"

@@ -5,7 +5,7 @@ Samza's `BlobStoreManager` is covered whole; `design/samza.md` maps each of its 
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
@@ -131,7 +131,7 @@ class Body(Protocol):
         """Return the number of bytes that `read_chunks` yields."""
         ...
 
-    def read_chunks(self) -> AsyncIterator[bytes]:
+    def read_chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the bytes in chunks of at most 8 MiB; each call starts at the first byte."""
         ...
 
@@ -145,11 +145,10 @@ class BytesBody(Body):
     @property
     @override
     def size_bytes(self) -> int:
-        """Return the length of the data."""
         return len(self._data)
 
     @override
-    async def read_chunks(self) -> AsyncIterator[bytes]:
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
         for at in range(0, len(self._data), _CHUNK_BYTES_MAX):
             yield self._data[at : at + _CHUNK_BYTES_MAX]
 
@@ -270,15 +269,10 @@ class BlobStore(ABC):
         """
 
     async def check_unused(self, operation: str, *, marker: str = "", prefixes: tuple[str, ...] = ()) -> None:
-        """Refuse a place that holds what no store has put there, or lies within another one, before it is used.
+        """Refuse a place that holds what no store has put there, or lies within another one, as far as it can be seen.
 
-        Args:
-            operation: The use case, for the error.
-            marker: A key that another store has one or two levels above, if this place is within it.
-            prefixes: With which the way from there to here begins.
-
-        Raises:
-            InvalidRequestError: It does, as far as the store can see.
+        A store around this one has the key `marker` one or two levels above, and the way from there to here begins
+        with one of the prefixes.
         """
         del operation, marker, prefixes
 
@@ -292,23 +286,14 @@ class BlobStore(ABC):
 
 
 def check_key(key: str, operation: str) -> str:
-    """Return the key if it follows the grammar of `BlobStore`.
-
-    Raises:
-        InvalidRequestError: It does not.
-    """
+    """Return the key if it follows the grammar of `BlobStore`."""
     if len(key) > KEY_BYTES_MAX or not all(_COMPONENT.fullmatch(part) for part in key.split("/")):
         raise InvalidRequestError("is not a valid key", operation=operation, key=repr(key))
     return key
 
 
 async def read_blob(
-    store: BlobStore,
-    key: str,
-    *,
-    size_bytes_max: int,
-    deleted: bool = False,
-    fresh: bool = False,
+    store: BlobStore, key: str, *, size_bytes_max: int, deleted: bool = False, fresh: bool = False
 ) -> bytes:
     """Read a whole small blob.
 
@@ -346,11 +331,7 @@ async def list_checked_page(store: BlobStore, prefix: str, *, start_after: str =
 
 
 async def list_blobs(store: BlobStore, prefix: str, *, start_after: str = "") -> AsyncGenerator[BlobInfo, None]:
-    """Yield every blob of a prefix, page by page.
-
-    Raises:
-        StoreUnavailableError: A page does not go forward: a list that cannot be trusted.
-    """
+    """Yield every blob of a prefix, page by page; errors as `list_checked_page`."""
     while True:
         page = await list_checked_page(store, prefix, start_after=start_after)
         for blob in page.blobs:

@@ -5,15 +5,18 @@ neither is atomic, and one of them returns as if all were well when it lost the 
 is published by one request that is atomic by itself, and everything but success is an error.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 from blobstore.base import (
     DELETE_BATCH_MAX,
+    BlobInfo,
     BlobStore,
     Body,
     BytesBody,
@@ -22,8 +25,10 @@ from blobstore.base import (
     Unknown,
     check_key,
     list_blobs,
+    list_checked_page,
     read_blob,
 )
+from blobstore.concurrency import run_blocking
 from blobstore.errors import (
     BlobNotFoundError,
     CheckpointFileExistsError,
@@ -31,7 +36,7 @@ from blobstore.errors import (
     InvalidRequestError,
     StoreUnavailableError,
 )
-from blobstore.local.files import SpooledBody
+from blobstore.local.files import CHUNK_BYTES
 from blobstore.sink import Sink
 
 # An empty blob of this name is in every directory that `mkdirs` made. No file may have it.
@@ -53,29 +58,46 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the last component of the path."""
         return self.path.rpartition("/")[2]
 
 
-class CheckpointWriter:
-    """Takes the content of a file that does not exist before all of it is there. Made by `create_atomic`."""
+class CheckpointWriter(Body):
+    """Takes the content of a file that does not exist before all of it is there. Made by `create_atomic`.
 
-    def __init__(self, body: SpooledBody) -> None:
-        self._body = body
-        self._is_cancelled = False
+    Attributes:
+        is_cancelled: The end of the block publishes nothing.
+    """
+
+    def __init__(self, memory_bytes_max: int, directory: Path | None) -> None:
+        self._file = SpooledTemporaryFile(max_size=memory_bytes_max, dir=None if directory is None else str(directory))  # noqa: SIM115
+        self._size_bytes = 0
+        self.is_cancelled = False
 
     @property
-    def is_cancelled(self) -> bool:
-        """Return whether the end of the block publishes nothing."""
-        return self._is_cancelled
+    @override
+    def size_bytes(self) -> int:
+        return self._size_bytes
 
     async def write(self, data: bytes) -> None:
-        """Append bytes."""
-        await self._body.write(data)
+        """Append bytes; one call at a time."""
+        await run_blocking(self._file.write, data)
+        self._size_bytes += len(data)
 
     def cancel(self) -> None:
         """Publish nothing. There is no way back."""
-        self._is_cancelled = True
+        self.is_cancelled = True
+
+    @override
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
+        for at in range(0, self._size_bytes, CHUNK_BYTES):
+            yield await run_blocking(self._read, at)
+
+    def _read(self, at: int) -> bytes:
+        self._file.seek(at)
+        return self._file.read(CHUNK_BYTES)
+
+    async def close(self) -> None:
+        await run_blocking(self._file.close)
 
 
 class CheckpointFiles:
@@ -111,42 +133,29 @@ class CheckpointFiles:
 
     @property
     def is_local(self) -> bool:
-        """Return whether other machines cannot see the files."""
         return self._is_local
 
     def place(self) -> tuple[str, ...]:
-        """Return where the root is, as `BlobStore.place`; () if that is unknown."""
         place = self._store.place()
         return (*place, *filter(None, self._root.split("/"))) if place else ()
 
     @asynccontextmanager
     async def create_atomic(self, path: str, *, overwrite: bool) -> AsyncIterator[CheckpointWriter]:
-        """Write a file that appears whole when the block ends, or not at all.
+        """Write a file that appears whole when the block ends, or not at all; errors as `publish`.
 
-        It is published by one conditional request, on a directory store by link or rename. A block that raises, is
-        cancelled, or calls `cancel` publishes nothing. Directories on the way need not exist.
-
-        Args:
-            path: Of the file.
-            overwrite: Whether it may replace one that is there.
-
-        Raises:
-            CheckpointFileExistsError: Without `overwrite`: a file is there, and is unchanged.
-            CheckpointUnknownError: The store never said whether it took the file.
-            StoreError: It did not.
+        A block that raises, is cancelled, or calls `cancel` publishes nothing. Directories on the way need not exist.
         """
-        key = self._key(path, "create_atomic")
-        body = SpooledBody(memory_bytes_max=self._memory_bytes_max, directory=self._scratch_directory)
+        self._key(path, "create_atomic")  # a path that is none is refused before anything is written
+        writer = CheckpointWriter(self._memory_bytes_max, self._scratch_directory)
         try:
-            writer = CheckpointWriter(body)
             yield writer
             if not writer.is_cancelled:
-                await self._publish(key, body, overwrite=overwrite, operation="create_atomic")
+                await self.publish(path, writer, overwrite=overwrite)
         finally:
-            await body.close()
+            await writer.close()
 
     async def publish(self, path: str, body: Body, *, overwrite: bool) -> None:
-        """Write a file whose content is known, whole or not at all: `create_atomic` in one step.
+        """Write a file, whole or not at all, by one conditional request: on a directory store by link or rename.
 
         Args:
             path: Of the file.
@@ -158,9 +167,7 @@ class CheckpointFiles:
             CheckpointUnknownError: The store never said whether it took the file.
             StoreError: It did not.
         """
-        await self._publish(self._key(path, "publish"), body, overwrite=overwrite, operation="publish")
-
-    async def _publish(self, key: str, body: Body, *, overwrite: bool, operation: str) -> None:
+        key = self._key(path, "publish")
         if overwrite:
             await self._store.put(key, body)
             return
@@ -168,9 +175,9 @@ class CheckpointFiles:
             case Created():
                 return
             case Lost():
-                raise CheckpointFileExistsError("the file is there already", operation=operation, key=key)
+                raise CheckpointFileExistsError("the file is there already", operation="publish", key=key)
             case Unknown(reason=reason):
-                raise CheckpointUnknownError(reason, operation=operation, key=key)
+                raise CheckpointUnknownError(reason, operation="publish", key=key)
 
     async def read_into(self, path: str, sink: Sink) -> None:
         """Give the content of a file to a sink.
@@ -189,16 +196,10 @@ class CheckpointFiles:
         """
         return await read_blob(self._store, self._key(path, "open"), size_bytes_max=size_bytes_max)
 
-    async def list(
-        self, path: str = "", accept: Callable[[FileStatus], bool] = lambda _: True
-    ) -> tuple[FileStatus, ...]:
+    async def list(self, path: str = "") -> tuple[FileStatus, ...]:
         """List files and directories directly in a directory, sorted by name.
 
         Costs a request for each directory in it and one for each 1,000 files.
-
-        Args:
-            path: Of the directory.
-            accept: Which of them to return.
 
         Raises:
             BlobNotFoundError: There is no such directory.
@@ -208,56 +209,44 @@ class CheckpointFiles:
         exists = False
         start_after = ""
         while True:
-            page = await self._store.list_page(prefix, start_after=start_after)
-            if page.truncated and (not page.blobs or page.blobs[-1].key <= start_after):
-                raise StoreUnavailableError("the list does not go forward", operation="list", key=prefix)
+            page = await list_checked_page(self._store, prefix, start_after=start_after)
             for blob in page.blobs:
                 exists = True
                 if blob.key <= start_after:
                     continue  # below a directory that is known by now
                 name, slash, _ = blob.key[len(prefix) :].partition("/")
-                relative = (prefix + name)[len(self._root) :]
                 if slash:
-                    found.append(FileStatus(path=relative, is_directory=True))
+                    found.append(FileStatus(path=(prefix + name)[len(self._root) :], is_directory=True))
                     start_after = f"{prefix}{name}/{_AFTER_ALL}"
                     continue
                 start_after = blob.key
                 if name != DIRECTORY_MARKER:
-                    found.append(
-                        FileStatus(
-                            path=relative,
-                            is_directory=False,
-                            size_bytes=blob.size_bytes,
-                            modified_at_ms=blob.created_at_ms,
-                        )
-                    )
+                    found.append(self._file(blob))
             if not page.truncated:
                 break
         if not exists:
             raise BlobNotFoundError("there is no such directory", operation="list", key=prefix)
-        return tuple(sorted(filter(accept, found), key=lambda status: status.path))
+        return tuple(sorted(found, key=lambda status: status.path))
 
     async def walk(self, path: str = "") -> AsyncGenerator[FileStatus, None]:
         """Yield every file in a directory and below, in the order of their keys; none if there is no such directory.
 
         Costs a request for each 1,000 files.
-
-        Args:
-            path: Of the directory.
         """
         async with aclosing(list_blobs(self._store, self._prefix(path, "walk"))) as blobs:
             async for blob in blobs:
-                name = blob.key.rpartition("/")[2]
-                if name != DIRECTORY_MARKER:
-                    yield FileStatus(
-                        path=blob.key[len(self._root) :],
-                        is_directory=False,
-                        size_bytes=blob.size_bytes,
-                        modified_at_ms=blob.created_at_ms,
-                    )
+                if blob.key.rpartition("/")[2] != DIRECTORY_MARKER:
+                    yield self._file(blob)
+
+    def _file(self, blob: BlobInfo) -> FileStatus:
+        return FileStatus(
+            path=blob.key[len(self._root) :],
+            is_directory=False,
+            size_bytes=blob.size_bytes,
+            modified_at_ms=blob.created_at_ms,
+        )
 
     async def exists(self, path: str) -> bool:
-        """Return whether there is a file or a directory of this path."""
         if path and await self._store.stat(self._key(path, "exists")) is not None:
             return True
         return bool((await self._store.list_page(self._prefix(path, "exists"), limit=1)).blobs)
@@ -304,10 +293,7 @@ class CheckpointFiles:
             await self._delete(batch)
 
     async def delete_files(self, paths: Sequence[str]) -> None:
-        """Remove files, not directories, up to 1,000 with one request; no error for one that is not there.
-
-        Args:
-            paths: Of the files. They go in this order, batch by batch.
+        """Remove files, not directories, up to 1,000 with one request, in this order; no error for one that is gone.
 
         Raises:
             StoreUnavailableError: Something was not deleted, and nothing of a later batch was; do it again.
@@ -333,7 +319,6 @@ class CheckpointFiles:
         await self._store.abort_unfinished([put for put in puts if put.begun_at_ms + older_than_ms <= now_ms])
 
     async def close(self) -> None:
-        """Close the store."""
         await self._store.close()
 
     def _key(self, path: str, operation: str) -> str:

@@ -1,24 +1,21 @@
 """What a store checks before it does anything: the arguments of a call, against the contract in `base.py`."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from blobstore.base import DELETE_BATCH_MAX, KEY_BYTES_MAX, LIST_PAGE_MAX, Body, check_key
 from blobstore.errors import InvalidRequestError
 
 
-def check_ttl(ttl_ms: int | None, *, operation: str, key: str) -> None:
-    """Raise `InvalidRequestError` for a TTL that is not at least a millisecond."""
+def check_put(key: str, ttl_ms: int | None, operation: str) -> None:
+    """Refuse a key that is not valid, and a TTL that is not at least a millisecond."""
+    check_key(key, operation)
     if ttl_ms is not None and ttl_ms < 1:
         raise InvalidRequestError(f"invalid TTL: {ttl_ms} ms", operation=operation, key=key)
 
 
 def check_not_within(others: Sequence[str], operation: str) -> None:
-    """Refuse a place within other stores.
-
-    Raises:
-        InvalidRequestError: There are any.
-    """
+    """Refuse a place within other stores, if there are any."""
     if others:
         raise InvalidRequestError(
             f"lies within {others[0]!r}, which is in use",
@@ -29,7 +26,7 @@ def check_not_within(others: Sequence[str], operation: str) -> None:
 
 
 def check_list(prefix: str, limit: int) -> None:
-    """Raise `InvalidRequestError` for a prefix that no key can have, or a limit outside 1 to 1,000."""
+    """Refuse a prefix that no key can have, and a limit outside 1 to 1,000."""
     operation = "list_page"
     if not 1 <= limit <= LIST_PAGE_MAX:
         raise InvalidRequestError(f"{limit} is not within 1 and {LIST_PAGE_MAX}", operation=operation, key=prefix)
@@ -48,8 +45,9 @@ def check_delete(keys: Sequence[str]) -> None:
         check_key(key, "delete")
 
 
-def check_range(start: int, size_bytes: int | None, *, key: str) -> None:
-    """Raise `InvalidRequestError` for a range that no blob has, before the blob is looked for."""
+def check_read(key: str, start: int, size_bytes: int | None) -> None:
+    """Refuse a key that is not valid, and a range that no blob has, before the blob is looked for."""
+    check_key(key, "get")
     if start < 0 or (size_bytes is not None and size_bytes < 0):
         raise InvalidRequestError(f"the range of {size_bytes} bytes from {start} is negative", operation="get", key=key)
 
@@ -77,7 +75,7 @@ async def checked_chunks(body: Body, *, operation: str, key: str) -> AsyncGenera
         InvalidRequestError: Instead of the chunk that is too much, or at the end for bytes that are missing.
     """
     seen = 0
-    async with aclosing(closable(body.read_chunks())) as chunks:
+    async with aclosing(body.read_chunks()) as chunks:
         async for chunk in chunks:
             seen += len(chunk)
             if seen > body.size_bytes:
@@ -90,13 +88,3 @@ async def checked_chunks(body: Body, *, operation: str, key: str) -> AsyncGenera
             key=key,
             hint="what is read changed meanwhile, or its size was given wrong; nothing was written",
         )
-
-
-async def closable(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Turn any iterator into a generator that closes it, if it can be closed."""
-    try:
-        async for chunk in chunks:
-            yield chunk
-    finally:
-        if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()

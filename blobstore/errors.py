@@ -32,11 +32,11 @@ class StoreError(Exception):
 
     default_hint = "see the cause below"
 
-    def __init__(self, message: str, *, operation: str, key: str = "", hint: str = "", attempts: int = 1) -> None:
+    def __init__(self, message: str, *, operation: str, key: str = "", hint: str = "") -> None:
         self.operation = operation
         self.key = key
         self.hint = hint or self.default_hint
-        self.attempts = attempts
+        self.attempts = 1
         super().__init__(f"{operation} {key}: {message}" if key else f"{operation}: {message}")
 
 
@@ -57,11 +57,10 @@ class StoreUnavailableError(StoreError):
         operation: str,
         key: str = "",
         hint: str = "",
-        attempts: int = 1,
         retry_after_s: float | None = None,
         asks_for_less: bool = False,
     ) -> None:
-        super().__init__(message, operation=operation, key=key, hint=hint, attempts=attempts)
+        super().__init__(message, operation=operation, key=key, hint=hint)
         self.retry_after_s = retry_after_s
         self.asks_for_less = asks_for_less
 

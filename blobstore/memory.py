@@ -23,7 +23,7 @@ from blobstore.base import (
     UnfinishedPut,
     check_key,
 )
-from blobstore.checks import check_delete, check_list, check_range, check_ttl, checked_chunks, range_size_bytes
+from blobstore.checks import check_delete, check_list, check_put, check_read, checked_chunks, range_size_bytes
 from blobstore.errors import BlobDeletedError, BlobNotFoundError
 from blobstore.sink import Sink, write_chunks
 
@@ -59,12 +59,7 @@ class MemoryStore(BlobStore):
     @property
     @override
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            atomic_create=True,
-            consistent_lists=True,
-            keeps_deleted=True,
-            shared=False,
-        )
+        return Capabilities(atomic_create=True, consistent_lists=True, keeps_deleted=True, shared=False)
 
     @override
     def place(self) -> tuple[str, ...]:
@@ -72,14 +67,12 @@ class MemoryStore(BlobStore):
 
     @override
     async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
-        check_key(key, "put")
-        check_ttl(ttl_ms, operation="put", key=key)
+        check_put(key, ttl_ms, "put")
         return self._publish(key, await _collect(body, operation="put", key=key), ttl_ms)
 
     @override
     async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
-        check_key(key, "put_if_absent")
-        check_ttl(ttl_ms, operation="put_if_absent", key=key)
+        check_put(key, ttl_ms, "put_if_absent")
         if key in self._blobs:
             return Lost()
         data = await _collect(body, operation="put_if_absent", key=key)
@@ -97,8 +90,7 @@ class MemoryStore(BlobStore):
         deleted: bool = False,
         fresh: bool = False,
     ) -> None:
-        check_key(key, "get")
-        check_range(start, size_bytes, key=key)
+        check_read(key, start, size_bytes)
         if key in self._blobs:
             data = self._blobs[key].data
         elif deleted and key in self._deleted:
@@ -163,18 +155,14 @@ class MemoryStore(BlobStore):
         now_ms = self._clock()
         if key not in self._blobs:
             insort(self._sorted_keys, key)
-        self._blobs[key] = _Blob(
-            data=data, created_at_ms=now_ms, expires_at_ms=None if ttl_ms is None else now_ms + ttl_ms
-        )
+        expires_at_ms = None if ttl_ms is None else now_ms + ttl_ms
+        self._blobs[key] = _Blob(data=data, created_at_ms=now_ms, expires_at_ms=expires_at_ms)
         return Created(created_at_ms=now_ms)
 
     def _info(self, key: str) -> BlobInfo:
         blob = self._blobs[key]
         return BlobInfo(
-            key=key,
-            size_bytes=len(blob.data),
-            created_at_ms=blob.created_at_ms,
-            expires_at_ms=blob.expires_at_ms,
+            key=key, size_bytes=len(blob.data), created_at_ms=blob.created_at_ms, expires_at_ms=blob.expires_at_ms
         )
 
     def _missing(self, key: str, operation: str) -> BlobNotFoundError:

@@ -24,11 +24,10 @@ from blobstore.errors import CapabilityMissingError, InvalidRequestError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.s3.settings import S3Settings
+from blobstore.wrappers.forwarding import Meter, MeteredStore
 from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
-from blobstore.wrappers.limit import InFlightLimit, LimitedStore
-from blobstore.wrappers.meter import Meter, MeteredStore
+from blobstore.wrappers.limit import InFlightLimit, LimitedStore, PacedStore, shared_bandwidth
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
-from blobstore.wrappers.throttle import PacedStore, shared_bandwidth
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store
@@ -62,11 +61,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     s3: S3Settings = S3Settings()
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense.
-
-        Raises:
-            InvalidRequestError: The limit on the bytes per second is too low.
-        """
+        """Refuse a limit on the bytes per second that is too low."""
         if self.bytes_per_s_max and self.bytes_per_s_max < BYTES_PER_S_MIN:
             raise InvalidRequestError(
                 f"a limit of {self.bytes_per_s_max} bytes per second is less than {BYTES_PER_S_MIN}", operation="open"
@@ -132,17 +127,7 @@ def slowed(settings: StoreSettings) -> tuple[int, RetrySettings]:
 
 
 def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile: bool = True) -> "S3Store":
-    """Open an S3 store without any wrapper, to see what it does by itself.
-
-    Args:
-        url: `s3://bucket` or `s3://bucket/prefix`; a `/` at the end means nothing.
-        settings: Without them, the defaults.
-        bound_by_profile: As for `S3Store`.
-
-    Raises:
-        InvalidRequestError: The URL does not follow the grammar or holds credentials.
-        CapabilityMissingError: The extra `s3` is not installed.
-    """
+    """Open an S3 store without any wrapper, to see what it does by itself; errors as `open_store`."""
     scheme = _SCHEME.match(url)
     parts = _split(url, scheme[1].lower() if scheme else "")
     if parts.scheme != "s3":
@@ -170,11 +155,7 @@ def check_url(url: str) -> None:
         InvalidRequestError: The URL does not follow the grammar or holds credentials.
     """
     if local_path_of(url) is None:
-        parts = _split(url, url.partition(":")[0].lower())
-        if parts.scheme == "memory":
-            _check_memory(parts)
-        elif parts.scheme != "s3":
-            raise _unknown(parts.scheme)
+        _split_remote(url)
 
 
 def local_path_of(location: str | Path) -> Path | None:
@@ -203,14 +184,20 @@ def _open_bare(url: str, settings: StoreSettings) -> BlobStore:
     path = local_path_of(url)
     if path is not None:
         return LocalStore(path, deleted_retention_ms=settings.deleted_retention_ms)
+    parts = _split_remote(url)
+    if parts.scheme == "s3":
+        return open_s3(url, settings)
+    return _memory_stores.setdefault(parts.netloc, MemoryStore())
+
+
+def _split_remote(url: str) -> SplitResult:
+    """Split a URL of a bucket or of a store in memory."""
     parts = _split(url, url.partition(":")[0].lower())
-    match parts.scheme:
-        case "memory":
-            return _open_memory(parts)
-        case "s3":
-            return open_s3(url, settings)
-        case _:
-            raise _unknown(parts.scheme)
+    if parts.scheme not in {"memory", "s3"}:
+        raise _refused(parts.scheme, "there is no store of this scheme")
+    if parts.scheme == "memory" and (parts.path or not _MEMORY_NAME.fullmatch(parts.netloc)):
+        raise _refused("memory", "the URL is not memory:// and a name of letters, digits, `_`, `.` and `-`")
+    return parts
 
 
 def _split(url: str, scheme: str) -> SplitResult:
@@ -229,20 +216,6 @@ def _split(url: str, scheme: str) -> SplitResult:
     if parts.query or parts.fragment:
         raise _refused(scheme, "the URL has a query or a fragment")
     return parts
-
-
-def _check_memory(parts: SplitResult) -> None:
-    if parts.path or not _MEMORY_NAME.fullmatch(parts.netloc):
-        raise _refused("memory", "the URL is not memory:// and a name of letters, digits, `_`, `.` and `-`")
-
-
-def _open_memory(parts: SplitResult) -> BlobStore:
-    _check_memory(parts)
-    return _memory_stores.setdefault(parts.netloc, MemoryStore())
-
-
-def _unknown(scheme: str) -> InvalidRequestError:
-    return _refused(scheme, "there is no store of this scheme")
 
 
 def _refused(scheme: str, message: str, *, hint: str = _HINT) -> InvalidRequestError:

@@ -52,11 +52,7 @@ class TooLargeError(Exception):
 
 
 class MemorySink(Sink):
-    """Keeps the bytes in memory.
-
-    Args:
-        size_bytes_max: How many bytes it holds at most; None for no limit.
-    """
+    """Keeps the bytes in memory, at most `size_bytes_max` of them."""
 
     blocks = False
 
@@ -67,7 +63,6 @@ class MemorySink(Sink):
 
     @property
     def data(self) -> bytes:
-        """Return the bytes so far."""
         return b"".join(self._chunks)
 
     @override
@@ -79,11 +74,7 @@ class MemorySink(Sink):
 
 
 class CountedSink(Sink):
-    """Counts the bytes that another sink has taken.
-
-    Attributes:
-        size_bytes: Bytes so far.
-    """
+    """Counts the bytes that another sink has taken."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -104,9 +95,7 @@ class CountedSink(Sink):
 class WatchedSink(CountedSink):
     """Also measures how long the other sink was at work, which is not the store's fault.
 
-    Args:
-        sink: The sink.
-        clock: Seconds; asked in any thread.
+    The clock gives seconds, and is asked in any thread.
     """
 
     def __init__(self, sink: Sink, clock: Callable[[], float]) -> None:
@@ -117,7 +106,6 @@ class WatchedSink(CountedSink):
 
     @property
     def busy_s(self) -> float:
-        """Return the seconds up to this moment."""
         since_s = self._since_s
         return self._busy_s + (0.0 if since_s is None else self._clock() - since_s)
 

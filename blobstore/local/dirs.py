@@ -57,11 +57,9 @@ class StoreDirs:
 
     @contextmanager
     def opened(self, directory: str, *, make: bool = False) -> Iterator[int]:
-        """Open a directory for the block.
+        """Open a directory, by its path below the root, for the block.
 
-        Args:
-            directory: Its path below the root, components separated by `/`; empty for the root.
-            make: Make it and its parents unless they are there, and make their names durable.
+        With `make` it and its parents are made unless they are there, and their names made durable.
 
         Raises:
             FileNotFoundError: It is not there.

@@ -1,6 +1,6 @@
 """Streams of local files, off the event loop: the only module that imports aiofiles.
 
-Everything here raises the plain `OSError`: what it means is for the caller to say. A cancelled call waits for its
+They raise the plain `OSError`, which `store_error` translates for a directory store. A cancelled call waits for its
 thread (`run_blocking`): no file is written, renamed or closed behind the caller's back.
 """
 
@@ -9,38 +9,57 @@ import fcntl
 import os
 import stat
 import sys
-import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import aiofiles
 from typing_extensions import override
 
-from blobstore.base import Body
 from blobstore.concurrency import run_blocking, shielded
+from blobstore.errors import (
+    AccessDeniedError,
+    BlobCorruptError,
+    CapabilityMissingError,
+    InvalidRequestError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 from blobstore.sink import Buffer, Sink, TooLargeError
 
 CHUNK_BYTES: Final = 1 << 20
+TOO_MANY_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE})
+TOO_MANY_OPEN_HINT: Final = (
+    "allow this process more open files (`ulimit -n`), or let it do less at once (`--in-flight-max`)"
+)
 
 # What fsync of a directory answers where the file system has no such thing.
 _CANNOT_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP})
 
+# Descriptor of an open directory, or what opens one for as long as it is needed.
 Directory = int | AbstractContextManager[int] | None
 
 
 class LocalFile:
     """An open regular file, read and written at positions; several tasks may do so at once.
 
-    Made by `open_to_read`, `create_to_write` and `open_unnamed`.
+    Made by `open_to_read` and `create_to_write`.
     """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     async def stat(self) -> os.stat_result:
-        """Return what the file system says of the open file, whatever became of its name."""
         return await run_blocking(os.fstat, self.descriptor)
 
     async def read_chunks(
@@ -61,56 +80,30 @@ class LocalFile:
             yield chunk
 
     async def write_at(self, offset: int, data: bytes) -> None:
-        """Write all of the data from `offset` on."""
         await run_blocking(_write_all, self.descriptor, offset, data)
 
-    async def sync(self) -> None:
-        """Make content and size durable; the name is made so by `sync_dir` of its directory."""
-        await run_blocking(flush, self.descriptor)
 
-
-@asynccontextmanager
-async def open_to_read(path: Path | str, *, dir_fd: Directory = None) -> AsyncIterator[LocalFile]:
-    """Open a regular file.
-
-    Args:
-        path: Its path, relative to `dir_fd` if that is given.
-        dir_fd: Descriptor of an open directory, or what opens one for as long as it is needed.
+def open_to_read(path: Path | str, *, dir_fd: Directory = None) -> AbstractAsyncContextManager[LocalFile]:
+    """Open a regular file; its path is relative to `dir_fd` if that is given.
 
     Raises:
         IsADirectoryError: It is a directory.
         OSError: With ELOOP for a symbolic link, EINVAL for anything else that is not a regular file.
     """
-    async with _opened(path, "rb", os.O_NONBLOCK, dir_fd) as file:
-        yield file
+    return _opened(path, "rb", os.O_NONBLOCK, dir_fd)
 
 
-@asynccontextmanager
-async def create_to_write(path: Path | str, *, dir_fd: Directory = None, mode: int = 0o666) -> AsyncIterator[LocalFile]:
+def create_to_write(
+    path: Path | str, *, dir_fd: Directory = None, mode: int = 0o666
+) -> AbstractAsyncContextManager[LocalFile]:
     """Make a new file, closed at the end; the name stays and is the caller's to remove.
 
-    Args:
-        path: Its path, relative to `dir_fd` if that is given.
-        dir_fd: As for `open_to_read`.
-        mode: Permissions, less those of the umask.
+    Its permissions are `mode`, less those of the umask.
 
     Raises:
         FileExistsError: Something of this name is there.
     """
-    async with _opened(path, "xb", 0, dir_fd, mode) as file:
-        yield file
-
-
-@asynccontextmanager
-async def open_unnamed(directory: Path | None = None) -> AsyncIterator[LocalFile]:
-    """Open a scratch file without a name: it is gone with this process, however that ends."""
-    made: list[Any] = []
-    try:
-        await run_blocking(lambda: made.append(tempfile.TemporaryFile(dir=directory, buffering=0)))  # noqa: SIM115
-        yield LocalFile(made[0].fileno())
-    finally:
-        for file in made:
-            await run_blocking(file.close)
+    return _opened(path, "xb", 0, dir_fd, mode)
 
 
 async def read_chunks(
@@ -122,11 +115,12 @@ async def read_chunks(
     dir_fd: int | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Open a file for `LocalFile.read_chunks`; raises as `open_to_read`."""
-    async with open_to_read(path, dir_fd=dir_fd) as file:
-        wanted = file.read_chunks(start=start, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
-        async with aclosing(wanted) as chunks:
-            async for chunk in chunks:
-                yield chunk
+    async with (
+        open_to_read(path, dir_fd=dir_fd) as file,
+        aclosing(file.read_chunks(start=start, size_bytes=size_bytes, chunk_bytes=chunk_bytes)) as chunks,
+    ):
+        async for chunk in chunks:
+            yield chunk
 
 
 class FileSink(Sink):
@@ -154,11 +148,7 @@ class FileSink(Sink):
 
 
 def sync_dir(directory: Path | int) -> None:
-    """Make the names in a directory durable. Blocks: for functions that already run in a thread.
-
-    Args:
-        directory: Its path or an open descriptor.
-    """
+    """Make the names in a directory durable. Blocks: for functions that already run in a thread."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY) if isinstance(directory, Path) else directory
     try:
         flush(descriptor)
@@ -183,63 +173,12 @@ def flush(descriptor: int) -> None:
 def make_durable(directory: Path, mode: int = 0o777) -> None:
     """Make a directory and its parents unless they are there, so that they survive a loss of power. Blocks.
 
-    Args:
-        directory: Its path.
-        mode: Permissions of the directory, less those of the umask; its parents have what the umask leaves.
+    Its permissions are `mode`, less those of the umask; its parents have what the umask leaves.
     """
     for level in (*reversed(directory.parents), directory):
         if not level.is_dir():
             level.mkdir(mode if level == directory else 0o777, exist_ok=True)
             sync_dir(level.parent)
-
-
-class SpooledBody(Body):
-    """Bytes written piece by piece and put later: in memory up to a bound, then in an unnamed file.
-
-    Args:
-        memory_bytes_max: From this size on, everything is in the file.
-        directory: Where the file is made; None is the system's place for temporary files.
-    """
-
-    def __init__(self, *, memory_bytes_max: int, directory: Path | None = None) -> None:
-        self._memory_bytes_max = memory_bytes_max
-        self._directory = directory
-        self._memory = bytearray()
-        self._resources = AsyncExitStack()
-        self._file: LocalFile | None = None
-        self._size_bytes = 0
-
-    @property
-    @override
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
-    async def write(self, data: bytes) -> None:
-        """Append bytes; one call at a time."""
-        if self._file is None and self._size_bytes + len(data) > self._memory_bytes_max:
-            self._file = await self._resources.enter_async_context(open_unnamed(self._directory))
-            await self._file.write_at(0, bytes(self._memory))
-            self._memory.clear()
-        if self._file is None:
-            self._memory += data
-        else:
-            await self._file.write_at(self._size_bytes, data)
-        self._size_bytes += len(data)
-
-    @override
-    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        if self._file is None:
-            for at in range(0, self._size_bytes, CHUNK_BYTES):
-                yield bytes(self._memory[at : at + CHUNK_BYTES])
-        else:
-            async with aclosing(self._file.read_chunks(size_bytes=self._size_bytes)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-
-    async def close(self) -> None:
-        """Free memory and file."""
-        self._memory.clear()
-        await self._resources.aclose()
 
 
 @asynccontextmanager
@@ -282,3 +221,65 @@ def _write_all(descriptor: int, offset: int, data: Buffer) -> None:
         written = os.pwrite(descriptor, view, offset)
         offset += written
         view = view[written:]
+
+
+@contextmanager
+def noting_failures(failures: dict[str, str], keys: Sequence[str]) -> Iterator[None]:
+    """Delete within: a failure is noted with its reason, and raises nothing."""
+    try:
+        yield
+    except OSError as error:
+        failures.update({key: str(store_error(error, "delete", key)) for key in keys})
+
+
+@contextmanager
+def store_errors(operation: str, key: str) -> Iterator[None]:
+    """Translate errors of the file system that are raised within."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, operation, key) from error
+
+
+def store_error(error: OSError, operation: str, key: str) -> StoreError:
+    """Return what an error of the file system means to the caller: the only place that decides it."""
+    # EIO, ESTALE, ETIMEDOUT, ...; ENOENT on a write: the store was moved or cleaned under it.
+    kind, hint = _MEANINGS.get(error.errno or 0, (StoreUnavailableError, ""))
+    # A name alone is one of a directory that was open.
+    path = error.filename if str(error.filename).startswith("/") else key
+    return kind(error.strerror or str(error), operation=operation, key=key, hint=hint.format(path=path))
+
+
+_DENIED: Final = (AccessDeniedError, "give this user access to {path}")
+_FULL: Final = (StoreFullError, "")
+_CLASH: Final = (
+    InvalidRequestError,
+    "one key cannot be a directory of another, nor longer than the file system allows",
+)
+_INCAPABLE: Final = (
+    CapabilityMissingError,
+    "a directory store needs hard links, and all of the directory on one file system",
+)
+_MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.EROFS: (AccessDeniedError, "the file system of {path} is mounted read-only"),
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: _FULL,
+    errno.EISDIR: _CLASH,
+    errno.ENOTDIR: _CLASH,
+    errno.EEXIST: _CLASH,
+    errno.ENAMETOOLONG: _CLASH,
+    errno.ELOOP: (
+        BlobCorruptError,
+        "there is a symbolic link at {path}: a directory store follows none below its root; put what it leads to there",
+    ),
+    errno.EINVAL: (BlobCorruptError, "there is something else than a regular file at {path}"),
+    errno.EOPNOTSUPP: _INCAPABLE,
+    errno.ENOTSUP: _INCAPABLE,  # the same number on Linux, another one on macOS
+    errno.ENOSYS: _INCAPABLE,
+    errno.EXDEV: _INCAPABLE,
+    errno.EMLINK: _INCAPABLE,
+    **dict.fromkeys(TOO_MANY_OPEN, (StoreUnavailableError, TOO_MANY_OPEN_HINT)),
+}

@@ -2,7 +2,7 @@
 
 ```
 <root>/<key>            a blob, byte for byte
-<root>/.ttl/<key>       its TTL, see `ttl`
+<root>/.ttl/<key>       its TTL, see `times`
 <root>/.deleted/<key>   a deleted blob, where the store is asked to keep them
 <root>/.tmp/            files that are being written, and probes of the clock
 ```
@@ -47,22 +47,24 @@ from blobstore.checks import (
     check_delete,
     check_list,
     check_not_within,
-    check_range,
-    check_ttl,
+    check_put,
+    check_read,
     checked_chunks,
     range_size_bytes,
 )
 from blobstore.concurrency import run_blocking
-from blobstore.errors import (
-    BlobDeletedError,
-    BlobNotFoundError,
-    InvalidRequestError,
-)
+from blobstore.errors import BlobCorruptError, BlobDeletedError, BlobNotFoundError, InvalidRequestError
 from blobstore.local.dirs import ReadDirs, StoreDirs, is_component, read_regular, split_key, walk_keys
-from blobstore.local.errors import noting_failures, shortened, store_errors
-from blobstore.local.files import LocalFile, create_to_write, flush, open_to_read, sync_dir
-from blobstore.local.temp import TEMP, TempFiles, is_temp_name
-from blobstore.local.ttl import LINK, TTL, TtlLinks
+from blobstore.local.files import (
+    LocalFile,
+    create_to_write,
+    flush,
+    noting_failures,
+    open_to_read,
+    store_errors,
+    sync_dir,
+)
+from blobstore.local.times import LINK, TEMP, TTL, TempFiles, TtlLinks, is_temp_name
 from blobstore.sink import SINK_BYTES, Sink
 
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
@@ -80,7 +82,7 @@ class LocalStore(BlobStore):
     """Blobs as the files of a directory, for any number of processes and, over a network mount, machines.
 
     Args:
-        root: The directory; made by the first write if it is not there.
+        root: Made by the first write if it is not there.
         deleted_retention_ms: How long deleted blobs can still be read; 0 for not at all.
 
     Raises:
@@ -114,16 +116,14 @@ class LocalStore(BlobStore):
 
     @override
     async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
-        check_key(key, "put")
-        check_ttl(ttl_ms, operation="put", key=key)
+        check_put(key, ttl_ms, "put")
         async with self._staged(key, body, "put") as (file, temp):
             with store_errors("put", key):
                 return await run_blocking(self._replace, file.descriptor, temp, key, ttl_ms)
 
     @override
     async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
-        check_key(key, "put_if_absent")
-        check_ttl(ttl_ms, operation="put_if_absent", key=key)
+        check_put(key, ttl_ms, "put_if_absent")
         with store_errors("put_if_absent", key):
             lost = await run_blocking(self._lost, key)
         if lost is not None:
@@ -143,8 +143,7 @@ class LocalStore(BlobStore):
         deleted: bool = False,
         fresh: bool = False,
     ) -> None:
-        check_key(key, "get")
-        check_range(start, size_bytes, key=key)
+        check_read(key, start, size_bytes)
         async with AsyncExitStack() as resources:
             with store_errors("get", key):
                 file = await self._open(key, deleted=deleted, resources=resources)
@@ -180,7 +179,7 @@ class LocalStore(BlobStore):
     async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
         check_list(prefix, LIST_PAGE_MAX)
         with store_errors("list_unfinished", prefix):
-            return await run_blocking(self._list_unfinished, prefix)
+            return await run_blocking(lambda: (*self._temp_files.list_left(), *self._ttl.list_left(prefix)))
 
     @override
     async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
@@ -206,12 +205,7 @@ class LocalStore(BlobStore):
     # --- what follows blocks, and runs in threads ---
 
     def _info(self, key: str, dirs: tuple[ReadDirs, ReadDirs] | None = None) -> BlobInfo | None:
-        """Return what is known of a blob.
-
-        Args:
-            key: Of the blob.
-            dirs: For the directories of blobs and of their TTLs, where more keys follow.
-        """
+        """Return what is known of a blob; `dirs`, where more keys follow, is for blobs and for their TTLs."""
         if dirs is None:
             with ReadDirs(self._dirs) as blobs, ReadDirs(self._dirs) as ttls:
                 return self._info(key, (blobs, ttls))
@@ -262,7 +256,8 @@ class LocalStore(BlobStore):
                     sync_dir(directory)
                     return Lost()
                 self._ttl.promise(key, ttl_ms, is_there=lambda: read_regular(name, directory) is not None)
-            _set_creation(descriptor)
+            # A blob is as old as its name, by the clock of the file system. Writing and syncing it may have taken long.
+            os.utime(descriptor)
             try:
                 os.link(temp, name, src_dir_fd=temps, dst_dir_fd=directory, follow_symlinks=False)
             except OSError as error:
@@ -292,7 +287,7 @@ class LocalStore(BlobStore):
             # A crash in between leaves a TTL where none is meant, never none where one is.
             if ttl_ms is not None:
                 self._ttl.set(key, ttl_ms)
-            _set_creation(descriptor)
+            os.utime(descriptor)  # as for a blob that is created
             os.replace(temp, name, src_dir_fd=temps, dst_dir_fd=directory)
             sync_dir(directory)
         if ttl_ms is None:
@@ -342,9 +337,6 @@ class LocalStore(BlobStore):
                 self._deleted.purge(self._temp_files.now_ms())
         return tuple(DeleteFailure(key=key, reason=reason) for key, reason in failures.items())
 
-    def _list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
-        return (*self._temp_files.list_left(), *self._ttl.list_left(prefix))
-
     def _abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
         failures: dict[str, str] = {}
         # Temporary files first: without them no put can finish any more whose TTL goes then.
@@ -356,11 +348,6 @@ class LocalStore(BlobStore):
                     directory, name = split_key(put.key)
                     self._ttl.drop(directory, [name])
         return tuple(DeleteFailure(key=key, reason=reason) for key, reason in failures.items())
-
-    def _unlink_if_possible(self, temp: str) -> None:
-        # What cannot be removed now is an unfinished put; the outcome of the call does not depend on it.
-        with suppress(OSError):
-            self._temp_files.unlink(temp)
 
     # --- and this does not ---
 
@@ -382,7 +369,9 @@ class LocalStore(BlobStore):
                         at += len(chunk)
                 yield file, temp
         finally:
-            await run_blocking(self._unlink_if_possible, temp)
+            # What cannot be removed now is an unfinished put; the outcome of the call does not depend on it.
+            with suppress(OSError):
+                await run_blocking(self._temp_files.unlink, temp)
 
     async def _open(self, key: str, *, deleted: bool, resources: AsyncExitStack) -> LocalFile:
         directory, name = split_key(key)
@@ -395,11 +384,6 @@ class LocalStore(BlobStore):
             raise await run_blocking(self._missing, key, "get")
         kept = self._dirs.opened(f"{DELETED}/{directory}".removesuffix("/"))
         return await resources.enter_async_context(open_to_read(name, dir_fd=kept))
-
-
-def _set_creation(descriptor: int) -> None:
-    # A blob is as old as its name, by the clock of the file system. Writing and syncing it may have taken long.
-    os.utime(descriptor)
 
 
 def _created(descriptor: int) -> Created:
@@ -424,18 +408,13 @@ def _read_into(descriptor: int, key: str, sink: Sink, start: int, end: int) -> N
         with store_errors("get", key):
             size_bytes = os.preadv(descriptor, [buffer[: end - at]], at)
         if not size_bytes:
-            raise shortened(key)
+            raise BlobCorruptError("the file became shorter while it was read", operation="get", key=key)
         sink.write(buffer[:size_bytes])
         at += size_bytes
 
 
 class DeletedBlobs:
-    """Keeps deleted blobs, if it is to keep them at all. Blocks.
-
-    Args:
-        dirs: Of the store.
-        retention_ms: How long they are kept at least; 0 keeps none.
-    """
+    """Keeps deleted blobs, for the retention at least; with 0 none. Blocks."""
 
     def __init__(self, dirs: StoreDirs, retention_ms: int) -> None:
         self._dirs = dirs
@@ -443,19 +422,13 @@ class DeletedBlobs:
         self._next_purge_ms = 0
 
     def is_kept(self, key: str) -> bool:
-        """Return whether a deleted blob of this key can still be served."""
         if self._retention_ms == 0:
             return False
         with ReadDirs(self._dirs) as dirs:
             return dirs.find(f"{DELETED}/{key}") is not None
 
     def delete(self, key: str, directory: int) -> None:
-        """Take a blob away: to where it is kept, or for good.
-
-        Args:
-            key: Of the blob.
-            directory: Descriptor of the directory that it is in.
-        """
+        """Take a blob away from its open directory: to where it is kept, or for good."""
         below, name = split_key(f"{DELETED}/{key}")
         if self._retention_ms > 0:
             # An earlier deleted blob may be where a directory is needed now, or the reverse: then it is not kept.
@@ -493,11 +466,7 @@ _LOST_AND_FOUND: Final = "lost+found"
 
 
 def check_unused(dirs: StoreDirs, operation: str) -> None:
-    """Refuse a directory with anything in it but what a killed `init` or `doctor` leaves. Blocks.
-
-    Raises:
-        InvalidRequestError: It has.
-    """
+    """Refuse a directory with anything in it but what a killed `init` or `doctor` leaves. Blocks."""
     with suppress(FileNotFoundError), dirs.opened("") as root:
         for parent, directories, names, opened in os.fwalk(".", dir_fd=root):
             within = parent.removeprefix(".").removeprefix("/")
@@ -555,11 +524,9 @@ def lists_are_consistent(directory: Path) -> bool:
 
 
 def is_caching_mount(mountinfo: str, device: str) -> bool:
-    """Return whether this device is mounted over a network with a cache that may be stale.
+    """Return whether a device (`major:minor`) is mounted over a network with a cache that may be stale.
 
-    Args:
-        mountinfo: The text of `/proc/self/mountinfo`, see proc_pid_mountinfo(5).
-        device: `major:minor`.
+    `mountinfo` is the text of `/proc/self/mountinfo`, see proc_pid_mountinfo(5).
     """
     return any(
         mount["device"] == device

@@ -24,13 +24,13 @@ import botocore.exceptions
 import botocore.parsers
 import botocore.utils
 from aiobotocore.config import AioConfig
-from aiobotocore.session import AioSession, get_session
+from aiobotocore.session import get_session
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 from typing_extensions import override
 
+from blobstore import installed_release
 from blobstore.errors import AccessDeniedError, InvalidRequestError
-from blobstore.release import installed_release
 from blobstore.s3.errors import (
     FORBIDDEN,
     STALE_CREDENTIALS,
@@ -43,9 +43,9 @@ from blobstore.s3.errors import (
     store_error,
 )
 from blobstore.s3.settings import S3Settings, may_hold_credentials
-from blobstore.s3.threads import IN_THREAD, ThreadedSession, read_into
-from blobstore.sink import Buffer, Sink
-from blobstore.wrappers.throttle import Bandwidth
+from blobstore.s3.threads import IN_THREAD, ThreadedSession
+from blobstore.sink import Buffer
+from blobstore.wrappers.limit import Bandwidth
 
 # Reads a body from its start: called once for each request that sends it.
 ReadBody = Callable[[], AsyncGenerator[Buffer, None]]
@@ -151,17 +151,12 @@ class S3Client:
         self._retired: list[contextlib.AsyncExitStack] = []
 
     async def close(self) -> None:
-        """Close every connection; closing twice is fine."""
         self._client = None
         for exits in (*self._retired, self._exits):
             await exits.aclose()
 
     async def call(self, method: str, **arguments: Any) -> Answer:
-        """Make one request.
-
-        Args:
-            method: A method of the SDK's client, such as "put_object".
-            arguments: Its arguments; those that are None are left out.
+        """Call a method of the SDK's client; arguments that are None are left out.
 
         Raises:
             RefusedError: The store said no.
@@ -184,7 +179,8 @@ class S3Client:
         # Out here: the library's error, which holds the request with its signature and token, must not become context.
         if isinstance(outcome, Exception):
             raise outcome
-        is_stale = _is_stale(outcome, method)
+        # That the credentials have ended AWS says by a 400, and to a HEAD it says no more than that.
+        is_stale = outcome.code in STALE_CREDENTIALS or (method.startswith("head_") and outcome.code == "400")
         if outcome.status not in {UNAUTHORIZED, FORBIDDEN} and not is_stale:
             self._is_proven = True
         if is_stale and await self._renew(client):
@@ -219,7 +215,7 @@ class S3Client:
                         parts.append(part)
                         size_bytes += len(part)
                 except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                    broken = BrokenError(f"the body broke off: {_name_of(error)}")
+                    broken = BrokenError(f"the body broke off: {type(error).__name__}")
                 if parts:
                     # Also what came before it broke: it need not be fetched again.
                     yield b"".join(parts) if len(parts) > 1 else parts[0]
@@ -228,18 +224,6 @@ class S3Client:
                 abandon(answer)
         if broken is not None:
             raise broken
-
-    async def fetch(self, **arguments: Any) -> Answer:
-        """Call `get_object` in a thread: the body of the answer is for `read_into`, and not for `read`."""
-        way = IN_THREAD.set(True)
-        try:
-            return await self.call("get_object", **arguments)
-        finally:
-            IN_THREAD.reset(way)
-
-    async def read_into(self, answer: Answer, sink: Sink, *, size_bytes: int) -> None:
-        """Give the body of an answer of `fetch` to a sink; errors as `threads.read_into`."""
-        await read_into(answer["Body"].raw_stream, sink, size_bytes=size_bytes)
 
     async def _renew(self, client: Any) -> bool:
         """Drop a client whose credentials have ended; return whether new ones may be there."""
@@ -284,12 +268,14 @@ class S3Client:
             if settings.path_style is None
             else {"addressing_style": "path" if settings.path_style else "virtual"},
         )
+        # AWS_REGION is what all other SDKs read, and this one does not.
+        region = settings.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
         try:
             await _check_ca_bundle(settings.ca_bundle or session.get_config_variable("ca_bundle"))
             client = await self._exits.enter_async_context(
                 session.create_client(
                     "s3",
-                    region_name=settings.region or _region(session),
+                    region_name=region or _FIRST_REGION,
                     endpoint_url=settings.endpoint_url or None,
                     verify=settings.ca_bundle or None,
                     config=config,
@@ -297,7 +283,7 @@ class S3Client:
             )
         except (botocore.exceptions.BotoCoreError, ValueError, OSError) as error:
             raise InvalidRequestError(
-                f"no client can be made: {_name_of(error)}",
+                f"no client can be made: {type(error).__name__}",
                 operation="open",
                 hint="check endpoint_url, region, ca_bundle and the profile in the environment or ~/.aws/config",
             ) from None
@@ -316,12 +302,7 @@ class S3Client:
 
 
 class S3Bucket:
-    """A bucket and the client that asks it.
-
-    Attributes:
-        name: The bucket's.
-        client: Opened by the first request.
-    """
+    """A bucket and the client that asks it."""
 
     def __init__(self, name: str, settings: S3Settings, bandwidth: Bandwidth | None = None) -> None:
         self.name = name
@@ -332,15 +313,15 @@ class S3Bucket:
         return await self.client.call(method, Bucket=self.name, **arguments)
 
     async def fetch(self, **arguments: object) -> Answer:
-        """Call `S3Client.fetch` for an object of the bucket."""
-        return await self.client.fetch(Bucket=self.name, **arguments)
+        """Call `get_object` in a thread: the body of the answer is for `threads.read_into`."""
+        way = IN_THREAD.set(True)
+        try:
+            return await self.call("get_object", **arguments)
+        finally:
+            IN_THREAD.reset(way)
 
     async def ask(self, method: str, operation: str, key: str, **arguments: object) -> Answer:
-        """Make a request whose refusal is the caller's error.
-
-        Raises:
-            StoreError: As the store says.
-        """
+        """Make a request whose refusal is the caller's error."""
         try:
             return await self.call(method, **arguments)
         except (RefusedError, BrokenError) as error:
@@ -404,11 +385,6 @@ async def _check_ca_bundle(path: str | None) -> None:
         ) from error
 
 
-def _region(session: AioSession) -> str:
-    # AWS_REGION is what all other SDKs read, and this one does not.
-    return os.environ.get("AWS_REGION") or session.get_config_variable("region") or _FIRST_REGION
-
-
 def _is_loopback(host: str) -> bool:
     if host in _LOOPBACK_NAMES:
         return True
@@ -427,17 +403,12 @@ def _ask_no_region(context: Any, **_: Any) -> None:
     context["s3_redirect"]["redirected"] = True
 
 
-def _is_stale(refusal: Refusal, method: str) -> bool:
-    """Return whether the credentials have ended; AWS says so by a 400, and to a HEAD it says no more than that."""
-    return refusal.code in STALE_CREDENTIALS or (method.startswith("head_") and refusal.code == "400")
-
-
 def _failure(error: Exception, body: Any) -> Exception:
     if isinstance(body, SentBody) and body.error is not None:
         return body.error
     if _was_reading(error):
         # No XML, a number or a time that is none, an element twice. What the SDK says of it quotes the answer.
-        return BrokenError(f"the answer cannot be read: {_name_of(error)}")
+        return BrokenError(f"the answer cannot be read: {type(error).__name__}")
     return _translated(error)
 
 
@@ -477,7 +448,7 @@ def _translated(error: Exception) -> Exception:
             | TimeoutError()
             | OSError()
         ):
-            return BrokenError(_name_of(error))
+            return BrokenError(type(error).__name__)
         case _:
             return error
 
@@ -500,7 +471,3 @@ def _is_untrusted(error: botocore.exceptions.SSLError) -> bool:
     # urllib3 has what the system said in its own error's arguments.
     reasons = (cause, *getattr(cause, "args", ()))
     return any(isinstance(it, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError) for it in reasons)
-
-
-def _name_of(error: BaseException) -> str:
-    return type(error).__name__

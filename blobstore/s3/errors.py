@@ -43,28 +43,15 @@ SERVICE_UNAVAILABLE: Final = 503
 # New credentials of the standard chain may do what these could not.
 STALE_CREDENTIALS: Final = frozenset(
     {
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "InvalidAccessKeyId",
-        "InvalidToken",
-        "RequestExpired",
-        "SignatureDoesNotMatch",
-        "TokenRefreshRequired",
+        *("ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken"),
+        *("RequestExpired", "SignatureDoesNotMatch", "TokenRefreshRequired"),
     }
 )
 _TOO_MANY: Final = frozenset(
     {
-        "BandwidthLimitExceeded",
-        "RequestLimitExceeded",
-        "RequestThrottled",
-        "RequestThrottledException",
-        "SlowDown",
-        "SlowDownRead",
-        "SlowDownWrite",
-        "Throttling",
-        "ThrottlingException",
-        "TooManyRequests",
-        "TooManyRequestsException",
+        *("BandwidthLimitExceeded", "RequestLimitExceeded", "RequestThrottled", "RequestThrottledException"),
+        *("SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException"),
+        *("TooManyRequests", "TooManyRequestsException"),
     }
 )
 _FULL: Final = frozenset(
@@ -73,12 +60,8 @@ _FULL: Final = frozenset(
 # The body was altered on the way, or did not come whole; what is sent again is read again.
 _DAMAGED: Final = frozenset(
     {
-        "BadDigest",
-        "IncompleteBody",
-        "InvalidDigest",
-        "RequestTimeout",
-        "XAmzContentChecksumMismatch",
-        "XAmzContentSHA256Mismatch",
+        *("BadDigest", "IncompleteBody", "InvalidDigest", "RequestTimeout"),
+        *("XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"),
     }
 )
 _AGAIN: Final = frozenset({"ConditionalRequestConflict", "InternalError", "OperationAborted", "ServiceUnavailable"})
@@ -190,11 +173,7 @@ class RefusedError(Exception):
 
 
 class BrokenError(Exception):
-    """No answer came, or only a part of one.
-
-    Attributes:
-        sent: The store may have got the request, and may yet carry it out.
-    """
+    """No answer came, or only a part of one. Where it is `sent`, the store may yet carry the request out."""
 
     def __init__(self, reason: str, *, sent: bool = True) -> None:
         self.sent = sent
@@ -267,11 +246,6 @@ def read_created(answer: Answer, operation: str, key: str) -> Created:
     return Created(created_at_ms=created_at_ms)
 
 
-def read_created_at_ms(answer: Answer) -> int:
-    """Return when an object was created, by a HEAD."""
-    return whole_seconds_ms(answer["LastModified"])
-
-
 def whole_seconds_ms(moment: datetime) -> int:
     """Cut a time to the precision of all answers: some have milliseconds, all have seconds (design 0003, C1)."""
     return int(moment.timestamp()) * 1000
@@ -318,11 +292,4 @@ def store_error(error: RefusedError | BrokenError, operation: str, key: str) -> 
     """Return the error of the contract that the end of a request is."""
     if isinstance(error, RefusedError):
         return classify(error.refusal, operation=operation, key=key)
-    return StoreUnavailableError(str(error), operation=operation, key=key)
-
-
-def as_unavailable(error: StoreError, operation: str, key: str) -> StoreError:
-    """Return the error of a create that did not happen, and may when tried again: a 412 is not the caller's fault."""
-    if isinstance(error, StoreUnavailableError | AccessDeniedError):
-        return error
     return StoreUnavailableError(str(error), operation=operation, key=key)

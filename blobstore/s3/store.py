@@ -4,8 +4,9 @@ After the store itself: how objects and unfinished uploads leave the bucket, in 
 """
 
 import asyncio
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from blobstore.base import (
     BlobInfo,
     BlobStore,
     Body,
+    BytesBody,
     Capabilities,
     Created,
     CreateOutcome,
@@ -24,7 +26,7 @@ from blobstore.base import (
     UnfinishedPut,
     check_key,
 )
-from blobstore.checks import check_delete, check_list, check_not_within, check_range, check_ttl, range_size_bytes
+from blobstore.checks import check_delete, check_list, check_not_within, check_put, check_read, range_size_bytes
 from blobstore.concurrency import map_bounded
 from blobstore.errors import (
     AccessDeniedError,
@@ -32,28 +34,29 @@ from blobstore.errors import (
     InvalidRequestError,
     StoreUnavailableError,
 )
+from blobstore.s3.bucket import KEPT, TTL_TAG
 from blobstore.s3.client import S3Bucket, abandon
 from blobstore.s3.errors import (
     FORBIDDEN,
     NOT_FOUND,
+    RANGE_NOT_SATISFIABLE,
     Answer,
     BrokenError,
     RefusedError,
     answers,
     date_ms,
-    read_created_at_ms,
+    read_promised_bytes,
     read_ttl_ms,
     showable,
     store_error,
     whole_seconds_ms,
 )
-from blobstore.s3.lifecycle import KEPT, TTL_TAG
-from blobstore.s3.reader import S3Reader
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, S3Settings, StoreProfile, decode_profile
-from blobstore.s3.writer import SLOW_PUT_S, S3Writer, new_write_id
-from blobstore.sink import Sink
+from blobstore.s3.threads import read_into
+from blobstore.s3.writer import SLOW_PUT_S, NewBlob, S3Writer
+from blobstore.sink import Sink, write_chunks
 from blobstore.wrappers.hedge import Hedge, HedgeSettings
-from blobstore.wrappers.throttle import Bandwidth
+from blobstore.wrappers.limit import Bandwidth
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OBJECT_KEY_BYTES_MAX: Final = 1024
@@ -61,15 +64,17 @@ _OBJECT_KEY_BYTES_MAX: Final = 1024
 _UNFINISHED_MAX: Final = 10_000
 
 _SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
+# From this size on a thread reads a range. For less, two hops and a second pool do not pay (design 0008, B2).
+THREADED_FROM_BYTES: Final = 1024 * 1024
 
 
 class S3Store(BlobStore):
-    """Blobs as objects of a bucket, below a prefix.
+    """Blobs as objects of a bucket that is there already, below a prefix; bound to the event loop of the first call.
 
     Args:
-        bucket: Its name; the bucket is there already.
+        bucket: Its name.
         prefix: Everything is below it; empty for the whole bucket.
-        settings: How the server is reached; bound to the event loop of the first call.
+        settings: How the server is reached.
         bound_by_profile: Read the profile that `doctor` wrote, and use nothing that it denies (design 0003, P1).
         hedge: When the profile is asked for a second time: a second request for what waits for it waits, too.
         bandwidth: What every body goes through on its way to the server. Blobs that come back are for `PacedStore`.
@@ -101,7 +106,6 @@ class S3Store(BlobStore):
         self.settings = settings or S3Settings()
         self._root = f"{self.prefix}/" if prefix else ""
         self._bucket = S3Bucket(bucket, self.settings, bandwidth)
-        self._reader = S3Reader(self._bucket, self.settings, size_bytes_of=self._size_bytes)
         self._writer = S3Writer(self._bucket, self.settings)
         self._bound_by_profile = bound_by_profile
         self._profile: StoreProfile | None = None
@@ -131,37 +135,29 @@ class S3Store(BlobStore):
 
     @override
     async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
-        name = self._object(key, "put")
-        check_ttl(ttl_ms, operation="put", key=key)
-        await self._ready()
-        return await self._writer.put(name, body, key=key, ttl_ms=ttl_ms, tagged=self._uses_tags)
+        return await self._writer.put(await self._new_blob(key, body, "put", ttl_ms))
 
     @override
     async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
-        name = self._object(key, "put_if_absent")
-        check_ttl(ttl_ms, operation="put_if_absent", key=key)
+        blob = await self._new_blob(key, body, "put_if_absent", ttl_ms)
+        # What is not known counts as absent (P2); settings may say that it is there, a profile that it is not.
+        profile = None if self._profile is None else self._profile.conditional_multipart
+        is_set = self.settings.conditional_multipart
+        may_go_in_parts = (profile if is_set is None else is_set and profile is not False) or False
+        return await self._writer.create(blob, may_go_in_parts=may_go_in_parts)
+
+    async def _new_blob(self, key: str, body: Body, operation: str, ttl_ms: int | None) -> NewBlob:
+        check_put(key, ttl_ms, operation)
+        name = self._object(key, operation)
         await self._ready()
-        return await self._writer.create(
-            name,
-            body,
-            key=key,
-            ttl_ms=ttl_ms,
-            tagged=self._uses_tags,
-            may_go_in_parts=self._multipart_is_conditional,
-        )
+        return NewBlob(operation=operation, key=key, name=name, body=body, ttl_ms=ttl_ms, tagged=self._uses_tags)
 
     async def put_parts_if_absent(
         self, key: str, body: Body, *, ttl_ms: int | None = None, part_bytes: int | None = None
     ) -> CreateOutcome:
-        """Put by a multipart upload as `put_if_absent`, whatever the profile says of it; for `doctor`.
-
-        Raises:
-            StoreError: As `put_if_absent`.
-        """
-        name = self._object(key, "put_if_absent")
-        return await self._writer.create_in_parts(
-            name, body, key=key, ttl_ms=ttl_ms, tagged=self._uses_tags, part_bytes=part_bytes
-        )
+        """Put by a multipart upload as `put_if_absent`, whatever the profile says of it; for `doctor`."""
+        blob = await self._new_blob(key, body, "put_if_absent", ttl_ms)
+        return await self._writer.create_in_parts(blob, part_bytes=part_bytes)
 
     # --- reading ---
 
@@ -177,12 +173,54 @@ class S3Store(BlobStore):
         fresh: bool = False,
     ) -> None:
         name = self._object(key, "get")
-        check_range(start, size_bytes, key=key)
+        check_read(key, start, size_bytes)
         await self._ready()
         if size_bytes == 0:
             range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
-        else:
-            await self._reader.read_into(name, key, sink, start, size_bytes, fresh=fresh)
+            return
+        # A connection of its own.
+        bucket = S3Bucket(self.bucket, self.settings) if fresh else self._bucket
+        is_threaded = self.settings.threaded_reads and size_bytes is not None and size_bytes >= THREADED_FROM_BYTES
+        try:
+            asked = await self._ask(bucket, name, key, start, size_bytes, threaded=is_threaded)
+            if asked is not None:
+                answer, left = asked
+                if is_threaded:
+                    await read_into(answer["Body"].raw_stream, sink, size_bytes=left)
+                else:
+                    await write_chunks(_checked_chunks(bucket.client.read(answer), left, key), sink)
+        except BrokenError as error:
+            raise store_error(error, "get", key) from None
+        finally:
+            if fresh:
+                await bucket.client.close()
+
+    async def _ask(
+        self, bucket: S3Bucket, name: str, key: str, start: int, size_bytes: int | None, *, threaded: bool
+    ) -> tuple[Answer, int] | None:
+        """Return an answer whose body is to be read, and the size of that; None for the empty rest of a blob."""
+        is_whole = start == 0 and size_bytes is None
+        last = "" if size_bytes is None else start + size_bytes - 1
+        wanted = {"Key": name, "Range": None if is_whole else f"bytes={start}-{last}"}
+        try:
+            answer = await (bucket.fetch(**wanted) if threaded else bucket.call("get_object", **wanted))
+        except RefusedError as error:
+            if error.refusal.status != RANGE_NOT_SATISFIABLE:
+                raise store_error(error, "get", key) from None
+            # Legal if it is the empty rest of the blob, which HTTP cannot say.
+            range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes(key), key=key)
+            return None
+        try:
+            with answers("get", key):
+                return answer, read_promised_bytes(answer, start, size_bytes, key=key)
+        except BaseException:
+            abandon(answer)
+            raise
+
+    async def _size_bytes(self, key: str) -> int:
+        answer = await self._bucket.ask("head_object", "get", key, Key=self._object(key, "get"))
+        with answers("get", key):
+            return int(answer["ContentLength"])
 
     @override
     async def stat(self, key: str) -> BlobInfo | None:
@@ -191,7 +229,7 @@ class S3Store(BlobStore):
         try:
             answer = await self._bucket.ask("head_object", "stat", key, Key=name)
             with answers("stat", key):
-                created_at_ms, ttl_ms = read_created_at_ms(answer), read_ttl_ms(answer)
+                created_at_ms, ttl_ms = whole_seconds_ms(answer["LastModified"]), read_ttl_ms(answer)
                 stored_bytes = int(answer["ContentLength"])
             if ttl_ms is not None and self._uses_tags:
                 tags = await self._bucket.ask("get_object_tagging", "stat", key, Key=name)
@@ -278,7 +316,7 @@ class S3Store(BlobStore):
         if not names:
             return ()
         await self._ready()
-        return await delete_objects(self._bucket, names)
+        return await _delete_objects(self._bucket, names)
 
     @override
     async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
@@ -312,7 +350,7 @@ class S3Store(BlobStore):
     @override
     async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
         await self._ready()
-        return await abort_uploads(self._bucket, [(self._object(put.key, "abort_unfinished"), put) for put in puts])
+        return await _abort_uploads(self._bucket, [(self._object(put.key, "abort_unfinished"), put) for put in puts])
 
     @override
     async def now_ms(self) -> int:
@@ -338,23 +376,11 @@ class S3Store(BlobStore):
     # --- for `doctor` and `lifecycle` ---
 
     async def begin_upload(self, key: str) -> UnfinishedPut:
-        """Begin a multipart upload and leave it, as a process that dies does.
-
-        Raises:
-            StoreError: As the store says.
-        """
-        name = self._object(key, "begin_upload")
-        creation = self._writer.created_with(new_write_id(), None, tagged=False)
-        answer = await self._bucket.ask("create_multipart_upload", "begin_upload", key, Key=name, **creation)
-        with answers("begin_upload", key):
-            return UnfinishedPut(key=key, upload_id=str(answer["UploadId"]), begun_at_ms=date_ms(answer) or 0)
+        """Begin a multipart upload and leave it, as a process that dies does."""
+        return await self._writer.begin(await self._new_blob(key, BytesBody(b""), "begin_upload", None))
 
     async def read_lifecycle(self) -> tuple[dict[str, Any], ...]:
-        """Read all lifecycle rules of the bucket, as the SDK gives them.
-
-        Raises:
-            StoreError: As the store says.
-        """
+        """Read all lifecycle rules of the bucket, as the SDK gives them."""
         return tuple((await self._read_lifecycle()).get("Rules", ()))
 
     async def _read_lifecycle(self) -> Answer:
@@ -366,11 +392,7 @@ class S3Store(BlobStore):
             raise store_error(error, "read_lifecycle", self.bucket) from None
 
     async def write_lifecycle(self, rules: Sequence[dict[str, Any]]) -> None:
-        """Replace all lifecycle rules of the bucket; there has to be one at least.
-
-        Raises:
-            StoreError: As the store says.
-        """
+        """Replace all lifecycle rules of the bucket; there has to be one at least."""
         # It belongs to the configuration and not to a rule, and is lost unless it is said again.
         least_bytes = (await self._read_lifecycle()).get("TransitionDefaultMinimumObjectSize")
         await self._bucket.ask(
@@ -386,13 +408,6 @@ class S3Store(BlobStore):
     @property
     def _uses_tags(self) -> bool:
         return self._profile is None or self._profile.tags
-
-    @property
-    def _multipart_is_conditional(self) -> bool:
-        # What is not known counts as absent (P2); settings may say that it is there, a profile that it is not.
-        profile = None if self._profile is None else self._profile.conditional_multipart
-        is_set = self.settings.conditional_multipart
-        return (profile if is_set is None else is_set and profile is not False) or False
 
     def _object(self, key: str, operation: str) -> str:
         name = self._root + check_key(key, operation)
@@ -437,11 +452,6 @@ class S3Store(BlobStore):
                 return None
             raise store_error(error, "open", PROFILE_KEY) from None
 
-    async def _size_bytes(self, key: str) -> int:
-        answer = await self._bucket.ask("head_object", "get", key, Key=self._object(key, "get"))
-        with answers("get", key):
-            return int(answer["ContentLength"])
-
 
 def _checked_prefix(prefix: str) -> str:
     try:
@@ -455,17 +465,19 @@ def _checked_prefix(prefix: str) -> str:
         ) from None
 
 
-async def delete_objects(bucket: S3Bucket, names: Mapping[str, str]) -> tuple[DeleteFailure, ...]:
-    """Delete objects, there or not; see `BlobStore.delete`.
+async def _checked_chunks(stream: AsyncGenerator[bytes, None], left: int, key: str) -> AsyncGenerator[bytes, None]:
+    async with aclosing(stream) as chunks:
+        async for chunk in chunks:
+            left -= len(chunk)
+            if left < 0:
+                raise StoreUnavailableError("more bytes came than were announced", operation="get", key=key)
+            yield chunk
+    if left:
+        raise StoreUnavailableError(f"the last {left} bytes did not come", operation="get", key=key)
 
-    Args:
-        bucket: Where they are.
-        names: The key of each object; at least one.
 
-    Raises:
-        AccessDeniedError: None may be deleted.
-        StoreError: As the store says.
-    """
+async def _delete_objects(bucket: S3Bucket, names: Mapping[str, str]) -> tuple[DeleteFailure, ...]:
+    """Delete objects, there or not, each with its key; raise `AccessDeniedError` where none may be deleted."""
     wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
     try:
         answer = await bucket.ask("delete_objects", "delete", "", Delete=wanted)
@@ -483,45 +495,37 @@ async def delete_objects(bucket: S3Bucket, names: Mapping[str, str]) -> tuple[De
 
 
 async def _delete_singly(bucket: S3Bucket, names: Mapping[str, str]) -> tuple[DeleteFailure, ...]:
-    """Delete one by one; raise at once where the first may not be deleted.
-
-    Raises:
-        AccessDeniedError: The first may not be deleted.
-    """
+    """Delete one by one; raise at once where the first may not be deleted."""
 
     async def delete(name: str) -> None:
         with suppress(BlobNotFoundError):
             await bucket.ask("delete_object", "delete", names[name], Key=name)
 
-    async def delete_if_allowed(name: str) -> DeleteFailure | None:
-        try:
-            await delete(name)
-        except AccessDeniedError as error:
-            return DeleteFailure(key=names[name], reason=str(error))
-        return None
-
     first, *rest = names
     await delete(first)
-    failures = await map_bounded(delete_if_allowed, rest, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
-    return tuple(failure for failure in failures if failure is not None)
+    return await _each((names[name], functools.partial(delete, name)) for name in rest)
 
 
-async def abort_uploads(bucket: S3Bucket, puts: Sequence[tuple[str, UnfinishedPut]]) -> tuple[DeleteFailure, ...]:
-    """Abort multipart uploads, each with the name of its object; see `BlobStore.abort_unfinished`.
+async def _abort_uploads(bucket: S3Bucket, puts: Iterable[tuple[str, UnfinishedPut]]) -> tuple[DeleteFailure, ...]:
+    """Abort multipart uploads, each with the name of its object."""
 
-    Raises:
-        StoreError: As the store says.
-    """
-
-    async def abort(named: tuple[str, UnfinishedPut]) -> DeleteFailure | None:
-        name, put = named
-        try:
+    async def abort(name: str, put: UnfinishedPut) -> None:
+        with suppress(BlobNotFoundError):
             await bucket.ask("abort_multipart_upload", "abort_unfinished", put.key, Key=name, UploadId=put.upload_id)
-        except BlobNotFoundError:
-            return None
+
+    return await _each((put.key, functools.partial(abort, name, put)) for name, put in puts)
+
+
+async def _each(removals: Iterable[tuple[str, Callable[[], Awaitable[None]]]]) -> tuple[DeleteFailure, ...]:
+    """Remove things one by one, each with its key, and note what may not be removed."""
+
+    async def remove(keyed: tuple[str, Callable[[], Awaitable[None]]]) -> DeleteFailure | None:
+        key, carry_out = keyed
+        try:
+            await carry_out()
         except AccessDeniedError as error:
-            return DeleteFailure(key=put.key, reason=str(error))
+            return DeleteFailure(key=key, reason=str(error))
         return None
 
-    failures = await map_bounded(abort, puts, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
+    failures = await map_bounded(remove, removals, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
     return tuple(failure for failure in failures if failure is not None)

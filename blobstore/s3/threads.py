@@ -62,7 +62,8 @@ class ThreadedSession(AIOHTTPSession):  # type: ignore[misc]  # the SDK has no t
         answer = await super().send(request)
         if is_stream and answer.status_code < _REFUSED:
             return answer
-        content = await _read_answer(answer.raw, _bytes_max(answer.status_code))
+        bytes_max = _REFUSAL_BYTES_MAX if answer.status_code >= _REFUSED else _ANSWER_BYTES_MAX
+        content = await _read_answer(answer.raw, bytes_max)
         return AioAWSResponse(answer.url, answer.status_code, answer.headers, _ReadBody(content))
 
     @override
@@ -110,16 +111,7 @@ class _NoRedirects:
         return await self._session.request(method, allow_redirects=False, **arguments)
 
 
-def _bytes_max(status: int) -> int:
-    return _REFUSAL_BYTES_MAX if status >= _REFUSED else _ANSWER_BYTES_MAX
-
-
 async def _read_answer(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """Return the body of an answer that is not streamed.
-
-    Raises:
-        BrokenError: It did not come whole, or is longer than the limit.
-    """
     parts, size_bytes = [], 0
     is_whole = False
     try:
@@ -160,10 +152,7 @@ async def read_into(body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) 
     Cancelled, it leaves that thread alone, which has no way to the sink any more and ends with its piece or the read
     timeout. (Closing its socket from here would, over TLS, give it the ciphertext to read.)
 
-    Args:
-        body: Not read yet; closed if it is not read to its end.
-        sink: For the bytes.
-        size_bytes: How many were announced.
+    The body, of as many bytes as were announced, is closed if it is not read to its end.
 
     Raises:
         BrokenError: They did not come.
@@ -209,9 +198,7 @@ async def _in_thread(work: Callable[[], T], undo: Callable[["Future[T]"], None] 
     Nor does the end of the process: those of a pool would be waited for. And nobody waits for the thread to begin, as
     `threading.Thread.start` does: where many compete for the interpreter that holds the event loop for 5 ms each time.
 
-    Args:
-        work: The function.
-        undo: What happens, in the thread, to a result for which nobody waits.
+    `undo` is what happens, in the thread, to a result for which nobody waits.
     """
     future: Future[T] = Future()
 

@@ -1,6 +1,6 @@
 """How a blob comes into a bucket: hashed, once, with a doubtful answer settled by a look (design 0003, W1 to W5).
 
-`MultipartUpload` sends a body in parts; `S3Writer` decides whether it goes so or whole, and what became of it.
+`_MultipartUpload` sends a body in parts; `S3Writer` decides whether it goes so or whole, and what became of it.
 """
 
 import asyncio
@@ -11,10 +11,19 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
-from blobstore.base import Body, Created, CreateOutcome, Lost, Unknown
+import msgspec
+
+from blobstore.base import Body, Created, CreateOutcome, Lost, UnfinishedPut, Unknown
 from blobstore.checks import checked_chunks
 from blobstore.concurrency import first_error, run_blocking
-from blobstore.errors import BlobNotFoundError, CapabilityMissingError, StoreError
+from blobstore.errors import (
+    AccessDeniedError,
+    BlobNotFoundError,
+    CapabilityMissingError,
+    StoreError,
+    StoreUnavailableError,
+)
+from blobstore.s3.bucket import EXPIRING, TTL_TAG
 from blobstore.s3.client import ReadBody, S3Bucket, S3Client, SentBody
 from blobstore.s3.errors import (
     CONFLICT,
@@ -29,12 +38,11 @@ from blobstore.s3.errors import (
     BrokenError,
     RefusedError,
     answers,
-    as_unavailable,
+    date_ms,
     read_created,
-    read_created_at_ms,
     store_error,
+    whole_seconds_ms,
 )
-from blobstore.s3.lifecycle import EXPIRING, TTL_TAG
 from blobstore.s3.settings import PARTS_MAX, PUT_BYTES_MAX, S3Settings
 from blobstore.sink import Buffer
 
@@ -45,23 +53,35 @@ _UNSETTLED_MAX: Final = 1024
 _NO_UPLOAD: Final = "NoSuchUpload"
 
 # A body up to this size stays in memory between being hashed and being sent.
-HELD_BYTES_MAX: Final = 1024 * 1024
+_HELD_BYTES_MAX: Final = 1024 * 1024
 # Chunks above this are hashed in a thread.
 _HASHED_HERE_BYTES_MAX: Final = 256 * 1024
 _ABORT_TIMEOUT_S: Final = 10.0
 
 
-async def hash_body(client: S3Client, body: Body, *, operation: str, key: str) -> SentBody:
-    """Prepare a body to be sent: check its length, hash it, and keep the bytes if they are few.
+class NewBlob(msgspec.Struct, frozen=True, kw_only=True):
+    """A blob that is to be written, and its object."""
 
-    Raises:
-        InvalidRequestError: It has another size than it says.
-        Exception: Whatever reading it raised.
-    """
+    operation: str
+    key: str
+    # Of the object.
+    name: str
+    body: Body
+    ttl_ms: int | None = None
+    # Whether the TTL is in a tag, too.
+    tagged: bool
+
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Read the body again, and check its length."""
+        return checked_chunks(self.body, operation=self.operation, key=self.key)
+
+
+async def _hash(client: S3Client, blob: NewBlob) -> SentBody:
+    """Prepare a body to be sent: check its length, hash it, and keep the bytes if they are few."""
     sha256 = hashlib.sha256()
     held: list[bytes] = []
-    is_small = body.size_bytes <= HELD_BYTES_MAX
-    async with aclosing(checked_chunks(body, operation=operation, key=key)) as chunks:
+    is_small = blob.body.size_bytes <= _HELD_BYTES_MAX
+    async with aclosing(blob.chunks()) as chunks:
         async for chunk in chunks:
             if len(chunk) > _HASHED_HERE_BYTES_MAX:
                 await run_blocking(sha256.update, chunk)
@@ -69,12 +89,8 @@ async def hash_body(client: S3Client, body: Body, *, operation: str, key: str) -
                 sha256.update(chunk)
             if is_small:
                 held.append(chunk)
-
-    def read_again() -> AsyncGenerator[bytes, None]:
-        return checked_chunks(body, operation=operation, key=key)
-
-    read = _reader(held) if is_small else read_again
-    return client.send(read, size_bytes=body.size_bytes, sha256=sha256.hexdigest())
+    read = _reader(held) if is_small else blob.chunks
+    return client.send(read, size_bytes=blob.body.size_bytes, sha256=sha256.hexdigest())
 
 
 def _reader(chunks: Sequence[Buffer]) -> ReadBody:
@@ -85,67 +101,38 @@ def _reader(chunks: Sequence[Buffer]) -> ReadBody:
     return read
 
 
-class MultipartUpload:
-    """One multipart upload, aborted unless it was completed.
-
-    Attributes:
-        is_completing: Completing it was asked for, so that it may have happened.
-    """
+class _MultipartUpload:
+    """One multipart upload, aborted unless it was completed; `condition` is what that carries as `If-None-Match`."""
 
     def __init__(
-        self,
-        bucket: S3Bucket,
-        name: str,
-        *,
-        key: str,
-        operation: str,
-        part_bytes: int,
-        slots: asyncio.Semaphore,
-        condition: str | None,
+        self, bucket: S3Bucket, blob: NewBlob, *, part_bytes: int, slots: asyncio.Semaphore, condition: str | None
     ) -> None:
-        """Prepare an upload; nothing is sent yet.
-
-        Args:
-            bucket: Where to.
-            name: The object.
-            key: For errors, as is the operation.
-            operation: See `key`.
-            part_bytes: Size of a part; larger if there would be too many.
-            slots: Parts in memory at once, of all uploads together.
-            condition: What completing it carries as `If-None-Match`.
-        """
         self._bucket = bucket
-        self._target: Answer = {"Key": name}
-        self._key = key
-        self._operation = operation
+        self._blob = blob
         self._part_bytes = part_bytes
         self._slots = slots
         self._condition = condition
+        # Completing it was asked for, so that it may have happened.
         self.is_completing = False
 
-    async def put(self, body: Body, creation: Answer) -> Created:
-        """Begin, send the parts, complete.
-
-        Raises:
-            RefusedError: As the store says.
-            BrokenError: As the store does not say.
-        """
+    async def put(self, creation: Answer) -> Created:
+        """Begin, send the parts, complete; errors as `S3Bucket.call`."""
         upload = await self._begin(creation)
         try:
-            parts = await self._send(body, upload)
+            parts = await self._send(upload)
             completed = await self._complete(upload, parts)
         except BaseException as error:
             if not self.is_completing or _is_refused(error):
                 await _abort(self._bucket, upload)
             # Otherwise it may be completing just now, and Ceph carries out both: the object would lose its parts.
             raise
-        return read_created(completed, self._operation, self._key)
+        return read_created(completed, self._blob.operation, self._blob.key)
 
     async def _begin(self, creation: Answer) -> dict[str, Any]:
-        begun = asyncio.ensure_future(self._bucket.call("create_multipart_upload", **self._target, **creation))
+        begun = asyncio.ensure_future(self._bucket.call("create_multipart_upload", Key=self._blob.name, **creation))
 
         def name(answer: Answer) -> dict[str, Any]:
-            return {**self._target, "UploadId": answer["UploadId"]}
+            return {"Key": self._blob.name, "UploadId": answer["UploadId"]}
 
         async def give_up() -> None:
             await _abort(self._bucket, name(await begun))
@@ -179,11 +166,10 @@ class MultipartUpload:
             await _tidy_up(see)
             raise
 
-    async def _send(self, body: Body, upload: dict[str, Any]) -> list[dict[str, Any]]:
-        part_bytes = max(self._part_bytes, -(-body.size_bytes // PARTS_MAX))
+    async def _send(self, upload: dict[str, Any]) -> list[dict[str, Any]]:
         sending: list[asyncio.Task[dict[str, Any]]] = []
         try:
-            async with asyncio.TaskGroup() as group, aclosing(self._parts(body, part_bytes)) as parts:
+            async with asyncio.TaskGroup() as group, aclosing(self._parts()) as parts:
                 async for part in parts:
                     task = group.create_task(self._send_part(upload, len(sending) + 1, part))
                     # The part has held a slot since before it was read. The task need not have begun when it ends.
@@ -195,12 +181,14 @@ class MultipartUpload:
             return [task.result() for task in sending]
         raise error
 
-    async def _parts(self, body: Body, part_bytes: int) -> AsyncGenerator[bytearray, None]:
+    async def _parts(self) -> AsyncGenerator[bytearray, None]:
         """Yield the body in parts of one size, the last one smaller; at least one. Each holds a slot."""
+        # Larger parts where there would be too many.
+        part_bytes = max(self._part_bytes, -(-self._blob.body.size_bytes // PARTS_MAX))
         await self._slots.acquire()
         part, is_handed_over = bytearray(), False
         try:
-            async with aclosing(checked_chunks(body, operation=self._operation, key=self._key)) as chunks:
+            async with aclosing(self._blob.chunks()) as chunks:
                 async for chunk in chunks:
                     view = memoryview(chunk)
                     while len(part) + len(view) > part_bytes:
@@ -247,74 +235,53 @@ async def _tidy_up(tidy: Callable[[], Awaitable[object]]) -> None:
 
 
 class S3Writer:
-    """The writing half of an S3 store. It knows objects by their whole names.
-
-    Args:
-        bucket: Where to.
-        settings: When a body goes in parts, how large these are, how it is encrypted.
-    """
+    """The writing half of an S3 store. It knows objects by their whole names."""
 
     def __init__(self, bucket: S3Bucket, settings: S3Settings) -> None:
         self._bucket = bucket
         self._settings = settings
+        # Parts in memory at once, of all uploads together.
         self.part_slots = asyncio.Semaphore(settings.parts_in_memory_max)
         # By object and hash: the write id of a create that may have happened (design 0002, C3).
         self._unsettled: dict[tuple[str, str], str] = {}
 
-    async def put(self, name: str, body: Body, *, key: str, ttl_ms: int | None, tagged: bool) -> Created:
-        """Write an object, replacing one that is there; see `BlobStore.put`.
-
-        Args:
-            name: The object.
-            key: What it is called in errors.
-            ttl_ms: The TTL that it is created with.
-            tagged: Whether the TTL is in a tag, too.
-        """
-        creation = self.created_with(new_write_id(), ttl_ms, tagged=tagged)
-        if body.size_bytes > self._settings.single_put_bytes_max:
-            upload = self._upload(key, name, "put", condition=None)
+    async def put(self, blob: NewBlob) -> Created:
+        """Write an object, replacing one that is there."""
+        creation = self._creation(blob, _new_write_id())
+        if blob.body.size_bytes > self._settings.single_put_bytes_max:
             try:
-                return await upload.put(body, creation)
+                return await self._upload(blob, condition=None).put(creation)
             except (RefusedError, BrokenError) as error:
-                raise _upload_error(error, "put", key) from None
-        sent = await hash_body(self._bucket.client, body, operation="put", key=key)
-        answer = await self._bucket.ask("put_object", "put", key, Key=name, **_content(sent), **creation)
-        return read_created(answer, "put", key)
+                raise _upload_error(error, blob) from None
+        sent = await _hash(self._bucket.client, blob)
+        answer = await self._bucket.ask(
+            "put_object", blob.operation, blob.key, Key=blob.name, **_content(sent), **creation
+        )
+        return read_created(answer, blob.operation, blob.key)
 
-    async def create(
-        self, name: str, body: Body, *, key: str, ttl_ms: int | None, tagged: bool, may_go_in_parts: bool
-    ) -> CreateOutcome:
-        """Write an object unless it is there; see `BlobStore.put_if_absent`, and `put` for the arguments.
-
-        Args:
-            may_go_in_parts: Completing a multipart upload takes `If-None-Match` here.
-        """
-        operation = "put_if_absent"
-        is_multipart = may_go_in_parts and body.size_bytes > self._settings.single_put_bytes_max
-        if body.size_bytes > PUT_BYTES_MAX and not is_multipart:
+    async def create(self, blob: NewBlob, *, may_go_in_parts: bool) -> CreateOutcome:
+        """Write an object unless it is there; in parts only where completing these takes `If-None-Match`."""
+        is_multipart = may_go_in_parts and blob.body.size_bytes > self._settings.single_put_bytes_max
+        if blob.body.size_bytes > PUT_BYTES_MAX and not is_multipart:
             raise CapabilityMissingError(
                 "is larger than one PUT can be, and this store cannot complete a multipart upload conditionally",
-                operation=operation,
-                key=key,
+                operation=blob.operation,
+                key=blob.key,
                 hint="lower blob_bytes_max to 5 GiB or less",
             )
-        sent = await hash_body(self._bucket.client, body, operation=operation, key=key)
-        create = (name, sent.sha256)
+        sent = await _hash(self._bucket.client, blob)
+        create = (blob.name, sent.sha256)
         # A create that is sent again after an unknown outcome says the same as before, so that it knows itself.
         known_id = self._unsettled.pop(create, "")
-        write_id = known_id or new_write_id()
+        write_id = known_id or _new_write_id()
         try:
             if is_multipart:
-                own = await self._find_own(key, name, write_id) if known_id else None
+                own = await self._find_own(blob, write_id) if known_id else None
                 if own is not None:
                     return own
-                outcome = await self.create_in_parts(
-                    name, body, key=key, ttl_ms=ttl_ms, tagged=tagged, write_id=write_id
-                )
+                outcome = await self.create_in_parts(blob, write_id=write_id)
             else:
-                outcome = await self._create(
-                    key, name, sent, self.created_with(write_id, ttl_ms, tagged=tagged), write_id
-                )
+                outcome = await self._create(blob, sent, write_id)
         except BaseException:
             self._remember(create, write_id)
             raise
@@ -323,73 +290,65 @@ class S3Writer:
         return outcome
 
     async def create_in_parts(
-        self,
-        name: str,
-        body: Body,
-        *,
-        key: str,
-        ttl_ms: int | None,
-        tagged: bool,
-        write_id: str = "",
-        part_bytes: int | None = None,
+        self, blob: NewBlob, *, write_id: str = "", part_bytes: int | None = None
     ) -> CreateOutcome:
         """Write as `create`, by a multipart upload whatever the size."""
-        operation = "put_if_absent"
-        write_id = write_id or new_write_id()
-        upload = self._upload(key, name, operation, condition="*", part_bytes=part_bytes)
+        write_id = write_id or _new_write_id()
+        upload = self._upload(blob, condition="*", part_bytes=part_bytes)
         try:
-            await upload.put(body, self.created_with(write_id, ttl_ms, tagged=tagged))
+            await upload.put(self._creation(blob, write_id))
             # It may be dated by its first request, long ago.
-            return await self._found(key, name)
+            return await self._found(blob)
         except (RefusedError, BrokenError) as error:
             if upload.is_completing:
-                return await self._settle(error, key, name, write_id)
-            raise _upload_error(error, operation, key) from None
+                return await self._settle(error, blob, write_id)
+            raise _upload_error(error, blob) from None
 
-    async def _create(
-        self, key: str, name: str, sent: SentBody, creation: dict[str, Any], write_id: str
-    ) -> CreateOutcome:
+    async def begin(self, blob: NewBlob) -> UnfinishedPut:
+        """Begin a multipart upload and leave it, as a process that dies does."""
+        creation = self._creation(blob, _new_write_id())
+        answer = await self._bucket.ask("create_multipart_upload", blob.operation, blob.key, Key=blob.name, **creation)
+        with answers(blob.operation, blob.key):
+            return UnfinishedPut(key=blob.key, upload_id=str(answer["UploadId"]), begun_at_ms=date_ms(answer) or 0)
+
+    async def _create(self, blob: NewBlob, sent: SentBody, write_id: str) -> CreateOutcome:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         try:
-            answer = await self._bucket.call("put_object", Key=name, IfNoneMatch="*", **_content(sent), **creation)
+            answer = await self._bucket.call(
+                "put_object", Key=blob.name, IfNoneMatch="*", **_content(sent), **self._creation(blob, write_id)
+            )
         except (RefusedError, BrokenError) as error:
-            return await self._settle(error, key, name, write_id)
+            return await self._settle(error, blob, write_id)
         if clock() - began_s > SLOW_PUT_S:
-            return await self._found(key, name)
-        return read_created(answer, "put_if_absent", key)
+            return await self._found(blob)
+        return read_created(answer, blob.operation, blob.key)
 
-    async def _found(self, key: str, name: str) -> CreateOutcome:
+    async def _found(self, blob: NewBlob) -> CreateOutcome:
         """Ask for the time of a blob that was just created: a store may date it by the start of its PUT.
 
-        Returns:
-            Unknown if it is gone, because the caller was away for longer than its TTL: it is to be sent again.
-
-        Raises:
-            StoreError: As the store says.
+        Unknown if it is gone, because the caller was away for longer than its TTL: it is to be sent again.
         """
-        operation = "put_if_absent"
         try:
-            answer = await self._bucket.ask("head_object", operation, key, Key=name)
+            answer = await self._bucket.ask("head_object", blob.operation, blob.key, Key=blob.name)
         except BlobNotFoundError:
             return Unknown(reason="it was created, and was deleted before its time could be asked for")
-        with answers(operation, key):
-            return Created(created_at_ms=read_created_at_ms(answer))
+        with answers(blob.operation, blob.key):
+            return Created(created_at_ms=whole_seconds_ms(answer["LastModified"]))
 
-    async def _find_own(self, key: str, name: str, write_id: str) -> Created | None:
+    async def _find_own(self, blob: NewBlob, write_id: str) -> Created | None:
         try:
-            answer = await self._bucket.ask("head_object", "put_if_absent", key, Key=name)
+            answer = await self._bucket.ask("head_object", blob.operation, blob.key, Key=blob.name)
         except BlobNotFoundError:
             return None
-        return _own(answer, key, write_id)
+        return _own(answer, blob.key, write_id)
 
-    async def _settle(self, error: RefusedError | BrokenError, key: str, name: str, write_id: str) -> CreateOutcome:
+    async def _settle(self, error: RefusedError | BrokenError, blob: NewBlob, write_id: str) -> CreateOutcome:
         """Find out what became of a create that was not plainly answered (design 0003, W1 and W2)."""
-        operation = "put_if_absent"
         if not _needs_a_look(error):
-            raise store_error(error, operation, key) from None
+            raise store_error(error, blob.operation, blob.key) from None
         try:
-            found = await self._bucket.call("head_object", Key=name)
+            found = await self._bucket.call("head_object", Key=blob.name)
         except (RefusedError, BrokenError) as unseen:
             if _status(error) == PRECONDITION_FAILED and _status(unseen) == FORBIDDEN:
                 return Lost()  # the store has said that it is there, and lets nobody look at it
@@ -397,42 +356,32 @@ class S3Writer:
             if isinstance(error, BrokenError) or _status(error) >= SERVER_ERRORS:
                 seen = "it is not there yet" if is_gone else f"nor when asked whether it is there: {unseen}"
                 return Unknown(reason=f"no answer: {error}; {seen}")
-            raise as_unavailable(store_error(error if is_gone else unseen, operation, key), operation, key) from None
-        return _own(found, key, write_id) or Lost()
+            raise _as_unavailable(error if is_gone else unseen, blob) from None
+        return _own(found, blob.key, write_id) or Lost()
 
     def _remember(self, create: tuple[str, str], write_id: str) -> None:
         if len(self._unsettled) >= _UNSETTLED_MAX:
             del self._unsettled[next(iter(self._unsettled))]
         self._unsettled[create] = write_id
 
-    def created_with(self, write_id: str, ttl_ms: int | None, *, tagged: bool) -> dict[str, Any]:
+    def _creation(self, blob: NewBlob, write_id: str) -> dict[str, Any]:
         """Return what an object is created with beside its content."""
         metadata = {WRITE_ID: write_id}
-        if ttl_ms is not None:
-            metadata[TTL_MS] = str(ttl_ms)
+        if blob.ttl_ms is not None:
+            metadata[TTL_MS] = str(blob.ttl_ms)
         return {
             "Metadata": metadata,
-            "Tagging": f"{TTL_TAG}={EXPIRING}" if ttl_ms is not None and tagged else None,
+            "Tagging": f"{TTL_TAG}={EXPIRING}" if blob.ttl_ms is not None and blob.tagged else None,
             "ServerSideEncryption": self._settings.encryption or None,
             "SSEKMSKeyId": self._settings.kms_key_id or None,
         }
 
-    def _upload(
-        self, key: str, name: str, operation: str, *, condition: str | None, part_bytes: int | None = None
-    ) -> MultipartUpload:
-        return MultipartUpload(
-            self._bucket,
-            name,
-            key=key,
-            operation=operation,
-            part_bytes=part_bytes or self._settings.part_bytes,
-            slots=self.part_slots,
-            condition=condition,
-        )
+    def _upload(self, blob: NewBlob, *, condition: str | None, part_bytes: int | None = None) -> _MultipartUpload:
+        part_bytes = part_bytes or self._settings.part_bytes
+        return _MultipartUpload(self._bucket, blob, part_bytes=part_bytes, slots=self.part_slots, condition=condition)
 
 
-def new_write_id() -> str:
-    """Return an id that only one create has."""
+def _new_write_id() -> str:
     return secrets.token_hex(16)
 
 
@@ -446,17 +395,24 @@ def _own(answer: Answer, key: str, write_id: str) -> Created | None:
     with answers("put_if_absent", key):
         if answer.get("Metadata", {}).get(WRITE_ID) != write_id:
             return None
-        return Created(created_at_ms=read_created_at_ms(answer))
+        return Created(created_at_ms=whole_seconds_ms(answer["LastModified"]))
 
 
-def _upload_error(error: RefusedError | BrokenError, operation: str, key: str) -> StoreError:
+def _upload_error(error: RefusedError | BrokenError, blob: NewBlob) -> StoreError:
     """Return the error of an upload that was not completed; one that a collector aborted is begun again."""
-    raised = store_error(error, operation, key)
-    return as_unavailable(raised, operation, key) if isinstance(raised, BlobNotFoundError) else raised
+    raised = store_error(error, blob.operation, blob.key)
+    return _as_unavailable(error, blob) if isinstance(raised, BlobNotFoundError) else raised
+
+
+def _as_unavailable(error: RefusedError | BrokenError, blob: NewBlob) -> StoreError:
+    """Return the error of a put that did not happen, and may when tried again: a 412 is not the caller's fault."""
+    raised = store_error(error, blob.operation, blob.key)
+    if isinstance(raised, StoreUnavailableError | AccessDeniedError):
+        return raised
+    return StoreUnavailableError(str(raised), operation=blob.operation, key=blob.key)
 
 
 def _status(error: RefusedError | BrokenError) -> int:
-    """Return the status of an answer; 0 if there was none."""
     return error.refusal.status if isinstance(error, RefusedError) else 0
 
 

@@ -1,8 +1,13 @@
-"""The common base of all wrappers of a store: it passes each request on as it came."""
+"""The common base of all wrappers of a store, which passes each request on as it came; and the one that only counts.
 
+Counts are for metrics, and for tests that hold a budget of requests.
+"""
+
+import asyncio
 import copy
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
 from typing_extensions import override
@@ -20,8 +25,8 @@ from blobstore.base import (
     RequestMetadata,
     UnfinishedPut,
 )
-from blobstore.checks import closable
-from blobstore.sink import Sink
+from blobstore.errors import StoreError
+from blobstore.sink import CountedSink, Sink
 
 T = TypeVar("T")
 # Reads the bytes of a call into any sink.
@@ -42,7 +47,7 @@ class PassedBody(Body):
 
     @override
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(closable(self._body.read_chunks())) as chunks:
+        async with aclosing(self._body.read_chunks()) as chunks:
             async for chunk in chunks:
                 await self._passing(len(chunk))
                 yield chunk
@@ -53,9 +58,6 @@ class ForwardingStore(BlobStore):
 
     `_around` surrounds each request but `close`; a read is called "get". `_send` makes a request that has one answer,
     which is every request but a read; `_read` makes a read. `_wrap` replaces each body.
-
-    Args:
-        inner: The store.
     """
 
     def __init__(self, inner: BlobStore) -> None:
@@ -163,3 +165,75 @@ class ForwardingStore(BlobStore):
     @override
     async def close(self) -> None:
         await self._inner.close()
+
+
+class Meter:
+    """Counts of requests and bytes.
+
+    Attributes:
+        requests: By operation, such as "put_if_absent". A read counts as "get".
+        errors: Requests that raised a `StoreError`, by operation.
+        seconds: From asking to the end of the answer, summed over the requests of an operation.
+        retries: Attempts that were not the first, where a store counts them.
+        bytes_out: Bytes of bodies, each time that they were sent.
+        bytes_in: Bytes of blobs that came back.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.retries = 0
+        self.bytes_out = 0
+        self.bytes_in = 0
+
+    def reset(self) -> None:
+        self.requests.clear()
+        self.errors.clear()
+        self.seconds.clear()
+        self.retries = 0
+        self.bytes_out = self.bytes_in = 0
+
+    def count_retry(self) -> None:
+        self.retries += 1
+
+    @asynccontextmanager
+    async def request(self, operation: str) -> AsyncIterator[None]:
+        """Count a request around the call that makes it."""
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        self.requests[operation] += 1
+        try:
+            yield
+        except StoreError:
+            self.errors[operation] += 1
+            raise
+        finally:
+            self.seconds[operation] += clock() - began_s
+
+
+class MeteredStore(ForwardingStore):
+    """Counts every call; directly around a store, that is the requests that the store has to serve."""
+
+    def __init__(self, inner: BlobStore, meter: Meter | None = None) -> None:
+        super().__init__(inner)
+        self.meter = Meter() if meter is None else meter
+
+    @override
+    def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:
+        return self.meter.request(operation)
+
+    @override
+    def _wrap(self, body: Body) -> Body:
+        async def count(size_bytes: int) -> None:
+            self.meter.bytes_out += size_bytes
+
+        return PassedBody(body, count)
+
+    @override
+    async def _read(self, read: Read, sink: Sink) -> None:
+        counted = CountedSink(sink)
+        try:
+            await read(counted)
+        finally:
+            self.meter.bytes_in += counted.size_bytes

@@ -39,11 +39,7 @@ class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_extra: int = 20
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense.
-
-        Raises:
-            ValueError: A number is out of range.
-        """
+        """Raise `ValueError` for a number that is out of range."""
         if not 0 < self.share < 1 or self.factor < 1:
             raise ValueError("share is within 0 and 1, and factor is at least 1")
         if self.requests_max < 1:
@@ -55,15 +51,12 @@ class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hedge:
-    """Races requests for one answer, when the first is late.
-
-    Args:
-        settings: How late is late, and how many more requests there may be.
-    """
+    """Races requests for one answer, when the first is late."""
 
     def __init__(self, settings: HedgeSettings | None = None) -> None:
         self._settings = settings or HedgeSettings()
-        self._answers: defaultdict[str, _Answers] = defaultdict(lambda: _Answers(self._settings))
+        # By operation: the times that the last answers have taken.
+        self._answers_s: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT_MAX))
         self._budget = RetryBudget(self._settings.extra_in_reserve, self._settings.requests_per_extra)
 
     async def race(
@@ -76,18 +69,17 @@ class Hedge:
 
         On an error and on a cancellation, no request is under way and no answer is left open.
 
-        Args:
-            operation: The times of its answers decide how long to wait.
-            ask: Sends the request.
-            discard: What is done with an answer that came too late.
+        How long to wait, the times of former answers to the same operation decide. `discard` is what is done with an
+        answer that came too late.
         """
         clock = asyncio.get_running_loop().time
-        answers, began_s = self._answers[operation], clock()
+        answers_s, began_s = self._answers_s[operation], clock()
         self._budget.refill()
         asked = [asyncio.ensure_future(ask())]
         try:
             while len(asked) < self._settings.requests_max:
-                answered, _ = await asyncio.wait(asked, timeout=answers.patience_s, return_when=asyncio.FIRST_COMPLETED)
+                patience_s = self._patience_s(answers_s)
+                answered, _ = await asyncio.wait(asked, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
                 if answered or not self._budget.take():
                     break
                 asked.append(asyncio.ensure_future(ask()))
@@ -99,8 +91,14 @@ class Hedge:
             await shielded(_let_go(asked, discard))
             raise
         result = winner.result()
-        answers.add(clock() - began_s)
+        answers_s.append(clock() - began_s)
         return result
+
+    def _patience_s(self, answers_s: deque[float]) -> float:
+        settings, known = self._settings, sorted(answers_s)
+        if len(known) < _KNOWN_MIN:
+            return settings.first_patience_s
+        return max(settings.patience_min_s, settings.factor * known[int(settings.share * len(known))])
 
 
 class HedgedStore(ForwardingStore):
@@ -108,10 +106,6 @@ class HedgedStore(ForwardingStore):
 
     Reads are those of blobs, stats and lists; a put that is `repeatable` is treated as they are. The loser is given
     up. What was lost or refused is none of its business: an error that is not `StoreUnavailableError` is an answer.
-
-    Args:
-        inner: The store, which does not try again by itself.
-        settings: As for `Hedge`.
     """
 
     def __init__(self, inner: BlobStore, settings: HedgeSettings | None = None) -> None:
@@ -181,24 +175,6 @@ async def _let_go(asked: Sequence[asyncio.Future[T]], discard: Callable[[T], Awa
             await discard(request.result())
 
 
-class _Answers:
-    """The times that the last answers to requests of one kind have taken."""
-
-    def __init__(self, settings: HedgeSettings) -> None:
-        self._settings = settings
-        self._last_s: deque[float] = deque(maxlen=_KEPT_MAX)
-
-    def add(self, seconds: float) -> None:
-        self._last_s.append(seconds)
-
-    @property
-    def patience_s(self) -> float:
-        settings, known = self._settings, sorted(self._last_s)
-        if len(known) < _KNOWN_MIN:
-            return settings.first_patience_s
-        return max(settings.patience_min_s, settings.factor * known[int(settings.share * len(known))])
-
-
 class _LateError(Exception):
     """Another read has the sink."""
 
@@ -212,11 +188,7 @@ class _SharedSink:
         self._owner: _Lane | None = None
 
     def claim(self, lane: "_Lane") -> bool:
-        """Claim the sink for a lane; return whether it is new to it.
-
-        Raises:
-            _LateError: Another has it.
-        """
+        """Claim the sink for a lane, unless another has it; return whether it is new to it."""
         with self._lock:
             is_new = self._owner is None
             self._owner = self._owner or lane

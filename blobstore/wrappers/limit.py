@@ -1,20 +1,33 @@
-"""A cap on the requests that are under way at once, learnt from what the store says."""
+"""Bounds on what goes to a store: requests under way at once, learnt from what it says, and bytes per second."""
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
+from typing import Final
 
 from typing_extensions import override
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, Body
+from blobstore.concurrency import give_up
 from blobstore.errors import InvalidRequestError
-from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.sink import Buffer, Sink
+from blobstore.wrappers.forwarding import ForwardingStore, PassedBody, Read
+
+# Bytes are let through in pieces of this size: who has many to move does not hold up who has few.
+PIECE_BYTES: Final = 64 * 1024
+# So much of the time in which nothing was moved may be made up for at once.
+BURST_S: Final = 0.25
+# A shorter wait is put off until it has become this long: sleeping costs more than it gives.
+GRAIN_S: Final = 0.01
 
 
-class InFlightLimit:
-    """Halves when the store asks for less, and grows by one after every `in_flight_max` successes, up to that.
+class InFlightLimit(AbstractAsyncContextManager[None]):
+    """Lets requests wait for a slot, and hold it for their block.
+
+    Halves when the store asks for less, and grows by one after every `in_flight_max` successes, up to that.
 
     So slow a growth keeps the refusals that each step too far costs to a few in a hundred, however little a store can
     take, which the budget of retries can bear.
@@ -46,10 +59,6 @@ class InFlightLimit:
         self.allowed = in_flight_max
         self.under_way = 0
 
-    def slot(self) -> AbstractAsyncContextManager[None]:
-        """Wait for a slot, and hold it."""
-        return _Slot(self._take, self._give_back)
-
     def shrink(self) -> None:
         """Note that the store asked for less."""
         if self.under_way <= self.allowed:
@@ -66,7 +75,8 @@ class InFlightLimit:
             self.allowed += 1
             self._let_in()
 
-    async def _take(self) -> None:
+    @override
+    async def __aenter__(self) -> None:
         if self.under_way < self.allowed:
             self.under_way += 1
             return
@@ -84,6 +94,12 @@ class InFlightLimit:
                     self._queue.remove(turn)
             raise
 
+    @override
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._give_back()
+
     def _give_back(self) -> None:
         self.under_way -= 1
         self._let_in()
@@ -96,34 +112,11 @@ class InFlightLimit:
                 turn.set_result(None)
 
 
-class _Slot(AbstractAsyncContextManager[None]):
-    """One slot; no generator, since every request takes one."""
-
-    __slots__ = ("_give_back", "_take")
-
-    def __init__(self, take: Callable[[], Awaitable[None]], give_back: Callable[[], None]) -> None:
-        self._take = take
-        self._give_back = give_back
-
-    @override
-    async def __aenter__(self) -> None:
-        await self._take()
-
-    @override
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._give_back()
-
-
 class LimitedStore(ForwardingStore):
     """Lets a number of requests through at once; the others wait in the order in which they came.
 
-    A sink must not wait for another request to the store: at times there is one slot for all.
-
-    Args:
-        inner: The store.
-        limit: How many. A number, at least 1, is a limit that stays as it is.
+    A sink must not wait for another request to the store: at times there is one slot for all. A limit that is a number,
+    at least 1, stays as it is.
     """
 
     def __init__(self, inner: BlobStore, limit: InFlightLimit | int) -> None:
@@ -132,4 +125,107 @@ class LimitedStore(ForwardingStore):
 
     @override
     def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:
-        return self._limit.slot()
+        return self._limit
+
+
+class Bandwidth:
+    """A number of bytes per second, shared by all callers in the order in which they ask.
+
+    A bucket of tokens, kept as the moment up to which the line is taken. Event loops and threads may ask at once.
+    """
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._taken_until_s = float("-inf")
+
+    def reserve(self, size_bytes: int, now_s: float) -> float:
+        """Reserve bytes; return the seconds after which they will have gone through.
+
+        `now_s` is the time of an event loop, which all of a process have from one clock.
+        """
+        with self._lock:
+            begins_s = max(self._taken_until_s, now_s - BURST_S)
+            self._taken_until_s = begins_s + size_bytes / self._bytes_per_s
+            return max(0.0, self._taken_until_s - now_s)
+
+    async def pass_through(self, size_bytes: int) -> None:
+        clock = asyncio.get_running_loop().time
+        for piece_bytes in pieces(size_bytes):
+            wait_s = self.reserve(piece_bytes, clock())
+            if wait_s > GRAIN_S:
+                await asyncio.sleep(wait_s)
+
+
+def pieces(size_bytes: int) -> Iterator[int]:
+    """Yield the sizes of the pieces in which bytes are let through."""
+    for at in range(0, size_bytes, PIECE_BYTES):
+        yield min(PIECE_BYTES, size_bytes - at)
+
+
+# By rate: a limit is one of the process, however many stores it opens.
+_of_process: Final[dict[int, Bandwidth]] = {}
+_making: Final = threading.Lock()
+
+
+def shared_bandwidth(bytes_per_s: int) -> Bandwidth:
+    """Return the bandwidth that all stores of this process with this limit share."""
+    with _making:
+        return _of_process.setdefault(bytes_per_s, Bandwidth(bytes_per_s))
+
+
+class PacedStore(ForwardingStore):
+    """Holds bodies and blobs to a bandwidth.
+
+    It is the outermost wrapper: to them a reader that is held up is a slow reader, and no slow store. A store that
+    reads a body more often than it sends it has to hold bodies back by itself: then `paces_bodies` is False.
+    """
+
+    def __init__(self, inner: BlobStore, bandwidth: Bandwidth, *, paces_bodies: bool = True) -> None:
+        super().__init__(inner)
+        self._bandwidth = bandwidth
+        self._paces_bodies = paces_bodies
+
+    @override
+    def _wrap(self, body: Body) -> Body:
+        return PassedBody(body, self._bandwidth.pass_through) if self._paces_bodies else body
+
+    @override
+    async def _read(self, read: Read, sink: Sink) -> None:
+        paced = _PacedSink(sink, self._bandwidth, asyncio.get_running_loop().time)
+        reading = asyncio.ensure_future(read(paced))
+        try:
+            await asyncio.wait({reading})
+        except asyncio.CancelledError:
+            # First: giving up a read waits for the write that is under way, which need not wait any more.
+            paced.let_go()
+            await give_up(reading)
+            raise
+        reading.result()
+
+
+class _PacedSink(Sink):
+    """Holds up the thread that writes."""
+
+    def __init__(self, sink: Sink, bandwidth: Bandwidth, clock: Callable[[], float]) -> None:
+        self._sink = sink
+        self.blocks = sink.blocks
+        self._bandwidth = bandwidth
+        self._clock = clock
+        self._is_let_go = threading.Event()
+
+    def let_go(self) -> None:
+        self._is_let_go.set()
+
+    @override
+    def write(self, data: Buffer) -> None:
+        for piece_bytes in pieces(len(data)):
+            wait_s = self._bandwidth.reserve(piece_bytes, self._clock())
+            if wait_s > GRAIN_S and self._is_let_go.wait(wait_s):
+                break
+        self._sink.write(data)
+
+    @override
+    async def write_here(self, chunks: Sequence[Buffer]) -> None:
+        await self._bandwidth.pass_through(sum(map(len, chunks)))
+        await self._sink.write_here(chunks)

@@ -9,7 +9,7 @@ from random import Random  # noqa: TID251 - the default of an argument: jitter d
 from typing import Any, Final, TypeVar
 
 import msgspec
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+from tenacity import AsyncRetrying, retry_if_exception_type
 from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, Created, CreateOutcome, Unknown
@@ -59,11 +59,7 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     successes_per_retry: int = 5
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense.
-
-        Raises:
-            ValueError: A count or time is out of range.
-        """
+        """Raise `ValueError` for a count or time that is out of range."""
         if self.attempts_max < 1 or self.bytes_per_s_min < 1 or self.deadline_s <= 0 or self.progress_window_s <= 0:
             raise ValueError("attempts_max, bytes_per_s_min, deadline_s and progress_window_s are positive")
         if min(self.first_wait_s, self.wait_max_s, self.retry_after_max_s) < 0 or self.factor < 1:
@@ -89,16 +85,13 @@ class _TooSlowError(StoreUnavailableError):
     """A read fell behind the floor, and is to go on in a new request."""
 
 
-class _Tries:
-    """The failed attempts of one operation; of a read, since it last made progress."""
+class _Tries(msgspec.Struct):
+    """The failed attempts of one operation, and the last error; of a read, since it last made progress."""
 
-    def __init__(self) -> None:
-        self.failed = 0
-        self.unanswered = 0
-        self.is_out_of_budget = False
-
-    def reset(self) -> None:
-        self.failed = self.unanswered = 0
+    failed: int = 0
+    unanswered: int = 0
+    is_out_of_budget: bool = False
+    last: StoreError | None = None
 
 
 class RetryingStore(ForwardingStore):
@@ -208,7 +201,7 @@ class RetryingStore(ForwardingStore):
             finally:
                 if watched.size_bytes - counted_bytes >= self._settings.progress_bytes:
                     counted_bytes = watched.size_bytes
-                    tries.reset()
+                    tries.failed = tries.unanswered = 0
                     self._budget.refill()
 
         await self._try(attempt, tries)
@@ -262,20 +255,12 @@ class RetryingStore(ForwardingStore):
         return await self._try(attempt, tries)
 
     async def _try(self, attempt: Callable[[], Awaitable[T]], tries: _Tries | None = None) -> T:
-        result = await self._repeat(attempt, tries or _Tries())
-        self._succeeded()
-        return result
-
-    def _succeeded(self) -> None:
-        self._budget.refill()
-        self._limit.grow()
-
-    async def _repeat(self, attempt: Callable[[], Awaitable[T]], tries: _Tries) -> T:
         """Await attempts until one does not raise `StoreUnavailableError`, or no more are allowed.
 
         Raises:
             StoreError: That of the last attempt, with the number of attempts.
         """
+        tries = tries or _Tries()
         clock = asyncio.get_running_loop().time
 
         async def counted() -> T:
@@ -284,19 +269,20 @@ class RetryingStore(ForwardingStore):
                 return await attempt()
             except StoreError as error:
                 tries.failed += 1
+                tries.last = error
                 tries.unanswered += isinstance(error, _NoAnswerError)
                 if isinstance(error, StoreUnavailableError):
                     self._report_silence(began_s, clock())
-                if isinstance(error, StoreUnavailableError) and error.asks_for_less:
-                    self._limit.shrink()
+                    if error.asks_for_less:
+                        self._limit.shrink()
                 raise
 
         try:
             try:
-                return await counted()
+                result = await counted()
             except StoreUnavailableError as error:
                 # Only now: what succeeds at once, as nearly everything does, need not pay for what tries again.
-                return await self._retry(counted, error, tries)
+                result = await self._retry(counted, error, tries)
         except StoreError as error:
             error.attempts = tries.failed
             if tries.failed > 1:
@@ -306,9 +292,11 @@ class RetryingStore(ForwardingStore):
                     "it was not tried again because the retry budget is spent: too many requests to this store failed"
                 )
             raise
+        self._budget.refill()
+        self._limit.grow()
+        return result
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]], first: StoreUnavailableError, tries: _Tries) -> T:
-        """Go on after a first attempt that failed."""
         failed: StoreUnavailableError | None = first
 
         async def again() -> T:
@@ -323,8 +311,8 @@ class RetryingStore(ForwardingStore):
         # One for each call: a tenacity object keeps the state of its loop in itself.
         retrying = AsyncRetrying(
             sleep=asyncio.sleep,
-            stop=lambda state: self._is_enough(tries, state),
-            wait=lambda state: self._wait_s(tries, state),
+            stop=lambda _: self._is_enough(tries),
+            wait=lambda _: self._wait_s(tries),
             retry=retry_if_exception_type(StoreUnavailableError),
             reraise=True,
         )
@@ -347,7 +335,6 @@ class RetryingStore(ForwardingStore):
             self._on_silence(now_s - began_s)
 
     def _answer_s(self, tries: _Tries) -> float:
-        """Return how long the next attempt waits for its answer."""
         answers_s = self._settings.answers_within_s
         longest_s = self._settings.deadline_s
         return min(longest_s, answers_s[tries.unanswered]) if tries.unanswered < len(answers_s) else longest_s
@@ -355,21 +342,20 @@ class RetryingStore(ForwardingStore):
     def _deadline_s(self, body: Body) -> float:
         return self._settings.deadline_s + body.size_bytes / self._settings.bytes_per_s_min
 
-    def _is_enough(self, tries: _Tries, state: RetryCallState) -> bool:
+    def _is_enough(self, tries: _Tries) -> bool:
         answers_s = self._settings.answers_within_s
         if tries.failed >= self._settings.attempts_max or (answers_s and tries.unanswered >= len(answers_s)):
             return True
         # One more request in a window is not a storm, and a line that is slow but steady shall not use up the reserve.
-        if not isinstance(_error(state), _TooSlowError | _NoAnswerError if answers_s else _TooSlowError):
+        if not isinstance(tries.last, _TooSlowError | _NoAnswerError if answers_s else _TooSlowError):
             tries.is_out_of_budget = not self._budget.take()
         return tries.is_out_of_budget
 
-    def _wait_s(self, tries: _Tries, state: RetryCallState) -> float:
+    def _wait_s(self, tries: _Tries) -> float:
         settings = self._settings
         wait_s = min(settings.wait_max_s, settings.first_wait_s * settings.factor ** (tries.failed - 1))
         wait_s *= 1 - settings.jitter * self._rng()
-        error = _error(state)
-        asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else None
+        asked_s = tries.last.retry_after_s if isinstance(tries.last, StoreUnavailableError) else None
         return wait_s if asked_s is None else max(wait_s, min(asked_s, settings.retry_after_max_s))
 
 
@@ -381,10 +367,6 @@ def _too_slow(bytes_per_s: float, settings: RetrySettings, key: str) -> _TooSlow
         hint="the store, or the way to it, is too slow for this many requests at once",
         asks_for_less=True,
     )
-
-
-def _error(state: RetryCallState) -> BaseException | None:
-    return None if state.outcome is None else state.outcome.exception()
 
 
 class RetryBudget:
@@ -414,5 +396,4 @@ class RetryBudget:
         return True
 
     def refill(self) -> None:
-        """Note a success."""
         self._tokens = min(self._tokens + 1, self._tokens_max)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 from typing_extensions import override
 
-from blobstore.release import installed_release
+from blobstore import installed_release
 from engine.cli.errors import close_quietly, describe, report, trace_of
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.options import COMMON_HELP, OrderedGroup, Verbs, help_sections

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from blobstore.wrappers.meter import Meter
+from blobstore.wrappers.forwarding import Meter
 from engine.cli.exit_codes import ExitCode, public_class
 from engine.cli.output import JSON, log
 from engine.clock import Runtime

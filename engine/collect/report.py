@@ -9,9 +9,9 @@ from typing import ClassVar, Final
 import msgspec
 from typing_extensions import override
 
+from blobstore import installed_release
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
-from blobstore.release import installed_release
 from engine.collect.backend import KEYS_LISTED_MAX, Deleted, DeleteTally, Listing, SweepResult
 from engine.errors import EngineError
 from engine.records.log import ScopeLog

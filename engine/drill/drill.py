@@ -9,9 +9,9 @@ from typing import Final, TypeAlias, Unpack
 
 import msgspec
 
+from blobstore import installed_release
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import run_all, run_blocking
-from blobstore.release import installed_release
 from engine.clock import Runtime
 from engine.drill.record import Measured, RestoreDrill
 from engine.errors import DamagedError, TargetError

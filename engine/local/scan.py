@@ -17,7 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from blobstore.local.errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
+from blobstore.local.files import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
 from engine.errors import SourceChangedError, UnsafeSourceError
 from index.errors import UnsafeNameError
 from index.snapshot.dir_diff import LocalDir, LocalFile

@@ -5,11 +5,11 @@ from typing import Final
 
 import msgspec
 
+from blobstore import installed_release
 from blobstore.base import BlobStore, list_blobs, read_blob
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
-from blobstore.release import installed_release
-from blobstore.wrappers.meter import MeteredStore
+from blobstore.wrappers.forwarding import MeteredStore
 from engine.clock import read_now_ms
 from engine.drill.record import DrillHistory, Entry
 from engine.errors import EngineError

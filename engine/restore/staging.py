@@ -24,8 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from blobstore.local.errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
-from blobstore.local.files import make_durable, sync_dir
+from blobstore.local.files import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT, make_durable, sync_dir
 from engine.errors import TargetBusyError, TargetError
 from engine.local.scan import DIR_FLAGS
 from index.snapshot.model import FilePath

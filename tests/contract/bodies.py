@@ -1,7 +1,7 @@
 """Bodies that do what a test needs: wait, fail, or tell the wrong size."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 
 class ChunkedBody:
@@ -12,7 +12,7 @@ class ChunkedBody:
         self.size_bytes = sum(map(len, chunks)) if size_bytes is None else size_bytes
         self.times_read = 0
 
-    async def read_chunks(self) -> AsyncIterator[bytes]:
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
         self.times_read += 1
         for chunk in self._chunks:
             await asyncio.sleep(0)
@@ -28,7 +28,7 @@ class WaitingBody:
         self.is_waiting = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def read_chunks(self) -> AsyncIterator[bytes]:
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
         yield self._first
         self.is_waiting.set()
         await self.go_on.wait()
@@ -40,6 +40,6 @@ class FailingBody:
 
     size_bytes = 100
 
-    async def read_chunks(self) -> AsyncIterator[bytes]:
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
         yield b"x" * 50
         raise FileNotFoundError(2, "the file that is being put is gone", "source")

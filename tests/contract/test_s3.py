@@ -225,4 +225,4 @@ class TestReadByThreads(S3Fixtures, SinkContract):
 
     @pytest.fixture(autouse=True)
     def from_the_first_byte(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("blobstore.s3.reader.THREADED_FROM_BYTES", 1)
+        monkeypatch.setattr("blobstore.s3.store.THREADED_FROM_BYTES", 1)

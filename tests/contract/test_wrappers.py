@@ -11,11 +11,10 @@ from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.s3.store import S3Store
+from blobstore.wrappers.forwarding import MeteredStore
 from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
-from blobstore.wrappers.limit import LimitedStore
-from blobstore.wrappers.meter import MeteredStore
+from blobstore.wrappers.limit import Bandwidth, LimitedStore, PacedStore
 from blobstore.wrappers.retry import RetryingStore
-from blobstore.wrappers.throttle import Bandwidth, PacedStore
 from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.store_contract import StoreContract
 from tests.servers.s3_server import S3Server

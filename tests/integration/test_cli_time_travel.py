@@ -8,7 +8,7 @@ import pytest
 import rocksdict
 
 from blobstore.opening import open_store
-from blobstore.wrappers.meter import MeteredStore
+from blobstore.wrappers.forwarding import MeteredStore
 from engine.repository.repository import Repository
 from engine.rocksdb.store import StoreWriter
 from index.snapshot.model import Scope

@@ -12,8 +12,7 @@ from benchmarks.peers.clients.job import Job, main, opened
 from blobstore.base import Body, BytesBody, Capabilities, Created, CreateOutcome, Lost
 from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.s3.settings import PROFILE_KEY, S3Settings, StoreProfile, encode_profile
-from blobstore.wrappers.forwarding import ForwardingStore
-from blobstore.wrappers.meter import Meter
+from blobstore.wrappers.forwarding import ForwardingStore, Meter
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.snapshot.model import Scope

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
+from blobstore import installed_release
 from blobstore.errors import StoreError
-from blobstore.release import installed_release
 from engine.cli.choices import commit_options
 from engine.cli.config import CommitChoice, state_path
 from engine.cli.exit_codes import ExitCode

@@ -13,10 +13,10 @@ from urllib.parse import unquote, urlsplit
 import click
 import msgspec
 
+from blobstore import installed_release
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings, open_s3, open_store
-from blobstore.release import installed_release
-from blobstore.s3.policy import ROLES, Role, partition_of, role_policy
+from blobstore.s3.bucket import ROLES, Role, partition_of, role_policy
 from blobstore.s3.settings import PUT_BYTES_MAX
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread

@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
+from blobstore import installed_release
 from blobstore.base import BlobStore
-from blobstore.release import installed_release
 from engine.collect.backend import KEYS_LISTED_MAX, CollectBackend, Deleted, Listing, SweepResult, write_lines
 from engine.collect.collect import DELETE_SHARE_MAX, NO_OPTIONS, CollectOptions
 from engine.collect.report import CollectReport

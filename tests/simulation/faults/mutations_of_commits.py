@@ -9,7 +9,7 @@ import msgspec
 
 from blobstore.base import BlobStore, Body, CreateOutcome
 from blobstore.errors import BlobNotFoundError
-from blobstore.s3 import lifecycle as s3_lifecycle
+from blobstore.s3 import bucket as s3_bucket
 from blobstore.wrappers.retry import RetryingStore
 from engine.backup.backup import BackupResult, backup_source
 from engine.commit import record as commit_record
@@ -367,7 +367,7 @@ def missing_blobs_are_passed_over() -> Iterator[None]:
     shows="1 object cannot be read",
 )
 def backstop_counts_from_the_upload() -> Iterator[None]:
-    real = s3_lifecycle.backstop_days
+    real = s3_bucket.backstop_days
 
     def days(*, ttl_ms: int, margin_ms: int, collection_period_ms: int) -> int:
         del margin_ms

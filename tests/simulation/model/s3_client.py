@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from blobstore.s3.bucket import KEPT, TTL_TAG
 from blobstore.s3.client import ReadBody, SentBody
 from blobstore.s3.errors import NOT_FOUND, RANGE_NOT_SATISFIABLE, Answer, BrokenError
-from blobstore.s3.lifecycle import KEPT, TTL_TAG
 from blobstore.s3.settings import S3Settings
 from blobstore.s3.store import S3Store
 from blobstore.sink import Sink

@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any, Final, Literal
 
-from blobstore.s3 import lifecycle as s3_lifecycle
+from blobstore.s3 import bucket as s3_bucket
 from tests.simulation.scenarios.schedule import (
     Advance,
     Control,
@@ -41,9 +41,7 @@ BOUNDARY: Final = ".boundary"
 
 def backstop_ms(times: Times) -> int:
     """Return after how long a store deletes by itself what carries a TTL: no sooner than T3 lets it."""
-    days = s3_lifecycle.backstop_days(
-        ttl_ms=times.ttl_ms, margin_ms=times.margin_ms, collection_period_ms=times.period_ms
-    )
+    days = s3_bucket.backstop_days(ttl_ms=times.ttl_ms, margin_ms=times.margin_ms, collection_period_ms=times.period_ms)
     return days * DAY_MS
 
 

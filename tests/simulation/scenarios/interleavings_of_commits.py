@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Final
 
-from blobstore.s3 import lifecycle as s3_lifecycle
+from blobstore.s3 import bucket as s3_bucket
 from engine.errors import (
     CommitDamagedError,
     CommitLostError,
@@ -298,7 +298,7 @@ async def a_commit_whose_blob_is_gone_is_not_acknowledged(scene: Scene) -> None:
 @story()
 async def the_backstop_waits_for_a_collection_after_the_last_lease(scene: Scene) -> None:
     scene.times = Times(ttl_ms=7 * _DAY_MS, margin_ms=_DAY_MS // 24, period_ms=2 * _DAY_MS)
-    days = s3_lifecycle.backstop_days(
+    days = s3_bucket.backstop_days(
         ttl_ms=scene.times.ttl_ms, margin_ms=scene.times.margin_ms, collection_period_ms=scene.times.period_ms
     )
     scene.server.expiry_ms = days * _DAY_MS

@@ -8,8 +8,8 @@ from blobstore.errors import CapabilityMissingError, InvalidRequestError, StoreU
 from blobstore.memory import MemoryStore
 from blobstore.opening import StoreSettings, check_url, open_s3, open_store, slowed
 from blobstore.s3.settings import S3Settings
+from blobstore.wrappers.forwarding import Meter
 from blobstore.wrappers.hedge import HedgeSettings
-from blobstore.wrappers.meter import Meter
 from blobstore.wrappers.retry import RetrySettings
 
 SECRET = "hunter2hunter2"

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
-from blobstore.wrappers.meter import MeteredStore
+from blobstore.wrappers.forwarding import MeteredStore
 from engine.backup.backup import BackupOptions, BackupResult, WholeDirectory, backup_source
 from engine.clock import Runtime
 from engine.local.cache import DigestCache, DigestCaches

@@ -10,11 +10,9 @@ from blobstore.concurrency import run_blocking
 from blobstore.local import files as local_files
 from blobstore.local.files import (
     LocalFile,
-    SpooledBody,
     create_to_write,
     make_durable,
     open_to_read,
-    open_unnamed,
     read_chunks,
 )
 
@@ -99,11 +97,9 @@ async def test_stat_shows_a_change_while_the_file_is_open(file: Path) -> None:
 
 async def test_parts_are_written_at_their_offsets_by_many_tasks(tmp_path: Path) -> None:
     parts = {number * 1000: bytes([number]) * 1000 for number in range(50)}
-    async with create_to_write(tmp_path / "new") as new:
-        async with asyncio.TaskGroup() as group:
-            for offset, data in reversed(parts.items()):
-                group.create_task(new.write_at(offset, data))
-        await new.sync()
+    async with create_to_write(tmp_path / "new") as new, asyncio.TaskGroup() as group:
+        for offset, data in reversed(parts.items()):
+            group.create_task(new.write_at(offset, data))
     assert await read_all(tmp_path / "new") == b"".join(parts.values())
 
 
@@ -178,41 +174,6 @@ async def test_an_error_of_closing_does_not_hide_what_went_wrong_before(
 
     with pytest.raises(ValueError, match="the first error"):
         await work()
-
-
-async def test_an_unnamed_file_has_no_name(tmp_path: Path) -> None:
-    async with open_unnamed(tmp_path) as scratch:
-        await scratch.write_at(0, b"content")
-        assert [chunk async for chunk in scratch.read_chunks()] == [b"content"]
-        assert names_in(tmp_path) == []
-
-
-# --- SpooledBody ---
-
-
-@pytest.mark.parametrize("memory_bytes_max", [0, 10, 25, 99])
-async def test_a_spooled_body_gives_back_what_was_written_as_often_as_asked(
-    memory_bytes_max: int, tmp_path: Path
-) -> None:
-    body = SpooledBody(memory_bytes_max=memory_bytes_max, directory=tmp_path)
-    for number in range(5):
-        await body.write(bytes([number]) * 10)
-    assert body.size_bytes == 50
-    for _ in range(2):
-        got = b"".join([chunk async for chunk in body.read_chunks()])
-        assert got == b"".join(bytes([number]) * 10 for number in range(5))
-    await body.close()
-    await body.close()
-    assert names_in(tmp_path) == []
-
-
-async def test_a_spooled_body_holds_no_more_in_memory_than_it_may(tmp_path: Path) -> None:
-    body = SpooledBody(memory_bytes_max=100, directory=tmp_path)
-    for _ in range(50):
-        await body.write(bytes(30))
-        assert len(body._memory) <= 100
-    assert body.size_bytes == 1500
-    await body.close()
 
 
 # --- make_durable ---

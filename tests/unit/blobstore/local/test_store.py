@@ -22,6 +22,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.local.store import LocalStore
+from blobstore.local.times import TempFiles
 from blobstore.sink import Buffer, MemorySink
 from tests.contract.bodies import ChunkedBody, WaitingBody
 
@@ -206,7 +207,7 @@ async def killed_after_link(store: LocalStore, tmp_path: Path, monkeypatch: pyte
 
         patched.setattr(os, "link", link)
         patched.setattr(os, "utime", utime)
-        patched.setattr(LocalStore, "_unlink_if_possible", lambda _, temp: None)
+        patched.setattr(TempFiles, "unlink", lambda _, temp: None)
         with pytest.raises(KilledError):
             await store.put_if_absent("k", BytesBody(b"x"))
     assert (tmp_path / "k").lstat().st_mtime_ns // 1_000_000 < linked_at_ms[0] - 100

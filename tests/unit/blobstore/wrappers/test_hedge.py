@@ -13,9 +13,9 @@ from blobstore.base import BlobStore, BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.sink import Buffer, MemorySink, Sink
+from blobstore.wrappers.forwarding import MeteredStore
 from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
 from blobstore.wrappers.limit import LimitedStore
-from blobstore.wrappers.meter import MeteredStore
 from blobstore.wrappers.retry import RetryingStore
 from tests.contract.sink_contract import Collecting
 from tests.simulation.model.virtual_loop import run_jumping

@@ -3,7 +3,7 @@ import pytest
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.sink import MemorySink
-from blobstore.wrappers.meter import Meter, MeteredStore
+from blobstore.wrappers.forwarding import Meter, MeteredStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.sink_contract import Collecting
 from tests.unit.blobstore.scripted_store import ScriptedStore
@@ -34,19 +34,6 @@ async def test_every_request_and_every_byte_is_counted() -> None:
     }
     assert store.meter.bytes_out == 5 + 3  # what is lost at once sends no body
     assert store.meter.bytes_in == 5 + 2 + 3
-    assert not store.meter.log
-
-
-async def test_a_log_names_the_key_of_every_request_in_order() -> None:
-    store = MeteredStore(ScriptedStore(), Meter(keeps_log=True))
-    await store.put("a", BytesBody(b"x"))
-    await store.list_page("p/")
-    await store.delete(["a", "b"])
-    assert list(store.meter.log) == [("put", "a"), ("list_page", "p/"), ("delete", "a"), ("delete", "b")]
-    assert store.meter.keys("delete") == ("a", "b")
-    store.meter.reset()
-    assert not store.meter.log
-    assert not store.meter.requests
 
 
 async def test_errors_are_counted_by_operation() -> None:

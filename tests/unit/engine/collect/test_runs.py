@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 from typing_extensions import override
 
+from blobstore import installed_release
 from blobstore.base import BlobStore, BytesBody, DeleteFailure, list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
-from blobstore.release import installed_release
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine.collect.backend import Deleted, InProcessBackend, Listing
 from engine.collect.collect import collect

@@ -1,7 +1,7 @@
 """The history of a job: what each record brought, what became of it, and reading on past what is damaged."""
 
 from blobstore.base import BytesBody
-from blobstore.wrappers.meter import MeteredStore
+from blobstore.wrappers.forwarding import MeteredStore
 from engine.inspect.history import History, State, format_offsets, read_history
 from index.plan.retention import Retention
 from index.snapshot.codec import encode_record
