@@ -69,7 +69,8 @@ class CheckpointWriter(Body):
     """
 
     def __init__(self, memory_bytes_max: int, directory: Path | None) -> None:
-        self._file = SpooledTemporaryFile(max_size=memory_bytes_max, dir=None if directory is None else str(directory))  # noqa: SIM115
+        scratch = None if directory is None else str(directory)
+        self._file = SpooledTemporaryFile(max_size=memory_bytes_max, dir=scratch)  # noqa: SIM115 - `close` does
         self._size_bytes = 0
         self.is_cancelled = False
 

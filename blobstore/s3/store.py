@@ -34,6 +34,7 @@ from blobstore.errors import (
     InvalidRequestError,
     StoreUnavailableError,
 )
+from blobstore.s3 import threads
 from blobstore.s3.bucket import KEPT, TTL_TAG
 from blobstore.s3.client import S3Bucket, abandon
 from blobstore.s3.errors import (
@@ -52,7 +53,6 @@ from blobstore.s3.errors import (
     whole_seconds_ms,
 )
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, S3Settings, StoreProfile, decode_profile
-from blobstore.s3.threads import read_into
 from blobstore.s3.writer import SLOW_PUT_S, NewBlob, S3Writer
 from blobstore.sink import Sink, write_chunks
 from blobstore.wrappers.hedge import Hedge, HedgeSettings
@@ -178,7 +178,6 @@ class S3Store(BlobStore):
         if size_bytes == 0:
             range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
             return
-        # A connection of its own.
         bucket = S3Bucket(self.bucket, self.settings) if fresh else self._bucket
         is_threaded = self.settings.threaded_reads and size_bytes is not None and size_bytes >= THREADED_FROM_BYTES
         try:
@@ -186,7 +185,7 @@ class S3Store(BlobStore):
             if asked is not None:
                 answer, left = asked
                 if is_threaded:
-                    await read_into(answer["Body"].raw_stream, sink, size_bytes=left)
+                    await threads.read_into(answer["Body"].raw_stream, sink, size_bytes=left)
                 else:
                     await write_chunks(_checked_chunks(bucket.client.read(answer), left, key), sink)
         except BrokenError as error:
