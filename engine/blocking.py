@@ -179,6 +179,19 @@ class Blocking(Generic[A, P, R]):
         return call
 
 
+class Direct(Generic[A, P, R]):
+    """Gives a `Facade` a method that does not wait; it runs in the calling thread."""
+
+    def __init__(self, method: Callable[Concatenate[A, P], R]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: Facade[A] | None, owner: type[Facade[A]]) -> Callable[P, R]:
+        """Return the bound method; of the class itself, what `help` shows."""
+        bound: Callable[..., R] = self._method
+        return bound if instance is None else MethodType(bound, instance.asynchronous)
+
+
 class Opening(Generic[P]):
     """Turns a function that opens an asynchronous object into one that opens its `Facade`; the rest as `Blocking`."""
 

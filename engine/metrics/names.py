@@ -6,7 +6,7 @@ the process that has it; both are gauges. `job` is a label that Prometheus itsel
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
@@ -24,8 +24,10 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     samza: tuple[str, ...] = ()
     spark: tuple[str, ...] = ()
 
+    json_properties: ClassVar = {"kind": "kind"}
+
     @property
-    def kind(self) -> str:
+    def kind(self) -> Literal["counter", "gauge"]:
         return "counter" if self.name.endswith("_total") else "gauge"
 
     @property

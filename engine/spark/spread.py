@@ -81,7 +81,7 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def failed(self, error: str, kind: bytes = b"") -> StoreOutcome:
-        """Return the outcome of work that failed; `kind` tells the driver what to do next."""
+        """Return the outcome of work that failed; `kind` says to the driver what to do next."""
         return StoreOutcome(task=self.task, store=self.store, path=self.path, ok=False, error=error, result=kind)
 
 

@@ -30,7 +30,7 @@ OpenStore = TypeVar("OpenStore", bound=StoreReader)
 
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the attempt at a task that counts tells the driver."""
+    """What the attempt at a task that counts reports to the driver."""
 
     task: str
     rows_count: int

@@ -259,6 +259,7 @@ class StreamingCheckpoint:
         return cls(await CheckpointDir.open(location, prefix))
 
     async def close(self) -> None:
+        """Release connections and files."""
         await self._directory.close()
 
     async def query_id(self) -> str:

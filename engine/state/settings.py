@@ -102,10 +102,12 @@ class StateStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def merge_delimiter(self) -> bytes:
+        """Return what is between two merged operands, as Spark writes it."""
         return _MERGE_DELIMITERS[self.merge_operator_version]
 
     @property
     def stale_versions_min(self) -> int:
+        """Return how many versions have to be stale before any is deleted."""
         if self.versions_deleted_min is not None:
             return self.versions_deleted_min
         return _round(_DELETED_MIN_RATIO * self.versions_retained_min)

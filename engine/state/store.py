@@ -171,10 +171,12 @@ class StateStore:
 
     @property
     def last_save(self) -> SaveMetrics:
+        """Return what the last saves did and took."""
         return self._commits.last_save
 
     @property
     def manager(self) -> StateFileManager:
+        """Return the manager of its files."""
         return self._manager
 
     async def load(

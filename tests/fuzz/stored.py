@@ -14,10 +14,10 @@ from engine.drill.record import decode_line as decode_drill
 from engine.drill.record import read_history
 from engine.local.cache import DigestCache
 from engine.local.hashing import hash_content
-from index.errors import FormatError, UnsafeNameError
+from index.errors import FormatError, SamzaFormatError, UnsafeNameError
 from index.plan import plan_format
 from index.plan.plan_format import decode_json
-from index.samza.format import decode_samza_index, encode_samza_index
+from index.samza.format import decode_samza_index, encode_samza_index, from_samza, parse_samza_checkpoint_id
 from index.snapshot import codec, keys
 from index.snapshot.codec import (
     decode_boundary,
@@ -140,6 +140,12 @@ def run_audit(data: bytes) -> None:
 def run_samza(data: bytes) -> None:
     index = decode_samza_index(data, blob_id=SUBJECT)
     assert decode_samza_index(encode_samza_index(index), blob_id=SUBJECT) == index
+    parse_samza_checkpoint_id(index.snapshot_metadata.checkpoint_id)
+    try:
+        snapshot = from_samza(index)
+    except SamzaFormatError:
+        return
+    assert all(sum(run.size_bytes for run in file.blobs) == file.size_bytes for file in snapshot.files)
 
 
 def run_checkpoint_backup(data: bytes) -> None:
@@ -225,7 +231,7 @@ TARGETS: Final = (
     Target(name="run", run=run_run_header, covers=(plan_format.decode_run_header,), bytes_max=512),
     Target(name="audit", run=run_audit, covers=(plan_format.decode_audit,)),
     Target(name="json", run=run_json, covers=(decode_json,), bytes_max=2048),
-    Target(name="samza", run=run_samza, covers=(decode_samza_index,)),
+    Target(name="samza", run=run_samza, covers=(decode_samza_index, from_samza, parse_samza_checkpoint_id)),
     Target(
         name="checkpoint_backup",
         run=run_checkpoint_backup,

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from engine.blocking import Blocking, Opening
+from engine.blocking import Blocking, Direct, Opening
 
 OURS: Final = ("index", "blobstore", "engine")
 # Those with `__all__` export it; of the others all that is defined in them and has no underscore is public.
@@ -86,7 +86,7 @@ def function_of(member: object) -> Callable[..., object] | None:
             return member.fget
         case classmethod() | staticmethod():
             return member.__func__
-        case Blocking():
+        case Blocking() | Direct():
             method: Callable[..., object] = member._method
             return method
         case Opening():

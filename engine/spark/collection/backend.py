@@ -168,7 +168,7 @@ class SparkBackend(CollectBackend):
         # In a dry run, the inventories.
         self._inventories: DataFrame | None = None
         # As the plans are now.
-        self._swept: dict[Shard, SweepShard] = {}
+        self._sweep_results: dict[Shard, SweepShard] = {}
         # In a dry run, what the tasks have planned.
         self._planned: DataFrame | None = None
 
@@ -194,7 +194,7 @@ class SparkBackend(CollectBackend):
 
     @override
     async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> SweepResult:
-        self._swept = await asyncio.to_thread(self._sweep, references, now_ms)
+        self._sweep_results = await asyncio.to_thread(self._sweep, references, now_ms)
         return await self._result()
 
     @override
@@ -203,18 +203,18 @@ class SparkBackend(CollectBackend):
         items = {
             shard: msgspec.msgpack.encode(ExcludeItem(digest=digest, keys=frozenset(group)))
             for shard, group in groups
-            if (digest := self._swept[shard].digest) is not None
+            if (digest := self._sweep_results[shard].digest) is not None
         }
         task = ExcludeTask(access=self._access, run=self._run_id())
         answers = await asyncio.to_thread(self._carry_out, items, task, SweepShard)
         for shard, answer in answers.items():
-            swept = self._swept[shard]
-            self._swept[shard] = replace(
-                swept,
+            result = self._sweep_results[shard]
+            self._sweep_results[shard] = replace(
+                result,
                 totals=answer.totals,
                 digest=answer.digest,
-                live_count=swept.live_count + answer.excluded_count,
-                live_bytes=swept.live_bytes + answer.excluded_bytes,
+                live_count=result.live_count + answer.excluded_count,
+                live_bytes=result.live_bytes + answer.excluded_bytes,
                 excluded_count=answer.excluded_count,
                 excluded_bytes=answer.excluded_bytes,
             )
@@ -234,7 +234,7 @@ class SparkBackend(CollectBackend):
 
     @override
     def so_far(self, prefix: str) -> Deleted:
-        planned = (swept.planned_count for shard, swept in self._swept.items() if shard.kind_prefix == prefix)
+        planned = (result.planned_count for shard, result in self._sweep_results.items() if shard.kind_prefix == prefix)
         return Deleted(totals=(), unknown_count=sum(planned))
 
     @override
@@ -289,24 +289,24 @@ class SparkBackend(CollectBackend):
             # At most one for each shard: a batch.
             await self._plan_to.delete([f"{name}{LINES_SUFFIX}" for name in sorted(self._plan_names - names)])
             self._plan_names = frozenset(names)
-        swept = self._swept.values()
+        result = self._sweep_results.values()
         return SweepResult(
-            totals=sum_totals(total for shard in swept for total in shard.totals),
-            waiting_count=sum(shard.waiting_count for shard in swept),
-            waiting_bytes=sum(shard.waiting_bytes for shard in swept),
-            waiting_until_ms=max(shard.waiting_until_ms for shard in swept),
-            live_count=sum(shard.live_count for shard in swept),
-            live_bytes=sum(shard.live_bytes for shard in swept),
-            excluded_count=sum(shard.excluded_count for shard in swept),
-            excluded_bytes=sum(shard.excluded_bytes for shard in swept),
+            totals=sum_totals(total for shard in result for total in shard.totals),
+            waiting_count=sum(shard.waiting_count for shard in result),
+            waiting_bytes=sum(shard.waiting_bytes for shard in result),
+            waiting_until_ms=max(shard.waiting_until_ms for shard in result),
+            live_count=sum(shard.live_count for shard in result),
+            live_bytes=sum(shard.live_bytes for shard in result),
+            excluded_count=sum(shard.excluded_count for shard in result),
+            excluded_bytes=sum(shard.excluded_bytes for shard in result),
             first=tuple(first),
         )
 
     def _plans(self) -> Iterator[tuple[Shard, bytes]]:
         """Yield the digests of the plans that are not empty, in the order of their keys."""
-        for shard, swept in sorted(self._swept.items()):
-            if swept.digest is not None:
-                yield shard, swept.digest
+        for shard, result in sorted(self._sweep_results.items()):
+            if result.digest is not None:
+                yield shard, result.digest
 
     async def _read_plans(self) -> AsyncIterator[tuple[Shard, tuple[PlannedUpload, ...]]]:
         """Read the plans that are not empty, in the order of their keys, one at a time."""
@@ -322,7 +322,7 @@ class SparkBackend(CollectBackend):
     def _carry_out(self, items: Mapping[Shard, bytes], task: ArrowTask, kind: type[Answer]) -> dict[Shard, Answer]:
         if not items:
             return {}
-        tasks_max = self._tasks_for(sum(self._swept[shard].planned_count for shard in items))
+        tasks_max = self._tasks_for(sum(self._sweep_results[shard].planned_count for shard in items))
         frame = self._frame([Row(shard.position, ITEM, data) for shard, data in items.items()], tasks_max)
         return _answers(self._evaluate(task, frame.mapInArrow(task, ROWS_DDL))[1], kind)
 

@@ -116,7 +116,7 @@ WORD: Final = 8
 # One byte before each row, and as many between two: then each row begins at a word.
 _GAP: Final = bytes(WORD - 1)
 _WORD_BITS: Final = 64
-# A decimal with more digits does not fit a word, but so many bytes.
+# A decimal with more digits does not fit a word, but the number of bytes that it takes.
 _WORD_DIGITS_MAX: Final = 18
 _WIDE_BYTES: Final = 16
 
