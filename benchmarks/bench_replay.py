@@ -95,7 +95,7 @@ def replay_batched(store: StoreWriter, path: Path, value_bytes: int) -> None:
     """As many messages at once as are read at once."""
     records = read_changelog(path, value_bytes)
     while changes := dict(_take(records)):
-        store.write_changes(changes)
+        store.write_batch(changes)
 
 
 def _take(records: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -305,7 +305,7 @@ def measure_replay(root: Path) -> dict[str, list[float]]:
 
     with StoreWriter.open(root / "base", spark_settings(b"")) as db:
         for start in range(0, 2 * REPLAYED, 50_000):
-            db.write_changes({key(n): value for n in range(start, start + 50_000)})
+            db.write_batch({key(n): value for n in range(start, start + 50_000)})
         db.flush()
     with ChangelogWriter(root / "1.changelog", "lz4", 1) as writer:
         for n in range(REPLAYED):

@@ -72,7 +72,7 @@ def make_state(target: Path, size_bytes: int) -> None:
         rows = size_bytes // (_ROW_BYTES + 16)
         for begin in range(0, rows, _ROWS_AT_ONCE):
             values = os.urandom(_ROW_BYTES * _ROWS_AT_ONCE)
-            store.write_changes(
+            store.write_batch(
                 {
                     f"{begin + n:016x}".encode(): values[n * _ROW_BYTES : (n + 1) * _ROW_BYTES]
                     for n in range(min(_ROWS_AT_ONCE, rows - begin))

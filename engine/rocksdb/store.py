@@ -455,7 +455,7 @@ class StoreWriter(StoreReader):
         except Exception as error:
             raise _typed(error, "delete", self._directory) from error
 
-    def write_changes(self, changes: Mapping[bytes, bytes | None]) -> None:
+    def write_batch(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Set keys, and remove those whose value is None, all of it at once.
 
         They go in ascending order: RocksDB's table in memory takes them that way several times as fast.

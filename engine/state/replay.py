@@ -215,7 +215,7 @@ class _Target:
         if values:
             if self._counter is not None:
                 self._counter.before_write(values)
-            self._db.write_changes(values)
+            self._db.write_batch(values)
             values.clear()
         self._write_operands()
         self._batch_bytes = 0
@@ -245,7 +245,7 @@ class _Target:
                 joined = self._delimiter.join(operands if value is None else (value, *operands))
                 changes[key] = joined
                 size_bytes += len(joined)
-            self._db.write_changes(changes)
+            self._db.write_batch(changes)
             at += len(some)
             step = max(1, min(BATCH_KEYS, 2 * step, BATCH_BYTES * len(some) // max(1, size_bytes)))
         self._operands.clear()

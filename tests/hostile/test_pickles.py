@@ -42,7 +42,7 @@ def fill(directory: Path, canary: Path) -> dict[bytes, bytes]:
     rows = {b"%03d" % number + data: data for number, data in enumerate(payloads(canary))}
     rows |= {data: data for data in payloads(canary)}
     with StoreWriter.open(directory) as store:
-        store.write_changes(rows)
+        store.write_batch(rows)
         store.flush()
     turn_on_unpickling(directory)
     return rows
@@ -107,7 +107,7 @@ def test_no_way_to_read_or_write_a_store_unpickles(tmp_path: Path, canary: Path,
         store.put(key, rows[key])
         if delimiter is not None:
             store.merge(key, rows[key])
-        store.write_changes({key: rows[key]})
+        store.write_batch({key: rows[key]})
         store.delete(b"none")
         store.delete_range(b"\xfe", b"\xff")
         store.compact()

@@ -105,7 +105,7 @@ def content(directory: Path) -> Mapping[bytes, bytes]:
 def test_the_command_does_its_work_there(elsewhere: Elsewhere) -> None:
     assert "Usage: tidemark" in elsewhere.tidemark("--help")
     with StoreWriter.open(elsewhere.work / "state", RocksDbSettings()) as store:
-        store.write_changes({b"%d" % number: b"value" * 20 for number in range(1000)})
+        store.write_batch({b"%d" % number: b"value" * 20 for number in range(1000)})
         store.flush()
     repository = ("-r", "repository")
     elsewhere.tidemark("init", *repository)

@@ -56,7 +56,7 @@ def fill(root: Path, count: int) -> list[tuple[str, str, str]]:
         directory = root / str(task)
         directory.parent.mkdir(parents=True, exist_ok=True)
         with StoreWriter.open(directory, SMALL) as store:
-            store.write_changes({b"%d-%d" % (task, n): b"v" * 50 for n in range(100 * (task + 1))})
+            store.write_batch({b"%d-%d" % (task, n): b"v" * 50 for n in range(100 * (task + 1))})
             store.flush()
         stores.append((str(task), "facts", str(directory)))
     return stores

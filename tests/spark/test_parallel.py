@@ -43,7 +43,7 @@ def fill(root: Path, generation: int) -> list[tuple[str, str, Path]]:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with StoreWriter.open(directory, SMALL) as store:
             content = {b"%d-%d-%d" % (generation, position, n): b"v" * 50 for n in range(50 * (position + 1))}
-            store.write_changes(content)
+            store.write_batch(content)
             store.flush()
         found.append((task, name, directory))
     return found

@@ -14,7 +14,7 @@ SMALL = RocksDbSettings(write_buffer_bytes=64 * 1024, file_bytes=64 * 1024, leve
 
 def filled(directory: Path, count: int = 1000) -> Path:
     with StoreWriter.open(directory, SMALL) as store:
-        store.write_changes({b"k%06d" % n: b"v%d" % n for n in range(count)})
+        store.write_batch({b"k%06d" % n: b"v%d" % n for n in range(count)})
         store.flush()
     return directory
 
@@ -23,7 +23,7 @@ def test_what_was_written_is_read_back_in_order(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "db") as store:
         store.put(b"b", b"2")
         store.put(b"a", b"1")
-        store.write_changes({b"c": b"3", b"d": b"4", b"a": None})
+        store.write_batch({b"c": b"3", b"d": b"4", b"a": None})
         store.put(b"e", b"")
         store.delete(b"d")
         store.delete(b"never there")
@@ -49,7 +49,7 @@ def test_what_was_written_is_read_back_in_order(tmp_path: Path) -> None:
 )
 def test_a_scan_stays_within_its_prefix(tmp_path: Path, prefix: bytes, start: bytes, expected: list[bytes]) -> None:
     with StoreWriter.open(tmp_path / "db") as store:
-        store.write_changes(dict.fromkeys([b"a1", b"a2", b"b1", b"\xff\xff"], b"v"))
+        store.write_batch(dict.fromkeys([b"a1", b"a2", b"b1", b"\xff\xff"], b"v"))
         assert [key for key, _ in store.items(prefix, start=start)] == expected
 
 

@@ -145,7 +145,7 @@ def test_compactions_wait_if_they_are_told_to(tmp_path: Path) -> None:
 
     with StoreWriter.open(tmp_path / "db", settings, compactions_wait=True) as store:
         for n in range(6):
-            store.write_changes({b"%06d" % key: b"%d" % n for key in range(1000)})
+            store.write_batch({b"%06d" % key: b"%d" % n for key in range(1000)})
             store.flush()
         assert levels(store) == [0] * 6
         store.begin_compactions()
@@ -203,8 +203,8 @@ def test_what_an_open_leaves_in_the_directory(tmp_path: Path) -> None:
 
 def test_many_changes_are_one_write_and_none_removes(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "db") as store:
-        store.write_changes({b"b": b"1", b"a": b"2", b"c": b"3"})
-        store.write_changes({b"b": None, b"a": b"4", b"missing": None})
+        store.write_batch({b"b": b"1", b"a": b"2", b"c": b"3"})
+        store.write_batch({b"b": None, b"a": b"4", b"missing": None})
         assert list(store.items()) == [(b"a", b"4"), (b"c", b"3")]
 
 
@@ -220,7 +220,7 @@ def test_many_changes_are_one_write_and_none_removes(tmp_path: Path) -> None:
 )
 def test_a_range_goes_without_its_end(tmp_path: Path, begin: bytes, end: bytes, left: list[bytes]) -> None:
     with StoreWriter.open(tmp_path / "db") as store:
-        store.write_changes(dict.fromkeys([b"a", b"b", b"c", b"d", b"e"], b""))
+        store.write_batch(dict.fromkeys([b"a", b"b", b"c", b"d", b"e"], b""))
         store.delete_range(begin, end)
         assert [key for key, _ in store.items()] == left
 
@@ -229,14 +229,14 @@ def test_keys_are_counted_by_their_first_bytes(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "db") as store:
         assert store.count() == {}
         assert store.count(prefix_bytes=2) == {}
-        store.write_changes({b"\x01\x00a": b"", b"\x01\x00b": b"", b"\x02\x00a": b"", b"\x01": b"", b"": b""})
+        store.write_batch({b"\x01\x00a": b"", b"\x01\x00b": b"", b"\x02\x00a": b"", b"\x01": b"", b"": b""})
         assert store.count() == {b"": 5}
         assert store.count(prefix_bytes=2) == {b"": 1, b"\x01": 1, b"\x01\x00": 2, b"\x02\x00": 1}
 
 
 def test_counting_a_damaged_store_is_an_error_and_not_a_smaller_number(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "db", msgspec.structs.replace(spark_settings(), compression="none")) as store:
-        store.write_changes({b"k%06d" % n: b"v" * 50 for n in range(10_000)})
+        store.write_batch({b"k%06d" % n: b"v" * 50 for n in range(10_000)})
         store.flush()
     (sst,) = (tmp_path / "db").glob("*.sst")
     data = bytearray(sst.read_bytes())

@@ -19,7 +19,7 @@ def directory(tmp_path: Path) -> Path:
     with StoreWriter.open(tmp_path / "db", SETTINGS) as db:
         for start in (0, 1):
             rows = {b"%c%05d" % (b"abc"[n % 3], n): b"%d" % n * (n % 400) for n in range(start, 3000, 2)}
-            db.write_changes(dict(rows))
+            db.write_batch(dict(rows))
             db.flush()
     return tmp_path / "db"
 
@@ -35,7 +35,7 @@ def test_lists_hold_what_a_scan_finds(directory: Path, prefix: bytes, rows_max: 
 
 def test_a_list_ends_soon_after_it_has_its_bytes(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "db", SETTINGS) as db:
-        db.write_changes({b"%05d" % n: bytes(50_000) for n in range(300)})
+        db.write_batch({b"%05d" % n: bytes(50_000) for n in range(300)})
         sizes = [sum(map(len, chain.from_iterable(c))) for c in db.chunks(rows_max=10**6, bytes_max=500_000)]
     assert sum(sizes) == 300 * 50_005
     assert max(sizes) < 1_100_000
@@ -43,10 +43,10 @@ def test_a_list_ends_soon_after_it_has_its_bytes(tmp_path: Path) -> None:
 
 def test_the_rows_are_those_at_the_call(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "db", SETTINGS) as db:
-        db.write_changes({b"%03d" % n: b"old" for n in range(100)})
+        db.write_batch({b"%03d" % n: b"old" for n in range(100)})
         chunks = db.chunks(rows_max=10, bytes_max=2**20)
         first = next(chunks)
-        db.write_changes({b"%03d" % n: b"new" for n in range(200)})
+        db.write_batch({b"%03d" % n: b"new" for n in range(200)})
         assert first + list(chain.from_iterable(chunks)) == [(b"%03d" % n, b"old") for n in range(100)]
 
 

@@ -23,7 +23,7 @@ async def bench(tmp_path: Path) -> StateBench:
 def grow(bench: StateBench, name: str, puts: dict[bytes, bytes]) -> Path:
     """Write to the loaded store and make a rocksdb_checkpoint of it."""
     with StoreWriter.open(bench.working) as store:
-        store.write_changes(puts)
+        store.write_batch(puts)
         store.checkpoint(bench.root / name)
     return bench.root / name
 

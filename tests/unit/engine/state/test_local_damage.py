@@ -33,7 +33,7 @@ def capture(bench: StateBench, of: StateVersion, puts: dict[bytes, bytes]) -> Ca
     """Write to the loaded store, and capture a rocksdb_checkpoint of it."""
     directory = bench.root / f"{of}-{len(list(bench.root.iterdir()))}"
     with StoreWriter.open(bench.working) as store:
-        store.write_changes(puts)
+        store.write_batch(puts)
         store.checkpoint(directory)
     return bench.manager.capture(directory, of, METADATA)
 

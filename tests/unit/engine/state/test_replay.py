@@ -94,7 +94,7 @@ def check_random_history(directory: Path, seed: int, *, counted: bool) -> None:
     with StoreWriter.open(directory / "db", spark_settings(delimiter)) as db:
         base = some_records(chance, 200, 60)
         apply(state, [record for record in base if record[0] == PUT], delimiter)
-        db.write_changes(dict(state))
+        db.write_batch(dict(state))
         if chance.random() < 0.5:
             db.flush()
         before = counts_of(state)
@@ -169,7 +169,7 @@ def test_what_becomes_of_one_key(
     tmp_path: Path, base: bytes | None, records: list[Record], expected: bytes | None
 ) -> None:
     with StoreWriter.open(tmp_path / "db", spark_settings(b",")) as db:
-        db.write_changes({K: base})
+        db.write_batch({K: base})
         done = replay(db, [written(tmp_path / "1.changelog", records)], delimiter=b",", count_keys=True)
         assert db.get(K) == expected
         assert done.keys_delta.keys == (expected is not None) - (base is not None)
@@ -207,7 +207,7 @@ def test_where_most_of_a_store_changes_one_scan_stands_for_most_looks(
     records: list[Record] = [(PUT, b"%06d" % (n * 2), b"v") for n in range(8_000)]
     log = written(tmp_path / "1.changelog", records)
     with StoreWriter.open(tmp_path / "db", spark_settings(b"")) as db:
-        db.write_changes({b"%06d" % n: b"" for n in range(10_000)})
+        db.write_batch({b"%06d" % n: b"" for n in range(10_000)})
         looked_up: list[int] = []
         get_many = db.get_many
 
