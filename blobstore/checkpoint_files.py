@@ -6,7 +6,7 @@ is published by one request that is atomic by itself, and everything but success
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Final
@@ -70,7 +70,8 @@ class CheckpointWriter(Body):
 
     def __init__(self, memory_bytes_max: int, directory: Path | None) -> None:
         scratch = None if directory is None else str(directory)
-        self._file = SpooledTemporaryFile(max_size=memory_bytes_max, dir=scratch)  # noqa: SIM115 - `close` does
+        # 0 would be no bound at all.
+        self._file = SpooledTemporaryFile(max_size=max(1, memory_bytes_max), dir=scratch)  # noqa: SIM115 - `close` does
         self._size_bytes = 0
         self.is_cancelled = False
 
@@ -81,8 +82,13 @@ class CheckpointWriter(Body):
 
     async def write(self, data: bytes) -> None:
         """Append bytes; one call at a time."""
-        await run_blocking(self._file.write, data)
+        await run_blocking(self._write, data)
         self._size_bytes += len(data)
+
+    def _write(self, data: bytes) -> None:
+        # A write that was cancelled has left bytes behind what counts.
+        self._file.seek(self._size_bytes)
+        self._file.write(data)
 
     def cancel(self) -> None:
         """Publish nothing. There is no way back."""
@@ -98,7 +104,9 @@ class CheckpointWriter(Body):
         return self._file.read(CHUNK_BYTES)
 
     async def close(self) -> None:
-        await run_blocking(self._file.close)
+        # It may flush what nobody wants any more, onto a full disk.
+        with suppress(OSError):
+            await run_blocking(self._file.close)
 
 
 class CheckpointFiles:

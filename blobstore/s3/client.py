@@ -268,9 +268,9 @@ class S3Client:
             if settings.path_style is None
             else {"addressing_style": "path" if settings.path_style else "virtual"},
         )
-        # AWS_REGION is what all other SDKs read, and this one does not.
-        region = settings.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
         try:
+            # AWS_REGION is what all other SDKs read, and this one does not.
+            region = settings.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
             await _check_ca_bundle(settings.ca_bundle or session.get_config_variable("ca_bundle"))
             client = await self._exits.enter_async_context(
                 session.create_client(

@@ -43,15 +43,28 @@ SERVICE_UNAVAILABLE: Final = 503
 # New credentials of the standard chain may do what these could not.
 STALE_CREDENTIALS: Final = frozenset(
     {
-        *("ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken"),
-        *("RequestExpired", "SignatureDoesNotMatch", "TokenRefreshRequired"),
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "RequestExpired",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
     }
 )
 _TOO_MANY: Final = frozenset(
     {
-        *("BandwidthLimitExceeded", "RequestLimitExceeded", "RequestThrottled", "RequestThrottledException"),
-        *("SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException"),
-        *("TooManyRequests", "TooManyRequestsException"),
+        "BandwidthLimitExceeded",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "SlowDown",
+        "SlowDownRead",
+        "SlowDownWrite",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "TooManyRequestsException",
     }
 )
 _FULL: Final = frozenset(
@@ -60,8 +73,12 @@ _FULL: Final = frozenset(
 # The body was altered on the way, or did not come whole; what is sent again is read again.
 _DAMAGED: Final = frozenset(
     {
-        *("BadDigest", "IncompleteBody", "InvalidDigest", "RequestTimeout"),
-        *("XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"),
+        "BadDigest",
+        "IncompleteBody",
+        "InvalidDigest",
+        "RequestTimeout",
+        "XAmzContentChecksumMismatch",
+        "XAmzContentSHA256Mismatch",
     }
 )
 _AGAIN: Final = frozenset({"ConditionalRequestConflict", "InternalError", "OperationAborted", "ServiceUnavailable"})

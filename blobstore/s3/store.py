@@ -35,7 +35,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.s3 import threads
-from blobstore.s3.bucket import KEPT, TTL_TAG
+from blobstore.s3.bucket_rules import KEPT, TTL_TAG
 from blobstore.s3.client import S3Bucket, abandon
 from blobstore.s3.errors import (
     FORBIDDEN,

@@ -23,7 +23,7 @@ from blobstore.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from blobstore.s3.bucket import EXPIRING, TTL_TAG
+from blobstore.s3.bucket_rules import EXPIRING, TTL_TAG
 from blobstore.s3.client import ReadBody, S3Bucket, S3Client, SentBody
 from blobstore.s3.errors import (
     CONFLICT,

@@ -292,6 +292,8 @@ class RetryingStore(ForwardingStore):
                     "it was not tried again because the retry budget is spent: too many requests to this store failed"
                 )
             raise
+        finally:
+            tries.last = None  # its traceback leads here: a cycle that would hold the body
         self._budget.refill()
         self._limit.grow()
         return result

@@ -8,6 +8,7 @@ and what is gone is counted, and makes no plan wrong.
 """
 
 import fnmatch
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
@@ -20,11 +21,9 @@ from blobstore.concurrency import map_bounded, run_all
 from blobstore.errors import BlobNotFoundError
 from engine.clock import read_now_ms
 from engine.errors import DamagedError, UnsafeStoreError, UsageError
-from engine.records.indexes import is_missing, read_stored_snapshot
-from engine.records.leases import read_first_name
 from engine.records.log import Decode, read_record
 from index.display import DisplayMixin
-from index.errors import PlanFileError, UnsafeNameError
+from index.errors import FormatError, IndexInvariantError, PlanFileError, UnsafeNameError
 from index.plan.collect import PlannedUpload, is_upload_key
 from index.plan.plan_format import (
     LINES_SUFFIX,
@@ -39,8 +38,8 @@ from index.plan.plan_format import (
     decode_plan_summary,
 )
 from index.plan.retention import RetentionPolicy, RetentionRule
-from index.snapshot.codec import decode_boundary, decode_commit, decode_name, decode_pin
-from index.snapshot.contents import blob_keys
+from index.snapshot.codec import INDEX_BYTES_MAX, decode_boundary, decode_commit, decode_index, decode_name, decode_pin
+from index.snapshot.delta import apply_delta
 from index.snapshot.keys import (
     BLOBS,
     INDEXES,
@@ -54,7 +53,7 @@ from index.snapshot.keys import (
     parse_pin_key,
     run_began_at_ms,
 )
-from index.snapshot.model import IndexReference, Scope
+from index.snapshot.model import DirIndex, IndexReference, Scope, SnapshotIndex
 from index.snapshot.records import (
     NEVER_MS,
     PIN_DURATION_MS,
@@ -270,7 +269,7 @@ async def _read_reach(
             later = await follow(store, reach.later, reach.optional)
             return reach, dict.fromkeys(later, "rescued") | dict.fromkeys(then, WrongKind.REACHABLE)
         except DamagedError as error:
-            if not is_missing(error) or reach == before:
+            if not isinstance(error.__cause__, BlobNotFoundError) or reach == before:
                 raise
             before = reach
     raise UnsafeStoreError(f"the roots changed in each of {READINGS_MAX} readings", operation=OPERATION)
@@ -424,7 +423,8 @@ async def _read_all(
         try:
             parse(blob.key)
         except UnsafeNameError:
-            if prefix == NAMES and await read_first_name(store, blob.key) is not None:
+            # One that ends in a slash is a console's.
+            if not blob.key.endswith("/") and await _is_name(store, blob.key):
                 raise
         else:
             listed.append(blob)
@@ -435,10 +435,20 @@ async def _read_all(
     return await map_bounded(read, listed, in_flight_max=IN_FLIGHT_MAX)
 
 
+async def _is_name(store: BlobStore, key: str) -> bool:
+    try:
+        await read_record(store, key, decode_name)
+    except FormatError:
+        return False
+    return True
+
+
 def _decode_log(data: bytes, *, subject: str) -> CommitRecord | Boundary:
-    if parse_log_key(subject).kind == "boundary":
-        return decode_boundary(data, subject=subject)
-    return decode_commit(data, subject=subject)
+    key = parse_log_key(subject)
+    record = (decode_boundary if key.kind == "boundary" else decode_commit)(data, subject=subject)
+    if (record.scope, record.number) != (key.scope, key.number):
+        raise IndexInvariantError(f"says that it is {record.number} of {record.scope}", subject=subject)
+    return record
 
 
 def compare_roots(header: PlanHeader, roots: list[Root]) -> Reach:
@@ -518,13 +528,38 @@ async def follow(
     reached: set[str] = set()
 
     async def walk(reference: IndexReference) -> None:
+        keys: set[str] = set()
         try:
-            snapshot = await read_stored_snapshot(store, reference)
+            index = await _resolve(store, reference, keys)
         except DamagedError as error:
-            if reference in optional and is_missing(error):
+            if reference in optional and isinstance(error.__cause__, BlobNotFoundError):
                 return
             raise
-        reached.update(blob_keys(snapshot.index), (link.key for link in snapshot.chain))
+        _walk_dir(index.dir, keys)
+        reached.update(keys)
 
     await run_all(walk, sorted(references, key=lambda r: r.key), in_flight_max=IN_FLIGHT_MAX)
     return reached
+
+
+async def _resolve(store: BlobStore, reference: IndexReference, keys: set[str]) -> SnapshotIndex:
+    try:
+        data = await read_blob(store, reference.key, size_bytes_max=min(reference.size_bytes, INDEX_BYTES_MAX))
+    except BlobNotFoundError as error:
+        raise DamagedError("is not there", operation=OPERATION, subject=reference.key) from error
+    if hashlib.sha256(data).digest() != reference.sha256:
+        raise DamagedError("is not what the reference to it says", operation=OPERATION, subject=reference.key)
+    if reference.key in keys:
+        raise DamagedError("leads to itself", operation=OPERATION, subject=reference.key)
+    keys.add(reference.key)
+    index = decode_index(data, subject=reference.key)
+    if isinstance(index, SnapshotIndex):
+        return index
+    return apply_delta(await _resolve(store, index.base, keys), index)
+
+
+def _walk_dir(directory: DirIndex, keys: set[str]) -> None:
+    for file in directory.files_present:
+        keys.update(blob.key for blob in file.blobs)
+    for sub in directory.sub_dirs_present:
+        _walk_dir(sub, keys)

@@ -40,7 +40,7 @@ from engine.errors import DamagedError, EngineError, TargetError, TooMuchToDelet
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import is_missing
 from engine.records.log import ScopeLog, find_boundary, list_scopes, load_log, put_boundary
-from engine.records.repository import check_pins
+from engine.records.repository import check_consistent_lists
 from engine.records.roots import (
     IN_FLIGHT_MAX,
     Damage,
@@ -117,7 +117,8 @@ async def collect(
     Raises:
         TooMuchToDeleteError: The plan is larger than allowed: nothing was closed or deleted; the newest commits are
             settled. A dry run reports it instead.
-        UnsafeStoreError: The store cannot be collected (`check_pins`), or a listing had holes: nothing was deleted.
+        UnsafeStoreError: The store cannot be collected (`check_consistent_lists`), or a listing had holes: nothing was
+            deleted.
         DamagedError: Something cannot be read, or is missing: nothing was deleted of its scope and of those that it may
             refer to. A dry run reports it instead.
         TargetError: There is something in `plan_to`, or it is in the repository.
@@ -128,7 +129,7 @@ async def collect(
         raise UsageError("is not between 0 and 1", operation="collect", subject="delete_share_max", hint="give 0 to 1")
     runtime = runtime or Runtime()
     now_ms = await (read_now_ms(store) if options.dry_run else store.now_ms())
-    check_pins(store, "collect", "what a commit needs could be taken for garbage")
+    check_consistent_lists(store, "collect", "what a commit needs could be taken for garbage")
     if options.plan_to is not None:
         await _check_place(options.plan_to, store)
     rules = Rules(

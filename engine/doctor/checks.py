@@ -30,7 +30,7 @@ from blobstore.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from blobstore.s3.bucket import DAYS_MIN, Rule, backstop_days, is_backstop, threats
+from blobstore.s3.bucket_rules import DAYS_MIN, Rule, backstop_days, is_backstop, threats
 from blobstore.s3.settings import KIB, MIB, PART_BYTES_MIN
 from blobstore.sink import MemorySink
 from engine.doctor.verdict import Evidence, Failure, judge_clock

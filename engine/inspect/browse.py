@@ -162,11 +162,11 @@ def find_keys(
             for key, value in reader.items(wanted.prefix, start=start):
                 if wanted.stop is not None and key >= wanted.stop:
                     break
-                found = FoundKey(family=name, key=key, value_bytes=len(value), value=value if values else None)
                 if len(keys) < keys_max:
-                    keys.append(found)
+                    kept = value if values else None
+                    keys.append(FoundKey(family=name, key=key, value_bytes=len(value), value=kept))
                 elif following is None:
-                    following = msgspec.structs.replace(found, value=None)
+                    following = FoundKey(family=name, key=key, value_bytes=len(value))
                     if not counted:
                         break
                 count += 1

@@ -171,6 +171,8 @@ _READ_BYTES: Final = 1024 * 1024
 
 # What copy_file_range(2) answers between file systems that do not know each other, or on a kernel without it.
 _CANNOT_COPY: Final = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM})
+# The permissions of what `tempfile` makes.
+_PRIVATE: Final = 0o600
 
 
 class FileBody(msgspec.Struct):
@@ -235,7 +237,7 @@ def write_at(descriptor: int, offset: int, data: Buffer) -> None:
         view = view[written:]
 
 
-def write_whole(path: Path, data: bytes, *, mode: int = 0o600, is_durable: bool = False) -> None:
+def write_whole(path: Path, data: bytes, *, mode: int = _PRIVATE, is_durable: bool = False) -> None:
     """Write a file, replacing an older one at once. Its temporary name is hidden, and ends otherwise.
 
     Args:
@@ -250,7 +252,8 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600, is_durable: bool 
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with open(handle, "wb") as out:  # noqa: PTH123  (a descriptor, not a path)
-            os.fchmod(handle, mode)
+            if mode != _PRIVATE:  # as it was made: some file systems have no modes
+                os.fchmod(handle, mode)
             out.write(data)
             if is_durable:
                 out.flush()

@@ -34,7 +34,7 @@ from engine.records.log import (
     repeat_reading,
     repository_created_ms,
 )
-from engine.records.repository import check_pins
+from engine.records.repository import check_consistent_lists
 from engine.records.settle import settle_record
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.commits import Commit, Naming, choose_naming, is_closed
@@ -229,7 +229,7 @@ async def hold_pin(
         UnsafeStoreError: The pin is required, and a record that rests on it would not be safe in this store.
     """
     if required:
-        check_pins(store, purpose)
+        check_consistent_lists(store, purpose)
     pin = Pin(
         id=runtime.session(),
         scope=commit.scope,

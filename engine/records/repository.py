@@ -210,7 +210,7 @@ def check_commits(store: BlobStore, operation: str) -> None:
         )
 
 
-def check_pins(
+def check_consistent_lists(
     store: BlobStore, operation: str, danger: str = "a collection could be deleting what this refers to"
 ) -> None:
     """Refuse a store on which the pin of a fork, rewind or name could protect nothing, or a collection be unsafe (D4).

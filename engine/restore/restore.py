@@ -211,9 +211,7 @@ class StagedRestore(msgspec.Struct, kw_only=True):
         staging, settings = self.staging, self.repository.settings
         plan = await _plan(index, staging.target, settings, self.options, self.cache if staging.replaces else None)
         self.progress.total(files=plan.files_count, bytes_=plan.size_bytes)
-        sizes_bytes = [file.size_bytes for file in plan.written]
-        await run_blocking(staging.check_space, size_bytes=sum(sizes_bytes), files_count=len(sizes_bytes))
-        await run_blocking(staging.make_dirs, plan.dirs)
+        await run_blocking(_prepare, staging, plan)
         self.watch.end_phase("prepare")
         source = -1
         with target_errors(staging.target):
@@ -391,3 +389,9 @@ async def plan_restore_store(
         _, has_content = await asyncio.to_thread(look_at_target, target, replace=options.replace)
         index, _ = await _read_chosen(repository.store, reference, options.files)
         return await _plan(index, target, repository.settings, options, cache if has_content else None)
+
+
+def _prepare(staging: Staging, plan: RestorePlan) -> None:
+    sizes_bytes = [file.size_bytes for file in plan.written]
+    staging.check_space(size_bytes=sum(sizes_bytes), files_count=len(sizes_bytes))
+    staging.make_dirs(plan.dirs)

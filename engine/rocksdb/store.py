@@ -145,23 +145,17 @@ def _read_options(delimiter: bytes | None, *, compactions: bool) -> rocksdict.Op
 
 # The most rows that are taken before their size is looked at.
 _SLICE_ROWS_MAX: Final = 512
-# Of a list of which each row is given by itself.
-_ITEMS_ROWS_MAX: Final = 128
-_ITEMS_BYTES_MAX: Final = 64 * KIB
 
 
 class _ChunkScan:
     """The iterator behind `StoreReader.chunks`, over the rows of the moment at which it is made."""
 
-    def __init__(
-        self, directory: Path, db: rocksdict.Rdict, prefix: bytes, start: bytes, *, rows_max: int, bytes_max: int
-    ) -> None:
+    def __init__(self, directory: Path, db: rocksdict.Rdict, prefix: bytes, *, rows_max: int, bytes_max: int) -> None:
         self._prefix = prefix
-        self._start = max(prefix, start)
         try:
             # It does not take damage for the end.
             self._witness: rocksdict.RdictIter | None = db.iter()
-            self._rows: Iterator[Any] = db.items(from_key=self._start)
+            self._rows: Iterator[Any] = db.items(from_key=prefix)
         except Exception as error:
             raise _typed(error, "scan", directory) from error
         self._rows_max = rows_max
@@ -178,7 +172,7 @@ class _ChunkScan:
         if self._state == "ended":
             raise StopIteration
         if self._witness is None:
-            raise self._closed()
+            raise _closed(self._directory)
         try:
             found = self._take_chunk(self._witness)
         except Exception as error:
@@ -189,17 +183,6 @@ class _ChunkScan:
         if not found:
             raise StopIteration
         return found
-
-    def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over the rows of the lists."""
-        for chunk in self:
-            for row in chunk:
-                if self._witness is None and self._state != "ended":
-                    raise self._closed()
-                yield row
-
-    def _closed(self) -> UsageError:
-        return UsageError("the store was closed during a scan", operation="scan", subject=str(self._directory))
 
     def cut_off(self) -> None:
         """Release RocksDB's iterators; a scan that had not ended raises from now on."""
@@ -231,7 +214,7 @@ class _ChunkScan:
 
     def _look_at_end(self, witness: rocksdict.RdictIter) -> None:
         """Find out whether this is the end, or a block cannot be read; if neither, go on with the witness from here."""
-        witness.seek(self._start if self._last is None else self._last)
+        witness.seek(self._prefix if self._last is None else self._last)
         if self._last is not None and witness.valid() and witness.key() == self._last:
             witness.next()
         if witness.valid():
@@ -258,6 +241,48 @@ _REFUSALS: Final = ("Invalid argument", "Not implemented")
 _OPERANDS: Final = re.compile(r"# merge operands=(\d+);")
 
 
+def _closed(directory: Path) -> UsageError:
+    return UsageError("the store was closed during a scan", operation="scan", subject=str(directory))
+
+
+class _Scan:
+    """The iterator behind `StoreReader.items`."""
+
+    def __init__(self, directory: Path, iterator: rocksdict.RdictIter, prefix: bytes) -> None:
+        self._directory = directory
+        self._iterator: rocksdict.RdictIter | None = iterator
+        self._prefix = prefix
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        if self._ended:
+            raise StopIteration
+        iterator = self._iterator
+        if iterator is None:
+            raise _closed(self._directory)
+        try:
+            if iterator.valid():
+                key: bytes = iterator.key()
+                if key.startswith(self._prefix):
+                    value: bytes = iterator.value()
+                    iterator.next()
+                    return key, value
+            else:
+                iterator.status()
+        except Exception as error:
+            raise _typed(error, "scan", self._directory) from error
+        self._ended = True
+        self._iterator = None
+        raise StopIteration
+
+    def cut_off(self) -> None:
+        """Release RocksDB's iterator; a scan that had not ended raises from now on."""
+        self._iterator = None
+
+
 class StoreReader:
     """A store as functions of users see it: keys and values are bytes, keys are ordered bytewise.
 
@@ -270,7 +295,7 @@ class StoreReader:
         self._directory = directory
         self._db = db
         self._merge_delimiter = merge_delimiter
-        self._scans: weakref.WeakSet[_ChunkScan] = weakref.WeakSet()
+        self._scans: weakref.WeakSet[_Scan | _ChunkScan] = weakref.WeakSet()
 
     @classmethod
     def open(cls, directory: Path, settings: RocksDbSettings | None = None) -> Self:
@@ -315,14 +340,18 @@ class StoreReader:
         The rows are those at this call: later writes are not among them. Unlike rocksdict's own iterators it
         does not take a damaged block for the end of the data.
         """
-        return self._scan(prefix, start, rows_max=_ITEMS_ROWS_MAX, bytes_max=_ITEMS_BYTES_MAX).rows()
+        try:
+            iterator = self._db.iter()
+            iterator.seek(max(prefix, start))
+        except Exception as error:
+            raise _typed(error, "scan", self._directory) from error
+        scan = _Scan(self._directory, iterator, prefix)
+        self._scans.add(scan)
+        return scan
 
     def chunks(self, prefix: bytes = b"", *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
         """Iterate as `items`, in lists of at most `rows_max` rows that end soon after they have `bytes_max` bytes."""
-        return self._scan(prefix, b"", rows_max=rows_max, bytes_max=bytes_max)
-
-    def _scan(self, prefix: bytes, start: bytes, *, rows_max: int, bytes_max: int) -> _ChunkScan:
-        scan = _ChunkScan(self._directory, self._db, prefix, start, rows_max=rows_max, bytes_max=bytes_max)
+        scan = _ChunkScan(self._directory, self._db, prefix, rows_max=rows_max, bytes_max=bytes_max)
         self._scans.add(scan)
         return scan
 

@@ -8,7 +8,7 @@ import botocore.parsers
 import botocore.session
 
 from blobstore.errors import StoreError
-from blobstore.s3.bucket import backstop_rules, plan_lifecycle, threats
+from blobstore.s3.bucket_rules import backstop_rules, plan_lifecycle, threats
 from blobstore.s3.client import _failure, read_time
 from blobstore.s3.errors import BrokenError, answers, read_promised_bytes, read_ttl_ms
 from blobstore.s3.store import S3Store

@@ -15,7 +15,7 @@ _PARSERS: Final = [
     "blobstore.s3.store",
     "blobstore.s3.errors",
     "blobstore.s3.client",
-    "blobstore.s3.bucket",
+    "blobstore.s3.bucket_rules",
     "blobstore.s3.settings",
     "engine.inspect.browse",
     "engine.checkpoint.check.logs",

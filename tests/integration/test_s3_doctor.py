@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from blobstore.errors import AccessDeniedError, StoreError, StoreFullError, StoreUnavailableError
-from blobstore.s3.bucket import backstop_rules, plan_lifecycle
+from blobstore.s3.bucket_rules import backstop_rules, plan_lifecycle
 from blobstore.s3.client import S3Client
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, decode_profile, encode_profile
 from blobstore.s3.store import S3Store

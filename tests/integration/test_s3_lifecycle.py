@@ -9,7 +9,7 @@ import pytest
 
 from blobstore.base import list_blobs
 from blobstore.opening import open_s3
-from blobstore.s3.bucket import backstop_rules, plan_lifecycle
+from blobstore.s3.bucket_rules import backstop_rules, plan_lifecycle
 from blobstore.s3.store import S3Store
 from engine.inspect.verify import Level
 from engine.repository.repository import Repository

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from blobstore.base import BytesBody
 from blobstore.errors import AccessDeniedError
 from blobstore.opening import open_s3
-from blobstore.s3.bucket import Role, role_policy
+from blobstore.s3.bucket_rules import Role, role_policy
 from engine.cli import tidemark
 from tests.integration.s3_fault_bench import AgedBackend
 from tests.servers.ceph_rgw import CephRgw, Keys

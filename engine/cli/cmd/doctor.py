@@ -16,7 +16,7 @@ import msgspec
 from blobstore import installed_release
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings, open_s3, open_store
-from blobstore.s3.bucket import ROLES, Role, partition_of, role_policy
+from blobstore.s3.bucket_rules import ROLES, Role, partition_of, role_policy
 from blobstore.s3.settings import PUT_BYTES_MAX
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread

@@ -9,7 +9,7 @@ import msgspec
 
 from blobstore.base import read_blob
 from blobstore.errors import BlobNotFoundError
-from blobstore.s3.bucket import (
+from blobstore.s3.bucket_rules import (
     DAYS_MIN,
     LifecyclePlan,
     Rule,

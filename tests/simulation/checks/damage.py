@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from blobstore.s3.bucket import EXPIRING
+from blobstore.s3.bucket_rules import EXPIRING
 from engine.backup.backup import BackupOptions
 from engine.errors import EngineError
 from engine.inspect.verify import Level

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from blobstore.base import BlobInfo
-from blobstore.s3.bucket import EXPIRING
+from blobstore.s3.bucket_rules import EXPIRING
 from engine.errors import DamagedError, EngineError
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
-from blobstore.s3.bucket import EXPIRING
+from blobstore.s3.bucket_rules import EXPIRING
 from index.snapshot.records import CommitRecord
 from tests.simulation.model.s3 import SimObject
 

@@ -310,7 +310,7 @@ def pins_come_second() -> Iterator[None]:
     shows=NO_BLOB,
 )
 def old_lists_are_believed() -> Iterator[None]:
-    with everywhere(repository.check_pins, lambda *_: None):
+    with everywhere(repository.check_consistent_lists, lambda *_: None):
         yield
 
 

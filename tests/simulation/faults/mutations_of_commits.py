@@ -9,7 +9,7 @@ import msgspec
 
 from blobstore.base import BlobStore, Body, CreateOutcome
 from blobstore.errors import BlobNotFoundError
-from blobstore.s3 import bucket as s3_bucket
+from blobstore.s3 import bucket_rules as s3_bucket
 from blobstore.wrappers.retry import RetryingStore
 from engine.backup.backup import BackupResult, backup_source
 from engine.commit import record as commit_record

@@ -22,7 +22,7 @@ from blobstore.base import (
 )
 from blobstore.checks import checked_chunks, range_size_bytes
 from blobstore.errors import BlobNotFoundError
-from blobstore.s3.bucket import EXPIRING, KEPT
+from blobstore.s3.bucket_rules import EXPIRING, KEPT
 from blobstore.s3.errors import PRECONDITION_FAILED, TTL_MS, BrokenError, RefusedError, store_error
 from blobstore.sink import Sink
 from tests.simulation.faults.request_faults import Fault, Request

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from blobstore.s3.bucket import KEPT, TTL_TAG
+from blobstore.s3.bucket_rules import KEPT, TTL_TAG
 from blobstore.s3.client import ReadBody, SentBody
 from blobstore.s3.errors import NOT_FOUND, RANGE_NOT_SATISFIABLE, Answer, BrokenError
 from blobstore.s3.settings import S3Settings

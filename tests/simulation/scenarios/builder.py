@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any, Final, Literal
 
-from blobstore.s3 import bucket as s3_bucket
+from blobstore.s3 import bucket_rules as s3_bucket
 from tests.simulation.scenarios.schedule import (
     Advance,
     Control,

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Final
 
-from blobstore.s3 import bucket as s3_bucket
+from blobstore.s3 import bucket_rules as s3_bucket
 from engine.errors import (
     CommitDamagedError,
     CommitLostError,

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from blobstore.s3.bucket import (
+from blobstore.s3.bucket_rules import (
     DAY_MS,
     PLACES,
     Rule,

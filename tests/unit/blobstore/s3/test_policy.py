@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from blobstore.s3.bucket import ROLES, Policy, Role, partition_of, role_policy
+from blobstore.s3.bucket_rules import ROLES, Policy, Role, partition_of, role_policy
 
 BUCKET = "arn:aws:s3:::b"
 PREFIX = f"{BUCKET}/team/state"

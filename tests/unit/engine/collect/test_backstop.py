@@ -7,7 +7,7 @@ import pytest
 
 from blobstore.base import list_blobs
 from blobstore.memory import MemoryStore
-from blobstore.s3.bucket import DAY_MS, backstop_days
+from blobstore.s3.bucket_rules import DAY_MS, backstop_days
 from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.model import Scope

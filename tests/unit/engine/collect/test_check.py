@@ -365,6 +365,19 @@ async def test_a_planner_that_forgets_the_bases_of_deltas_is_found_out(
     assert check.wrong_count == 2
 
 
+async def test_a_planner_that_forgets_the_blobs_of_files_is_found_out(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever of the walk over an index is broken: the check has its own.
+    monkeypatch.setattr("index.snapshot.contents.files_of", lambda directory: iter(()))
+    monkeypatch.setattr("engine.records.indexes.blob_keys", lambda index: frozenset())
+    planned.plan = MemoryStore(clock=planned.world.clock)
+    await planned.make()
+    check = await planned.check()
+    assert {wrong.kind for wrong in check.wrong} == {WrongKind.REACHABLE}
+    assert all(wrong.key.startswith("blobs/") for wrong in check.wrong)
+
+
 async def test_a_planner_that_keeps_too_few_commits_is_found_out(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:

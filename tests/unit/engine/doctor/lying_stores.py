@@ -29,7 +29,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.memory import MemoryStore
-from blobstore.s3.bucket import Rule
+from blobstore.s3.bucket_rules import Rule
 from blobstore.sink import MemorySink, Sink
 from engine.clock import Runtime
 

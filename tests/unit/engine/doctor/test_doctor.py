@@ -20,7 +20,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.memory import MemoryStore
-from blobstore.s3.bucket import DAY_MS, Rule, backstop_rules
+from blobstore.s3.bucket_rules import DAY_MS, Rule, backstop_rules
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, decode_profile
 from engine.clock import Runtime
 from engine.doctor import checks
