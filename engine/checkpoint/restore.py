@@ -216,8 +216,11 @@ async def plan_checkpoint_restore(
     place = make_target(target, runtime, choice) if isinstance(target, str | Path) else target
     restore = CheckpointRestore(repository, place, choice, runtime)
     try:
-        with tempfile.TemporaryDirectory(prefix="tidemark-") as scratch:
-            work = await restore.begin(Path(scratch))
+        scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
+        try:
+            work = await restore.begin(Path(scratch.name))
+        finally:
+            await run_blocking(scratch.cleanup)
 
         async def look(item: StoreToRestore) -> StoreRestored:
             at = item.store.at

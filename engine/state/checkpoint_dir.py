@@ -19,11 +19,11 @@ from typing import Final, Self
 from blobstore.base import BlobStore, Body, BytesBody, check_key
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
-from blobstore.errors import BlobNotFoundError, InvalidRequestError
+from blobstore.errors import BlobNotFoundError
 from blobstore.local.files import FileSink, create_to_write
 from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
-from blobstore.sink import TooLargeError
+from blobstore.sink import MemorySink, TooLargeError
 from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
 from engine.local.transfer import FileBody, copy_file
@@ -156,14 +156,15 @@ class CheckpointDir:
             StoreError: As the store says.
         """
         check_key(path, "read")
+        sink = MemorySink(size_bytes_max)
         try:
-            return await self._files.read(path, size_bytes_max=size_bytes_max)
-        except InvalidRequestError as error:
-            # The path is good: it is the size that no caller can do anything about.
+            await self._files.read_into(path, sink)
+        except TooLargeError:
             message = f"is larger than the {size_bytes_max} bytes that are read of it"
             hint = "it is not what its name says; an older version may be whole"
             subject = f"{self.location}/{path}"
-            raise DamagedError(message, operation="read", subject=subject, hint=hint) from error
+            raise DamagedError(message, operation="read", subject=subject, hint=hint) from None
+        return sink.data
 
     async def fetch(
         self, path: str, target: Path, *, size_bytes: int | None = None, size_bytes_max: int | None = None

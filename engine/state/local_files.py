@@ -1,7 +1,7 @@
 """Files of a state store on this machine, and what a file manager knows of them in memory.
 
 A file manager remembers which local file has which name in the store, and which snapshot names what. One lock guards
-all of it, held for no longer than a look-up: a load or a commit and a deletion may use it from two threads with an
+its maps, held for no longer than a look-up: a load or a commit and a deletion may use them from two threads with an
 event loop each.
 
 The private directory of one state store on this machine, and a RocksDB directory, of which the rest goes into the zip
@@ -16,7 +16,8 @@ or is not part of a snapshot:
 <RocksDB>/archive/000008.log   an archived WAL
 ```
 
-Nothing in it outlives the process that holds the lock: the next one removes all of it. All functions on files block.
+Nothing in the private directory outlives the process that holds the lock: the next one removes all of it. All
+functions on files block.
 """
 
 import contextlib

@@ -255,7 +255,12 @@ class StreamingCheckpoint:
 
     @classmethod
     async def open(cls, location: str | Path | BlobStore, prefix: str = "") -> Self:
-        """Open a checkpoint, at a key of a store or what `open_store` makes one of. No request is made."""
+        """Open a checkpoint. No request is made.
+
+        Args:
+            location: A path or a URL, as `open_store` takes it, or a store.
+            prefix: The key of the checkpoint's root below that; "" for the location itself.
+        """
         return cls(await CheckpointDir.open(location, prefix))
 
     async def close(self) -> None:
@@ -428,7 +433,8 @@ async def open_query_state(
     """Open one store of a query as a committed batch, by default the newest, left it; loaded to be read.
 
     `location` is the root of the checkpoint, a path or a URL as `open_store` takes it, and `directory` as for
-    `StateStore.open`.
+    `StateStore.open`. `operator` and `partition` are Spark's numbers; `store` is a name: `default`, or one of a join's
+    stores.
 
     Raises:
         NotFoundError: The batch is not committed, or had no such operator, partition or store.

@@ -108,7 +108,7 @@ def _answer(shard: Shard, answer: msgspec.Struct) -> Row:
 class ListedShard(Listing, frozen=True, kw_only=True):
     """Sums of a shard's inventory."""
 
-    listed_at_ms: int = 0
+    listed_at_ms: int = 0  # the driver has the time that ages are judged by (D2)
     digest: bytes
 
 

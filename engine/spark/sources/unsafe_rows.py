@@ -7,6 +7,8 @@ behind the other are one array of words, and a column is picked out of it at onc
 
 In a state store the byte before each row says how it is encoded: 0 for this form.
 
+The types that columns have in PySpark and in Arrow are here, too.
+
 Nothing is believed: every offset and size has to lie within its row, and texts one behind the other, or it is damage.
 """
 

@@ -4,13 +4,16 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError, InvalidRequestError, StoreError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
+from blobstore.sink import Sink
 from engine.errors import DamagedError, TargetError
 from engine.local.transfer import copy_file
 from engine.state.checkpoint_dir import CheckpointDir
@@ -274,3 +277,17 @@ async def test_what_writers_that_died_left_goes_after_a_day_and_nothing_else_doe
     assert left == ["1" * 32, "theirs"]
     assert await checkpoint.read("state/0/0/1.delta") == b"x"
     await checkpoint.close()
+
+
+class Untrusted(MemoryStore):
+    """A store whose server cannot be spoken to, which is found out at the first request."""
+
+    @override
+    async def read_into(self, key: str, sink: Sink, **how: Any) -> None:
+        raise InvalidRequestError("the server's certificate is not trusted", operation="connect", hint="set ca_bundle")
+
+
+async def test_a_wrong_setting_is_no_damage_of_what_was_to_be_read() -> None:
+    directory = await CheckpointDir.open(Untrusted())
+    with pytest.raises(InvalidRequestError, match="certificate"):
+        await directory.read("metadata")
