@@ -51,7 +51,7 @@ def main() -> None:
                 settings=settings,
                 only=options.only,
                 contestants=_chosen(all_contestants(settings), options.only),
-                told=_tell,
+                report=_tell,
             )
             run.room.mkdir(parents=True, exist_ok=True)
             try:

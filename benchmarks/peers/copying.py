@@ -29,7 +29,7 @@ class Copying:
         source: The tree.
         room: A directory on the file system that is restored to; a new one below it for each turn.
         outcome: Where samples go.
-        told: Hears of each step.
+        report: Hears of each step.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class Copying:
         source: Path,
         room: Path,
         outcome: Outcome,
-        told: Report,
+        report: Report,
     ) -> None:
         self._server = server
         self._contestants = contestants
         self._source = source
         self._room = room
         self._outcome = outcome
-        self._told = told
+        self._report = report
         self._expected = tree_digests(source)
         self._size_bytes = tree_bytes(source)
         self._place = Place.of(server)
@@ -87,7 +87,7 @@ class Copying:
             self._step(UP, contestant, number, command=upload, opened=opened, written=self._source)
             self._step(DOWN, contestant, number, command=restore, opened=opened, written=target)
         except ContestantError as error:
-            # Whatever it was at: it has no time for a restore, and that is told.
+            # Whatever it was at: it has no time for a restore, and that is reported.
             self._sample(DOWN, contestant, number, _NOTHING, opened, sync_s=0.0, error=str(error))
         self._end(contestant, target)
 
@@ -129,4 +129,4 @@ class Copying:
         )
         self._outcome.samples.append(sample)
         figures = error or f"{sample.work_s:7.2f} s, sync {sync_s:.2f} s, CPU {sample.cpu_s:.2f} s"
-        self._told(f"{self._outcome.work} {number} {contestant.name:18} {step:5} {figures}")
+        self._report(f"{self._outcome.work} {number} {contestant.name:18} {step:5} {figures}")

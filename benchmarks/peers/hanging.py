@@ -80,7 +80,7 @@ def _restores(work: Run, outcome: Outcome, server: BenchServer, proxies: Sequenc
                     error=error_told,
                 )
                 outcome.samples.append(sample)
-                work.told(f"{number} {name:24} {answer.wall_s:.3f} s {error_told}")
+                work.report(f"{number} {name:24} {answer.wall_s:.3f} s {error_told}")
     finally:
         for client in clients:
             client.stop()

@@ -153,7 +153,7 @@ class _Updates:
 
     def _add(self, sample: Sample) -> None:
         self._outcome.samples.append(sample)
-        self._work.told(f"{sample.step} {sample.round} {sample.contestant:10} {sample.work_s:.3f} s")
+        self._work.report(f"{sample.step} {sample.round} {sample.contestant:10} {sample.work_s:.3f} s")
 
     def _count(self, step: str) -> None:
         """One more round through the proxy; ours is made warm by one backup first."""

@@ -57,7 +57,7 @@ def commit_stores(work: Run) -> Outcome:
                             files_count=stores * FILES,
                         )
                         outcome.samples.append(sample)
-                        work.told(f"{step} {number} {answer.wall_s:.3f} s")
+                        work.report(f"{step} {number} {answer.wall_s:.3f} s")
             with WarmTidemark(counted_at, settings) as ours:
                 ours.ask("backup_stores", source)
                 ours.ask("commit")
@@ -73,5 +73,5 @@ def commit_stores(work: Run) -> Outcome:
             f"one commit of {stores} stores, {told}: {counts.get(CREATE, 0)} conditional PUT and "
             f"{counts.get('ListObjectsV2', 0)} LIST, besides the removal of TTLs"
         )
-        work.told(outcome.notes[-1])
+        work.report(outcome.notes[-1])
     return outcome

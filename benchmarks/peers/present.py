@@ -194,7 +194,7 @@ class _Onto:
 
     def _add(self, sample: Sample, told: str) -> None:
         self._outcome.samples.append(sample)
-        self._work.told(
+        self._work.report(
             f"{sample.step} {sample.round} {sample.contestant:36} {sample.work_s:.3f} s {told}{sample.error}"
         )
 

@@ -28,7 +28,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     # What `--only` said.
     only: str
     contestants: Sequence[Contestant]
-    told: Callable[[str], None]
+    report: Callable[[str], None]
 
     def present(self, outcome: Outcome, contestants: Sequence[Contestant]) -> list[Contestant]:
         """Those that can take part; who cannot is told in the outcome."""
@@ -36,7 +36,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         for contestant in contestants:
             if why := contestant.why_missing():
                 outcome.missing[contestant.name] = why
-                self.told(f"{contestant.name} is missing: {why}")
+                self.report(f"{contestant.name} is missing: {why}")
             else:
                 outcome.contestants[contestant.name] = contestant.about
                 found.append(contestant)

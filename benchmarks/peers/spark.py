@@ -114,7 +114,7 @@ def _restores(
             )
             outcome.samples.append(sample)
             told = f"{sample.work_s:.3f} s, CPU {sample.cpu_s:.2f} s {sample.error}"
-            work.told(f"{step} {number} {name:20} {told}")
+            work.report(f"{step} {number} {name:20} {told}")
 
 
 def _count(outcome: Outcome, place: Place, settings: dict[str, object], java_home: str, target: Path) -> None:

@@ -29,7 +29,7 @@ def copy_tree(run: Run) -> Outcome:
         source = run.memory / "source"
         make_tree(SHAPES[run.work].scaled(run.scale), source)
         copying = Copying(
-            server=server, contestants=contestants, source=source, room=run.room, outcome=outcome, told=run.told
+            server=server, contestants=contestants, source=source, room=run.room, outcome=outcome, report=run.report
         )
         copying.run(run.rounds)
     return outcome

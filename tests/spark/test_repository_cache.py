@@ -185,7 +185,7 @@ class Meeting(StoresTask, frozen=True, kw_only=True):
         self.others.release()
         if work.store == "broken":
             raise UsageError("is broken", operation="restore")
-        # Told for the test: what it may use.
+        # For the test: what it may use.
         settings = repository.settings
         return work.done(files=settings.in_flight_max, bytes_moved=0, bytes_kept=settings.memory_bytes_max)
 

@@ -110,7 +110,7 @@ def test_who_restores_wrong_bytes_is_told_and_has_no_time(source: Path, tmp_path
         source=source,
         room=tmp_path / "room",
         outcome=outcome,
-        told=lambda text: None,
+        report=lambda text: None,
     ).run(1)
     assert [outcome.of(DOWN, c.name)[0].error for c in contestants[:3]] == [
         "",

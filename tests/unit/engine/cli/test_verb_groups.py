@@ -16,38 +16,38 @@ from engine.cli.options import (
 from engine.cli.session import Session, verb
 from tests.unit.engine.cli.conftest import Run
 
-Told = dict[str, object]
+Seen = dict[str, object]
 
 
 @pytest.fixture
-def group_told(monkeypatch: pytest.MonkeyPatch) -> Told:
+def group_told(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """What the verbs of a group `tide` were given."""
-    told: Told = {}
+    seen: Seen = {}
 
     @verb("backup", group="tide")
     @checkpoint_and_repository
     @click.option("--depth")
     @on_spark_option
     def backup(session: Session, checkpoint: str, depth: str | None, *, on_spark: bool) -> None:
-        told.update(checkpoint=checkpoint, depth=depth, on_spark=on_spark)
-        told.update(verb=session.verb, repository=session.common.repository)
+        seen.update(checkpoint=checkpoint, depth=depth, on_spark=on_spark)
+        seen.update(verb=session.verb, repository=session.common.repository)
 
     @verb("restore", group="tide")
     @repository_and_checkpoint
     def restore(session: Session, checkpoint: str) -> None:
-        told.update(checkpoint=checkpoint, verb=session.verb, repository=session.common.repository)
+        seen.update(checkpoint=checkpoint, verb=session.verb, repository=session.common.repository)
 
     @verb("check", group="tide", needs_repository=False)
     @click.argument("checkpoint")
     def check(session: Session, checkpoint: str) -> None:
-        told.update(checkpoint=checkpoint, verb=session.verb, repository=session.common.repository)
+        seen.update(checkpoint=checkpoint, verb=session.verb, repository=session.common.repository)
 
     tide = click.Group("tide", commands=[backup, restore, check])
     monkeypatch.setitem(tidemark.commands, "tide", tide)
-    return told
+    return seen
 
 
-def test_a_verb_of_a_group_has_variables_and_a_table_of_its_own(run: Run, group_told: Told, tmp_path: Path) -> None:
+def test_a_verb_of_a_group_has_variables_and_a_table_of_its_own(run: Run, group_told: Seen, tmp_path: Path) -> None:
     (tmp_path / "tidemark.toml").write_text(
         'repository = "memory://a"\non_spark = true\n[backup]\nno_commit = true\n[tide-backup]\ndepth = "file"\n'
     )
@@ -66,7 +66,7 @@ def test_a_verb_of_a_group_has_variables_and_a_table_of_its_own(run: Run, group_
     assert "unknown key 'no_commit' in [tide-backup]" in run("tide", "backup", "/c").stderr
 
 
-def test_a_repository_may_stand_before_the_checkpoint(run: Run, group_told: Told) -> None:
+def test_a_repository_may_stand_before_the_checkpoint(run: Run, group_told: Seen) -> None:
     run("tide", "restore", "/c", TIDEMARK_REPOSITORY="memory://environment")
     assert (group_told["checkpoint"], group_told["repository"]) == ("/c", "memory://environment")
     run("tide", "restore", "memory://nearer", "/c", TIDEMARK_REPOSITORY="memory://environment")
@@ -79,18 +79,18 @@ def test_a_repository_may_stand_before_the_checkpoint(run: Run, group_told: Told
     assert "TIDEMARK_REPOSITORY" in json.loads(missing.stderr)["hint"]
 
 
-def test_a_verb_may_do_without_a_repository(run: Run, group_told: Told) -> None:
+def test_a_verb_may_do_without_a_repository(run: Run, group_told: Seen) -> None:
     assert run("tide", "check", "/c").exit_code == 0
     assert group_told == {"verb": "tide check", "repository": "", "checkpoint": "/c"}
 
 
 @pytest.mark.parametrize("words", [("spark", "lst"), ("spark", "--quiet"), ("tide", "backup", "--nothing")])
 def test_a_wrong_command_line_of_a_group_names_the_help_of_the_group(
-    run: Run, group_told: Told, words: tuple[str, ...]
+    run: Run, group_told: Seen, words: tuple[str, ...]
 ) -> None:
-    told = run(*words)
-    assert told.exit_code == 2
-    assert f"see `tidemark {' '.join(words[:-1])} --help`" in told.stderr
+    seen = run(*words)
+    assert seen.exit_code == 2
+    assert f"see `tidemark {' '.join(words[:-1])} --help`" in seen.stderr
 
 
 def test_a_verb_prints_what_it_declares(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
