@@ -362,19 +362,22 @@ async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms:
             boundaries[record.scope].append(record)
         else:
             records.append((record, blob.created_at_ms))
+    newest: dict[Scope, int] = {}
+    # A predecessor is older than the record that names it (M18).
+    predecessors = {(record.scope, record.predecessor) for record, _ in records}
     # By scope, when the commit before the next valid one was committed, as that one says (C7).
     said_ms: dict[Scope, int] = {}
     for record, created_at_ms in sorted(records, key=lambda r: -r[0].number):
+        newest.setdefault(record.scope, record.number)
         me = CommitPointer(record.number, record.write_id)
         closing = boundaries[record.scope]
         is_open = all(b.number < record.number or me in b.kept for b in closing)
         # A record that came in time, or that a boundary or a later record vouches for, is valid (C5).
-        later = [r for r, _ in records if r.scope == record.scope and r.number > record.number]
         is_valid = (
             created_at_ms <= record.valid_until_ms
-            or any(r.predecessor == me for r in later)
+            or (record.scope, me) in predecessors
             or any(me in b.kept for b in closing)
-            or (not later and await _is_settled(store, repository, record))
+            or (newest[record.scope] == record.number and await _is_settled(store, repository, record))
         )
         if is_open and is_valid:
             said_at_ms = said_ms.get(record.scope, NEVER_MS)

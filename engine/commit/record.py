@@ -4,7 +4,7 @@ Then what a writer asks the store before it sends a record, and what the log say
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NoReturn
 
 import msgspec
 
@@ -261,21 +261,22 @@ def check_results(
     Raises:
         UsageError: One is of another scope or task, two are of one store, or one is of a store that is dropped.
     """
+
+    def refuse(problem: str) -> NoReturn:
+        raise UsageError(problem, operation="commit", subject=str(scope))
+
     seen: set[tuple[str, str]] = set()
-    problem = ""
     for result in results:
         task, name = place = result.reference.task, result.reference.store
         if result.scope != scope:
-            problem = problem or f"a result belongs to {result.scope}"
-        elif scope.task not in {None, task}:
-            problem = problem or f"a result belongs to task {task}"
-        elif place in seen:
-            problem = problem or f"two results for store {name} of task {task}"
+            refuse(f"a result belongs to {result.scope}")
+        if scope.task not in {None, task}:
+            refuse(f"a result belongs to task {task}")
+        if place in seen:
+            refuse(f"two results for store {name} of task {task}")
         seen.add(place)
     for task, name in sorted(seen.intersection(dropped)):
-        problem = problem or f"store {name} of task {task} has a result and is to be dropped"
-    if problem:
-        raise UsageError(problem, operation="commit", subject=str(scope))
+        refuse(f"store {name} of task {task} has a result and is to be dropped")
 
 
 def check_parent(scope: Scope, head: Head, request: Request) -> None:

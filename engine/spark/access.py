@@ -123,21 +123,20 @@ class RepositoryCache:
             key: Equal for repositories that may be taken for one another.
             open_new: Opens it if it is not kept; makes no request.
         """
-        with self._closing_idle():
+        with self._locked_then_closing_idle():
             kept = self._kept.get(key)
             if kept is None or not kept.repository.loop.is_running:
                 kept = self._kept[key] = _Kept(open_new())
             self._kept.move_to_end(key)
             kept.users_count += 1
-        is_interrupted = True
+        is_interrupted = False
         try:
             yield kept.repository
-            is_interrupted = False
-        except Exception:
-            is_interrupted = False
+        except BaseException as error:
+            is_interrupted = not isinstance(error, Exception)
             raise
         finally:
-            with self._closing_idle() as idle:
+            with self._locked_then_closing_idle() as idle:
                 kept.users_count -= 1
                 kept.is_forgotten |= is_interrupted
                 if kept.is_forgotten and self._kept.get(key) is kept:
@@ -146,11 +145,11 @@ class RepositoryCache:
                     idle.append(kept.repository)
 
     def close(self) -> None:
-        with self._closing_idle(0):
+        with self._locked_then_closing_idle(0):
             pass
 
     @contextlib.contextmanager
-    def _closing_idle(self, left_max: int | None = None) -> Iterator[list[SyncRepository]]:
+    def _locked_then_closing_idle(self, left_max: int | None = None) -> Iterator[list[SyncRepository]]:
         """Hold the lock for a block, and close after it what it lists and what is idle, that used longest ago first."""
         with self._lock:
             closing: list[SyncRepository] = []
