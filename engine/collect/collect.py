@@ -20,14 +20,7 @@ from engine.clock import Runtime, read_now_ms
 from engine.collect.backend import KEYS_LISTED_MAX, CollectBackend, DeleteTally, InProcessBackend, Listing, delete_keys
 from engine.collect.report import (
     Audit,
-    CollectError,
     CollectReport,
-    Deletion,
-    Kept,
-    Leftovers,
-    Listed,
-    Marked,
-    Rules,
     is_too_much,
     make_audit,
     make_header,
@@ -36,6 +29,7 @@ from engine.collect.report import (
     write_audit,
 )
 from engine.collect.runs import delete_leftovers, plan_leftovers
+from engine.collect.steps import CollectError, Deletion, Kept, Leftovers, Listed, Marked, Rules
 from engine.errors import DamagedError, EngineError, TargetError, TooMuchToDeleteError, UnsafeStoreError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import is_missing
@@ -228,7 +222,7 @@ async def _find_leftovers(store: BlobStore, rules: Rules, listed: Listed) -> Lef
         hidden = f"{error} ({error.hint})"
     unfinished = choose_unfinished(puts, listed.age_now_ms, ttl_ms)
     runs = await plan_leftovers(store, listed.age_now_ms, ttl_ms)
-    return Leftovers(unfinished=unfinished, unfinished_hidden=hidden, runs=DeleteTally(planned=runs))
+    return Leftovers(unfinished=unfinished, unfinished_hidden=hidden, runs=runs)
 
 
 class _Marking(msgspec.Struct, frozen=True):
@@ -331,6 +325,7 @@ async def _read_again(
         log=DeleteTally(planned=plan_log_deletes(kept.roots, damaged=first.damage.scopes)),
         sweep_result=await marking.backend.exclude(reached) if reached else marked.sweep_result,
         leftovers=leftovers,
+        runs=DeleteTally(planned=leftovers.runs),
     )
 
 
@@ -344,6 +339,7 @@ def _plan_deletion(marked: Marked, leftovers: Leftovers) -> Deletion:
         log=DeleteTally(planned=log_deletes),
         sweep_result=marked.sweep_result,
         leftovers=leftovers,
+        runs=DeleteTally(planned=leftovers.runs),
     )
     deletion.complete()
     return deletion
@@ -364,7 +360,7 @@ async def _delete(store: BlobStore, deletion: Deletion, backend: CollectBackend,
             deletion.uploads[prefix] = backend.so_far(prefix)
             raise
     deletion.aborted = await abort_puts(store, deletion.leftovers.unfinished.doomed)
-    await delete_leftovers(store, deletion.leftovers.runs)
+    await delete_leftovers(store, deletion.runs)
 
 
 async def _end(backend: CollectBackend) -> str:

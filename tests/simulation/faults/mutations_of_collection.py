@@ -14,7 +14,7 @@ from engine.clock import Runtime
 from engine.collect import backend as in_process_backend
 from engine.collect import collect as run
 from engine.collect.backend import CollectBackend, Listing, SweepResult
-from engine.collect.report import Deletion, Listed, Rules
+from engine.collect.steps import Deletion, Listed, Rules
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, EngineError
 from engine.inspect import discard

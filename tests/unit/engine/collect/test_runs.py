@@ -16,8 +16,9 @@ from blobstore.opening import open_store
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine.collect.backend import Deleted, InProcessBackend, Listing
 from engine.collect.collect import collect
-from engine.collect.report import POINTERS_LISTED_MAX, Audit, Rules, make_audit
+from engine.collect.report import POINTERS_LISTED_MAX, Audit, make_audit
 from engine.collect.runs import AUDITS_KEPT_MAX, end_run, resume_run
+from engine.collect.steps import Rules
 from engine.errors import TargetError, TooMuchToDeleteError, UsageError
 from engine.records.roots import References
 from engine.repository.repository import Repository
@@ -556,7 +557,7 @@ async def test_an_audit_record_that_stays_keeps_no_run(world: World, monkeypatch
 
 
 async def test_of_many_keys_some_are_told_and_all_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("report", "backend"):
+    for module in ("report", "steps", "backend"):
         monkeypatch.setattr(f"engine.collect.{module}.KEYS_LISTED_MAX", 2)
     repository = await world.process()
     await world.old_history(repository, *(f"text {n}" for n in range(6)))
