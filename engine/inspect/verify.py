@@ -172,7 +172,8 @@ async def verify(
     each blob instead, and a GET for each blob of a file read. At most 16 at once.
 
     Args:
-        sample: Share of the files to read, above 0 to 1; which ones follows from their names and `seed`.
+        sample: Share of the files to read, above 0 to 1, and at least one of each index; which ones follows from their
+            names and `seed`.
         heal: Remove TTLs that are still set on what is referenced (T2).
 
     Raises:
@@ -236,10 +237,9 @@ class _Verification:
             self._doubt_blobs(needs, place)
             problems.extend(self._find_missing(index, needs, place))
             if self._level is Level.CONTENT:
-                for parts, file in files_of(index.dir):
-                    path = "/".join(parts)
-                    if zlib.crc32(path.encode(), seed & 0xFFFFFFFF) < sample * 2**32:
-                        self.files[file.blake3, file.blobs] = (place, path, file)
+                paths = {"/".join(parts): file for parts, file in files_of(index.dir)}
+                for path in _choose(paths, sample, seed):
+                    self.files[paths[path].blake3, paths[path].blobs] = (place, path, paths[path])
 
         await map_bounded(read, places.items(), in_flight_max=IN_FLIGHT_MAX)
         return problems
@@ -329,6 +329,13 @@ async def _heal(store: BlobStore, keys: Iterable[str]) -> frozenset[str]:
     for prefix in (BLOBS, INDEXES):
         await map_bounded(heal, [k for k in ordered if k.startswith(prefix)], in_flight_max=IN_FLIGHT_MAX)
     return frozenset(gone)
+
+
+def _choose(paths: Iterable[str], sample: float, seed: int) -> Iterable[str]:
+    """Choose a share of the paths, and at least one: "no damage" is not to be said where nothing was read."""
+    drawn = {path: zlib.crc32(path.encode(), seed & 0xFFFFFFFF) for path in paths}
+    chosen = [path for path, number in drawn.items() if number < sample * 2**32]
+    return chosen or ([min(drawn, key=lambda path: drawn[path])] if drawn else [])
 
 
 def _first_file(index: SnapshotIndex, key: str) -> str:

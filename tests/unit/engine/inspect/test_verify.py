@@ -91,6 +91,14 @@ async def test_a_sample_reads_some_of_the_files_and_another_seed_others(world: W
     assert len({r.files_read for r in reports}) > 1
 
 
+async def test_the_smallest_sample_reads_a_file_of_each_index(world: World) -> None:
+    repository = await world.process()
+    for text in "ab":
+        await repository.commit(JOB, [await world.backup(repository, text)])
+    reports = [await repository.verify(level=Level.CONTENT, sample=1e-9, seed=seed) for seed in range(8)]
+    assert all(1 <= r.files_read <= r.indexes_count for r in reports)
+
+
 async def test_what_a_collection_takes_during_a_verification_is_no_damage(world: World) -> None:
     repository, other = await world.process(), await world.process()
     for text in ("one", "two"):
