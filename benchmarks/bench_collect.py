@@ -40,7 +40,7 @@ from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.collection.backend import SparkBackend
 from index.plan.collect import DeleteReason
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.keys import BLOBS, INDEXES, RunId
 
 ROOT = Path(__file__).resolve().parents[1]

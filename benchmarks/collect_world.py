@@ -29,18 +29,23 @@ from engine.spark.access import Access
 from index.snapshot.codec import encode_index, encode_record
 from index.snapshot.keys import BLOBS, INDEXES, SHARDS_COUNT, commit_key, shard_prefixes, upload_key
 from index.snapshot.model import (
+    NEVER_MS,
     BlobKey,
+    CommitPointer,
+    CommitRecord,
     DirIndex,
     FileBlob,
     FileIndex,
     FileMetadata,
     IndexReference,
+    RepositoryRecord,
     Scope,
     SnapshotIndex,
     SnapshotMetadata,
+    StoreReference,
     UniqueId,
+    WriteId,
 )
-from index.snapshot.records import NEVER_MS, CommitPointer, CommitRecord, RepositoryRecord, StoreReference, WriteId
 
 JOBS = 20
 STORES = 10

@@ -36,7 +36,7 @@ from demo.server import serving
 from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import RocksDbSettings
 from engine.spark import JobCommit, JobOptions, StatefulJob, collect
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import Scope
 
 PROJECT: Final = Path(__file__).resolve().parent.parent

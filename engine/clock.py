@@ -9,8 +9,7 @@ import uuid
 
 from blobstore.base import BlobStore
 from blobstore.errors import AccessDeniedError, StoreFullError
-from index.snapshot.model import UniqueId
-from index.snapshot.records import WriteId
+from index.snapshot.model import UniqueId, WriteId
 
 
 class Runtime:

@@ -27,7 +27,7 @@ from engine.spark import (
     register_sources,
     restore_checkpoint,
 )
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 
 BATCHES: Final = 2
 WORDS: Final = 50

@@ -14,8 +14,15 @@ from index.snapshot.codec import (
     decode_repository,
 )
 from index.snapshot.delta import apply_delta
-from index.snapshot.model import DirIndex, IndexReference, SnapshotIndex
-from index.snapshot.records import PIN_DURATION_MS, CommitPointer, CommitRecord, StoreReference
+from index.snapshot.model import (
+    PIN_DURATION_MS,
+    CommitPointer,
+    CommitRecord,
+    DirIndex,
+    IndexReference,
+    SnapshotIndex,
+    StoreReference,
+)
 
 
 async def expected_keys(store: BlobStore, now_ms: int) -> set[str]:

@@ -27,7 +27,7 @@ from engine.records.missing import find_missing, key_of
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.rocksdb.lock import check_not_held
 from engine.settings import TransferSettings
-from index.display import DisplayMixin, format_files, format_seconds
+from index.display import DisplayMixin, format_files, format_seconds, human_bytes, printable
 from index.errors import FormatError
 from index.plan.backup import BackupPlan, PlannedFile, build_snapshot, plan_backup
 from index.snapshot.contents import blob_keys
@@ -44,11 +44,10 @@ from index.snapshot.model import (
     SnapshotIndex,
     SnapshotMetadata,
     SstIdentity,
+    StoreReference,
     UniqueId,
 )
-from index.snapshot.records import StoreReference
 from index.spark.names import parse_state_name
-from index.text import human_bytes, printable
 
 
 class BackupSource(Protocol):

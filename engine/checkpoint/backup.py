@@ -30,15 +30,13 @@ from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
-from index.display import DisplayMixin
+from index.display import DisplayMixin, count
 from index.errors import VersionMissingError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
+from index.snapshot.model import Scope, StoreReference
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, CheckpointBackup, StoreId, decode_checkpoint_backup
 from index.spark.lineage import Lineage
-from index.text import count
 
 OPERATION: Final = "backup checkpoint"
 ATTEMPTS_MAX: Final = 3

@@ -9,10 +9,10 @@ from engine.records.find import CHOICES_MAX
 from engine.records.leases import PinLease
 from engine.records.missing import find_complete
 from engine.repository.repository import Repository
+from index.display import iso_time
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from index.spark.checkpoint import CheckpointBackup, StoredBackup, choose_checkpoint_backup, decode_checkpoint_backup
-from index.text import iso_time
 
 _FIND: Final = "find backup"
 # Batches that a hint lists.

@@ -33,8 +33,7 @@ from engine.state.settings import StateStoreSettings
 from engine.state.sources import IndexStateFiles
 from engine.state.zips import build_state_zip
 from index.snapshot.contents import files_of
-from index.snapshot.model import FilePath
-from index.snapshot.records import StoreReference
+from index.snapshot.model import FilePath, StoreReference
 from index.spark.checkpoint import StoreId
 from index.spark.checksums import FileChecksum, encode_file_checksum
 from index.spark.lineage import Resolution, target_in_index

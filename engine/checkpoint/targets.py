@@ -20,11 +20,11 @@ from engine.errors import TargetError, UsageError
 from engine.restore.staging import Staging
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import ENTRY_BYTES_MAX
+from index.display import iso_time
 from index.snapshot.model import FilePath
 from index.spark.checkpoint import COMMITS, OFFSETS, SOURCES, STATE
 from index.spark.names import LOGS, SSTS, parse_state_name
 from index.spark.query_logs import decode_query_id, parse_batch_name
-from index.text import iso_time
 
 _NOT_IN_NAMES: Final = re.compile(r"[^0-9TZ]")
 # Files under way at once.

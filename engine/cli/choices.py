@@ -13,11 +13,9 @@ from engine.errors import NotFoundError, UsageError
 from engine.repository.sync import SyncRepository
 from engine.text import Moment
 from index.errors import UnsafeNameError
-from index.plan.commits import Commit
-from index.plan.retention import RetentionPolicy
+from index.plan.commits import Commit, RetentionPolicy
 from index.snapshot.keys import encode_component, encode_scope
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
+from index.snapshot.model import Scope, StoreReference
 
 # Indexes of a commit that are in memory at a time.
 INDEXES_IN_FLIGHT_MAX: Final = 8

@@ -14,8 +14,8 @@ from engine.cli.options import origin_hint
 from engine.cli.output import SCHEMA, log
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
 from engine.text import without_credentials
+from index.display import printable
 from index.errors import FormatError
-from index.text import printable
 
 CAUSES_SHOWN_MAX: Final = 8
 

@@ -23,10 +23,9 @@ import click
 import msgspec
 
 from engine.clock import Runtime
+from index.display import count, human_bytes, iso_time, printable
 from index.plan.commits import Commit
-from index.snapshot.model import Scope
-from index.snapshot.records import NameRecord
-from index.text import count, human_bytes, iso_time, printable
+from index.snapshot.model import NameRecord, Scope
 
 SCHEMA: Final = 1
 

@@ -17,10 +17,9 @@ from engine.records.indexes import is_missing
 from engine.repository.repository import Repository
 from index.errors import FormatError
 from index.snapshot.contents import blob_keys, files_of, new_blob_keys
-from index.snapshot.invariants import check_index_reference
+from index.snapshot.invariants import check_commit, check_index_reference
 from index.snapshot.keys import INDEXES, parse_upload_key
-from index.snapshot.model import BlobKey, SnapshotIndex
-from index.snapshot.records import NEVER_MS, CommitRecord, WriteId, check_commit
+from index.snapshot.model import NEVER_MS, BlobKey, CommitRecord, SnapshotIndex, WriteId
 
 RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
 IN_FLIGHT_MAX: Final = 16

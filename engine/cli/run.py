@@ -13,7 +13,7 @@ from engine.cli.output import JSON, log
 from engine.clock import Runtime
 from engine.errors import CommitUnknownError
 from engine.progress import CountedProgress, Progress, SummedProgress
-from index.text import printable
+from index.display import printable
 
 if TYPE_CHECKING:
     from engine.metrics.names import Samples

@@ -33,10 +33,10 @@ from engine.records.leases import PinLease
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.text import Moment
+from index.display import printable
 from index.plan.commits import Commit
 from index.snapshot.keys import RunId, make_run_id
 from index.snapshot.model import Scope
-from index.text import printable
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Self, TextIO
 
-from index.text import human_bytes, human_duration
+from index.display import human_bytes, human_duration
 
 Log = Callable[[str, Mapping[str, int]], None]
 

@@ -1,10 +1,10 @@
 """Check the plan of a collection by deriving it another way (design 0006, P6). Nothing is written to the repository.
 
 Uploads are listed, then roots are read and followed; what nothing keeps is compared with the plan's lines, in memory.
-This shares with the planner (`engine.records.roots`, `index.plan.commits`, `index.plan.retention`) the codecs and the
-requests alone: what is a root and what it keeps is written here once more, so that a fault over there does not call
-itself right. The repository may have moved on since the plan was made: what only newer roots reach, what came later
-and what is gone is counted, and makes no plan wrong.
+This shares with the planner (`engine.records.roots`, `index.plan.commits`) the codecs and the requests alone: what is a
+root and what it keeps is written here once more, so that a fault over there does not call itself right. The repository
+may have moved on since the plan was made: what only newer roots reach, what came later and what is gone is counted, and
+makes no plan wrong.
 """
 
 import fnmatch
@@ -25,6 +25,7 @@ from engine.records.log import Decode, read_record
 from index.display import DisplayMixin
 from index.errors import FormatError, IndexInvariantError, PlanFileError, UnsafeNameError
 from index.plan.collect import PlannedUpload, is_upload_key
+from index.plan.commits import RetentionPolicy, RetentionRule
 from index.plan.plan_format import (
     LINES_SUFFIX,
     PLAN_HEADER_BYTES_MAX,
@@ -37,7 +38,6 @@ from index.plan.plan_format import (
     decode_plan_header,
     decode_plan_summary,
 )
-from index.plan.retention import RetentionPolicy, RetentionRule
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_boundary, decode_commit, decode_index, decode_name, decode_pin
 from index.snapshot.delta import apply_delta
 from index.snapshot.keys import (
@@ -53,14 +53,17 @@ from index.snapshot.keys import (
     parse_pin_key,
     run_began_at_ms,
 )
-from index.snapshot.model import DirIndex, IndexReference, Scope, SnapshotIndex
-from index.snapshot.records import (
+from index.snapshot.model import (
     NEVER_MS,
     PIN_DURATION_MS,
     Boundary,
     CommitPointer,
     CommitRecord,
+    DirIndex,
+    IndexReference,
     RepositoryRecord,
+    Scope,
+    SnapshotIndex,
     StoreReference,
 )
 

@@ -50,14 +50,13 @@ from engine.records.roots import (
     read_roots,
 )
 from engine.records.settle import settle_record
+from index.display import count
 from index.errors import FormatError, UnknownFormatError
 from index.plan.collect import UnfinishedUpload, choose_unfinished
+from index.plan.commits import Retention, RetentionPolicy, as_policy
 from index.plan.plan_format import PLAN_HEADER_NAME, PLAN_SUMMARY_NAME, Outcome, encode_plan_header
-from index.plan.retention import Retention, RetentionPolicy, as_policy
 from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id
-from index.snapshot.model import IndexReference, Scope
-from index.snapshot.records import Boundary, RepositoryRecord
-from index.text import count
+from index.snapshot.model import Boundary, IndexReference, RepositoryRecord, Scope
 
 # The default share of all bytes of blobs and indexes that one run may delete.
 DELETE_SHARE_MAX: Final = 0.2

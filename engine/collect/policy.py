@@ -24,8 +24,8 @@ import msgspec
 
 from engine.errors import UsageError, bare_message
 from engine.text import Moment, parse_moment
-from index.plan.retention import Retention, RetentionPolicy, RetentionRule, shadows
-from index.text import iso_time
+from index.display import iso_time
+from index.plan.commits import Retention, RetentionPolicy, RetentionRule, shadows
 
 POLICY_BYTES_MAX: Final = 1024 * 1024
 # The keys of a rule, each with its type and what to write there.

@@ -13,11 +13,12 @@ from engine.collect.backend import KEYS_LISTED_MAX, SweepResult
 from engine.collect.steps import CollectError, Deletion, Kept, Listed, Rules
 from engine.records.log import ScopeLog
 from engine.records.roots import Roots
-from index.display import DisplayMixin, format_value
+from index.display import DisplayMixin, count, format_value, human_bytes, printable, shortened
 from index.plan.collect import (
     PlannedDelete,
     ReasonTotal,
 )
+from index.plan.commits import KeepReason
 from index.plan.plan_format import (
     AuditedBoundary,
     AuditedScope,
@@ -30,11 +31,8 @@ from index.plan.plan_format import (
     RootPin,
     encode_audit,
 )
-from index.plan.retention import KeepReason
 from index.snapshot.keys import RunId, audit_key, parse_name_key
-from index.snapshot.model import Scope
-from index.snapshot.records import Boundary
-from index.text import count, human_bytes, printable, shortened
+from index.snapshot.model import Boundary, Scope
 
 # For other programs; audit records and plans are written by a collection alone.
 __all__ = ["CollectReport", "KeptCommit"]

@@ -23,7 +23,7 @@ from index.plan.plan_format import (
     encode_run_header,
 )
 from index.snapshot.keys import AUDIT, RUNS, RunId, parse_audit_key, parse_run_key, run_began_at_ms, run_key, run_prefix
-from index.snapshot.records import RepositoryRecord
+from index.snapshot.model import RepositoryRecord
 
 COLLECT: Final = RequestMetadata(payload_path="collect")
 AUDITS_KEPT_MAX: Final = 1000

@@ -18,10 +18,9 @@ from index.plan.collect import (
     sum_deletes,
     sum_totals,
 )
-from index.plan.retention import RetentionPolicy
+from index.plan.commits import RetentionPolicy
 from index.snapshot.keys import BLOBS, INDEXES, RunId
-from index.snapshot.model import IndexReference
-from index.snapshot.records import Boundary, RepositoryRecord
+from index.snapshot.model import Boundary, IndexReference, RepositoryRecord
 
 CollectError = EngineError | FormatError | StoreError
 

@@ -13,8 +13,7 @@ from engine.records.log import find_boundary, load_log, put_boundary
 from engine.records.repository import check_commits
 from index.display import DisplayMixin
 from index.plan.commits import Commit, plan_forget
-from index.snapshot.model import Scope
-from index.snapshot.records import Boundary
+from index.snapshot.model import Boundary, Scope
 
 OPERATION: Final = "forget"
 # An answer is lost, or a collector takes the boundary away that has just been met: each time one attempt more.

@@ -28,8 +28,16 @@ from index.errors import FormatError
 from index.plan.commits import Commit, Verdict, judge_record, valid_commits
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import LOG, commit_key, encode_component
-from index.snapshot.model import IndexReference, Scope
-from index.snapshot.records import NEVER_MS, CommitPointer, CommitRecord, RepositoryRecord, ScopeLayout, WriteId
+from index.snapshot.model import (
+    NEVER_MS,
+    CommitPointer,
+    CommitRecord,
+    IndexReference,
+    RepositoryRecord,
+    Scope,
+    ScopeLayout,
+    WriteId,
+)
 
 # Any commit may be the parent, as far as the caller is concerned; what the results were diffed against counts (C2).
 ANY: Final = "any"

@@ -52,8 +52,7 @@ from engine.records.settle import new_indexes_of, settle_keys, settle_record
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.keys import commit_key
-from index.snapshot.model import Scope
-from index.snapshot.records import CommitPointer, CommitRecord, RepositoryRecord, ScopeLayout
+from index.snapshot.model import CommitPointer, CommitRecord, RepositoryRecord, Scope, ScopeLayout
 
 # A writer meets its own late record at most once per attempt; more means that something else is wrong.
 COMMIT_ATTEMPTS_MAX: Final = 3

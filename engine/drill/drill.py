@@ -30,8 +30,7 @@ from engine.settings import STORES_AT_ONCE, share_among
 from index.plan.commits import Commit
 from index.plan.restore import FetchedRun, RestoredFile, plan_restore
 from index.snapshot.keys import encode_component
-from index.snapshot.model import FileBlob, Scope
-from index.snapshot.records import StoreReference
+from index.snapshot.model import FileBlob, Scope, StoreReference
 
 SCRATCH_PREFIX: Final = "tidemark-restore-drill-"
 _OPERATION: Final = "bench restore"

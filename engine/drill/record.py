@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar, Final
 import msgspec
 
 from engine.text import table
-from index.display import DisplayMixin
+from index.display import DisplayMixin, count, human_bytes, human_duration
 from index.errors import FormatError, UnknownFormatError
-from index.text import count, human_bytes, human_duration
 
 SCHEMA: Final = 1
 HISTORY_NAME: Final = "restore-drills.jsonl"

@@ -19,7 +19,7 @@ from engine.restore.staging import remove_tree
 from engine.rocksdb.store import RocksDbSettings, list_families, open_family
 from index.display import DisplayMixin
 from index.errors import FormatError
-from index.snapshot.records import StoreReference
+from index.snapshot.model import StoreReference
 from index.spark.checkpoint import decode_checkpoint_backup
 
 SCRATCH_PREFIX: Final = "tidemark-keys-"

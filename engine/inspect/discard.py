@@ -25,7 +25,7 @@ from index.plan.collect import is_upload_key
 from index.plan.commits import FORGOTTEN_AHEAD, Commit, is_number_closed
 from index.snapshot.codec import decode_name, decode_pin
 from index.snapshot.keys import NAMES, boundary_key, is_pin_key, parse_log_key, parse_name_key
-from index.snapshot.records import Boundary
+from index.snapshot.model import Boundary
 
 OPERATION: Final = "discard"
 _MAY_ARRIVE: Final = "discard again: the boundary may still arrive, and closes what it does not keep"

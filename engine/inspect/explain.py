@@ -17,7 +17,7 @@ from engine.records.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, plan_sc
 from index.display import DisplayMixin
 from index.errors import UnsafeNameError
 from index.plan.collect import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key
-from index.plan.retention import KeepReason, Retention, RetentionPolicy, as_policy
+from index.plan.commits import KeepReason, Retention, RetentionPolicy, as_policy
 from index.snapshot.contents import files_of
 from index.snapshot.keys import (
     INDEXES,
@@ -30,8 +30,7 @@ from index.snapshot.keys import (
     parse_pin_key,
     parse_run_key,
 )
-from index.snapshot.model import IndexReference, Scope
-from index.snapshot.records import RepositoryRecord
+from index.snapshot.model import IndexReference, RepositoryRecord, Scope
 
 # Of all that leads to a key, the most that is listed.
 PATHS_LISTED_MAX: Final = 20

@@ -19,7 +19,7 @@ from engine.records.indexes import read_index
 from engine.records.leases import list_names
 from engine.records.log import Noted, Unreadable, list_log, read_boundary, read_commit, read_vouched, repeat_reading
 from engine.records.roots import read_pins
-from index.display import DisplayMixin
+from index.display import DisplayMixin, iso_time, printable, shortened
 from index.errors import FormatError
 from index.plan.commits import (
     NOTHING_VOUCHES,
@@ -33,10 +33,16 @@ from index.plan.commits import (
 )
 from index.snapshot.contents import SnapshotShare, measure_share
 from index.snapshot.keys import boundary_key, commit_key
-from index.snapshot.model import Scope
-from index.snapshot.records import Boundary, CommitPointer, CommitRecord, NameRecord, RepositoryRecord, StoreReference
+from index.snapshot.model import (
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    NameRecord,
+    RepositoryRecord,
+    Scope,
+    StoreReference,
+)
 from index.spark.checkpoint import decode_checkpoint_backup
-from index.text import iso_time, printable, shortened
 
 ENTRIES_MAX: Final = 20
 READS_IN_FLIGHT_MAX: Final = 16

@@ -14,9 +14,8 @@ from engine.metrics.names import Samples
 from engine.repository.repository import Repository
 from index.errors import FormatError
 from index.plan.collect import DeleteReason
-from index.plan.commits import Commit
+from index.plan.commits import Commit, RetentionPolicy
 from index.plan.plan_format import AuditRecord, decode_audit
-from index.plan.retention import RetentionPolicy
 from index.snapshot.keys import AUDIT, parse_audit_key, run_began_at_ms
 from index.snapshot.model import Scope
 

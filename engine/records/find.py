@@ -10,11 +10,10 @@ from engine.records.leases import PinLease, hold_pin, list_names, read_name
 from engine.records.log import Noted, ScopeLog, load_log, load_scope
 from engine.records.missing import find_complete
 from engine.records.repository import OpenRepository
+from index.display import iso_time
 from index.plan.commits import Commit, commit_of_name, fits
 from index.snapshot.keys import parse_log_key
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
-from index.text import iso_time
+from index.snapshot.model import Scope, StoreReference
 
 # Attempts of a reader whose commit is collected before its pin is there.
 CHOICES_MAX: Final = 3

@@ -17,8 +17,7 @@ from index.snapshot.contents import blob_keys, files_of
 from index.snapshot.delta import make_delta, resolve_deltas
 from index.snapshot.invariants import HASH_BYTES, INDEX_DELTAS_MAX, check_snapshot_index
 from index.snapshot.keys import INDEXES, upload_key
-from index.snapshot.model import DirIndex, IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex
-from index.snapshot.records import StoreReference
+from index.snapshot.model import DirIndex, IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex, StoreReference
 
 # A smaller index is always stored whole: a delta would save less than the request costs that it adds to a reading.
 WHOLE_BYTES_MAX: Final = 256 * 1024

@@ -40,8 +40,7 @@ from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.commits import Commit, Naming, choose_naming, is_closed
 from index.snapshot.codec import decode_name, encode_record
 from index.snapshot.keys import NAMES, name_key, name_prefix, names_prefix, parse_name_key, pin_key
-from index.snapshot.model import Scope
-from index.snapshot.records import PIN_DURATION_MS, NameRecord, Pin, RepositoryRecord
+from index.snapshot.model import PIN_DURATION_MS, NameRecord, Pin, RepositoryRecord, Scope
 
 RENEWALS_PER_DURATION: Final = 3
 

@@ -28,8 +28,7 @@ from index.plan.commits import (
 )
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit, decode_repository, encode_record
 from index.snapshot.keys import LOG, REPOSITORY, boundary_key, commit_key, log_prefix, log_start_after, parse_log_key
-from index.snapshot.model import Scope
-from index.snapshot.records import Boundary, CommitPointer, CommitRecord
+from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Scope
 
 # A collection may run beside a reader; it moves the log at most once per run, so a few new attempts always suffice.
 LOAD_ATTEMPTS_MAX: Final = 5

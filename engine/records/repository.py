@@ -23,8 +23,7 @@ from engine.records.missing import MissingBlobs
 from engine.settings import TransferSettings
 from index.snapshot.codec import decode_repository, encode_record
 from index.snapshot.keys import PREFIXES, REPOSITORY
-from index.snapshot.model import Scope
-from index.snapshot.records import RepositoryRecord
+from index.snapshot.model import RepositoryRecord, Scope
 
 # Empty keys that consoles make of a prefix, as `log/`.
 MARKERS_MAX: Final = 8

@@ -29,8 +29,7 @@ from index.plan.collect import (
     pin_is_removable,
     plan_scope,
 )
-from index.plan.commits import NOTHING_VOUCHES, Commit, Naming
-from index.plan.retention import RetentionPolicy
+from index.plan.commits import NOTHING_VOUCHES, Commit, Naming, RetentionPolicy
 from index.snapshot.codec import decode_pin
 from index.snapshot.keys import (
     PINS,
@@ -42,13 +41,14 @@ from index.snapshot.keys import (
     parse_name_key,
     parse_upload_key,
 )
-from index.snapshot.model import IndexReference, Scope
-from index.snapshot.records import (
+from index.snapshot.model import (
     PIN_DURATION_MS,
     Boundary,
     CommitPointer,
     CommitRecord,
+    IndexReference,
     RepositoryRecord,
+    Scope,
     StoreReference,
 )
 

@@ -10,8 +10,7 @@ from engine.errors import DamagedError
 from engine.records.indexes import read_index
 from index.snapshot.contents import new_blob_keys
 from index.snapshot.keys import INDEXES
-from index.snapshot.model import BlobKey, IndexReference
-from index.snapshot.records import CommitRecord
+from index.snapshot.model import BlobKey, CommitRecord, IndexReference
 
 _SETTLE: Final = RequestMetadata(payload_path="settle")
 REQUESTS_IN_FLIGHT_MAX: Final = 16

@@ -19,8 +19,8 @@ from engine.inspect.history import HistoryEntry, State, format_offsets
 from engine.inspect.verify import ProblemKind
 from engine.local.transfer import write_whole
 from engine.report.gather import JobFacts, ReportFacts
+from index.display import count, human_bytes, iso_time, printable, shortened
 from index.plan.plan_format import AuditRecord
-from index.text import count, human_bytes, iso_time, printable, shortened
 
 TEXT_LENGTH_MAX: Final = 400
 # A cell that is not longer stays on one line.

@@ -62,14 +62,22 @@ from engine.settings import TransferSettings
 from engine.state.restore import RestoredState, StateRestoreOptions, find_state_commit, restore_state
 from engine.state.sources import IndexStateFiles
 from index.plan.backup import BackupPlan
-from index.plan.commits import Commit
+from index.plan.commits import Commit, Retention, RetentionPolicy
 from index.plan.restore import RestorePlan
-from index.plan.retention import Retention, RetentionPolicy
 from index.snapshot.contents import blobs_needed
 from index.snapshot.delta import IndexDifference, diff_indexes
 from index.snapshot.keys import encode_component
-from index.snapshot.model import IndexReference, Scope, SnapshotIndex, UniqueId
-from index.snapshot.records import CommitPointer, NameRecord, RepositoryRecord, ScopeLayout, StoreReference
+from index.snapshot.model import (
+    CommitPointer,
+    IndexReference,
+    NameRecord,
+    RepositoryRecord,
+    Scope,
+    ScopeLayout,
+    SnapshotIndex,
+    StoreReference,
+    UniqueId,
+)
 
 Result = TypeVar("Result")
 

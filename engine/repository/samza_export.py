@@ -16,8 +16,7 @@ from engine.records.find import require_store
 from engine.repository.repository import Repository
 from index.plan.commits import Commit
 from index.samza.format import encode_samza_index, samza_checkpoint_id, to_samza
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
+from index.snapshot.model import Scope, StoreReference
 
 # Samza stores every file as one blob, and its offsets end at 2 GiB.
 _ONE_BLOB_BYTES: Final = 2**40

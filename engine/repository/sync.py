@@ -9,8 +9,7 @@ from engine.records.find import Choice
 from engine.records.leases import PinLease
 from engine.repository.repository import Repository
 from index.plan.commits import Commit
-from index.snapshot.model import Scope
-from index.snapshot.records import RepositoryRecord
+from index.snapshot.model import RepositoryRecord, Scope
 
 
 class SyncRepository(Facade[Repository]):

@@ -36,8 +36,7 @@ from index.plan.commits import Commit
 from index.plan.restore import RestorePlan, plan_restore
 from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.dir_diff import LocalFile, pairs_to_identify
-from index.snapshot.model import FilePath, SnapshotIndex
-from index.snapshot.records import CommitPointer, StoreReference
+from index.snapshot.model import CommitPointer, FilePath, SnapshotIndex, StoreReference
 
 
 class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from engine.errors import UsageError
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
-from index.snapshot.records import RepositoryRecord
+from index.snapshot.model import RepositoryRecord
 
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 KEPT_MAX: Final = 8

@@ -23,8 +23,7 @@ from engine.repository.repository import Repository
 from engine.settings import TransferSettings, share_among
 from engine.spark.access import Access
 from engine.spark.errors import TaskFailedError, last_error
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
+from index.snapshot.model import Scope, StoreReference
 
 T = TypeVar("T")
 ArrowTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]

@@ -35,8 +35,7 @@ from engine.spark.store_task import (
 from engine.spark.tasks import PURPOSE, RestoreForRun
 from index.display import DisplayMixin
 from index.plan.commits import Commit
-from index.snapshot.model import Scope
-from index.snapshot.records import ScopeLayout
+from index.snapshot.model import Scope, ScopeLayout
 
 # Spark's Murmur3 `hash` with its fixed seed, over the key columns in their order, `pmod` the number of tasks.
 KEY_HASH: Final = "spark-hash-v1"

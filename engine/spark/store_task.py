@@ -18,8 +18,7 @@ from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access
 from engine.spark.claims import READERS, Attempt, ReadyStore, StoreClaims, StoreState
 from engine.spark.errors import PartitioningError
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
+from index.snapshot.model import Scope, StoreReference
 
 TASK_COLUMN: Final = "__tidemark_task"
 

@@ -24,8 +24,7 @@ from engine.spark.claims import ReadyStore
 from engine.spark.spread import StoreOutcome, StoresTask, StoreWork, spread
 from engine.spark.store_task import JobRun, state_of
 from index.snapshot.keys import encode_component
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
+from index.snapshot.model import Scope, StoreReference
 
 T = TypeVar("T")
 

@@ -22,8 +22,7 @@ from index.display import DisplayMixin
 from index.errors import LineageError, VersionMissingError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
-from index.snapshot.model import FilePath, Scope, SnapshotIndex, UniqueId
-from index.snapshot.records import StoreReference
+from index.snapshot.model import FilePath, Scope, SnapshotIndex, StoreReference, UniqueId
 from index.spark.lineage import Resolution, resolve_index, target_in_index
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion, snapshot_name

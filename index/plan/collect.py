@@ -9,11 +9,18 @@ import msgspec
 from typing_extensions import override
 
 from index.errors import UnsafeNameError
-from index.plan.commits import Commit, LogListing, is_closed, is_number_closed, valid_commits
-from index.plan.retention import KeepReason, Retention, choose_kept
+from index.plan.commits import (
+    Commit,
+    KeepReason,
+    LogListing,
+    Retention,
+    choose_kept,
+    is_closed,
+    is_number_closed,
+    valid_commits,
+)
 from index.snapshot.keys import parse_upload_key
-from index.snapshot.model import Scope
-from index.snapshot.records import NEVER_MS, Boundary, CommitPointer, CommitRecord, NameRecord, Pin
+from index.snapshot.model import NEVER_MS, Boundary, CommitPointer, CommitRecord, NameRecord, Pin, Scope
 
 
 class DeleteReason(StrEnum):

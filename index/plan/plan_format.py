@@ -36,10 +36,9 @@ from index.errors import (
     UnsafeNameError,
 )
 from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, sum_totals
-from index.plan.retention import KeepReason, RetentionPolicy
+from index.plan.commits import KeepReason, RetentionPolicy
 from index.snapshot.keys import BLOBS, INDEXES, SHARDS_COUNT, RunId, check_run_id, parse_upload_key
-from index.snapshot.model import SIZE_BYTES_MAX, Scope
-from index.snapshot.records import NEVER_MS, CommitPointer
+from index.snapshot.model import NEVER_MS, SIZE_BYTES_MAX, CommitPointer, Scope
 
 PLAN_HEADER_NAME: Final = "plan.json"
 PLAN_SUMMARY_NAME: Final = "summary.json"

@@ -32,20 +32,25 @@ from index.errors import (
     UnknownFormatError,
     UnsafeNameError,
 )
-from index.snapshot.invariants import check_index_delta, check_snapshot_index
-from index.snapshot.model import IndexDelta, SnapshotIndex, StoredIndex
-from index.snapshot.records import (
-    Boundary,
-    CommitRecord,
-    NameRecord,
-    Pin,
-    RepositoryRecord,
-    StoredRecord,
+from index.snapshot.invariants import (
     check_boundary,
     check_commit,
+    check_index_delta,
     check_name,
     check_pin,
     check_repository,
+    check_snapshot_index,
+)
+from index.snapshot.model import (
+    Boundary,
+    CommitRecord,
+    IndexDelta,
+    NameRecord,
+    Pin,
+    RepositoryRecord,
+    SnapshotIndex,
+    StoredIndex,
+    StoredRecord,
 )
 
 # Caps on stored bytes, for readers that fetch them (design 0001, F4).

@@ -1,9 +1,11 @@
-"""What a snapshot index must be before anything is done with it: the numbered rules M1 to M16 of design 0001.
+"""What an index and a record must be before anything is done with them: the numbered rules M1 to M22 of design 0001.
 
 The same checks run before a value is written and after it is read, so that neither a fault of ours nor hostile bytes
 get any further. What breaks a rule is refused by IndexInvariantError with the number of the rule in its message, a name
-or key of a form that none has by UnsafeNameError. At the end are the small checks of numbers, texts and hashes that
-`records` shares.
+or key of a form that none has by UnsafeNameError.
+
+What is checked of a record is what it shows alone; whether it is valid, void or closed is decided from a whole log
+(`index.plan.commits`).
 """
 
 import itertools
@@ -11,10 +13,13 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from index.errors import FormatError, IndexInvariantError
-from index.snapshot.keys import BLOBS, INDEXES, check_file_name, encode_component, parse_upload_key
+from index.errors import FormatError, IndexInvariantError, UnknownFormatError
+from index.snapshot.keys import BLOBS, INDEXES, check_file_name, encode_component, encode_scope, parse_upload_key
 from index.snapshot.model import (
     SIZE_BYTES_MAX,
+    Boundary,
+    CommitPointer,
+    CommitRecord,
     DirDelta,
     DirIndex,
     FileBlob,
@@ -24,9 +29,15 @@ from index.snapshot.model import (
     IndexDelta,
     IndexReference,
     LineageItem,
+    NameRecord,
     Pack,
+    Pin,
+    RepositoryRecord,
+    Scope,
+    ScopeLayout,
     SnapshotIndex,
     SnapshotMetadata,
+    StoreReference,
 )
 
 # Directories between the root and the deepest one.
@@ -36,6 +47,8 @@ ENTRIES_MAX: Final = 5_000_000
 # Deltas between an index and the whole one that it starts from (design 0002, P2).
 INDEX_DELTAS_MAX: Final = 16
 LINEAGE_ITEMS_MAX: Final = 4096
+STORES_MAX: Final = 200_000
+KEY_LAYOUT: Final = 1
 HASH_BYTES: Final = 32
 TEXT_BYTES_MAX: Final = 1024
 
@@ -43,7 +56,8 @@ _CRC32_MAX: Final = 2**32 - 1
 _MODE_MAX: Final = 0o7777
 _TIME_NS_MIN: Final = -(2**63)
 _OWNER_BYTES_MAX: Final = 255
-_UNIQUE_ID_BYTES_MAX: Final = 200
+_ID_BYTES_MAX: Final = 200
+_OFFSETS_BYTES_MAX: Final = 64 * 1024 * 1024
 _SESSION = re.compile(r"[0-9a-f]{20}")
 # Names that `check_file_name` accepts, at a glance; it is asked about every other one.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
@@ -124,6 +138,128 @@ def check_index_reference(reference: IndexReference, rule: str, what: str) -> No
         raise broken(rule, f"{reference.key} is not in {INDEXES}", what)
     check_hash(reference.sha256, rule, f"hash of the {what}")
     check_number(reference.size_bytes, rule, f"size of the {what}", low=1)
+
+
+def check_commit(record: CommitRecord) -> None:
+    """Refuse a commit record that breaks one of these rules.
+
+    - M17. Its stores are strictly ascending by task and store, at most STORES_MAX, each with a valid index reference
+      (M16), texts that fit, and counts, sizes and version that are not negative; in the scope of one task all are that
+      task's. Each was first named by a record from 1 to this record's number.
+    - M18. Its number is at least 1 and above that of its predecessor and, in a rewind, of its source. A rewind names a
+      source; a fork names a source and its scope; a commit names neither. Its version and its times are not negative.
+    """
+    encode_scope(record.scope)
+    check_number(record.number, "M18", "number", low=1)
+    check_text(record.write_id, "M18", "write id", bytes_max=_ID_BYTES_MAX)
+    check_number(record.version, "M18", "version")
+    check_text(record.offsets, "M18", "offsets", bytes_max=_OFFSETS_BYTES_MAX, empty=True)
+    check_number(record.valid_until_ms, "M18", "valid_until_ms")
+    check_number(record.predecessor_committed_at_ms, "M18", "predecessor_committed_at_ms")
+    _check_ancestry(record)
+    _check_layout(record.layout)
+    _check_stores(record.stores, record.scope, named_by_max=record.number)
+
+
+def check_boundary(boundary: Boundary) -> None:
+    """Check M19: a boundary's number is at least 1; those of the records that it keeps ascend from 1 to its own."""
+    encode_scope(boundary.scope)
+    check_number(boundary.number, "M19", "number", low=1)
+    previous = 0
+    for pointer in boundary.kept:
+        _check_pointer(pointer, "M19", "kept record", number_max=boundary.number)
+        if pointer.number <= previous:
+            raise broken("M19", f"{pointer.number} comes after {previous}", "kept records")
+        previous = pointer.number
+
+
+def check_pin(pin: Pin) -> None:
+    """Check M20: a pin's id is 20 lower-case hexadecimal digits, its duration not negative, its stores as in M17."""
+    check_session(pin.id, "M20", "pin id")
+    encode_scope(pin.scope)
+    _check_pointer(pin.source, "M20", "source")
+    check_number(pin.duration_ms, "M20", "duration_ms")
+    check_text(pin.purpose, "M20", "purpose", empty=True)
+    _check_stores(pin.stores, pin.scope, named_by_max=pin.source.number)
+
+
+def check_name(record: NameRecord) -> None:
+    """Check M21: a name is a name for a key; its version and time are not negative, its stores are as in M17."""
+    encode_scope(record.scope)
+    encode_component(record.name)
+    _check_pointer(record.source, "M21", "source")
+    check_number(record.version, "M21", "version")
+    check_number(record.committed_at_ms, "M21", "committed_at_ms")
+    _check_stores(record.stores, record.scope, named_by_max=record.source.number)
+
+
+def check_repository(record: RepositoryRecord) -> None:
+    """Check M22: a repository has an id, a TTL above its margin, a collection period and a known key layout.
+
+    Raises:
+        UnknownFormatError: The key layout is a newer one.
+    """
+    if record.key_layout > KEY_LAYOUT:
+        raise UnknownFormatError(
+            f"the repository has key layout {record.key_layout}; this version knows {KEY_LAYOUT}",
+            subject="repository",
+            hint="use a newer tidemark",
+        )
+    check_number(record.key_layout, "M22", "key layout", low=KEY_LAYOUT)
+    check_text(record.id, "M22", "repository id", bytes_max=_ID_BYTES_MAX)
+    check_number(record.ttl_ms, "M22", "ttl_ms", low=1)
+    check_number(record.margin_ms, "M22", "margin_ms", high=record.ttl_ms - 1)
+    check_number(record.collection_period_ms, "M22", "collection_period_ms", low=1)
+
+
+def _check_ancestry(record: CommitRecord) -> None:
+    below = record.number - 1
+    if record.predecessor is not None:
+        _check_pointer(record.predecessor, "M18", "predecessor", number_max=below)
+    if (record.source is not None) != (record.kind != "commit"):
+        raise broken("M18", f"a {record.kind} names a source, or names none", "source")
+    if (record.source_scope is not None) != (record.kind == "fork"):
+        raise broken("M18", f"a {record.kind} names its scope, or does not", "source")
+    if record.source is not None:
+        _check_pointer(record.source, "M18", "source", number_max=below if record.kind == "rewind" else SIZE_BYTES_MAX)
+    if record.source_scope is not None:
+        encode_scope(record.source_scope)
+
+
+def _check_layout(layout: ScopeLayout) -> None:
+    check_number(layout.tasks_count, "M18", "tasks_count")
+    check_text(layout.key_hash, "M18", "key_hash", bytes_max=_ID_BYTES_MAX, empty=True)
+    for column in layout.key_columns:
+        check_text(column, "M18", "key column")
+
+
+def _check_stores(stores: tuple[StoreReference, ...], scope: Scope, *, named_by_max: int) -> None:
+    if len(stores) > STORES_MAX:
+        raise broken("M17", f"more than {STORES_MAX} stores", str(scope))
+    previous = ("", "")
+    for reference in stores:
+        name = (reference.task, reference.store)
+        if name <= previous:
+            raise broken("M17", f"{name} comes after {previous}", "stores")
+        previous = name
+    for task in {reference.task for reference in stores}:
+        encode_component(task)
+    for reference in stores:
+        what = f"store {reference.task}/{reference.store}"
+        check_text(reference.store, "M17", "store")
+        check_text(reference.unique_id, "M17", f"unique id of {what}", bytes_max=_ID_BYTES_MAX)
+        if scope.task is not None and reference.task != scope.task:
+            raise broken("M17", f"is not a store of {scope}", what)
+        check_index_reference(reference.index, "M16", f"index of {what}")
+        check_number(reference.version, "M17", f"version of {what}")
+        check_number(reference.number, "M17", f"number of {what}", low=1, high=named_by_max)
+        check_number(reference.files_count, "M17", f"files_count of {what}")
+        check_number(reference.size_bytes, "M17", f"size_bytes of {what}")
+
+
+def _check_pointer(pointer: CommitPointer, rule: str, what: str, *, number_max: int = SIZE_BYTES_MAX) -> None:
+    check_number(pointer.number, rule, f"number of the {what}", low=1, high=number_max)
+    check_text(pointer.write_id, rule, f"write id of the {what}", bytes_max=_ID_BYTES_MAX)
 
 
 class _IndexWalk:
@@ -342,7 +478,7 @@ def _check_snapshot_metadata(metadata: SnapshotMetadata) -> None:
     encode_component(metadata.job)
     encode_component(metadata.task)
     check_text(metadata.store, "M13", "store")
-    check_text(metadata.unique_id, "M13", "unique id", bytes_max=_UNIQUE_ID_BYTES_MAX)
+    check_text(metadata.unique_id, "M13", "unique id", bytes_max=_ID_BYTES_MAX)
     check_number(metadata.version, "M13", "version")
     check_number(metadata.created_at_ms, "M4", "creation time of the snapshot")
     if metadata.base is not None:
@@ -366,7 +502,7 @@ def _check_lineage(metadata: SnapshotMetadata) -> None:
 
 def _check_lineage_item(item: LineageItem) -> None:
     check_number(item.version, "M13", "version in a lineage")
-    check_text(item.unique_id, "M13", "unique id in a lineage", bytes_max=_UNIQUE_ID_BYTES_MAX)
+    check_text(item.unique_id, "M13", "unique id in a lineage", bytes_max=_ID_BYTES_MAX)
 
 
 def _join(path: FilePath, name: str = "") -> str:

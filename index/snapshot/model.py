@@ -1,20 +1,25 @@
-"""The values of a stored snapshot: files, directories, indexes and deltas of indexes; and the scope of a commit.
+"""The values that a repository stores: snapshots and deltas of them; commits, boundaries, pins, names, and itself.
 
 Every struct here is frozen and is stored bytes: fields are only ever added at the end and with a default, and a
 field through which a blob becomes reachable needs a new format version (design 0001, F6). Sizes and offsets are in
 bytes and fit 63 bits; times are milliseconds since the epoch by the store's clock unless the name says otherwise.
 """
 
-from typing import NewType
+from typing import Literal, NewType
 
 import msgspec
 
 BlobKey = NewType("BlobKey", str)
 UniqueId = NewType("UniqueId", str)
+WriteId = NewType("WriteId", str)
 # The names that lead from the root of a directory to a file or a sub-directory, its own name last.
 FilePath = tuple[str, ...]
 
 SIZE_BYTES_MAX = 2**63 - 1
+# A time that no clock reaches.
+NEVER_MS = SIZE_BYTES_MAX
+# How long a pin lasts after its last write, without the margin that writers add.
+PIN_DURATION_MS = 3_600_000
 
 
 class FileBlob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -173,3 +178,120 @@ class Scope(msgspec.Struct, frozen=True, order=True):
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __str__(self) -> str:  # type: ignore[explicit-override]
         return self.job if self.task is None else f"{self.job}/{self.task}"
+
+
+class ScopeLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """How keys are spread over the tasks of a scope; fixed by its first record (design 0002, K3)."""
+
+    tasks_count: int = 0
+    # The name of the function from key to task, such as "spark-hash-v1"; empty where the caller places keys.
+    key_hash: str = ""
+    key_columns: tuple[str, ...] = ()
+
+
+class CommitPointer(msgspec.Struct, frozen=True, order=True):
+    """One commit record: its number in its scope, and the write id that distinguishes two records of one number."""
+
+    number: int
+    write_id: WriteId
+
+
+class StoreReference(msgspec.Struct, frozen=True, kw_only=True):
+    """One store at one version, as a commit record names it."""
+
+    task: str
+    store: str
+    version: int
+    unique_id: UniqueId
+    index: IndexReference
+    # The record that first named this index; carried over unchanged by later ones.
+    number: int
+    files_count: int
+    size_bytes: int
+
+
+class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One commit of a scope: the write of this record is the commit point (design 0002, C1 to C7)."""
+
+    scope: Scope
+    number: int
+    write_id: WriteId
+    kind: Literal["commit", "rewind", "fork"] = "commit"
+    # The newest valid record that the writer had loaded; None for a scope's first.
+    predecessor: CommitPointer | None = None
+    # Reserved: older releases read it, and nobody has ever written it.
+    base: CommitPointer | None = None
+    # Where a rewind or a fork took its stores from.
+    source: CommitPointer | None = None
+    source_scope: Scope | None = None
+    # The caller's own version and offsets, opaque to us.
+    version: int = 0
+    offsets: str = ""
+    layout: ScopeLayout = ScopeLayout()
+    stores: tuple[StoreReference, ...] = ()
+    # The record is void if the store says that it was created later than this, and nothing vouches (design 0002, C5).
+    valid_until_ms: int
+    # The commit time of the predecessor: time never goes backwards along a chain (design 0002, C7).
+    predecessor_committed_at_ms: int = 0
+    # Reserved: older releases wrote it, and nobody has ever read it.
+    settled_through: int = 0
+
+    @property
+    def pointer(self) -> CommitPointer:
+        """This record's number and write id."""
+        return CommitPointer(self.number, self.write_id)
+
+
+class Boundary(msgspec.Struct, frozen=True, kw_only=True):
+    """Which records at or below its number are open; every other one there is closed for ever (design 0002, D3)."""
+
+    scope: Scope
+    number: int
+    kept: tuple[CommitPointer, ...] = ()
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease of a reader on one commit; it ends `duration_ms` after the store's time of its last write (D5).
+
+    A duration of zero is a released pin: the collector removes it.
+    """
+
+    id: str
+    scope: Scope
+    source: CommitPointer
+    duration_ms: int
+    purpose: str
+    stores: tuple[StoreReference, ...] = ()
+
+
+class NameRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A name that keeps what it refers to until it is released (design 0002, D5)."""
+
+    scope: Scope
+    name: str
+    source: CommitPointer
+    version: int
+    committed_at_ms: int
+    stores: tuple[StoreReference, ...] = ()
+    released: bool = False
+    # A name that the store created later than this protects nothing, unless it was copied here (design 0002, D5).
+    valid_until_ms: int = NEVER_MS
+    # As in the commit record, which may be collected before the name is.
+    offsets: str = ""
+    layout: ScopeLayout = ScopeLayout()
+
+
+class RepositoryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What every writer, reader and collector of a repository agrees on (design 0002, K1)."""
+
+    id: str
+    # How long an upload lives that no commit has taken over: the lease of design 0002, C5.
+    ttl_ms: int
+    # Safety margin that C5 takes off the lease and T3 wants left at a commit.
+    margin_ms: int
+    # How often a collector is expected to run; a lifecycle rule of the store waits at least three of these (T3).
+    collection_period_ms: int
+    key_layout: int = 1
+
+
+StoredRecord = CommitRecord | Boundary | Pin | NameRecord | RepositoryRecord

@@ -18,7 +18,7 @@ from engine.inspect.browse import KeyPlace, escape_bytes, parse_bytes, parse_pla
 from engine.metrics import exposition
 from engine.metrics.names import Samples
 from engine.text import Moment, parse_duration_ms, parse_moment, parse_share, parse_size_bytes
-from index.text import printable
+from index.display import printable
 from tests.fuzz.target import Target, check_refusal
 
 _NOW_MS: Final = 1_800_000_000_000

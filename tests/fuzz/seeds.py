@@ -22,14 +22,13 @@ from engine.spark.collection.shards import encode_inventory
 from engine.state.compression import CODECS, Compressor, compress_block
 from index.plan import plan_format
 from index.plan.collect import DeleteReason, PlannedUpload, Upload
+from index.plan.commits import Retention, as_policy
 from index.plan.plan_format import SHARDS, AuditRecord, RunHeader, encode_audit, encode_run_header
-from index.plan.retention import Retention, as_policy
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import strip_removed
 from index.snapshot.keys import BLOBS, RunId, upload_key
 from index.snapshot.keys import INDEXES as INDEX_ROOM
-from index.snapshot.model import DirDelta, IndexDelta, IndexReference, LineageItem, Scope, UniqueId
-from index.snapshot.records import StoreReference
+from index.snapshot.model import DirDelta, IndexDelta, IndexReference, LineageItem, Scope, StoreReference, UniqueId
 from index.spark import changelog
 from index.spark.checkpoint import CheckpointBackup
 from index.spark.lineage import encode_lineage

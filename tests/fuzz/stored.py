@@ -30,8 +30,7 @@ from index.snapshot.codec import (
     encode_record,
 )
 from index.snapshot.delta import resolve_deltas
-from index.snapshot.model import IndexDelta, SnapshotIndex
-from index.snapshot.records import StoredRecord
+from index.snapshot.model import IndexDelta, SnapshotIndex, StoredRecord
 from index.spark.checkpoint import decode_checkpoint_backup
 from tests.fuzz.target import Scratch, Target, check_refusal
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from index.snapshot.codec import encode_index, encode_record
 from index.snapshot.model import (
     BlobKey,
+    Boundary,
+    CommitPointer,
+    CommitRecord,
     DirDelta,
     DirIndex,
     FileBlob,
@@ -20,24 +23,19 @@ from index.snapshot.model import (
     IndexDelta,
     IndexReference,
     LineageItem,
+    NameRecord,
     Pack,
+    Pin,
+    RepositoryRecord,
     Scope,
+    ScopeLayout,
     SnapshotIndex,
     SnapshotMetadata,
     SstIdentity,
     StoredIndex,
-    UniqueId,
-)
-from index.snapshot.records import (
-    Boundary,
-    CommitPointer,
-    CommitRecord,
-    NameRecord,
-    Pin,
-    RepositoryRecord,
-    ScopeLayout,
     StoredRecord,
     StoreReference,
+    UniqueId,
     WriteId,
 )
 

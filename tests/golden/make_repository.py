@@ -18,12 +18,10 @@ from blobstore.base import BytesBody
 from engine.checkpoint.backup import backup_checkpoint
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import pin_key
-from index.snapshot.model import Scope
-from index.snapshot.records import Pin, ScopeLayout
+from index.snapshot.model import Pin, Scope, ScopeLayout
 from tests.unit.engine.checkpoint.live_query import LiveQuery
 
 FLIGHTS = Scope("flights")

@@ -23,8 +23,7 @@ from index.snapshot.codec import (
     encode_record,
 )
 from index.snapshot.delta import apply_delta, resolve_deltas
-from index.snapshot.model import FileIndex, StoredIndex
-from index.snapshot.records import StoredRecord
+from index.snapshot.model import FileIndex, StoredIndex, StoredRecord
 from tests.golden.make_golden import DELTA, INDEXES, MODES, MODES_DELTA, RECORDS, SNAPSHOT, main
 
 V1 = Path(__file__).parent / "v1"

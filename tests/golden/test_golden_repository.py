@@ -18,7 +18,7 @@ from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.inspect.verify import Level
 from engine.records.missing import find_complete
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin
 from index.snapshot.keys import pin_key
 from index.snapshot.model import Scope

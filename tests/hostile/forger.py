@@ -13,7 +13,9 @@ from engine.local.hashing import hash_bytes
 from index.snapshot.codec import KIND_BOUNDARY, KIND_COMMIT, KIND_INDEX, KIND_NAME, KIND_PIN, seal
 from index.snapshot.keys import INDEXES, upload_key
 from index.snapshot.model import (
+    NEVER_MS,
     BlobKey,
+    CommitRecord,
     DirDelta,
     DirIndex,
     FileBlob,
@@ -25,9 +27,10 @@ from index.snapshot.model import (
     Scope,
     SnapshotIndex,
     SnapshotMetadata,
+    StoreReference,
     UniqueId,
+    WriteId,
 )
-from index.snapshot.records import NEVER_MS, CommitRecord, StoreReference, WriteId
 from tests.integration.conftest import Shell
 
 SCOPE: Final = Scope("flights")

@@ -14,8 +14,22 @@ import pytest
 
 from index.snapshot.codec import KIND_COMMIT, KIND_INDEX
 from index.snapshot.keys import BLOBS, INDEXES, upload_key
-from index.snapshot.model import BlobKey, DirIndex, FileMetadata, IndexReference, LineageItem, Pack, Scope, UniqueId
-from index.snapshot.records import Boundary, CommitPointer, NameRecord, Pin, ScopeLayout, WriteId
+from index.snapshot.model import (
+    BlobKey,
+    Boundary,
+    CommitPointer,
+    DirIndex,
+    FileMetadata,
+    IndexReference,
+    LineageItem,
+    NameRecord,
+    Pack,
+    Pin,
+    Scope,
+    ScopeLayout,
+    UniqueId,
+    WriteId,
+)
 from tests.hostile.forger import SCOPE, SESSION, Forger, a_delta, a_file, an_index, in_blob, metadata, sealed
 
 DAMAGED: Final = 4

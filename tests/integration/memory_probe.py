@@ -19,8 +19,7 @@ from engine.backup.backup import BackupOptions, WholeDirectory, backup_source
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.restore import RestoreOptions, restore_store
 from engine.settings import MIB, TransferSettings
-from index.snapshot.model import Scope
-from index.snapshot.records import RepositoryRecord, StoreReference
+from index.snapshot.model import RepositoryRecord, Scope, StoreReference
 
 _MAKE = """
 import sys

@@ -40,8 +40,7 @@ from engine.backup.backup import BackupResult
 from engine.collect.backend import InProcessBackend, Listing
 from engine.collect.report import CollectReport
 from engine.repository.repository import Repository
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.keys import RunId
 from index.snapshot.model import Scope
 from tests.fault_proxy import FaultProxy

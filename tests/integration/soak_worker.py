@@ -24,8 +24,7 @@ from engine.backup.backup import BackupOptions
 from engine.errors import CommitUnknownError
 from engine.repository.repository import Repository
 from engine.settings import KIB, TransferSettings
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.model import Scope
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from blobstore.wrappers.retry import RetryingStore
 from engine.metrics.names import REPOSITORY_METRICS, RUN_METRICS
-from index.text import printable
+from index.display import printable
 from tests.integration.conftest import FIRST, SECOND, Shell
 from tests.integration.test_cli_process import HANGING, ROOT, source
 from tests.integration.test_cli_spark import AGGREGATION

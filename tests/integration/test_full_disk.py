@@ -20,8 +20,7 @@ from engine.cli import tidemark
 from engine.errors import CommitUnknownError, TargetError
 from engine.repository.repository import Repository
 from engine.restore import staging
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.model import Scope
 from tests.unit.engine.workbench import SETTINGS, Tree, Workbench, open_descriptors, read_tree
 

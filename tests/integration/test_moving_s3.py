@@ -10,7 +10,7 @@ import pytest
 from engine.errors import UnsafeStoreError
 from engine.inspect.verify import Level
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.keys import commit_key
 from index.snapshot.model import Scope
 from tests.servers.moto_server import MotoServer

@@ -17,8 +17,7 @@ from engine.records.indexes import read_index
 from engine.settings import TransferSettings
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import LocalDir
-from index.snapshot.model import SstIdentity
-from index.snapshot.records import StoreReference
+from index.snapshot.model import SstIdentity, StoreReference
 from tests.unit.engine.workbench import Workbench, read_tree, stamps
 
 

@@ -12,7 +12,7 @@ from blobstore.s3.settings import S3Settings
 from engine.backup.backup import BackupOptions
 from engine.repository.repository import Repository
 from engine.settings import KIB, TransferSettings
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from tests.fault_proxy import FaultProxy
 from tests.servers.s3_server import S3Server

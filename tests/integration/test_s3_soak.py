@@ -22,7 +22,7 @@ import pytest
 from blobstore.base import list_blobs
 from blobstore.opening import open_store
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from tests.integration.soak_worker import JOB, STORE, TRANSFER, files_of
 from tests.servers.s3_server import S3Server
 from tests.walker import expected_keys

@@ -8,6 +8,9 @@ from index.snapshot.codec import INDEX_BYTES_MAX
 from index.snapshot.keys import BLOBS, INDEXES, upload_key
 from index.snapshot.model import (
     SIZE_BYTES_MAX,
+    Boundary,
+    CommitPointer,
+    CommitRecord,
     DirDelta,
     FileBlob,
     FileIndex,
@@ -15,21 +18,16 @@ from index.snapshot.model import (
     IndexDelta,
     IndexReference,
     LineageItem,
-    Pack,
-    Scope,
-    SnapshotMetadata,
-    SstIdentity,
-    UniqueId,
-)
-from index.snapshot.records import (
-    Boundary,
-    CommitPointer,
-    CommitRecord,
     NameRecord,
+    Pack,
     Pin,
     RepositoryRecord,
+    Scope,
     ScopeLayout,
+    SnapshotMetadata,
+    SstIdentity,
     StoreReference,
+    UniqueId,
     WriteId,
 )
 from tests.unit.index.builders import Tree

@@ -36,8 +36,16 @@ from index.snapshot.keys import (
     parse_name_key,
     parse_upload_key,
 )
-from index.snapshot.model import DirIndex, FileIndex, IndexDelta, IndexReference, Scope, SnapshotIndex, SstIdentity
-from index.snapshot.records import StoredRecord
+from index.snapshot.model import (
+    DirIndex,
+    FileIndex,
+    IndexDelta,
+    IndexReference,
+    Scope,
+    SnapshotIndex,
+    SstIdentity,
+    StoredRecord,
+)
 from tests.golden.make_golden import RECORDS, SNAPSHOT
 from tests.property.index_strategies import (
     alphabets,

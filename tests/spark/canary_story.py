@@ -38,8 +38,7 @@ from engine.spark.spread import StoreWork, spread
 from engine.spark.store_task import RESULT_SPARK_SCHEMA, TASK_COLUMN, JobRun, UpdateTask
 from engine.spark.tasks import BackupStores, RestoreStores
 from index.plan.collect import NOTHING_PROTECTED
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.keys import RunId
 from index.snapshot.model import Scope
 from tests.spark.counting import SUMS_DDL, add, read_sums

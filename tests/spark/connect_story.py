@@ -34,7 +34,7 @@ from engine.spark import (
 from engine.spark.errors import TaskFailedError
 from engine.spark.spread import default_partitions
 from examples import spark_connect
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from tests.spark.counting import SUMS_DDL, add, read_sums
 from tests.spark.test_collect import back_up, facts

@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from engine.spark import StatefulJob, collect
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from tests.spark.counting import add
 from tests.spark.short_lived import SHORT_LIVED

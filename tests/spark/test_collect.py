@@ -14,8 +14,7 @@ from engine.errors import DamagedError
 from engine.repository.sync import SyncRepository
 from engine.spark import collect
 from index.plan.collect import DeleteReason
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.keys import AUDIT, RUNS
 from index.snapshot.model import Scope
 

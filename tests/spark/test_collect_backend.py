@@ -22,7 +22,7 @@ from engine.spark.collection.backend import TASKS_PER_CORE
 from engine.spark.collection.shards import NOTHING, encode_inventory
 from engine.spark.errors import RunEndedError
 from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_deletes, sum_totals
-from index.plan.commits import Commit
+from index.plan.commits import Commit, Retention
 from index.plan.plan_format import (
     POSITIONS_COUNT,
     RUN_HEADER,
@@ -32,7 +32,6 @@ from index.plan.plan_format import (
     decode_lines,
     encode_run_header,
 )
-from index.plan.retention import Retention
 from index.snapshot.keys import AUDIT, BLOBS, INDEXES, RUNS, RunId, make_run_id, run_key
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore, SteppedClock

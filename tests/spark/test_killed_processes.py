@@ -29,8 +29,7 @@ from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import StoreReader
 from engine.spark import StatefulJob, collect
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from tests.fault_rules import Predicate, Stage, on
 from tests.servers.s3_server import S3Server
 from tests.spark.counting import add, read_sums

@@ -20,8 +20,7 @@ from engine.spark import JobOptions, SparkOptions, StatefulJob, backup_results, 
 from engine.spark.access import open_on_driver
 from engine.spark.spread import StoreOutcome, StoreWork, spread
 from engine.spark.tasks import RestoreStores
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.model import Scope
 from tests.fault_rules import Hang, Rule, Stage, on, s3_error
 from tests.servers.s3_server import S3Server

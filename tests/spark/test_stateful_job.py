@@ -30,8 +30,7 @@ from engine.spark.store_task import UpdateTask
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin
 from index.snapshot.contents import blob_keys
 from index.snapshot.keys import PINS
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
+from index.snapshot.model import Scope, StoreReference
 from tests.spark.counting import SUMS_DDL, add, add_batch, once, read_sums
 
 pytestmark = pytest.mark.spark

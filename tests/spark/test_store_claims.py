@@ -11,8 +11,7 @@ from engine.errors import TargetError, UsageError
 from engine.spark import claims as store_claims
 from engine.spark.claims import READERS, ReadyStore, StoreClaims, StoreState
 from engine.spark.store_task import state_of
-from index.snapshot.model import BlobKey, IndexReference, Scope, UniqueId
-from index.snapshot.records import StoreReference
+from index.snapshot.model import BlobKey, IndexReference, Scope, StoreReference, UniqueId
 
 RUN, OTHER_RUN = "a" * 20, "b" * 20
 STATE = StoreState(7, "6f1c2f3e-0000-4000-8000-000000000007")

@@ -36,8 +36,6 @@ MODULES: Final = (
     "index.errors",
     "index.plan.commits",
     "index.snapshot.model",
-    "index.snapshot.records",
-    "index.plan.retention",
 )
 
 

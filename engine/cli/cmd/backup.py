@@ -24,11 +24,11 @@ from engine.cli.result_file import ResultFile, write_result
 from engine.cli.session import Session, verb
 from engine.errors import DamagedError, UsageError
 from engine.text import table
+from index.display import count, human_bytes, human_duration, printable
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit
 from index.snapshot.dir_diff import DiffStats
 from index.snapshot.model import Scope
-from index.text import count, human_bytes, human_duration, printable
 
 _CHANGES: Final = ("added", "retained", "removed")
 

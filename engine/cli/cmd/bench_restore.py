@@ -29,9 +29,9 @@ from engine.drill.record import (
 from engine.errors import EngineError, NotFoundError, UsageError
 from engine.repository.sync import SyncRepository
 from engine.settings import STORES_AT_ONCE
+from index.display import printable, shortened
 from index.errors import FormatError
 from index.snapshot.model import Scope
-from index.text import printable, shortened
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,10 +22,10 @@ from engine.collect.report import CollectReport
 from engine.errors import TooMuchToDeleteError, UsageError, restated
 from engine.repository.sync import SyncRepository
 from engine.text import table
+from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.errors import UnsafeNameError
-from index.plan.retention import RetentionPolicy
+from index.plan.commits import RetentionPolicy
 from index.snapshot.keys import RunId, audit_key, check_run_id
-from index.text import count, human_bytes, human_duration, iso_time, printable
 
 # Of those that nobody gave a place to, the newest stay.
 PLANS_KEPT_MAX: Final = 10

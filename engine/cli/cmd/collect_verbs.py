@@ -14,8 +14,8 @@ from engine.collect.check import PlanCheck
 from engine.collect.policy import PolicyFile
 from engine.inspect.explain import Explanation, Fate, KeyPath, RootKind
 from engine.text import table
-from index.plan.retention import RetentionPolicy
-from index.text import count, human_bytes, human_duration, iso_time, printable
+from index.display import count, human_bytes, human_duration, iso_time, printable
+from index.plan.commits import RetentionPolicy
 
 # Keys of one kind that people are shown; the JSON has more.
 SHOWN_MAX: Final = 20

@@ -19,8 +19,7 @@ from engine.errors import CommitUnknownError, UsageError
 from engine.records.settle import settle_record
 from engine.repository.sync import SyncRepository
 from index.plan.commits import Commit
-from index.snapshot.model import Scope
-from index.snapshot.records import CommitPointer
+from index.snapshot.model import CommitPointer, Scope
 
 # The writer that got no answer is the only one that can find out at once what happened; a new process cannot.
 COMMIT_ATTEMPTS_MAX: Final = 3

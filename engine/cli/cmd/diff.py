@@ -12,10 +12,9 @@ from engine.cli.options import COMMIT, scope_options, store_options
 from engine.cli.output import CommitView, view_commit
 from engine.cli.session import Session, verb
 from engine.repository.repository import Repository
+from index.display import human_bytes, printable
 from index.snapshot.delta import ComparedFile, diff_indexes
-from index.snapshot.model import DirIndex, Scope
-from index.snapshot.records import StoreReference
-from index.text import human_bytes, printable
+from index.snapshot.model import DirIndex, Scope, StoreReference
 
 
 class StoreDifferenceView(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from engine.cli.output import extend
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.discard import Discarded
-from index.text import printable
+from index.display import printable
 
 
 class DiscardView(Discarded, frozen=True, kw_only=True):

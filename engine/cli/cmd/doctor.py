@@ -27,7 +27,7 @@ from engine.doctor.doctor import CLIENTS_COUNT, DoctorReport, examine_store
 from engine.doctor.verdict import Check, Verdict, describe_profile
 from engine.errors import NotFoundError
 from engine.text import table
-from index.text import count, printable, shortened
+from index.display import count, printable, shortened
 
 TEXT_SHOWN_MAX: Final = 400
 WIDTH_MIN: Final = 80

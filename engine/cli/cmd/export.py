@@ -12,8 +12,8 @@ from engine.cli.output import extend
 from engine.cli.session import Session, verb
 from engine.errors import TargetError
 from engine.repository.samza_export import SamzaExport, export_to_samza
+from index.display import printable
 from index.snapshot.model import Scope
-from index.text import printable
 
 
 class ExportView(SamzaExport, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from engine.cli.session import Session, verb
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
 from engine.repository.sync import SyncRepository
+from index.display import count, printable
 from index.snapshot.model import Scope
-from index.text import count, printable
 
 
 class ForgetView(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from engine.cli.session import Session, verb
 from engine.errors import NotFoundError
 from engine.inspect.history import ENTRIES_MAX, HistoryEntry, State, format_offsets
 from engine.text import Moment, table
+from index.display import count, human_bytes, iso_time, printable, shortened
 from index.snapshot.model import Scope
-from index.text import count, human_bytes, iso_time, printable, shortened
 
 OFFSETS_SHOWN_MAX: Final = 24
 NAMES_SHOWN_MAX: Final = 32

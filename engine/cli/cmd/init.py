@@ -5,7 +5,7 @@ import msgspec
 
 from engine.cli.options import DURATION
 from engine.cli.session import Session, verb
-from index.text import human_duration, printable
+from index.display import human_duration, printable
 
 
 class InitView(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,10 +26,9 @@ from engine.inspect.browse import (
     parse_place,
     write_place,
 )
+from index.display import count, human_bytes, printable, shortened
 from index.plan.commits import Commit
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
-from index.text import count, human_bytes, printable, shortened
+from index.snapshot.model import Scope, StoreReference
 
 KEYS_MAX: Final = 100
 VALUE_SHOWN_MAX: Final = 160

@@ -27,7 +27,7 @@ from engine.cli.session import Session, verb
 from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import ProblemKind
 from engine.repository.sync import SyncRepository
-from index.text import printable
+from index.display import printable
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store

@@ -14,9 +14,9 @@ from engine.errors import NotFoundError
 from engine.records.log import load_log
 from engine.repository.sync import SyncRepository
 from engine.text import table
+from index.display import human_bytes, printable, shortened
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope
-from index.text import human_bytes, printable, shortened
 
 LOGS_IN_FLIGHT_MAX: Final = 16
 OFFSETS_SHOWN_MAX: Final = 32

@@ -17,7 +17,7 @@ from engine.errors import UsageError
 from engine.metrics.names import METRICS, Metric, Sample, Samples, labels_of
 from engine.metrics.status import gather_status
 from engine.text import table
-from index.text import count, human_duration, printable
+from index.display import count, human_duration, printable
 
 _LISTEN_HINT: Final = "write PORT or HOST:PORT, such as 9188 or 0.0.0.0:9188"
 _LOOPBACK: Final = "127.0.0.1"

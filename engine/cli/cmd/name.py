@@ -7,8 +7,8 @@ from engine.cli.choices import check_component
 from engine.cli.config import CommitChoice, check_new_name
 from engine.cli.options import COMMIT, scope_options
 from engine.cli.session import Session, verb
+from index.display import iso_time, printable
 from index.snapshot.model import Scope
-from index.text import iso_time, printable
 
 
 class NameView(msgspec.Struct, frozen=True, kw_only=True):

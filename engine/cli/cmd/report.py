@@ -12,8 +12,8 @@ from engine.drill.record import DrillHistory, history_path, read_history
 from engine.errors import NotFoundError, TargetError
 from engine.report.gather import ENTRIES_MAX, ReportRequest, gather_report
 from engine.report.page import ReportResult, write_report
+from index.display import count, human_bytes, printable
 from index.snapshot.model import Scope
-from index.text import count, human_bytes, printable
 
 PAGE_NAME: Final = "report.html"
 

@@ -30,13 +30,12 @@ from engine.repository.sync import SyncRepository
 from engine.restore.restore import RestoreOptions, RestoreResult, check_patterns
 from engine.restore.write import OwnerPolicy
 from engine.text import table
+from index.display import human_bytes, human_duration, printable
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.plan.restore import RestorePlan, ReusedFile
 from index.snapshot.keys import encode_component
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
-from index.text import human_bytes, human_duration, printable
+from index.snapshot.model import Scope, StoreReference
 
 
 class RestoreArguments(msgspec.Struct, frozen=True, kw_only=True):

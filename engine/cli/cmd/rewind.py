@@ -8,9 +8,9 @@ from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, scope_options
 from engine.cli.output import committed_line
 from engine.cli.session import Session, verb
+from index.display import printable
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
-from index.text import printable
 
 
 class CommittedView(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,10 +13,9 @@ from engine.cli.options import COMMIT, scope_options, store_options
 from engine.cli.output import CommitView, extend, names_by_commit, view_commit
 from engine.cli.session import Session, verb
 from engine.text import table
+from index.display import count, human_bytes, iso_time, printable, shortened
 from index.snapshot.contents import files_of
-from index.snapshot.model import FileBlob, FileIndex, LineageItem, Scope, SnapshotIndex
-from index.snapshot.records import CommitRecord, StoreReference
-from index.text import count, human_bytes, iso_time, printable, shortened
+from index.snapshot.model import CommitRecord, FileBlob, FileIndex, LineageItem, Scope, SnapshotIndex, StoreReference
 
 OFFSETS_LINE_MAX: Final = 400
 LINEAGE_SHOWN_MAX: Final = 3

@@ -48,7 +48,7 @@ from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
 from engine.repository.sync import SyncRepository
 from engine.text import Moment, table
-from index.text import count, human_bytes, human_duration, iso_time, printable
+from index.display import count, human_bytes, human_duration, iso_time, printable
 
 if TYPE_CHECKING:
     from engine.spark.session import SparkSession

@@ -9,9 +9,9 @@ from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.verify import GONE, Level, ProblemKind, VerifyReport
 from engine.text import table
+from index.display import count, human_bytes, printable
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope
-from index.text import count, human_bytes, printable
 
 
 @verb("verify", "Check that what is committed is there and whole.", prints=(VerifyReport,))

@@ -55,6 +55,7 @@ from engine.spark.collection.tasks import (
 from engine.spark.errors import TaskFailedError, last_error
 from engine.spark.spread import ArrowTask, default_partitions, frame_of
 from index.plan.collect import PlannedUpload, sum_totals
+from index.plan.commits import Retention, RetentionPolicy
 from index.plan.plan_format import (
     LINES_SUFFIX,
     POSITIONS_COUNT,
@@ -64,7 +65,6 @@ from index.plan.plan_format import (
     decode_lines,
     group_by_shard,
 )
-from index.plan.retention import Retention, RetentionPolicy
 from index.snapshot.keys import RunId
 
 Answer = TypeVar("Answer")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from index.snapshot.model import Scope
-from index.snapshot.records import CommitPointer, CommitRecord, StoreReference
+from index.snapshot.model import CommitPointer, CommitRecord, Scope, StoreReference
 from tests.simulation.checks.history import StoreName, Tree
 
 

@@ -9,10 +9,9 @@ from engine.errors import EngineError
 from engine.inspect.verify import Level
 from engine.repository.repository import Repository
 from index.errors import FormatError
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.keys import commit_key, log_prefix
-from index.snapshot.model import Scope, UniqueId
-from index.snapshot.records import CommitRecord, StoreReference
+from index.snapshot.model import CommitRecord, Scope, StoreReference, UniqueId
 from tests.simulation.checks.answers import CallLog
 from tests.simulation.checks.history import JUDGE, RecordHistory, StoreName
 from tests.simulation.model.processes import PREFIX, plain_store

@@ -25,8 +25,7 @@ from engine.errors import (
 from engine.records.leases import RENEWALS_PER_DURATION
 from index.errors import FormatError
 from index.snapshot.keys import parse_log_key
-from index.snapshot.model import IndexReference, Scope
-from index.snapshot.records import PIN_DURATION_MS, CommitPointer, CommitRecord
+from index.snapshot.model import PIN_DURATION_MS, CommitPointer, CommitRecord, IndexReference, Scope
 from tests.simulation.checks.history import StoreName, Written
 from tests.simulation.checks.judge import CallLog, index_keys
 from tests.simulation.model.participants import Member, Results

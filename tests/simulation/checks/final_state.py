@@ -9,9 +9,8 @@ from blobstore.s3.bucket_rules import EXPIRING
 from engine.errors import DamagedError, EngineError
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
-from index.plan.retention import Retention
-from index.snapshot.model import Scope
-from index.snapshot.records import PIN_DURATION_MS, CommitRecord, StoreReference
+from index.plan.commits import Retention
+from index.snapshot.model import PIN_DURATION_MS, CommitRecord, Scope, StoreReference
 from tests.simulation.checks.answers import CallLog, read_tree
 from tests.simulation.checks.damage import Damage
 from tests.simulation.checks.history import JUDGE, Collecting, RecordHistory

@@ -12,8 +12,17 @@ import msgspec
 from index.snapshot.codec import decode_boundary, decode_commit, decode_index, decode_name, decode_pin
 from index.snapshot.delta import apply_delta
 from index.snapshot.keys import commit_key, parse_log_key
-from index.snapshot.model import DirIndex, IndexReference, Scope, SnapshotIndex
-from index.snapshot.records import Boundary, CommitPointer, CommitRecord, NameRecord, StoreReference
+from index.snapshot.model import (
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    DirIndex,
+    IndexReference,
+    NameRecord,
+    Scope,
+    SnapshotIndex,
+    StoreReference,
+)
 from tests.simulation.checks.pins import StandingPins
 from tests.simulation.checks.uploads import Uploads
 from tests.simulation.model.s3 import SimObject

@@ -7,8 +7,7 @@ are judged with every single change (`history.py`); the others here, once everyt
 from collections.abc import Sequence
 from pathlib import Path
 
-from index.snapshot.model import Scope
-from index.snapshot.records import CommitPointer, CommitRecord, StoreReference
+from index.snapshot.model import CommitPointer, CommitRecord, Scope, StoreReference
 from tests.simulation.checks.answers import Acknowledged, CallLog, Releases, index_keys, read_tree
 from tests.simulation.checks.final_state import AtRest
 from tests.simulation.checks.history import JUDGE, RecordHistory

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from index.snapshot.records import Pin
+from index.snapshot.model import Pin
 
 
 class _Standing(msgspec.Struct, frozen=True):

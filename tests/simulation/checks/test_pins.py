@@ -8,9 +8,8 @@ import pytest
 
 from blobstore.base import list_blobs, read_blob
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
-from index.snapshot.model import BlobKey, IndexReference, Scope, UniqueId
-from index.snapshot.records import CommitPointer, Pin, StoreReference, WriteId
+from index.plan.commits import Retention
+from index.snapshot.model import BlobKey, CommitPointer, IndexReference, Pin, Scope, StoreReference, UniqueId, WriteId
 from tests.simulation.checks.pins import StandingPins
 from tests.simulation.faults.mutations import MUTATIONS
 from tests.simulation.model.processes import EPOCH_S, SimProcess, plain_store, watched_locks

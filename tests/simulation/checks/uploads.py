@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from blobstore.s3.bucket_rules import EXPIRING
-from index.snapshot.records import CommitRecord
+from index.snapshot.model import CommitRecord
 from tests.simulation.model.s3 import SimObject
 
 # What is created once and never replaced (K2); names and pins are overwritten when they are released.

@@ -36,7 +36,7 @@ from engine.clock import Runtime
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
 from engine.settings import TransferSettings
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from tests.walker import expected_keys
 

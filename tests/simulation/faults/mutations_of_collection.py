@@ -26,8 +26,7 @@ from index.plan import commits as log
 from index.plan.collect import PlannedUpload, Protection, ScopePlan, Upload
 from index.plan.commits import Commit, LogListing
 from index.snapshot.keys import BLOBS, INDEXES
-from index.snapshot.model import IndexReference
-from index.snapshot.records import Boundary, CommitPointer
+from index.snapshot.model import Boundary, CommitPointer, IndexReference
 from tests.simulation.faults.mutation import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
 from tests.simulation.scenarios import interleavings_of_collection, interleavings_of_commits
 

@@ -21,8 +21,7 @@ from engine.records.settle import settle_keys
 from index.plan import commits as log
 from index.plan.commits import Commit
 from index.snapshot.keys import BLOBS, INDEXES
-from index.snapshot.model import BlobKey, IndexReference, Scope
-from index.snapshot.records import Boundary, CommitPointer, CommitRecord
+from index.snapshot.model import BlobKey, Boundary, CommitPointer, CommitRecord, IndexReference, Scope
 from tests.simulation.faults.mutation import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
 from tests.simulation.model.processes import SimRuntime
 from tests.simulation.scenarios import interleavings_of_commits

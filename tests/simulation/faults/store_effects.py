@@ -34,7 +34,7 @@ from blobstore.errors import StoreError
 from engine.errors import CommitUnknownError, NotFoundError, UnsafeStoreError
 from engine.inspect.verify import Level
 from engine.restore.restore import RestoreOptions
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from tests.simulation.faults.request_faults import Fault, Request, matching
 from tests.simulation.model.processes import EPOCH_S, KilledError, Kind, SimProcess, watched_locks
 from tests.simulation.model.virtual_loop import run_virtual

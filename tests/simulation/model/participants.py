@@ -8,8 +8,7 @@ from typing import Final
 from typing_extensions import override
 
 from engine.backup.backup import BackupResult
-from index.snapshot.model import Scope
-from index.snapshot.records import PIN_DURATION_MS
+from index.snapshot.model import PIN_DURATION_MS, Scope
 from tests.simulation.checks.coverage import Moment
 from tests.simulation.checks.history import StoreName, Tree
 from tests.simulation.model.processes import SimProcess

@@ -22,8 +22,7 @@ from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.clock import Runtime
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
-from index.snapshot.model import UniqueId
-from index.snapshot.records import WriteId
+from index.snapshot.model import UniqueId, WriteId
 from tests.simulation.model.direct_store import DirectStore
 from tests.simulation.model.s3 import SimServer
 from tests.simulation.model.s3_client import SimS3Store

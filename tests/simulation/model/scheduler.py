@@ -11,7 +11,7 @@ from engine.errors import EngineError
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.errors import FormatError
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from tests.simulation.checks.coverage import Coverage, Moment
 from tests.simulation.checks.final_state import rest_s

@@ -13,7 +13,7 @@ from blobstore.local.files import open_to_read
 from blobstore.wrappers.hedge import HedgeSettings
 from blobstore.wrappers.retry import RetrySettings
 from engine.errors import CommitUnknownError, UnsafeStoreError
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from tests.simulation.faults.request_faults import Fault, FaultPlan, matching
 from tests.simulation.model.processes import EPOCH_S, KilledError, Kind, SimProcess, plain_store, watched_locks

@@ -17,8 +17,7 @@ from blobstore.sink import Sink
 from blobstore.wrappers.forwarding import ForwardingStore
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import REPOSITORY, parse_log_key
-from index.snapshot.model import Scope
-from index.snapshot.records import RepositoryRecord
+from index.snapshot.model import RepositoryRecord, Scope
 from tests.simulation.checks.coverage import Coverage, Moment
 from tests.simulation.checks.history import RecordHistory
 from tests.simulation.checks.judge import JUDGE

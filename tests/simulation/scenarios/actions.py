@@ -25,8 +25,7 @@ from engine.inspect.verify import ProblemKind
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
 from index.errors import FormatError
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.keys import commit_key
 from index.snapshot.model import Scope, UniqueId
 from tests.simulation.checks.coverage import Coverage, Moment

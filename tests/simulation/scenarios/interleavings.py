@@ -16,8 +16,7 @@ from engine.errors import (
 )
 from engine.inspect.verify import Level
 from engine.repository.repository import Repository
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.model import Scope, UniqueId
 from tests.simulation.faults.request_faults import FaultPlan
 from tests.simulation.model.processes import EPOCH_S, Kind, SimProcess, watched_locks

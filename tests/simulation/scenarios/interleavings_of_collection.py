@@ -13,7 +13,7 @@ from engine.errors import (
     UnsafeStoreError,
 )
 from index.errors import FormatError
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.keys import commit_key
 from index.snapshot.model import Scope
 from tests.simulation.faults.request_faults import matching

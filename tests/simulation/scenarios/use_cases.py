@@ -12,7 +12,7 @@ from engine.backup.backup import BackupResult
 from engine.errors import CommitLostError, EngineError, NotFoundError, StaleResultError, UsageError
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from tests.simulation.faults.request_faults import FaultPlan, Request
 from tests.simulation.model.processes import KilledError, Kind, SimProcess

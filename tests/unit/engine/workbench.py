@@ -17,8 +17,7 @@ from engine.progress import NO_PROGRESS
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.restore import RestoreOptions, RestoreResult, read_index_of, restore_store, staged_restore
 from engine.settings import TransferSettings
-from index.snapshot.model import Scope
-from index.snapshot.records import RepositoryRecord, StoreReference
+from index.snapshot.model import RepositoryRecord, Scope, StoreReference
 from tests.doubles import InterposedStore
 
 SCOPE = Scope("job")

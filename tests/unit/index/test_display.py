@@ -9,8 +9,16 @@ import pytest
 from index.display import DisplayMixin, format_seconds, format_value
 from index.plan.commits import commit_of
 from index.snapshot.delta import ComparedFile, IndexDifference
-from index.snapshot.model import BlobKey, IndexReference, Scope, UniqueId
-from index.snapshot.records import CommitPointer, CommitRecord, StoreReference, WriteId
+from index.snapshot.model import (
+    BlobKey,
+    CommitPointer,
+    CommitRecord,
+    IndexReference,
+    Scope,
+    StoreReference,
+    UniqueId,
+    WriteId,
+)
 
 HOSTILE = "</td><script>alert(1)</script>\x1b[31m\"'&"
 

@@ -24,8 +24,7 @@ from engine.local.cache import DigestCache
 from engine.local.hashing import FileHasher, hash_bytes
 from engine.records.indexes import IndexCache, read_index
 from index.snapshot.contents import blob_keys, files_of, new_blob_keys
-from index.snapshot.model import FileIndex, LineageItem, SstIdentity, UniqueId
-from index.snapshot.records import StoreReference
+from index.snapshot.model import FileIndex, LineageItem, SstIdentity, StoreReference, UniqueId
 from tests.contract.store_calls import get_bytes
 from tests.unit.engine.workbench import REPOSITORY, SCOPE, Tree, Workbench, open_descriptors, read_tree
 

@@ -13,7 +13,7 @@ from engine.cli.exit_codes import ExitCode, choose_exit_code
 from engine.cli.result_file import ResultFile, check_uploaded, read_result, write_result
 from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from tests.doubles import SteppedClock
 

@@ -2,6 +2,7 @@ import pytest
 
 from engine.cli.cmd.show import view_store
 from engine.text import table
+from index.display import human_bytes, human_duration, iso_time, printable, shortened
 from index.snapshot.model import (
     BlobKey,
     DirIndex,
@@ -13,10 +14,9 @@ from index.snapshot.model import (
     Pack,
     SnapshotIndex,
     SnapshotMetadata,
+    StoreReference,
     UniqueId,
 )
-from index.snapshot.records import StoreReference
-from index.text import human_bytes, human_duration, iso_time, printable, shortened
 
 PACK, LONE = BlobKey("blobs/00/j/pack"), BlobKey("blobs/00/j/lone")
 

@@ -9,7 +9,7 @@ from blobstore.base import list_blobs
 from blobstore.memory import MemoryStore
 from blobstore.s3.bucket_rules import DAY_MS, backstop_days
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore, SteppedClock
 

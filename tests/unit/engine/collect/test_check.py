@@ -13,7 +13,7 @@ from engine.records.indexes import StoredSnapshot, read_stored_snapshot
 from engine.repository.repository import Repository
 from index.errors import PlanFileError, UnknownFormatError
 from index.plan.collect import DeleteReason, PlannedUpload, Upload, sum_deletes
-from index.plan.commits import Commit
+from index.plan.commits import Commit, KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
 from index.plan.plan_format import (
     LINES_SUFFIX,
     PLAN_HEADER_NAME,
@@ -26,10 +26,8 @@ from index.plan.plan_format import (
     encode_line,
     encode_plan_header,
 )
-from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
 from index.snapshot.keys import BLOBS, make_run_id, upload_key
-from index.snapshot.model import IndexReference, Scope
-from index.snapshot.records import CommitPointer
+from index.snapshot.model import CommitPointer, IndexReference, Scope
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 OTHER = Scope("other")

@@ -6,7 +6,7 @@ import pytest
 
 from engine.collect.policy import read_policy
 from engine.errors import UsageError
-from index.plan.retention import Retention, RetentionPolicy, RetentionRule
+from index.plan.commits import Retention, RetentionPolicy, RetentionRule
 
 NOW_MS = 1_000_000_000
 

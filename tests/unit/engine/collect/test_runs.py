@@ -24,6 +24,7 @@ from engine.records.roots import References
 from engine.repository.repository import Repository
 from index.errors import CorruptIndexError, UnknownFormatError
 from index.plan.collect import DeleteReason
+from index.plan.commits import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
 from index.plan.plan_format import (
     PLAN_HEADER_NAME,
     PLAN_SUMMARY_NAME,
@@ -36,7 +37,6 @@ from index.plan.plan_format import (
     decode_plan_summary,
     encode_audit,
 )
-from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
 from index.snapshot.keys import (
     AUDIT,
     BLOBS,
@@ -49,8 +49,7 @@ from index.snapshot.keys import (
     run_key,
     upload_key,
 )
-from index.snapshot.model import Scope
-from index.snapshot.records import NEVER_MS, Boundary, CommitPointer, WriteId
+from index.snapshot.model import NEVER_MS, Boundary, CommitPointer, Scope, WriteId
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
 

@@ -19,12 +19,11 @@ from engine.errors import (
     UsageError,
 )
 from engine.records.log import read_commit
-from index.plan.retention import Retention
+from index.display import iso_time
+from index.plan.commits import Retention
 from index.snapshot.codec import decode_pin, encode_record
 from index.snapshot.keys import PINS, boundary_key, commit_key
-from index.snapshot.model import Scope
-from index.snapshot.records import Boundary, CommitPointer, ScopeLayout, WriteId
-from index.text import iso_time
+from index.snapshot.model import Boundary, CommitPointer, Scope, ScopeLayout, WriteId
 from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.errors import LeaseExpiredError, StaleResultError
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.keys import commit_key
 from index.snapshot.model import Scope
 from tests.unit.engine.conftest import JOB, TTL_MS, World

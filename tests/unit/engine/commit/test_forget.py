@@ -23,12 +23,10 @@ from engine.errors import (
     UsageError,
 )
 from engine.repository.repository import Repository
-from index.plan.commits import FORGOTTEN_AHEAD, LogListing, plan_forget
-from index.plan.retention import Retention
+from index.plan.commits import FORGOTTEN_AHEAD, LogListing, Retention, plan_forget
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import boundary_key, commit_key
-from index.snapshot.model import Scope
-from index.snapshot.records import Boundary, CommitPointer, ScopeLayout, WriteId
+from index.snapshot.model import Boundary, CommitPointer, Scope, ScopeLayout, WriteId
 from tests.doubles import SteppedClock
 from tests.unit.engine.conftest import JOB, TTL_MS, World, make_world
 from tests.walker import expected_keys

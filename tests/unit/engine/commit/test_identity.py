@@ -8,7 +8,7 @@ from blobstore.base import list_blobs
 from engine.backup.backup import BackupOptions, BackupResult
 from engine.errors import CommitUnknownError, StaleResultError
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import UniqueId
 from tests.unit.engine.conftest import JOB, World, text_tree
 

@@ -13,9 +13,8 @@ from engine.errors import (
     StaleResultError,
     UsageError,
 )
-from index.plan.retention import Retention
-from index.snapshot.model import Scope
-from index.snapshot.records import CommitRecord
+from index.plan.commits import Retention
+from index.snapshot.model import CommitRecord, Scope
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 

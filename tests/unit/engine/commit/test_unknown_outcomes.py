@@ -20,11 +20,10 @@ from engine.errors import (
     UsageError,
 )
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import boundary_key, commit_key
-from index.snapshot.model import Scope
-from index.snapshot.records import PIN_DURATION_MS
+from index.snapshot.model import PIN_DURATION_MS, Scope
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.unit.engine.repository.test_damage import flip
 

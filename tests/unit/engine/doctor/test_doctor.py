@@ -39,7 +39,7 @@ from engine.doctor.verdict import (
 )
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import REPOSITORY
-from index.snapshot.records import RepositoryRecord
+from index.snapshot.model import RepositoryRecord
 from tests.simulation.model.virtual_loop import run_jumping
 from tests.unit.engine.doctor.lying_stores import (
     CompletesTwice,

@@ -7,7 +7,7 @@ from engine.errors import UnsafeStoreError
 from engine.inspect.explain import PATHS_LISTED_MAX, Explanation, Fate, KeyKind, RootKind, kind_of
 from engine.repository.repository import Repository
 from index.plan.collect import DeleteReason
-from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule
+from index.plan.commits import KeepReason, Retention, RetentionPolicy, RetentionRule
 from index.snapshot.keys import BLOBS, audit_key, boundary_key, commit_key, run_key, upload_key
 from index.snapshot.model import BlobKey, Scope
 from tests.unit.engine.conftest import JOB, TTL_MS, World

@@ -3,12 +3,11 @@
 from blobstore.base import BytesBody
 from blobstore.wrappers.forwarding import MeteredStore
 from engine.inspect.history import History, State, format_offsets, read_history
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.codec import encode_record
 from index.snapshot.contents import SnapshotShare
 from index.snapshot.keys import boundary_key, commit_key
-from index.snapshot.model import Scope
-from index.snapshot.records import Boundary
+from index.snapshot.model import Boundary, Scope
 from index.spark.checkpoint import CheckpointBackup
 from tests.unit.engine.conftest import JOB, World
 

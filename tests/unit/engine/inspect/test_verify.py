@@ -4,7 +4,7 @@ from blobstore.base import BytesBody, list_blobs, read_blob
 from engine.backup.backup import BackupResult
 from engine.inspect.verify import Level, ProblemKind
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 

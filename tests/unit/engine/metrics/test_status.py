@@ -12,7 +12,7 @@ from engine.metrics.results import state_samples
 from engine.metrics.status import gather_status
 from engine.repository.repository import Repository
 from engine.state.metrics import LoadMetrics, SaveMetrics
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from index.spark.names import StateVersion
 from tests.unit.engine.conftest import TTL_MS, World

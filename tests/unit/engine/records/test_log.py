@@ -14,8 +14,7 @@ from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.records.log import read_record
 from index.errors import FormatError, UnknownFormatError
 from index.snapshot.codec import decode_pin, encode_record
-from index.snapshot.model import Scope
-from index.snapshot.records import CommitPointer, Pin, WriteId
+from index.snapshot.model import CommitPointer, Pin, Scope, WriteId
 
 KEY = "pins/0123456789abcdef0123"
 PIN = Pin(

@@ -16,8 +16,7 @@ from engine.records import missing
 from engine.records.missing import MissingBlobs, find_complete
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.contents import blob_keys, files_of
 from index.snapshot.model import IndexDelta, Scope, SstIdentity
 from tests.unit.engine.conftest import JOB, TTL_MS, World

@@ -9,10 +9,10 @@ from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, S
 from engine.errors import LeaseExpiredError, NotFoundError, UsageError
 from engine.records.find import Choice
 from index.plan.collect import DeleteReason
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_name
 from index.snapshot.keys import parse_name_key
-from index.snapshot.records import PIN_DURATION_MS
+from index.snapshot.model import PIN_DURATION_MS
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
 

@@ -7,7 +7,7 @@ from engine.inspect.verify import ProblemKind
 from engine.report.gather import AUDITS_MAX, JOBS_MAX, ReportFacts, ReportRequest, gather_report
 from engine.report.page import make_page
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.keys import audit_key, commit_key, make_run_id
 from index.snapshot.model import Scope
 from tests.unit.engine.conftest import JOB, World

@@ -14,13 +14,20 @@ from engine.report.gather import JobFacts, ReportFacts, ReportRequest
 from engine.report.page import make_page
 from index.errors import FormatError
 from index.plan.collect import DeleteReason, ReasonTotal
-from index.plan.commits import Commit
+from index.plan.commits import Commit, RetentionPolicy
 from index.plan.plan_format import AuditRecord
-from index.plan.retention import RetentionPolicy
 from index.snapshot.contents import SnapshotShare
 from index.snapshot.keys import make_run_id
-from index.snapshot.model import BlobKey, IndexReference, Scope, UniqueId
-from index.snapshot.records import CommitPointer, CommitRecord, StoreReference, WriteId
+from index.snapshot.model import (
+    BlobKey,
+    CommitPointer,
+    CommitRecord,
+    IndexReference,
+    Scope,
+    StoreReference,
+    UniqueId,
+    WriteId,
+)
 from tests.unit.engine.drill.builders import drill, failed
 
 HOSTILE = "</h2></td></title><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\"'&<!--"

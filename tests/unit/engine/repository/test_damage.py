@@ -18,10 +18,9 @@ from engine.errors import (
 from engine.inspect.verify import ProblemKind
 from engine.repository.repository import Repository
 from index.errors import CorruptIndexError, UnknownFormatError
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.keys import BLOBS, INDEXES, NAMES, PINS, boundary_key, commit_key
-from index.snapshot.model import Scope
-from index.snapshot.records import PIN_DURATION_MS
+from index.snapshot.model import PIN_DURATION_MS, Scope
 from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 
 LAST = Retention(keep_last=1)

@@ -11,7 +11,7 @@ from blobstore.memory import MemoryStore
 from engine.errors import LeaseExpiredError
 from engine.inspect.verify import Level, ProblemKind
 from engine.repository.repository import Repository
-from index.plan.retention import Retention, as_policy
+from index.plan.commits import Retention, as_policy
 from index.snapshot.keys import REPOSITORY, commit_key
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore

@@ -6,7 +6,7 @@ from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreUna
 from engine.collect.collect import ABORT_BATCH_MAX
 from engine.inspect.verify import Level, ProblemKind
 from index.plan.collect import DeleteReason
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.keys import AUDIT, BLOBS, INDEXES, upload_key
 from index.snapshot.model import Scope
 from tests.opaque_store import OpaqueStore

@@ -13,7 +13,7 @@ from engine.backup.backup import BackupOptions
 from engine.errors import DamagedError, NotFoundError, StaleResultError, UnsafeStoreError, UsageError
 from engine.records.repository import REFUSED_STORE
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.keys import PREFIXES, REPOSITORY
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore

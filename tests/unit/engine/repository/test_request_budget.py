@@ -9,7 +9,7 @@ import pytest
 from engine.backup.backup import BackupOptions
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 # Sizes that make each kind of file with little data: packed up to 2 KiB, alone up to 8 KiB, cut above that.

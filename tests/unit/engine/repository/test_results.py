@@ -4,7 +4,7 @@ import pytest
 
 from engine.inspect.verify import Level
 from index.display import DisplayMixin
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from tests.unit.engine.conftest import JOB, World
 
 

@@ -8,7 +8,7 @@ from engine.repository.repository import Repository
 from engine.repository.samza_export import export_to_samza
 from engine.settings import TransferSettings
 from index.errors import SamzaFormatError
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.samza.format import SamzaDirIndex, decode_samza_index
 from index.snapshot.model import Scope
 from tests.unit.engine.conftest import JOB, World, text_tree

@@ -20,8 +20,7 @@ from engine.restore.write import OwnerPolicy
 from index.errors import FormatError
 from index.snapshot.codec import KIND_INDEX, seal
 from index.snapshot.keys import INDEXES, upload_key
-from index.snapshot.model import DirIndex, IndexReference, SnapshotIndex
-from index.snapshot.records import StoreReference
+from index.snapshot.model import DirIndex, IndexReference, SnapshotIndex, StoreReference
 from tests.contract.store_calls import get_bytes
 from tests.unit.engine.restore.restore_kit import FORMS, backed_up, blob_of, restored_whole
 from tests.unit.engine.workbench import SCOPE, Workbench, open_descriptors, read_tree, stamps

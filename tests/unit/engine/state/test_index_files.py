@@ -16,8 +16,7 @@ from engine.repository.repository import Repository
 from engine.state.sources import IndexStateFiles
 from engine.state.zips import read_state_zip
 from index.errors import VersionMissingError
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.model import LineageItem
 from index.spark.names import StateVersion, changelog_name, snapshot_name
 from tests.unit.engine.conftest import JOB, TTL_MS

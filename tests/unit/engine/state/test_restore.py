@@ -18,8 +18,7 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint
 from engine.state.restore import INDEXES_READ_MAX, StateRestoreOptions, restore_state
 from index.errors import FormatError, LineageError, StateMetadataError, UnsafeNameError, VersionMissingError
-from index.plan.commits import Commit
-from index.plan.retention import Retention
+from index.plan.commits import Commit, Retention
 from index.snapshot.model import LineageItem
 from index.spark.names import StateVersion, changelog_name, parse_state_name, snapshot_name
 from tests.unit.engine.conftest import JOB, TTL_MS

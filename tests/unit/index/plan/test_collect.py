@@ -18,11 +18,9 @@ from index.plan.collect import (
     plan_scope,
     waiting_until_ms,
 )
-from index.plan.commits import LogListing, is_closed, valid_commits
-from index.plan.retention import KeepReason, Retention
+from index.plan.commits import KeepReason, LogListing, Retention, is_closed, valid_commits
 from index.snapshot.keys import BLOBS, upload_key
-from index.snapshot.model import Scope
-from index.snapshot.records import Boundary, CommitPointer, CommitRecord, Pin, WriteId
+from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Pin, Scope, WriteId
 
 JOB = Scope("job")
 LAST = Retention(keep_last=1)

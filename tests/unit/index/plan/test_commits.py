@@ -19,8 +19,7 @@ from index.plan.commits import (
     valid_commits,
 )
 from index.snapshot.keys import boundary_key, commit_key
-from index.snapshot.model import Scope
-from index.snapshot.records import Boundary, CommitPointer, CommitRecord, WriteId
+from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Scope, WriteId
 
 JOB = Scope("job")
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from index.errors import FormatError, PlanFileError, UnknownFormatError
 from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal
+from index.plan.commits import KeepReason, Retention, as_policy
 from index.plan.plan_format import (
     LINE_BYTES_MAX,
     PlanHeader,
@@ -25,7 +26,6 @@ from index.plan.plan_format import (
     encode_line,
     encode_plan_header,
 )
-from index.plan.retention import KeepReason, Retention, as_policy
 from index.snapshot.keys import BLOBS, INDEXES, make_run_id, upload_key
 from index.snapshot.model import Scope
 

@@ -2,10 +2,18 @@
 
 import pytest
 
-from index.plan.commits import LogListing, valid_commits
-from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy, choose_kept, shadows
-from index.snapshot.model import Scope
-from index.snapshot.records import CommitRecord, WriteId
+from index.plan.commits import (
+    KeepReason,
+    LogListing,
+    Retention,
+    RetentionPolicy,
+    RetentionRule,
+    as_policy,
+    choose_kept,
+    shadows,
+    valid_commits,
+)
+from index.snapshot.model import CommitRecord, Scope, WriteId
 
 ONE, TWO = Retention(keep_last=1), Retention(keep_last=2)
 POLICY = RetentionPolicy(

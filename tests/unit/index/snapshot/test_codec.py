@@ -18,8 +18,7 @@ from index.snapshot.codec import (
     encode_index,
     encode_record,
 )
-from index.snapshot.model import DirIndex, SnapshotIndex
-from index.snapshot.records import StoredRecord
+from index.snapshot.model import DirIndex, SnapshotIndex, StoredRecord
 from tests.golden.make_golden import RECORDS, SNAPSHOT
 from tests.unit.index.builders import backup, parse_tree
 

@@ -7,11 +7,24 @@ import msgspec
 import pytest
 
 from index.errors import FormatError, IndexInvariantError, UnknownFormatError, UnsafeNameError
-from index.snapshot.invariants import INDEX_DELTAS_MAX, LINEAGE_ITEMS_MAX, check_index_delta, check_snapshot_index
+from index.snapshot.invariants import (
+    INDEX_DELTAS_MAX,
+    LINEAGE_ITEMS_MAX,
+    check_boundary,
+    check_commit,
+    check_index_delta,
+    check_name,
+    check_pin,
+    check_repository,
+    check_snapshot_index,
+)
 from index.snapshot.keys import INDEXES
 from index.snapshot.model import (
     SIZE_BYTES_MAX,
     BlobKey,
+    Boundary,
+    CommitPointer,
+    CommitRecord,
     DirDelta,
     DirIndex,
     FileBlob,
@@ -20,28 +33,18 @@ from index.snapshot.model import (
     IndexDelta,
     IndexReference,
     LineageItem,
+    NameRecord,
     Pack,
+    Pin,
+    RepositoryRecord,
     Scope,
+    ScopeLayout,
     SnapshotIndex,
     SnapshotMetadata,
     SstIdentity,
-    UniqueId,
-)
-from index.snapshot.records import (
-    Boundary,
-    CommitPointer,
-    CommitRecord,
-    NameRecord,
-    Pin,
-    RepositoryRecord,
-    ScopeLayout,
     StoreReference,
+    UniqueId,
     WriteId,
-    check_boundary,
-    check_commit,
-    check_name,
-    check_pin,
-    check_repository,
 )
 from tests.unit.index.builders import SESSION, blob_key, content_hash, file_index, metadata
 
@@ -539,5 +542,5 @@ def test_entries_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stores_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index.snapshot.records.STORES_MAX", 2)
+    monkeypatch.setattr("index.snapshot.invariants.STORES_MAX", 2)
     refuses("M17", check_commit, COMMIT)

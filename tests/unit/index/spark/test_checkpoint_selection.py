@@ -2,8 +2,7 @@ import pytest
 
 from index.errors import BatchLogError
 from index.plan.commits import Commit
-from index.snapshot.model import Scope
-from index.snapshot.records import CommitRecord, WriteId
+from index.snapshot.model import CommitRecord, Scope, WriteId
 from index.spark.checkpoint import CheckpointBackup, StoredBackup, choose_checkpoint_backup, select_query_files
 
 Path = tuple[str, ...]

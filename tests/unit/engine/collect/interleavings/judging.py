@@ -2,7 +2,7 @@
 
 from engine.inspect.verify import Level
 from engine.repository.repository import Repository
-from index.plan.retention import Retention
+from index.plan.commits import Retention
 from index.snapshot.keys import AUDIT
 from tests.unit.engine.conftest import World
 from tests.walker import expected_keys

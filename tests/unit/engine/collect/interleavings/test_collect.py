@@ -7,10 +7,9 @@ from blobstore.errors import BlobNotFoundError
 from engine.errors import NotFoundError, UsageError
 from index.errors import IndexInvariantError
 from index.plan.collect import DeleteReason
-from index.plan.retention import KeepReason, Retention
+from index.plan.commits import KeepReason, Retention
 from index.snapshot.keys import boundary_key
-from index.snapshot.model import Scope
-from index.snapshot.records import PIN_DURATION_MS
+from index.snapshot.model import PIN_DURATION_MS, Scope
 from tests.unit.engine.collect.interleavings.judging import LAST, check_exact, keys
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 

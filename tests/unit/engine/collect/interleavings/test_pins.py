@@ -17,8 +17,7 @@ from index.plan.collect import DeleteReason
 from index.plan.commits import Commit
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import PINS, commit_key, pin_key
-from index.snapshot.model import Scope
-from index.snapshot.records import PIN_DURATION_MS, Pin
+from index.snapshot.model import PIN_DURATION_MS, Pin, Scope
 from tests.unit.engine.collect.interleavings.judging import LAST, check_exact, check_kept, keys
 from tests.unit.engine.conftest import JOB, World
 

@@ -11,11 +11,11 @@ from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, UnsafeStoreError
 from engine.repository.repository import Repository
 from index.plan.collect import DeleteReason
+from index.plan.commits import Retention
 from index.plan.plan_format import decode_audit
-from index.plan.retention import Retention
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import AUDIT, boundary_key, commit_key
-from index.snapshot.records import Boundary
+from index.snapshot.model import Boundary
 from tests.unit.engine.collect.interleavings.judging import LAST, check_exact, check_kept, keys
 from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 
