@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
+import msgspec
+
 from blobstore.base import (
     BlobInfo,
     BlobStore,
@@ -33,7 +35,6 @@ from blobstore.errors import (
 from blobstore.s3.bucket_rules import DAYS_MIN, Rule, backstop_days, is_backstop, threats
 from blobstore.s3.settings import KIB, MIB, PART_BYTES_MIN
 from blobstore.sink import MemorySink
-from engine.doctor.verdict import Evidence, Failure, judge_clock
 from index.errors import FormatError
 from index.snapshot.codec import decode_repository
 from index.snapshot.keys import REPOSITORY
@@ -46,6 +47,19 @@ _READ_BYTES_MAX: Final = 8 * MIB
 # Default size of what is written, and the TTL of what is created with one.
 SMALL_BYTES: Final = 4 * KIB
 TTL_MS: Final = 7 * 24 * 3_600_000
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What one check has seen. Without `broken` and `lacking`: all that it should."""
+
+    # What was done and seen, for people.
+    figure: str = ""
+    # A lifecycle rule deletes by the tag of a TTL.
+    has_backstop: bool = False
+    # How the store broke a promise that data depends on.
+    broken: str = ""
+    # What it cannot do, which tidemark can do without.
+    lacking: str = ""
 
 
 @runtime_checkable
@@ -186,19 +200,6 @@ def pattern(size_bytes: int, seed: str) -> bytes:
     return hashlib.shake_256(seed.encode()).digest(size_bytes)
 
 
-def failure_of(error: BaseException) -> Failure | None:
-    """Return what ended a check, if that is an answer of a store."""
-    if isinstance(error, NotApplicableError):
-        return Failure.NOT_APPLICABLE
-    if isinstance(error, NoTimeError):
-        return Failure.NO_TIME
-    if isinstance(error, AccessDeniedError):
-        return Failure.DENIED
-    if isinstance(error, StoreUnavailableError | TimeoutError):
-        return Failure.UNAVAILABLE
-    return Failure.UNSUPPORTED if isinstance(error, StoreError) else None
-
-
 RACES_COUNT: Final = 6
 # A race that fewer answers than this say anything about is none.
 RACE_ANSWERS_MIN: Final = 2
@@ -208,6 +209,7 @@ LIST_ROUNDS_MIN: Final = 4
 LISTS_S: Final = 8.0
 # S3 has times in whole seconds.
 SECOND_MS: Final = 1000
+SKEW_MS_MAX: Final = 300_000
 
 
 async def check_create(probe: StoreProbe) -> Evidence:
@@ -389,10 +391,8 @@ async def check_lists(probe: StoreProbe) -> Evidence:
 
 
 def choose_list_rounds(round_s: float) -> int:
-    """Return the number of creates with a list after each that there is time for, if one takes `round_s`.
-
-    For every three of them there are a delete and a list, and at the end a few pages: half as much again.
-    """
+    """Return the number of creates with a list after each that there is time for, if one takes `round_s`."""
+    # For every three of them there are a delete and a list, and at the end a few pages: half as much again.
     return max(LIST_ROUNDS_MIN, min(LIST_ROUNDS_MAX, int(LISTS_S / (1.5 * max(round_s, 1e-9)))))
 
 
@@ -454,6 +454,16 @@ async def check_clock(probe: StoreProbe, local_now_ms: Callable[[], int]) -> Evi
     created_at_ms = info.created_at_ms if info else before_ms
     skew_ms = max(before_ms - SECOND_MS - created_at_ms, created_at_ms - after_ms - SECOND_MS, 0)
     return judge_clock(ahead_ms=round(sorted(aheads)[1]), skew_ms=skew_ms)
+
+
+def judge_clock(*, ahead_ms: int, skew_ms: int) -> Evidence:
+    """Judge a store's clock by how far it is ahead of this machine's, and how far a creation time was off it."""
+    seconds = f"{ahead_ms / 1000:+.1f} s"
+    return Evidence(
+        figure=f"store {seconds} of this machine",
+        broken=f"an object was created {skew_ms / 1000:+.0f} s off the store's clock" if skew_ms > SKEW_MS_MAX else "",
+        lacking=f"the store's clock is {seconds} of this machine's" if abs(ahead_ms) > SKEW_MS_MAX else "",
+    )
 
 
 async def check_multipart(probe: StoreProbe, *, with_ttl: bool) -> Evidence:

@@ -5,19 +5,19 @@ that is there is written but its `profile`, and nothing read but its record, whe
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import enum
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ClassVar, Final
 
 import msgspec
 
 from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, list_blobs
 from blobstore.concurrency import first_error
-from blobstore.errors import StoreError, StoreUnavailableError
+from blobstore.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, encode_profile
 from engine.clock import Runtime
 from engine.doctor import checks as run
-from engine.doctor.checks import NoTimeError, S3Capabilities, StoreProbe, failure_of
-from engine.doctor.verdict import OPTIONAL, Check, CheckResult, Evidence, Verdict, choose_profile, judge
+from engine.doctor.checks import Evidence, NotApplicableError, NoTimeError, S3Capabilities, StoreProbe
 from engine.errors import UnsafeStoreError
 from engine.records.repository import check_unused
 from index.snapshot.keys import REPOSITORY
@@ -32,8 +32,55 @@ CHECKS_S_MAX: Final = 44.0
 CLEAN_S_MAX: Final = 53.0
 TOTAL_S_MAX: Final = 57.0
 
+
+class Check(enum.Enum):
+    """What is looked at."""
+
+    CREATE = "conditional create"
+    READ = "read after write"
+    REPLACE = "whole replacement"
+    RANGES = "ranges"
+    LISTS = "list after write"
+    TTL = "TTL by tag"
+    MULTIPART = "multipart upload"
+    CONDITIONAL_MULTIPART = "conditional multipart"
+    ABORT = "multipart abort"
+    DELETE = "batch delete"
+    LIFECYCLE = "lifecycle rules"
+    CLOCK = "clock"
+
+
 # Is called with the check that begins, its number, and the number of all.
 OnCheck = Callable[[Check, int, int], None]
+
+
+class Verdict(enum.Enum):
+    """The verdict on one check, or on all."""
+
+    OK = "ok"
+    # The store lacks it, and tidemark does without.
+    MISSING = "missing"
+    # Nothing is at risk, and somebody should know.
+    WARNING = "warning"
+    # Data could be lost.
+    UNSAFE = "UNSAFE"
+    DENIED = "denied"
+    # It could not be determined: run it again.
+    UNKNOWN = "unknown"
+    NOT_APPLICABLE = "n/a"
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one check."""
+
+    check: Check
+    verdict: Verdict
+    # As in `Evidence`.
+    figure: str = ""
+    # What it means for the users of the store.
+    meaning: str = ""
+    # As in `Evidence`.
+    has_backstop: bool = False
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,33 +209,30 @@ async def _examine(
 
     for check, look in plan.items():
         on_check(check, len(results) + 1, len(plan))
-        evidence = await _look(check, look, left_s, probe)
+        found = await _look(check, look, left_s, probe)
         # Without tags a rule may delete what is committed: then the verdict on rules is needed.
-        results[check] = judge(check, evidence, needed=check is Check.LIFECYCLE and not ttls_are(Verdict.OK))
+        results[check] = judge(check, found, needed=check is Check.LIFECYCLE and not ttls_are(Verdict.OK))
     return tuple(results[check] for check in Check)
 
 
 async def _look(
     check: Check, look: Callable[[], Awaitable[Evidence]], left_s: Callable[[], float], probe: StoreProbe
-) -> Evidence:
+) -> Evidence | Exception:
     """Run a check; one that tidemark can do without and that fails is run a second time."""
     is_second = False
     while True:
         try:
             return await _run(look, left_s(), probe)
-        except Exception as error:
-            failure = failure_of(error)
-            if failure is None:
-                raise
+        except (StoreError, NotApplicableError, NoTimeError, TimeoutError) as error:
             # An answer, and not one that asks for less, may say that the store cannot do it. One request that hung, of
             # many connections, says nothing about what the store can do.
             is_answer = isinstance(error, StoreUnavailableError) and not error.asks_for_less
-            may_be_a_no = check in OPTIONAL and is_answer and await _is_alive(probe, left_s())
+            may_be_a_no = check in _OPTIONAL and is_answer and await _is_alive(probe, left_s())
             if may_be_a_no and is_second:
                 # It fails every time, and everything else works: this is how the store says that it cannot do it.
                 return Evidence(lacking=f"fails every time ({error})")
             if not may_be_a_no:
-                return Evidence(failure=failure, reason=str(error))
+                return error
             is_second = True
 
 
@@ -279,3 +323,145 @@ async def _write_profile(store: BlobStore, profile: StoreProfile, timeout_s: flo
     except TimeoutError:
         return StoreUnavailableError(f"not done within {timeout_s:.0f} s", operation="put", key=PROFILE_KEY)
     return None
+
+
+# ---------------------------------------------------------------------- verdicts and the profile
+
+
+class _Words(msgspec.Struct, frozen=True):
+    # What tidemark can rely on, what it does without it, and what happens to those who rely on it all the same.
+    ok: str
+    missing: str = ""
+    unsafe: str = ""
+    # What remains unknown if these credentials may not look; empty: as `missing`.
+    denied: str = ""
+
+
+_WORDS: Final = {
+    Check.CREATE: _Words(
+        "of any number of writers one wins", "", "two writers could both commit: tidemark refuses to write here"
+    ),
+    Check.READ: _Words("others see at once what was written", "", "commits could be overlooked: collect refuses"),
+    Check.REPLACE: _Words("readers see the old or the new, whole", "", "readers can see half of a pin or name"),
+    Check.RANGES: _Words("restores fetch parts in parallel", "", "restores cannot fetch parts of objects"),
+    Check.LISTS: _Words(
+        "lists can be believed: collect may delete",
+        "collect refuses",
+        "commits could be overlooked: collect refuses",
+    ),
+    Check.TTL: _Words(
+        "commits remove TTLs; the lifecycle backstop works",
+        "TTLs stay: what loses its commit waits for their end; no lifecycle backstop",
+        "uploads would be taken for committed ones, and collected",
+    ),
+    Check.MULTIPART: _Words("large bodies can go in parts", "every body goes in one PUT", "do not use this store"),
+    Check.CONDITIONAL_MULTIPART: _Words("large creates go in parallel parts", "a create is one PUT, of up to 5 GiB"),
+    Check.ABORT: _Words("collect frees what dead uploads hold", "only a lifecycle rule frees what dead uploads hold"),
+    Check.DELETE: _Words(
+        "collect deletes 1,000 keys per request",
+        "collect needs it: with these rights, or on this store, nothing is freed",
+        "collect would delete what is in use: never run it here",
+    ),
+    Check.LIFECYCLE: _Words(
+        "`tidemark lifecycle` shows and installs the backstop",
+        "no backstop: only collect frees what was never committed",
+        "the store itself takes away what is needed: change the rule now (`tidemark lifecycle` shows all)",
+        "nobody could see whether a rule takes away what is needed (--policy owner may)",
+    ),
+    Check.CLOCK: _Words(
+        "times can be compared",
+        "set this machine's clock: from 15 minutes on the store refuses every request",
+        "creation times do not follow the store's clock, by which expiry is judged",
+    ),
+}
+# Failing these says nothing about safety: others may have the rights, and the engine can do without.
+_DISPENSABLE: Final = frozenset({Check.ABORT, Check.DELETE, Check.LIFECYCLE})
+_REQUIRED: Final = frozenset({Check.CREATE, Check.READ, Check.REPLACE, Check.RANGES, Check.LISTS, Check.CLOCK})
+# If one of them fails again and again, tidemark does without.
+_OPTIONAL: Final = frozenset({Check.TTL, Check.MULTIPART, Check.CONDITIONAL_MULTIPART, Check.ABORT})
+
+
+def judge(check: Check, found: Evidence | Exception, *, needed: bool = False) -> CheckResult:
+    """Return the verdict on a check by what it has seen, or by the error that ended it.
+
+    A broken promise is UNSAFE. What could not be determined is never UNSAFE, and more than a warning if something else
+    depends on this check: if it is `needed`.
+    """
+    words, dispensable = _WORDS[check], check in _DISPENSABLE and not needed
+    seen = found if isinstance(found, Evidence) else Evidence()
+    match found:
+        case Evidence():
+            verdict, meaning = Verdict.OK, words.ok
+            if found.broken:
+                verdict, meaning = Verdict.UNSAFE, f"{found.broken}: {words.unsafe}"
+            elif found.lacking:
+                verdict = Verdict.WARNING if check is Check.CLOCK else Verdict.MISSING
+                meaning = f"{found.lacking}: {words.missing}"
+        case NotApplicableError():
+            verdict, meaning = Verdict.NOT_APPLICABLE, str(found)
+        case AccessDeniedError():
+            unknown = words.denied or (words.missing if dispensable else "") or str(found)
+            verdict = Verdict.WARNING if dispensable else Verdict.DENIED
+            meaning = f"denied to these credentials: {unknown}"
+        case NoTimeError():
+            verdict, meaning = Verdict.UNKNOWN, f"run again: {found}"
+        case StoreUnavailableError() | TimeoutError():
+            verdict = Verdict.WARNING if dispensable else Verdict.UNKNOWN
+            meaning = f"run again: {found}"
+        case _:
+            verdict = Verdict.UNSAFE if check in _REQUIRED else Verdict.MISSING
+            meaning = f"{found}: {words.missing or words.unsafe}"
+    return CheckResult(
+        check=check, verdict=verdict, figure=seen.figure, meaning=meaning, has_backstop=seen.has_backstop
+    )
+
+
+def choose_profile(checks: Iterable[CheckResult], *, probed_at_ms: int, release: str) -> StoreProfile | None:
+    """Choose the profile that binds everybody who opens the store (design 0003, P1).
+
+    Returns:
+        What was seen to work; what was not is denied (P3). None if too little is known to say anything, or if a
+        lifecycle rule has to go first, or nobody could see whether one goes by a tag that would then stay: an earlier
+        profile then stays.
+    """
+    by_check = {one.check: one for one in checks}
+    verdicts = {check: one.verdict for check, one in by_check.items()}
+    deciding = [verdicts[check] for check in (Check.CREATE, Check.READ, Check.LISTS, Check.TTL)]
+    if Verdict.UNSAFE not in deciding and {Verdict.UNKNOWN, Verdict.DENIED} & set(deciding):
+        return None
+    lifecycle = by_check[Check.LIFECYCLE]
+    if lifecycle.verdict is Verdict.UNSAFE:
+        return None
+    has_no_rule = lifecycle.verdict in {Verdict.MISSING, Verdict.NOT_APPLICABLE} or (
+        lifecycle.verdict is Verdict.OK and not lifecycle.has_backstop
+    )
+    if verdicts[Check.TTL] is not Verdict.OK and not has_no_rule:
+        # A profile without tags would stop commits from removing TTLs that a rule of the bucket goes by (0002, T1).
+        return None
+
+    def works(*wanted: Check) -> bool:
+        return all(verdicts[check] is Verdict.OK for check in wanted)
+
+    return StoreProfile(
+        # Where a TTL is lost at once, "no TTL" no longer means "committed" (design 0002, C5): nothing may be written.
+        atomic_create=works(Check.CREATE) and verdicts[Check.TTL] is not Verdict.UNSAFE,
+        consistent_lists=works(Check.READ, Check.LISTS) and verdicts[Check.DELETE] is not Verdict.UNSAFE,
+        tags=works(Check.TTL),
+        conditional_multipart=works(Check.MULTIPART, Check.CONDITIONAL_MULTIPART),
+        probed_at_ms=probed_at_ms,
+        tidemark=release,
+    )
+
+
+def describe_profile(profile: StoreProfile, *, blob_bytes_max: int) -> tuple[str, ...]:
+    """Describe for people what everybody who opens the store will do and not do from now on."""
+    refused = "is refused from now on: "
+    collects = profile.atomic_create and profile.consistent_lists
+    in_parts = profile.conditional_multipart
+    return (
+        "writing (init, backup, commit, name) " + ("works" if profile.atomic_create else f"{refused}creates can race"),
+        "collect " + ("works" if collects else f"{refused}lists, creates or deletes cannot be trusted"),
+        "TTLs are " + ("removed by commits" if profile.tags else "never removed; no lifecycle rule may delete by them"),
+        "creates of more than one part go "
+        + ("in parallel parts" if in_parts else f"as one PUT ({blob_bytes_max:,} bytes at most)"),
+    )

@@ -43,10 +43,6 @@ class _Samples(Collector):
                 family.add_metric(list(sample.labels), sample.value)
             yield family
 
-    def describe(self) -> Iterator[Metric]:
-        """Name nothing beforehand: else the registry would collect once to find the names."""
-        return iter(())
-
 
 def expose(samples: Iterable[Sample]) -> bytes:
     """Format samples, which come in the order of `Samples`."""
@@ -54,6 +50,7 @@ def expose(samples: Iterable[Sample]) -> bytes:
 
 
 def _registry(look: Callable[[], Iterable[Sample]]) -> CollectorRegistry:
+    # It would collect once to find the names.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Samples(look))
     return registry
@@ -80,10 +77,7 @@ def parse(text: str) -> tuple[Sample, ...]:
 def serve(look: Callable[[], Iterable[Sample]], *, host: str, port: int) -> WSGIServer:
     """Serve `/metrics` by a thread.
 
-    Args:
-        look: Makes the samples; called in a thread for each request.
-        host: Address to listen on.
-        port: 0: any that is free.
+    `look` makes the samples, in a thread for each request; port 0 is any that is free.
 
     Raises:
         OSError: The address cannot be listened on.
@@ -127,7 +121,8 @@ def _down(last: tuple[Sample, ...]) -> tuple[Sample, ...]:
 # A file of ours is small; what is larger is not.
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 _KEPT: Final = f"{PREFIX}run_last_success_timestamp_seconds"
-# The collector runs as another user, and has to read it; runs of other users have to open the lock.
+# The collector runs as another user, and has to read it; runs of other users have to open the lock. It is set whatever
+# umask the run has: cron and systemd often say 077.
 _MODE: Final = 0o644
 # A run holds the lock for one small file, so that 5 s are enough for a hundred of them.
 LOCK_ATTEMPTS_MAX: Final = 100
@@ -141,7 +136,7 @@ def write_textfile(path: Path, samples: Iterable[Sample]) -> None:
         OSError: As the file system says, or another run keeps the file locked; the file is what it was.
     """
     with _locked(path):
-        _replace(path, samples)
+        write_whole(path, expose(samples), mode=_MODE, is_durable=True)
 
 
 def add_run(path: Path, run: Samples) -> str:
@@ -160,7 +155,7 @@ def add_run(path: Path, run: Samples) -> str:
         before, given_up = _read(path)
         merged = Samples()
         merged.update(_merge(before, tuple(run)))
-        _replace(path, merged)
+        write_whole(path, expose(merged), mode=_MODE, is_durable=True)
     return given_up
 
 
@@ -187,11 +182,6 @@ def _read(path: Path) -> tuple[tuple[Sample, ...], str]:
         return (), ""
     except ValueError as error:
         return (), str(error)
-
-
-def _replace(path: Path, samples: Iterable[Sample]) -> None:
-    # Whatever umask the run has: cron and systemd often say 077.
-    write_whole(path, expose(samples), mode=_MODE, is_durable=True)
 
 
 @contextlib.contextmanager

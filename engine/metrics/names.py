@@ -49,37 +49,12 @@ class Sample(msgspec.Struct, frozen=True, order=True):
 
 # The first two labels of every metric of a run.
 RUN: Final = ("verb", "job_name")
-_STORE: Final = (*RUN, "task", "store")
-_SCOPE: Final = ("job_name", "task")
-_STATE: Final = ("query", "operator", "partition", "store")
 
-
-def _metrics(labels: tuple[str, ...], table: str) -> tuple[Metric, ...]:
-    """Read a table of metrics: `name{another label}: help | names in Samza | names in Spark`."""
-    return tuple(metric for _, metric in _rows(labels, table))
-
-
-def _by_field(table: str) -> dict[str, Metric]:
-    """Read a table of metrics of state stores, each after the field that it shows."""
-    return dict(_rows(_STATE, table))
-
-
-def _rows(labels: tuple[str, ...], table: str) -> Iterator[tuple[str, Metric]]:
-    # An indented line goes on with the one above it.
-    for row in table.strip().replace("\n    ", " ").splitlines():
-        given, _, rest = row.partition(": ")
-        text, samza, spark, *_ = *(part.strip() for part in rest.split("|")), "", ""
-        field, _, name = given.rpartition(" ")
-        name, _, own = name.removesuffix("}").partition("{")
-        labels_here = (*labels, own) if own else labels
-        others = tuple(samza.split()), tuple(spark.split())
-        yield field, Metric(name=f"{PREFIX}{name}", help=text, labels=labels_here, samza=others[0], spark=others[1])
-
-
-RUN_METRICS: Final = (
-    *_metrics(
-        RUN,
-        """
+# `[labels]` of the metrics below it, then `name{another label}: help | names in Samza | names in Spark`; an indented
+# line goes on with the one above it. Before a metric of state stores is the field of `LoadMetrics` or `SaveMetrics`
+# that it shows.
+_TABLE: Final = """
+[verb job_name]
 runs_total{code}: Runs, by their exit code.
 run_errors_total{error}: Runs that an error ended, by its class.
 run_exit_code: Exit code of the last run; 0 is done.
@@ -99,11 +74,7 @@ run_files_done: Files that it got done, also if it failed.
 run_done_bytes: Their bytes.
 run_files_remaining: Files that were left at its end. | files-remaining
 run_remaining_bytes: Their bytes. | bytes-remaining
-""",
-    ),
-    *_metrics(
-        _STORE,
-        """
+[verb job_name task store]
 backup_files_to_upload: Files that were added or changed. | files-to-upload <s>-files-to-upload
 backup_to_upload_bytes: Their bytes. | bytes-to-upload <s>-bytes-to-upload
 backup_files_uploaded: Files of which bytes were sent or put into the index. | files-uploaded | rocksdbFilesCopied
@@ -124,11 +95,7 @@ backup_average_file_upload_seconds: The whole by the files uploaded. | avg-file-
 backup_average_file_bytes: Bytes uploaded by files uploaded. | avg-file-size-bytes
 backup_upload_bytes_per_second: Bytes uploaded by the whole. | upload-rate
 backup_healed_bytes: Bytes that were sent again because they were missing in the store.
-""",
-    ),
-    *_metrics(
-        RUN,
-        """
+[verb job_name]
 commit_calls_total: Commits that were asked for. | commit-calls
 commits_timed_out_total: Commits of unknown outcome. | commits-timed-out
 commits_skipped_total: Commits that existed already. | commits-skipped
@@ -136,11 +103,7 @@ commit_exceptions_total: Commits that failed. | commit-exceptions
 commit_seconds: The last commit, with the removal of TTLs. | commit-ns commit-async-ns last-commit-ns |
     rocksdbCommitFileSyncLatencyMs
 commit_cleanup_seconds: Requests that removed TTLs after it, added up. | cleanup-ns async-cleanup-ns
-""",
-    ),
-    *_metrics(
-        _STORE,
-        """
+[verb job_name task store]
 restore_files_to_restore: Files of the snapshot. | files-to-restore
 restore_to_restore_bytes: Their bytes. | bytes-to-restore
 restore_files_restored: Files that were fetched, or written from the index. | files-restored | rocksdbFilesCopied
@@ -154,11 +117,7 @@ restore_post_restore_seconds: From the last byte to the rename; bytes are verifi
 restore_average_file_seconds: The whole by the files restored. | avg-file-restore-ns
 restore_bytes_per_second: Bytes restored by the whole. | restore-rate
 restore_changelogs_replayed: Changelogs applied. | | rocksdbNumReplayChangelogFiles
-""",
-    ),
-    *_metrics(
-        RUN,
-        """
+[verb job_name]
 restore_stores_failed: Stores that did not come back.
 collect_deleted_keys_total{reason}: Keys that collections deleted.
 collect_deleted_bytes_total{reason}: Bytes of blobs and indexes deleted.
@@ -174,25 +133,13 @@ verify_blobs: Blobs that it looked for.
 verify_read_bytes: Bytes that it read and hashed.
 restore_drill_seconds: How long the restore drill took.
 restore_drill_slo_seconds: How long it may take (`--slo`); absent without one.
-""",
-    ),
-)
-
-# The status of a repository.
-REPOSITORY_METRICS: Final = (
-    *_metrics(
-        (),
-        """
+[]
 repository_up: 1: the repository could be read; 0: all else is what the last reading that went well found.
 repository_read_timestamp_seconds: When the last reading that went well began, by the store's clock.
 repository_read_seconds: How long it took.
 repository_ttl_seconds: How long an upload lives that no commit takes over.
 repository_collection_period_seconds: How often collect is meant to run.
-""",
-    ),
-    *_metrics(
-        _SCOPE,
-        """
+[job_name task]
 last_commit_number: Number of the newest commit.
 last_commit_version: Its version.
 last_commit_timestamp_seconds: When it was made, by the store's clock. | last-async-commit-timestamp
@@ -201,11 +148,7 @@ last_commit_bytes: Bytes of the files of all its stores.
 last_commit_files: Their files.
 last_commit_stores: Its stores.
 commits: Commits that can be restored, those that only names hold included.
-""",
-    ),
-    *_metrics(
-        (),
-        """
+[]
 repository_bytes: Bytes of all blobs and indexes.
 repository_live_bytes: Bytes retained: those that a commit, a name or a reader needs.
 repository_live_objects: Blobs and indexes retained.
@@ -219,13 +162,7 @@ last_collection_timestamp_seconds: When the last collection that deleted what it
 last_collection_seconds: How long it took.
 last_collection_deleted_bytes: Bytes that it freed.
 collections_failed: Collections since then that failed or were refused.
-""",
-    ),
-)
-
-# State stores: before each metric, the field of `LoadMetrics` or `SaveMetrics` that it shows.
-LOAD_METRICS: Final = _by_field(
-    """
+[query operator partition store]
 files_fetched state_load_files_fetched: Files that came from the store. | | rocksdbFilesCopied
 files_reused state_load_files_reused: Files that were here already. | | rocksdbFilesReused
 bytes_fetched state_load_fetched_bytes: Bytes that came. | | rocksdbBytesCopied
@@ -239,10 +176,6 @@ resolve_s state_load_resolve_seconds: Finding out what to load.
 fetch_s state_load_fetch_seconds: Fetching; it overlaps with applying.
 open_s state_load_open_seconds: Opening RocksDB.
 replay_s state_load_replay_seconds: Applying changelogs. | | rocksdbReplayChangelogLatencyMs
-"""
-)
-SAVE_METRICS: Final = _by_field(
-    """
 records state_save_records: Records of the changelog.
 changelog_bytes state_save_changelog_bytes: Its bytes, as stored.
 total_s state_save_seconds: The whole commit. | | rocksdbCommitFileSyncLatencyMs
@@ -258,16 +191,38 @@ bytes_copied state_save_copied_bytes: Bytes that were sent. | | rocksdbBytesCopi
 zip_bytes state_save_zip_bytes: Bytes that went into its zip, uncompressed. | | rocksdbZipFileBytesUncompressed
 upload_s state_save_upload_seconds: Sending it, zip included. | | rocksdbSaveZipFilesLatencyMs
 uploads_failed state_save_uploads_failed: Uploads that failed since the store was opened.
+state_snapshot_uploaded_version: Version of the last snapshot sent. | | snapshotLastUploaded
 """
-)
-(UPLOADED,) = _metrics(
-    _STATE, "state_snapshot_uploaded_version: Version of the last snapshot sent. | | snapshotLastUploaded"
-)
 
-METRICS: Final[Mapping[str, Metric]] = {
-    metric.name: metric
-    for metric in (*RUN_METRICS, *REPOSITORY_METRICS, *LOAD_METRICS.values(), *SAVE_METRICS.values(), UPLOADED)
-}
+
+def _read_table() -> Iterator[tuple[str, Metric]]:
+    """Yield each metric with the field that it shows, if it has one."""
+    labels: tuple[str, ...] = ()
+    for row in _TABLE.strip().replace("\n    ", " ").splitlines():
+        if row.startswith("["):
+            labels = tuple(row.strip("[]").split())
+            continue
+        given, _, rest = row.partition(": ")
+        text, samza, spark, *_ = *(part.strip() for part in rest.split("|")), "", ""
+        field, _, name = given.rpartition(" ")
+        name, _, own = name.removesuffix("}").partition("{")
+        yield (
+            field,
+            Metric(
+                name=f"{PREFIX}{name}",
+                help=text,
+                labels=(*labels, own) if own else labels,
+                samza=tuple(samza.split()),
+                spark=tuple(spark.split()),
+            ),
+        )
+
+
+_ROWS: Final = tuple(_read_table())
+METRICS: Final[Mapping[str, Metric]] = {metric.name: metric for _, metric in _ROWS}
+# By the field that they show.
+LOAD_METRICS: Final = {field: metric for field, metric in _ROWS if metric.name.startswith(f"{PREFIX}state_load_")}
+SAVE_METRICS: Final = {field: metric for field, metric in _ROWS if metric.name.startswith(f"{PREFIX}state_save_")}
 
 
 class Samples:

@@ -1,15 +1,34 @@
-"""Samples of the results of use cases, and of the state stores that a process has open."""
+"""Samples of the results of use cases, of open state stores, and of the status of a repository (`gather_status`)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
 
+from blobstore.base import list_blobs, read_blob
+from blobstore.errors import AccessDeniedError, BlobNotFoundError
 from engine.backup.backup import BackupResult
 from engine.checkpoint.backup import CheckpointBackupResult
 from engine.checkpoint.restore import RestoredCheckpoint
+from engine.clock import read_now_ms
 from engine.collect.report import CollectReport
+from engine.errors import UnsafeStoreError
 from engine.inspect.verify import ProblemKind, VerifyReport
-from engine.metrics.names import LOAD_METRICS, PREFIX, SAVE_METRICS, UPLOADED, Sample, Samples
+from engine.metrics.names import LOAD_METRICS, PREFIX, SAVE_METRICS, Sample, Samples
+from engine.repository.repository import Repository
 from engine.restore.restore import RestoreResult
 from engine.state.metrics import LoadMetrics, SaveMetrics
+from index.errors import FormatError
+from index.plan.collect import DeleteReason
+from index.plan.commits import Commit, RetentionPolicy
+from index.plan.plan_format import AuditRecord, decode_audit
+from index.snapshot.keys import AUDIT, parse_audit_key, run_began_at_ms
+from index.snapshot.model import Scope
+
+AUDIT_BYTES_MAX: Final = 64 * 1024 * 1024
+# Of many collections that failed one after the other, this many are read.
+AUDITS_READ_MAX: Final = 100
+# No rule: everything is kept, and what a collection would delete then is what nothing needs.
+_KEEP_ALL: Final = RetentionPolicy(rules=())
 
 
 def add_result(samples: Samples, result: object, **labels: str) -> None:
@@ -29,8 +48,6 @@ def add_result(samples: Samples, result: object, **labels: str) -> None:
             _add_collection(samples, result)
         case VerifyReport():
             _add_verification(samples, result)
-        case _:
-            pass
     for name, value in figures.items():
         samples.add(name, value, **labels)
 
@@ -140,15 +157,9 @@ def state_samples(
     partition: int = 0,
     store: str = "default",
 ) -> tuple[Sample, ...]:
-    """Make the samples of the last load and the last save of one state store, for `write_textfile` or an endpoint.
+    """Make the samples of one state store, for `write_textfile` or an endpoint.
 
-    Args:
-        load: `StateStore.last_load`.
-        save: `StateStore.last_save`.
-        query: What distinguishes queries, such as a name.
-        operator: Of the query, and so on.
-        partition: See `operator`.
-        store: See `operator`.
+    They are of `StateStore.last_load` and `last_save`. `query` is what distinguishes queries, such as a name.
     """
     samples = Samples(query=query, operator=str(operator), partition=str(partition), store=store)
     for metrics, names in ((load, LOAD_METRICS), (save, SAVE_METRICS)):
@@ -156,5 +167,128 @@ def state_samples(
             for field, metric in names.items():
                 samples.add(metric.name.removeprefix(PREFIX), getattr(metrics, field))
     if save is not None and save.uploaded is not None:
-        samples.add(UPLOADED.name.removeprefix(PREFIX), save.uploaded.version)
+        samples.add("state_snapshot_uploaded_version", save.uploaded.version)
     return tuple(samples)
+
+
+async def gather_status(
+    repository: Repository,
+    *,
+    monotonic_s: Callable[[], float],
+    jobs: Collection[str] = (),
+    commits_only: bool = False,
+) -> Samples:
+    """Read the status of a repository; nothing is written.
+
+    There are no orphans in it where they are unknown: an index that a commit needs is missing, the store is one
+    that cannot be collected, or something may not be read.
+
+    Requests: those of `Repository.commits` for each job; then, unless `commits_only`, of a collection's dry run, of
+    `verify` by a listing, and a GET for the newest audit record.
+
+    Args:
+        repository: What to read.
+        monotonic_s: Seconds that never go backwards.
+        jobs: Report commits of these only; none given means all.
+        commits_only: Read the logs of commits and nothing else: no orphans, nothing at risk, no collections.
+
+    Raises:
+        EngineError, FormatError, StoreError: As the use cases named above.
+    """
+    began_s = monotonic_s()
+    now_ms = await read_now_ms(repository.store)
+    samples = Samples()
+    record = repository.record
+    samples.add("repository_ttl_seconds", record.ttl_ms / 1000)
+    samples.add("repository_collection_period_seconds", record.collection_period_ms / 1000)
+    everything: list[Commit] = []
+    for scope in await repository.scopes():
+        commits = await repository.commits(scope, with_named=True)
+        everything += commits
+        if not jobs or scope.job in jobs:
+            _add_commits(samples, scope, commits, now_ms)
+    if not commits_only:
+        verified = await repository.verify(everything)
+        _add_risks(samples, verified)
+        if not any(problem.kind is ProblemKind.INDEX_DAMAGED for problem in verified.problems):
+            with suppress(UnsafeStoreError, AccessDeniedError):
+                _add_orphans(samples, await repository.collect(_KEEP_ALL, dry_run=True))
+        await _add_collections(samples, repository)
+    samples.add("repository_up", 1)
+    samples.add("repository_read_timestamp_seconds", now_ms / 1000)
+    samples.add("repository_read_seconds", monotonic_s() - began_s)
+    return samples
+
+
+def _add_commits(samples: Samples, scope: Scope, commits: Sequence[Commit], now_ms: int) -> None:
+    """Add the metrics of one job or task; a forgotten one has no commits, and no metrics."""
+    labels = {"job_name": scope.job, "task": scope.task or ""}
+    samples.add("commits", len(commits), **labels)
+    newest = next((commit for commit in commits if commit.name is None), None)
+    if newest is None:
+        return
+    record = newest.record
+    for name, value in (
+        ("number", newest.pointer.number),
+        ("version", record.version),
+        ("timestamp_seconds", newest.committed_at_ms / 1000),
+        ("age_seconds", max(0, now_ms - newest.committed_at_ms) / 1000),
+        ("bytes", sum(store.size_bytes for store in record.stores)),
+        ("files", sum(store.files_count for store in record.stores)),
+        ("stores", len(record.stores)),
+    ):
+        samples.add(f"last_commit_{name}", value, **labels)
+
+
+def _add_risks(samples: Samples, report: VerifyReport) -> None:
+    by_kind = {kind: len({p.key for p in report.problems if p.kind is kind}) for kind in ProblemKind}
+    for kind, number in by_kind.items():
+        if kind not in {ProblemKind.AT_RISK, ProblemKind.CONTENT_WRONG}:
+            samples.add("verification_failures", number, kind=kind.name.lower())
+    samples.add("blobs_at_risk", by_kind[ProblemKind.AT_RISK], reason="ttl")
+    samples.add("blobs_at_risk", sum(by_kind.values()) - by_kind[ProblemKind.AT_RISK], reason="damaged")
+
+
+def _add_orphans(samples: Samples, report: CollectReport) -> None:
+    samples.add("repository_bytes", report.listed_bytes)
+    samples.add("repository_live_bytes", report.live_bytes)
+    samples.add("repository_live_objects", report.live_count)
+    expired = [total for total in report.totals if total.reason is DeleteReason.UNREACHABLE_UPLOAD]
+    unfinished = [total for total in report.totals if total.reason is DeleteReason.UNFINISHED_UPLOAD]
+    for state, size_bytes, count, totals in (
+        ("waiting", report.waiting_bytes, report.waiting_count, []),
+        ("expired", 0, 0, expired),
+        ("unfinished", report.unfinished_bytes, report.unfinished_count, unfinished),
+    ):
+        samples.add("orphan_bytes", size_bytes + sum(total.size_bytes for total in totals), state=state)
+        samples.add("orphan_objects", count + sum(total.count for total in totals), state=state)
+
+
+async def _add_collections(samples: Samples, repository: Repository) -> None:
+    """Add what the newest audit records have (design 0006, A1); nothing where they may not be read."""
+    keys: list[str] = []
+    try:
+        async for blob in list_blobs(repository.store, AUDIT):
+            try:
+                parse_audit_key(blob.key)
+            except FormatError:
+                continue  # another program's
+            keys.append(blob.key)
+        failed = 0
+        for key in reversed(keys[-AUDITS_READ_MAX:]):
+            audit: AuditRecord | None = None
+            # One that is gone meanwhile, or that this release cannot read, is none that has freed anything.
+            with suppress(BlobNotFoundError, FormatError):
+                data = await read_blob(repository.store, key, size_bytes_max=AUDIT_BYTES_MAX)
+                audit = decode_audit(data, subject=key)
+            if audit is not None and audit.outcome in {"done", "partly"}:
+                samples.add("last_collection_timestamp_seconds", run_began_at_ms(audit.run) / 1000)
+                samples.add("last_collection_seconds", audit.seconds)
+                samples.add("last_collection_deleted_bytes", sum(total.size_bytes for total in audit.deleted))
+                break
+            failed += 1
+        else:
+            samples.add("last_collection_timestamp_seconds", 0)
+        samples.add("collections_failed", failed)
+    except AccessDeniedError:
+        return

@@ -24,7 +24,7 @@ _PARSERS: Final = [
     "engine.collect.policy",
     "engine.cli.config",
     "engine.local.cache",
-    "engine.drill.record",
+    "engine.drill.drill",
     "engine.spark.collection.shards",
     "engine.spark.sources.rows",
     "engine.spark.sources.unsafe_rows",

@@ -15,7 +15,7 @@ import pyarrow as pa
 from blobstore.s3.settings import StoreProfile, encode_profile
 from engine.backup.backup import BackupResult, BackupStats
 from engine.cli.result_file import ResultFile
-from engine.drill.record import FailedDrill
+from engine.drill.drill import FailedDrill
 from engine.metrics.exposition import expose
 from engine.metrics.names import Samples
 from engine.spark.collection.shards import encode_inventory

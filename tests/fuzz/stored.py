@@ -10,8 +10,8 @@ from blobstore.s3.settings import decode_profile, encode_profile
 from engine.cli.config import read_config
 from engine.cli.result_file import read_result
 from engine.collect.policy import read_policy
-from engine.drill.record import decode_line as decode_drill
-from engine.drill.record import read_history
+from engine.drill.drill import decode_line as decode_drill
+from engine.drill.drill import read_history
 from engine.local.cache import DigestCache
 from engine.local.hashing import hash_content
 from index.errors import FormatError, SamzaFormatError, UnsafeNameError

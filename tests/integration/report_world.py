@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine.drill.record import HISTORY_NAME, append
+from engine.drill.drill import HISTORY_NAME, append
 from tests.integration.conftest import FIRST, SECOND, Shell
 from tests.unit.engine.drill.builders import drill, failed
 

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from blobstore.wrappers.retry import RetryingStore
-from engine.metrics.names import REPOSITORY_METRICS, RUN_METRICS
+from engine.metrics.names import METRICS, RUN
 from index.display import printable
 from tests.integration.conftest import FIRST, SECOND, Shell
 from tests.integration.test_cli_process import HANGING, ROOT, source
@@ -23,6 +23,8 @@ from tests.integration.test_cli_spark import AGGREGATION
 from tests.integration.test_cli_spark import Shell as SparkShell
 
 Values = dict[tuple[str, ...], float]
+OF_RUNS: Final = {name for name, metric in METRICS.items() if metric.labels[: len(RUN)] == RUN}
+OF_STATE_STORES: Final = {name for name in METRICS if name.startswith("tidemark_state_")}
 # Told only by runs that went wrong in their way, and by checkpoints.
 ELSEWHERE: Final = {
     "tidemark_run_errors_total",
@@ -119,7 +121,7 @@ def test_each_run_adds_its_figures_to_one_file(shell: Shell, file: Path) -> None
     # No metric is a name alone.
     shell.run("backup", str(shell.tree("source", FIRST)))
     names = set(re.findall(r"^(tidemark_\w+)", file.read_text(), re.MULTILINE))
-    assert names == {metric.name for metric in RUN_METRICS} - ELSEWHERE
+    assert names == OF_RUNS - ELSEWHERE
 
 
 def test_a_run_that_fails_is_told_with_its_exit_code_and_the_last_success_stays(two_commits: Shell, file: Path) -> None:
@@ -302,7 +304,7 @@ def test_the_condition_of_a_repository_as_text_as_a_file_and_as_json(two_commits
     assert ("orphan_bytes", "waiting") not in only
     shell.run("collect", "--keep-last", "1")
     names = set(re.findall(r"^(tidemark_\w+)", shell.run("metrics").stdout, re.MULTILINE))
-    assert names == {metric.name for metric in REPOSITORY_METRICS}
+    assert names == METRICS.keys() - OF_RUNS - OF_STATE_STORES
 
 
 def test_all_names_are_listed_with_those_of_others_without_a_repository(shell: Shell) -> None:

@@ -15,14 +15,15 @@ from engine.cli.exit_codes import ExitCode
 from engine.cli.options import DIRECTORY, DURATION, Setting, figures_option, scope_options, transfer_options
 from engine.cli.session import Session, verb
 from engine.clock import Runtime
-from engine.drill.drill import DrillOptions, run_restore_drill
-from engine.drill.record import (
+from engine.drill.drill import (
     MESSAGE_LENGTH_MAX,
+    DrillOptions,
     Entry,
     FailedDrill,
     RestoreDrill,
     append,
     history_path,
+    run_restore_drill,
     summary_line,
     summary_lines,
 )

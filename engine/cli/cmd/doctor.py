@@ -23,8 +23,7 @@ from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode, choose_exit_code
 from engine.cli.session import Session, verb
 from engine.clock import Runtime
-from engine.doctor.doctor import CLIENTS_COUNT, DoctorReport, examine_store
-from engine.doctor.verdict import Check, Verdict, describe_profile
+from engine.doctor.doctor import CLIENTS_COUNT, Check, DoctorReport, Verdict, describe_profile, examine_store
 from engine.errors import NotFoundError
 from engine.text import table
 from index.display import count, printable, shortened

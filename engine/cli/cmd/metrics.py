@@ -15,7 +15,7 @@ from engine.cli.session import Session, verb
 from engine.clock import Runtime
 from engine.errors import UsageError
 from engine.metrics.names import METRICS, Metric, Sample, Samples, labels_of
-from engine.metrics.status import gather_status
+from engine.metrics.results import gather_status
 from engine.text import table
 from index.display import count, human_duration, printable
 

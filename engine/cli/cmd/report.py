@@ -8,10 +8,9 @@ import click
 from engine.cli.cmd.bench_restore import drills_directory
 from engine.cli.options import DIRECTORY, FILE, limit_option, scope_options
 from engine.cli.session import Session, verb
-from engine.drill.record import DrillHistory, history_path, read_history
+from engine.drill.drill import DrillHistory, history_path, read_history
 from engine.errors import NotFoundError, TargetError
-from engine.report.gather import ENTRIES_MAX, ReportRequest, gather_report
-from engine.report.page import ReportResult, write_report
+from engine.report.report import ENTRIES_MAX, ReportRequest, ReportResult, gather_report, write_report
 from index.display import count, human_bytes, printable
 from index.snapshot.model import Scope
 

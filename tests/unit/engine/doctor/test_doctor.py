@@ -16,6 +16,7 @@ from blobstore.base import (
 from blobstore.errors import (
     AccessDeniedError,
     CapabilityMissingError,
+    StoreError,
     StoreMissingError,
     StoreUnavailableError,
 )
@@ -24,18 +25,19 @@ from blobstore.s3.bucket_rules import DAY_MS, Rule, backstop_rules
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, decode_profile
 from engine.clock import Runtime
 from engine.doctor import checks
-from engine.doctor.checks import choose_list_rounds
-from engine.doctor.doctor import CLIENTS_COUNT, ROOT, TOTAL_S_MAX, DoctorReport, examine_store
-from engine.doctor.verdict import (
+from engine.doctor.checks import Evidence, NotApplicableError, NoTimeError, choose_list_rounds, judge_clock
+from engine.doctor.doctor import (
+    CLIENTS_COUNT,
+    ROOT,
+    TOTAL_S_MAX,
     Check,
     CheckResult,
-    Evidence,
-    Failure,
+    DoctorReport,
     Verdict,
     choose_profile,
     describe_profile,
+    examine_store,
     judge,
-    judge_clock,
 )
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import REPOSITORY
@@ -511,31 +513,36 @@ def test_its_room_is_none_of_a_repositorys() -> None:
 # ---------------------------------------------------------------------- judging
 
 
+UNAVAILABLE = StoreUnavailableError("no answer", operation="get")
+DENIED = AccessDeniedError("not allowed", operation="get")
+UNSUPPORTED = StoreError("no such request", operation="get")
+
+
 @pytest.mark.parametrize(
-    "check, evidence, verdict",
+    "check, found, verdict",
     [
         (Check.CREATE, Evidence(), Verdict.OK),
         (Check.CREATE, Evidence(broken="x"), Verdict.UNSAFE),
-        (Check.CREATE, Evidence(broken="x", failure=Failure.UNAVAILABLE), Verdict.UNSAFE),
-        (Check.CREATE, Evidence(failure=Failure.UNAVAILABLE), Verdict.UNKNOWN),
-        (Check.CREATE, Evidence(failure=Failure.DENIED), Verdict.DENIED),
-        (Check.CREATE, Evidence(failure=Failure.UNSUPPORTED), Verdict.UNSAFE),
+        (Check.CREATE, Evidence(broken="x", lacking="y"), Verdict.UNSAFE),
+        (Check.CREATE, UNAVAILABLE, Verdict.UNKNOWN),
+        (Check.CREATE, DENIED, Verdict.DENIED),
+        (Check.CREATE, UNSUPPORTED, Verdict.UNSAFE),
         (Check.TTL, Evidence(lacking="x"), Verdict.MISSING),
-        (Check.TTL, Evidence(failure=Failure.UNSUPPORTED), Verdict.MISSING),
-        (Check.TTL, Evidence(failure=Failure.UNAVAILABLE), Verdict.UNKNOWN),
-        (Check.DELETE, Evidence(failure=Failure.DENIED), Verdict.WARNING),
-        (Check.ABORT, Evidence(failure=Failure.UNAVAILABLE), Verdict.WARNING),
-        (Check.ABORT, Evidence(failure=Failure.NOT_APPLICABLE), Verdict.NOT_APPLICABLE),
+        (Check.TTL, UNSUPPORTED, Verdict.MISSING),
+        (Check.TTL, UNAVAILABLE, Verdict.UNKNOWN),
+        (Check.DELETE, DENIED, Verdict.WARNING),
+        (Check.ABORT, UNAVAILABLE, Verdict.WARNING),
+        (Check.ABORT, NotApplicableError("only S3 has this"), Verdict.NOT_APPLICABLE),
     ],
 )
-def test_verdicts(check: Check, evidence: Evidence, verdict: Verdict) -> None:
-    assert judge(check, evidence).verdict is verdict
+def test_verdicts(check: Check, found: Evidence | Exception, verdict: Verdict) -> None:
+    assert judge(check, found).verdict is verdict
 
 
 @pytest.mark.parametrize("check", Check)
-@pytest.mark.parametrize("failure", [Failure.DENIED, Failure.UNAVAILABLE, Failure.NO_TIME])
-def test_what_could_not_be_found_out_is_never_unsafe(check: Check, failure: Failure) -> None:
-    row = judge(check, Evidence(failure=failure, reason="no answer"))
+@pytest.mark.parametrize("error", [DENIED, UNAVAILABLE, TimeoutError("late"), NoTimeError("no time")], ids=repr)
+def test_what_could_not_be_found_out_is_never_unsafe(check: Check, error: Exception) -> None:
+    row = judge(check, error)
     assert row.verdict not in {Verdict.UNSAFE, Verdict.OK, Verdict.MISSING}
     assert row.meaning
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from engine.drill.record import FailedDrill, Measured, RestoreDrill
+from engine.drill.drill import FailedDrill, Measured, RestoreDrill
 
 MIB = 1024 * 1024
 

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from engine.drill.record import EXECUTORS, SIZES, Forecast, forecast
+from engine.drill.drill import EXECUTORS, SIZES, Forecast, forecast
 from tests.unit.engine.drill.builders import MIB, drill
 
 

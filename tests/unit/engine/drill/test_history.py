@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.drill.record import EARLIER_NAME, LINE_BYTES_MAX, append, decode_line, history_path, read_history
+from engine.drill.drill import EARLIER_NAME, LINE_BYTES_MAX, append, decode_line, history_path, read_history
 from index.errors import FormatError, UnknownFormatError
 from tests.unit.engine.drill.builders import drill, failed
 

@@ -5,7 +5,7 @@ from itertools import chain
 
 import pytest
 
-from engine.metrics.names import LOAD_METRICS, METRICS, RUN, RUN_METRICS, SAVE_METRICS, Samples, labels_of
+from engine.metrics.names import _TABLE, LOAD_METRICS, METRICS, SAVE_METRICS, Samples, labels_of
 from engine.state.metrics import LoadMetrics, SaveMetrics
 
 # Samza's BlobStoreBackupManagerMetrics, BlobStoreRestoreManagerMetrics and TaskInstanceMetrics; `<s>` is a store.
@@ -62,9 +62,9 @@ def test_names_follow_the_rules_of_prometheus(metric: object) -> None:
             assert told.name.removesuffix("_total").endswith((f"_{unit}", f"_{unit}_per_second")), told.name
 
 
-def test_no_name_is_there_twice_and_runs_have_their_labels() -> None:
-    assert len(METRICS) == len({metric.name for metric in METRICS.values()})
-    assert all(metric.labels[: len(RUN)] == RUN for metric in RUN_METRICS)
+def test_no_name_is_there_twice() -> None:
+    rows = [row for row in _TABLE.splitlines() if row and not row.startswith(("[", " "))]
+    assert len(METRICS) == len(rows)
 
 
 def test_every_number_of_a_load_and_a_save_has_a_metric() -> None:

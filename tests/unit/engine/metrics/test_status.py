@@ -8,8 +8,7 @@ from blobstore.base import BytesBody
 from blobstore.errors import AccessDeniedError
 from engine.errors import TooMuchToDeleteError
 from engine.metrics.names import labels_of
-from engine.metrics.results import state_samples
-from engine.metrics.status import gather_status
+from engine.metrics.results import gather_status, state_samples
 from engine.repository.repository import Repository
 from engine.state.metrics import LoadMetrics, SaveMetrics
 from index.plan.commits import Retention

@@ -4,8 +4,7 @@ from typing import Any
 
 from blobstore.base import BytesBody
 from engine.inspect.verify import ProblemKind
-from engine.report.gather import AUDITS_MAX, JOBS_MAX, ReportFacts, ReportRequest, gather_report
-from engine.report.page import make_page
+from engine.report.report import AUDITS_MAX, JOBS_MAX, ReportFacts, ReportRequest, gather_report, make_page
 from engine.repository.repository import Repository
 from index.plan.commits import Retention
 from index.snapshot.keys import audit_key, commit_key, make_run_id

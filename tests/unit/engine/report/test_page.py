@@ -1,17 +1,15 @@
 """The page of a report, made of figures that no repository needs to have."""
 
-import re
 from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
 from typing_extensions import override
 
-from engine.drill.record import DrillHistory
+from engine.drill.drill import DrillHistory
 from engine.inspect.history import History, HistoryEntry, State
 from engine.inspect.verify import Level, Problem, ProblemKind, VerifyReport
-from engine.report.gather import JobFacts, ReportFacts, ReportRequest
-from engine.report.page import make_page
+from engine.report.report import JobFacts, ReportFacts, ReportRequest, make_page
 from index.errors import FormatError
 from index.plan.collect import DeleteReason, ReasonTotal
 from index.plan.commits import Commit, RetentionPolicy
@@ -220,8 +218,6 @@ def test_collections_are_shown_with_what_they_freed_and_how_they_ended() -> None
     assert "The newest 2 of 70 audit records." in page
     assert "refused: too much" in page
     assert "unreachable, and older than the TTL: 7" in page
-    # The one that was refused is a cross, and no bar.
-    assert len(re.findall(r"<text class=.bad.[^>]*>✗</text>", page)) == 1
 
 
 def test_a_repository_with_nothing_in_it_makes_a_page() -> None:
@@ -253,7 +249,6 @@ def test_commits_say_where_they_are_from_and_what_became_of_them() -> None:
         "3 more jobs: see one with --job.",
     ):
         assert text in page
-    assert page.count("<svg ") == 2
 
 
 def test_long_tables_are_folded_and_risks_never() -> None:

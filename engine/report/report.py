@@ -1,11 +1,11 @@
-"""The report as one page of HTML: no script, no image, no font, no address; it asks nobody for anything.
+"""The report: facts of a repository, gathered within bounds and past what is damaged, as one page of HTML.
 
-Names in it may be anybody's: all text passes `_text`, which escapes it, and the policy in the head of `page.html` lets
-nothing else in.
+The page has no script, no image, no font, no address; it asks nobody for anything. Names in it may be anybody's: all
+text passes `_text`, which escapes it, and the policy in the head of `page.html` lets nothing else in.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -14,13 +14,33 @@ from typing import Final
 
 import msgspec
 
-from engine.drill.record import Entry, RestoreDrill, format_phase, format_slo
-from engine.inspect.history import HistoryEntry, State, format_offsets
-from engine.inspect.verify import ProblemKind
+from blobstore import installed_release
+from blobstore.base import BlobStore, list_blobs, read_blob
+from blobstore.concurrency import map_bounded
+from blobstore.errors import BlobNotFoundError
+from blobstore.wrappers.forwarding import MeteredStore
+from engine.clock import read_now_ms
+from engine.drill.drill import DrillHistory, Entry, RestoreDrill, format_phase, format_slo
+from engine.errors import EngineError
+from engine.inspect.history import History, HistoryEntry, State, damaged_keys, format_offsets, read_history
+from engine.inspect.verify import ProblemKind, VerifyReport, verify
 from engine.local.transfer import write_whole
-from engine.report.gather import JobFacts, ReportFacts
+from engine.progress import NO_PROGRESS, Progress
+from engine.records.log import list_all_logs
+from engine.repository.repository import Repository
 from index.display import count, human_bytes, iso_time, printable, shortened
-from index.plan.plan_format import AuditRecord
+from index.errors import FormatError
+from index.plan.commits import Commit
+from index.plan.plan_format import AuditRecord, decode_audit
+from index.snapshot.keys import AUDIT, parse_audit_key
+from index.snapshot.model import Scope
+
+JOBS_MAX: Final = 20
+# Records of each job.
+ENTRIES_MAX: Final = 60
+AUDITS_MAX: Final = 60
+AUDIT_BYTES_MAX: Final = 4 * 1024 * 1024
+READS_IN_FLIGHT_MAX: Final = 8
 
 TEXT_LENGTH_MAX: Final = 400
 # A cell that is not longer stays on one line.
@@ -51,6 +71,159 @@ _STATES: Final = {
     State.DAMAGED: "cannot be read",
     State.NAMED: "held by its name alone",
 }
+
+
+class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report is asked for."""
+
+    # The URL of the repository, for the reader.
+    location: str
+    # Whose commits; none: of the `JOBS_MAX` jobs that committed last.
+    scopes: Sequence[Scope] = ()
+    drills: DrillHistory = DrillHistory()
+    # Where the drills are from, for the reader; empty: nowhere.
+    drills_from: str = ""
+    # Records of each job.
+    entries_max: int = ENTRIES_MAX
+
+
+class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of one job, or of one task that commits by itself."""
+
+    scope: Scope
+    history: History
+    # Its restore drills in this repository, the oldest first.
+    drills: tuple[Entry, ...] = ()
+
+    @property
+    def damaged(self) -> tuple[tuple[str, str], ...]:
+        reasons = (entry.problem for entry in self.history.entries if entry.state is State.DAMAGED)
+        return tuple(zip(damaged_keys(self.history), reasons, strict=True))
+
+
+class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All facts of the page."""
+
+    request: ReportRequest
+    repository_id: str
+    release: str
+    # By the store's clock.
+    made_at_ms: int
+    jobs: tuple[JobFacts, ...]
+    # Jobs beside these.
+    jobs_left_out: int = 0
+    # The newest, the oldest of them first, and the number of all.
+    audits: tuple[AuditRecord, ...] = ()
+    audits_count: int = 0
+    audits_broken: tuple[str, ...] = ()
+    # None: `verify_missing` says why.
+    verified: VerifyReport | None = None
+    verify_missing: str = ""
+    # Requests that the report took, by operation.
+    requests: Mapping[str, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def risks_count(self) -> int | None:
+        """Return the number of keys that are missing, damaged or have a TTL; None: it is unknown."""
+        if self.verified is None:
+            return None
+        return len(self.verified.problems) + sum(len(job.damaged) for job in self.jobs)
+
+
+async def gather_report(
+    repository: Repository, request: ReportRequest, *, progress: Progress = NO_PROGRESS
+) -> ReportFacts:
+    """Look at a repository. Nothing in it changes.
+
+    Requests: a LIST per 1,000 records; for each job those of `read_history`; a LIST of audit records and a GET for each
+    of the newest `AUDITS_MAX`; those of `verify` for the commits reported.
+
+    `progress` hears of the indexes, as files.
+
+    Raises:
+        UnsafeStoreError: A log kept changing, or had holes.
+        StoreError: As the store says. Damage is reported, not raised.
+    """
+    store = MeteredStore(repository.store)
+
+    async def read(scope: Scope, *, shares: bool = True) -> History:
+        return await read_history(
+            store, repository.record, scope, entries_max=request.entries_max, shares=shares, progress=progress
+        )
+
+    chosen, left_out = tuple(request.scopes), 0
+    if not chosen:
+        logs = await list_all_logs(store)
+        # Those whose newest record is youngest, by name.
+        newest = sorted(logs, key=lambda log: -max((created for _, created in log.records), default=0))
+        chosen = tuple(sorted((log.scope for log in newest[:JOBS_MAX]), key=str))
+        left_out = len(logs) - len(chosen)
+    histories = [await read(scope) for scope in chosen]
+    verified, verify_missing = await _verify(store, histories, read)
+    audits, audits_count, audits_broken = await _read_audits(store)
+    own = [entry for entry in request.drills.entries if entry.repository_id == repository.record.id]
+    return ReportFacts(
+        request=request,
+        repository_id=repository.record.id,
+        release=installed_release(),
+        made_at_ms=await read_now_ms(store),
+        jobs=tuple(
+            JobFacts(scope=h.scope, history=h, drills=tuple(e for e in own if Scope(e.job, e.task) == h.scope))
+            for h in histories
+        ),
+        jobs_left_out=left_out,
+        audits=audits,
+        audits_count=audits_count,
+        audits_broken=audits_broken,
+        verified=verified,
+        verify_missing=verify_missing,
+        requests=dict(sorted(store.meter.requests.items())),
+    )
+
+
+async def _verify(
+    store: BlobStore, histories: Sequence[History], read: Callable[..., Awaitable[History]]
+) -> tuple[VerifyReport | None, str]:
+    """Find what is missing or still has a TTL; or return why that is unknown."""
+    commits = commits_of(histories)
+    try:
+        report = await verify(store, commits)
+        if not report.problems:
+            return report, ""
+        # What a concurrent collection took since is fine: only commits that are still there count.
+        now = [await read(history.scope, shares=False) for history in histories]
+        there = {(commit.scope, commit.pointer) for commit in commits_of(now)}
+        left = [commit for commit in commits if (commit.scope, commit.pointer) in there]
+        return (report if len(left) == len(commits) else await verify(store, left)), ""
+    except (EngineError, FormatError) as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+async def _read_audits(store: BlobStore) -> tuple[tuple[AuditRecord, ...], int, tuple[str, ...]]:
+    """Read the newest audit records, oldest first; also return the number of all, and what cannot be read."""
+    keys = sorted([blob.key async for blob in list_blobs(store, AUDIT)])
+    broken: list[str] = []
+
+    async def read(key: str) -> AuditRecord | None:
+        try:
+            parse_audit_key(key)
+            return decode_audit(await read_blob(store, key, size_bytes_max=AUDIT_BYTES_MAX), subject=key)
+        except BlobNotFoundError:
+            return None  # collected since it was listed
+        except FormatError as error:
+            broken.append(str(error))
+            return None
+
+    found = await map_bounded(read, keys[-AUDITS_MAX:], in_flight_max=READS_IN_FLIGHT_MAX)
+    return tuple(record for record in found if record is not None), len(keys), tuple(broken)
+
+
+def commits_of(histories: Sequence[History]) -> list[Commit]:
+    """Return the commits of some histories that can be restored."""
+    return [e.commit for history in histories for e in history.entries if e.commit is not None and e.restores]
+
+
+# ---------------------------------------------------------------------- the page
 
 
 class ReportResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,16 +345,6 @@ def _commits(job: JobFacts) -> Iterator[str]:
     if not entries:
         yield _paragraph("It has no commits.", "note")
         return
-    bars = [
-        (
-            f"commit {e.number}: {human_bytes(e.share.bytes_new)} new, {human_bytes(e.share.bytes_retained)} retained",
-            str(e.number),
-            [(e.share.bytes_retained, "retained"), (e.share.bytes_new, "new")],
-        )
-        for e in reversed(entries)
-        if e.share is not None
-    ]
-    yield _plot(bars, f"New and retained bytes of {job.scope}")
     sizes = ("size", "new", "retained", "files")
     headers = ("commit", "version", "time (UTC)", *sizes, "from", "offsets", "names", "state")
     yield _table(headers, map(_commit_row, entries), f"Commits of {job.scope}")
@@ -243,15 +406,6 @@ def _collections(facts: ReportFacts) -> Iterator[str]:
     if facts.audits_broken:
         yield _paragraph("Audit records that cannot be read:", "bad") + _list(facts.audits_broken)
     if facts.audits:
-        bars = [
-            (
-                f"{_short_time(audit.began_at_ms)}: {human_bytes(_freed_bytes(audit))}, {audit.outcome}",
-                "",
-                [(_freed_bytes(audit), "freed")] if audit.outcome in {"done", "partly"} else [],
-            )
-            for audit in facts.audits
-        ]
-        yield _plot(bars, "Bytes that collections freed")
         if facts.audits_count > len(facts.audits):
             yield _paragraph(f"The newest {len(facts.audits)} of {facts.audits_count:,} audit records.", "note")
         headers = ("began (UTC)", "outcome", "freed", "keys", "kept commits", "live", "why")
@@ -296,11 +450,6 @@ def _list(texts: Iterable[str]) -> str:
     return f"<ul class=note>{''.join(f'<li>{_text(text)}</li>' for text in texts)}</ul>\n"
 
 
-def _framed(html: str, label: str) -> str:
-    """Let what is wider than the screen scroll in a frame of its own, also by the keyboard."""
-    return f'<div class=wide tabindex=0 role=group aria-label="{_text(label)}">{html}</div>\n'
-
-
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], label: str, *, folds: bool = True) -> str:
     cells = list(rows)
     numbers = [all(_NUMBER.fullmatch(row[column]) for row in cells) for column in range(len(headers))]
@@ -314,38 +463,9 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], label: str, *,
         for tag, row in (("th", headers), *(("td", row) for row in cells))
     )
     lines = "".join(f"<tr>{line}</tr>\n" for line in body)
-    table = _framed(f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>", label)
+    # What is wider than the screen scrolls in a frame of its own, also by the keyboard.
+    frame = f'<div class=wide tabindex=0 role=group aria-label="{_text(label)}">'
+    table = f"{frame}<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>\n"
     if not folds or len(cells) <= ROWS_SHOWN_MAX:
         return table
     return f"<details><summary>{_text(label)}: {len(cells):,} rows</summary>{table}</details>\n"
-
-
-def _plot(bars: Sequence[tuple[str, str, Sequence[tuple[int, str]]]], label: str) -> str:
-    """Draw stacked bars side by side, each with a title, a label and parts; without parts it is a red cross."""
-    width, left, height, bottom = 720, 80, 200, 180
-    step = (width - left) / max(1, len(bars))
-    top = max((sum(size for size, _ in parts) for _, _, parts in bars), default=0) or 1
-    # Labels are left out where they would run into each other.
-    every = 1 + int(8 * max((len(name) for _, name, _ in bars), default=0) / step)
-    drawn = []
-    for tick in (0, 1, 2, 3, 4):
-        y = bottom - tick * 40
-        drawn.append(f'<line x1="{left}" y1="{y}" x2="{width}" y2="{y}"/>')
-        drawn.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{human_bytes(top * tick // 4)}</text>')
-    for number, (title, name, parts) in enumerate(bars):
-        x, base = left + step * (number + 0.5), float(bottom)
-        drawn.append(f"<g><title>{_text(title)}</title>")
-        for size, style in parts:
-            tall = 160 * size / top
-            base -= tall
-            drawn.append(
-                f'<rect class="{style}" x="{x - step * 0.35:.1f}" y="{base:.1f}" width="{step * 0.7:.1f}" '
-                f'height="{tall:.1f}"/>'
-            )
-        if not parts:
-            drawn.append(f'<text class="bad" x="{x:.1f}" y="{bottom - 4}" text-anchor="middle">✗</text>')
-        if number % every == 0:
-            drawn.append(f'<text x="{x:.1f}" y="{height - 4}" text-anchor="middle">{_text(name)}</text>')
-        drawn.append("</g>")
-    box = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    return _framed(f'<svg {box} role="img"><title>{_text(label)}</title>{"".join(drawn)}</svg>', label)
