@@ -43,7 +43,7 @@ from benchmarks.bench_state_load import (
 )
 from engine.checkpoint.backup import CheckpointBackupResult, backup_checkpoint
 from engine.checkpoint.restore import RestoreChoice
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.spark import restore_checkpoint
 
 STEPS = ("restore", "restore, replayed", "start, original", "start, restored", "start, replayed")

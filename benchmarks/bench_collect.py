@@ -35,8 +35,7 @@ from engine.blocking import LoopThread
 from engine.collect.backend import Deleted, Listing, SweepResult
 from engine.collect.report import CollectReport
 from engine.records.roots import References
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.collection.backend import SparkBackend
 from index.plan.collect import DeleteReason

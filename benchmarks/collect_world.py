@@ -23,8 +23,7 @@ from blobstore.local.store import LocalStore
 from blobstore.opening import open_store
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine.blocking import LoopThread
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from engine.spark.access import Access
 from index.snapshot.codec import encode_index, encode_record
 from index.snapshot.keys import BLOBS, INDEXES, SHARDS_COUNT, commit_key, shard_prefixes, upload_key

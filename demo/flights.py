@@ -33,7 +33,7 @@ from blobstore.base import list_blobs
 from demo import aircraft
 from demo.picture import MonthBar, draw
 from demo.server import serving
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.rocksdb.store import RocksDbSettings
 from engine.spark import JobCommit, JobOptions, StatefulJob, collect
 from index.plan.commits import Retention

@@ -1,26 +1,9 @@
 """Back up, commit, restore and collect: the use cases. Begin with `from engine import Repository`.
 
-How the package is laid out, from the bottom up; a package imports only packages above it in this list, and
-import-linter keeps that:
-
-    errors, clock, progress, text, settings, blocking    what every package needs
-    local                  files of this machine, and bytes between them and a store
-    rocksdb                RocksDB directories, opened in raw mode only
-    records                what a repository stores beside blobs: log, indexes, names, pins
-    backup, commit         a directory becomes references; references become a commit
-    restore                a commit becomes a directory
-    collect                what nothing reaches is deleted
-    inspect, doctor        verify, history, explain, browse; what a store really does
-    state                  Spark's RocksDB state store
-    repository             the public API over all of these
-    checkpoint             a streaming query's checkpoint as a whole
-    spark                  the same work on executors, and data sources
-    metrics, drill, report what Prometheus reads; how long a restore takes; one page
-    cli                    `tidemark`; each verb is cli/cmd/<verb>.py
-
-The file named like its package is where to begin: `engine/backup/backup.py`. A module that one other module imports,
-and that hides nothing, belongs into that other one. Results are frozen structs: their fields are for programs, their
-`repr` and, in a notebook, their table are for people.
+The packages, from the bottom up, are in design/architecture.md; each imports only those above it there, and
+import-linter keeps that. The file named like its package is where to begin: `engine/backup/backup.py`. A module that
+one other module imports, and that hides nothing, belongs into that other one. Results are frozen structs: their fields
+are for programs, their `repr` and, in a notebook, their table are for people.
 """
 
 import importlib
@@ -38,7 +21,7 @@ if TYPE_CHECKING:
     from engine.inspect.history import History as History
     from engine.inspect.verify import VerifyReport as VerifyReport
     from engine.repository.repository import Repository as Repository
-    from engine.repository.sync import SyncRepository as SyncRepository
+    from engine.repository.repository import SyncRepository as SyncRepository
     from engine.restore.restore import Restored as Restored
     from engine.restore.restore import RestoreOptions as RestoreOptions
     from engine.restore.restore import RestoreResult as RestoreResult
@@ -60,8 +43,7 @@ _NAMES = {
     "engine.collect.report": "CollectReport",
     "engine.inspect.history": "History",
     "engine.inspect.verify": "VerifyReport",
-    "engine.repository.repository": "Repository",
-    "engine.repository.sync": "SyncRepository",
+    "engine.repository.repository": "Repository SyncRepository",
     "engine.restore.restore": "Restored RestoreOptions RestoreResult",
     "engine.state.query": "StreamingCheckpoint open_query_state",
     "engine.state.restore": "StateRestoreOptions",

@@ -6,6 +6,7 @@ import functools
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import MethodType, TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
@@ -104,9 +105,9 @@ def _notes_of(begun: Sequence[asyncio.Task[Any]]) -> list[str]:
     return []
 
 
-A = TypeVar("A", bound=contextlib.AbstractAsyncContextManager[Any])
+A = TypeVar("A", bound=AbstractAsyncContextManager[Any])
 # Covariant, so that a method of a base class is one of the facade's too.
-A_co = TypeVar("A_co", bound=contextlib.AbstractAsyncContextManager[Any], covariant=True)
+A_co = TypeVar("A_co", bound=AbstractAsyncContextManager[Any], covariant=True)
 
 
 class Facade(Generic[A_co]):
@@ -118,7 +119,6 @@ class Facade(Generic[A_co]):
     """
 
     def __init__(self, loop: LoopThread, asynchronous: A_co) -> None:
-        """Prefer the ways of the class to open one."""
         self.loop = loop
         self.asynchronous = asynchronous
 
@@ -135,18 +135,18 @@ class Facade(Generic[A_co]):
         if not self.loop.is_running:
             return
         try:
-            self.loop.run(_leave(self.asynchronous, kind, error, trace))
+            self.loop.run(self.asynchronous.__aexit__(kind, error, trace))
         finally:
             self.loop.stop()
 
     @contextlib.contextmanager
-    def inside(self, context: contextlib.AbstractAsyncContextManager[R]) -> Iterator[R]:
+    def inside(self, context: AbstractAsyncContextManager[R]) -> Iterator[R]:
         """Enter and leave an asynchronous context in the event loop of the object."""
-        entered = self.loop.run(_enter(context))
+        entered = self.loop.run(context.__aenter__())
         try:
             yield entered
         finally:
-            self.loop.run(_leave(context, None, None, None))
+            self.loop.run(context.__aexit__(None, None, None))
 
 
 F = TypeVar("F", bound=Facade[Any])
@@ -160,8 +160,6 @@ class Blocking(Generic[A, P, R]):
         self.__doc__ = method.__doc__
 
     def __get__(self, instance: Facade[A] | None, owner: type[Facade[A]]) -> Callable[P, R]:
-        """Return the bound blocking method; of the class itself, what `help` shows."""
-
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if instance is None:
                 raise TypeError(f"{owner.__name__}.{call.__name__} needs an object to work on")
@@ -187,7 +185,6 @@ class Direct(Generic[A, P, R]):
         self.__doc__ = method.__doc__
 
     def __get__(self, instance: Facade[A] | None, owner: type[Facade[A]]) -> Callable[P, R]:
-        """Return the bound method; of the class itself, what `help` shows."""
         bound: Callable[..., R] = self._method
         return bound if instance is None else MethodType(bound, instance.asynchronous)
 
@@ -210,16 +207,3 @@ class Opening(Generic[P]):
 
         functools.update_wrapper(call, self._function)
         return call
-
-
-async def _enter(context: contextlib.AbstractAsyncContextManager[R]) -> R:
-    return await context.__aenter__()
-
-
-async def _leave(
-    context: contextlib.AbstractAsyncContextManager[Any],
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    trace: TracebackType | None,
-) -> None:
-    await context.__aexit__(kind, error, trace)

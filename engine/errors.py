@@ -189,9 +189,8 @@ E = TypeVar("E", bound=EngineError | FormatError)
 
 def bare_message(error: EngineError | FormatError) -> str:
     """Return an error's message without its operation and its subject."""
-    operation = [error.operation] if isinstance(error, EngineError) else []
-    prefix = " ".join([*operation, *filter(None, [error.subject])])
-    return str(error).removeprefix(f"{prefix}: ") if prefix else str(error)
+    operation = error.operation if isinstance(error, EngineError) else ""
+    return str(error).removeprefix(" ".join(filter(None, (operation, error.subject))) + ": ")
 
 
 def restated(error: E, *, subject: str, message: str = "", hint: str = "") -> E:

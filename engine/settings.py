@@ -69,11 +69,9 @@ STORES_AT_ONCE: Final = 8
 
 
 def share_among(settings: TransferSettings, at_once_max: int) -> tuple[int, TransferSettings]:
-    """Share settings among at most some number of stores that are worked on at once.
+    """Return how many stores, at least 1, may be worked on at once, and the settings of each of them.
 
-    Returns:
-        How many, at least 1, and the settings of each: that many times their memory and requests is within what was
-        given.
+    That many times their memory and requests is within what was given.
     """
     needed_bytes = max(settings.pack_bytes_max, 2 * settings.chunk_bytes)
     at_once = max(1, min(at_once_max, settings.in_flight_max, settings.memory_bytes_max // needed_bytes))

@@ -42,9 +42,6 @@ class Moment(msgspec.Struct, frozen=True):
         return max(0, begin_ms - self.ago_ms)
 
 
-# ---------------------------------------------------------------------- written
-
-
 def without_credentials(text: str) -> str:
     """Hide in the URLs of a text what could be a secret: all before their last `@`, queries and fragments.
 
@@ -66,20 +63,12 @@ def _hide(url: re.Match[str]) -> str:
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> list[str]:
     """Align cells in lines, two spaces between columns; the columns named in `right` are numbers."""
     cells = [headers, *rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
-    to_right = {i for i, header in enumerate(headers) if header in set(right)}
-
-    def line(row: Sequence[str]) -> str:
-        aligned = [
-            cell.rjust(w) if i in to_right else cell.ljust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(aligned).rstrip()
-
-    return [line(row) for row in cells]
-
-
-# ---------------------------------------------------------------------- read
+    to_right = set(right)
+    columns = []
+    for header, *column in zip(*cells, strict=True):
+        width = max(map(len, (header, *column)))
+        columns.append([cell.rjust(width) if header in to_right else cell.ljust(width) for cell in (header, *column)])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def parse_duration_ms(text: str) -> int:

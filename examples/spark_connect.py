@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from engine.checkpoint.backup import BackupChoice
 from engine.checkpoint.restore import RestoreChoice
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.spark import (
     backup_checkpoint,
     check_checkpoint,

@@ -26,7 +26,7 @@ import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from engine.checkpoint.restore import RestoreChoice
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.spark import BackupListener, restore_checkpoint
 
 SCHEMA: Final = "carrier string, month int, arr_delay double"

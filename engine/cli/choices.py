@@ -10,7 +10,7 @@ from engine.cli.options import MOMENT, PATH, VERSION, Decorated
 from engine.clock import read_now_ms
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.errors import NotFoundError, UsageError
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.text import Moment
 from index.errors import UnsafeNameError
 from index.plan.commits import Commit, RetentionPolicy

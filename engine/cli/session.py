@@ -30,8 +30,7 @@ from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import Choice
 from engine.records.leases import PinLease
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from engine.text import Moment
 from index.display import printable
 from index.plan.commits import Commit
@@ -68,7 +67,7 @@ class Session:
             try:
                 yield repository
             finally:
-                if (error := repository.asynchronous.cache_error) is not None:
+                if (error := repository.asynchronous.opened.digests.error) is not None:
                     self.warn(f"file hashes are not remembered, the next run reads again: {error}")
 
     def initialised(self, **times: int) -> SyncRepository:

@@ -19,7 +19,7 @@ from index.plan.collect import (
     Upload,
     choose_uploads,
     is_upload_key,
-    sum_deletes,
+    sum_totals,
     waiting_until_ms,
 )
 from index.plan.plan_format import LINES_SUFFIX, encode_line
@@ -211,7 +211,7 @@ class InProcessBackend(CollectBackend):
     def so_far(self, prefix: str) -> Deleted:
         failed = self._tally.staying()
         return Deleted(
-            totals=sum_deletes(self._tally.gone()),
+            totals=sum_totals(self._tally.gone()),
             failed_count=len(failed),
             failed=tuple(failed[:KEYS_LISTED_MAX]),
             unknown_count=self._tally.unknown_count,
@@ -236,7 +236,7 @@ class InProcessBackend(CollectBackend):
         waiting = [u for u in self._unreachable if u.key not in chosen]
         gone = sum(p.size_bytes for p in self._planned) + sum(u.size_bytes for u in waiting)
         return SweepResult(
-            totals=sum_deletes(self._planned),
+            totals=sum_totals(self._planned),
             waiting_count=len(waiting),
             waiting_bytes=sum(u.size_bytes for u in waiting),
             waiting_until_ms=waiting_until_ms(waiting, self._ttl_ms),

@@ -54,7 +54,7 @@ from index.display import count
 from index.errors import FormatError, UnknownFormatError
 from index.plan.collect import UnfinishedUpload, choose_unfinished
 from index.plan.commits import Retention, RetentionPolicy, as_policy
-from index.plan.plan_format import PLAN_HEADER_NAME, PLAN_SUMMARY_NAME, Outcome, encode_plan_header
+from index.plan.plan_format import PLAN_HEADER_NAME, PLAN_SUMMARY_NAME, Outcome, encode_indented
 from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id
 from index.snapshot.model import Boundary, IndexReference, RepositoryRecord, Scope
 
@@ -294,8 +294,8 @@ async def _sweep(marking: _Marking, kept: Kept, broken: dict[IndexReference, Unr
     marking.audit.sweep_result = sweep_result
     if plan_to is not None:
         header, summary = make_header(rules, listed, kept), make_summary(rules, listed, sweep_result)
-        await plan_to.put(PLAN_HEADER_NAME, BytesBody(encode_plan_header(header)))
-        await plan_to.put(PLAN_SUMMARY_NAME, BytesBody(encode_plan_header(summary)))
+        await plan_to.put(PLAN_HEADER_NAME, BytesBody(encode_indented(header)))
+        await plan_to.put(PLAN_SUMMARY_NAME, BytesBody(encode_indented(summary)))
     return Marked(kept=kept, sweep_result=sweep_result, broken=dict(broken), unsettled=unsettled)
 
 

@@ -29,7 +29,7 @@ from index.plan.plan_format import (
     RootCommit,
     RootName,
     RootPin,
-    encode_audit,
+    encode_indented,
 )
 from index.snapshot.keys import RunId, audit_key, parse_name_key
 from index.snapshot.model import Boundary, Scope
@@ -266,7 +266,7 @@ async def write_audit(store: BlobStore, record: AuditRecord) -> str:
     """Write an audit record; return why it is not there, or may not be. What the run did is done either way."""
     key = audit_key(record.run)
     try:
-        answer = await store.put_if_absent(key, BytesBody(encode_audit(record)))
+        answer = await store.put_if_absent(key, BytesBody(encode_indented(record)))
     except StoreError as denied:
         return f"{denied} ({denied.hint})"
     return "" if isinstance(answer, Created) else f"no answer for {key}: {answer}"

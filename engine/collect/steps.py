@@ -15,7 +15,6 @@ from index.plan.collect import (
     ScopePlan,
     UnfinishedPlan,
     UnfinishedUpload,
-    sum_deletes,
     sum_totals,
 )
 from index.plan.commits import RetentionPolicy
@@ -119,7 +118,7 @@ class Deletion(msgspec.Struct, kw_only=True):
 
     def totals(self) -> tuple[ReasonTotal, ...]:
         uploads = (total for done in self.uploads.values() for total in done.totals)
-        return sum_totals((*sum_deletes((*self._log_gone(), *self._aborted())), *uploads))
+        return sum_totals((*sum_totals((*self._log_gone(), *self._aborted())), *uploads))
 
     def first_keys(self) -> tuple[PlannedDelete, ...]:
         uploads = [u for u in self.sweep_result.first if self._is_gone(u)]

@@ -121,9 +121,6 @@ def is_checkpoint_backup(offsets: str) -> bool:
         return True
 
 
-# ---------------------------------------------------------------------- reading
-
-
 def find_keys(
     directory: Path,
     wanted: KeyRange,
@@ -138,10 +135,8 @@ def find_keys(
 
     Args:
         directory: Of a RocksDB that nobody has open.
-        wanted: Which keys.
         keys_max: 0 with `counted` lists none.
         resume: Where the range begins, if not in the first of its families.
-        values: Whether values are listed too.
         counted: Whether all keys of the range are counted, which reads all of it.
         merge_delimiter: As in `RocksDbSettings`.
 
@@ -186,30 +181,21 @@ def _from_family(family: str, families: tuple[str, ...], directory: Path) -> tup
     return families[families.index(family) :]
 
 
-# ---------------------------------------------------------------------- bytes as text
-
-
 def escape_bytes(data: bytes) -> str:
     r"""Return bytes as text that `parse_bytes` reads back: UTF-8 where a terminal shows it, else `\xNN`."""
-    parts = []
-    for character in data.decode("utf-8", "surrogateescape"):
-        if character == "\\":
-            parts.append("\\\\")
-        elif character.isprintable():
-            parts.append(character)
-        else:
-            parts.extend(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
-    text = "".join(parts)
+
+    def escape(character: str) -> str:
+        if character.isprintable():
+            return character.replace("\\", "\\\\")
+        return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
+
+    text = "".join(map(escape, data.decode("utf-8", "surrogateescape")))
     # This would be read back as hexadecimal.
     return f"\\x30{text[1:]}" if text.startswith("0x") else text
 
 
 def parse_bytes(text: str) -> bytes:
-    r"""Return bytes from text as `escape_bytes` writes it, or from hexadecimal behind `0x`.
-
-    Raises:
-        UsageError: It is neither.
-    """
+    r"""Return bytes from text as `escape_bytes` writes it, or from hexadecimal behind `0x`; else a `UsageError`."""
     if text.startswith("0x"):
         try:
             return bytes.fromhex(text[2:])
@@ -237,11 +223,7 @@ def write_place(place: KeyPlace) -> str:
 
 
 def parse_place(text: str) -> KeyPlace:
-    """Return a place from text as `write_place` writes it.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Return a place from text as `write_place` writes it; refuse another with a `UsageError`."""
     family, colon, key = text.partition(":")
     if not colon:
         raise UsageError(f"not a place: {text!r}", operation="read", hint="write FAMILY:KEY, as `more:` shows it")

@@ -51,13 +51,11 @@ async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Disca
         UnsafeStoreError: The boundary that takes its place could not be written; nothing was removed.
     """
     if is_upload_key(key):
-        raise UsageError(
-            "is a blob or an index: commits need it",
-            operation=OPERATION,
-            subject=key,
-            hint="put an older version of the object back, `tidemark rewind` to a whole commit, or back up again with "
-            "`--check-retained`",
+        hint = (
+            "put an older version of the object back, `tidemark rewind` to a whole commit, or back up again with "
+            "`--check-retained`"
         )
+        raise UsageError("is a blob or an index: commits need it", operation=OPERATION, subject=key, hint=hint)
     if await store.stat(key) is None:
         raise NotFoundError("is not there", operation=OPERATION, subject=key)
     noted = Noted()
@@ -97,17 +95,14 @@ async def _delete(store: BlobStore, key: str) -> None:
 
 
 def _check_damaged(key: str, noted: Noted) -> None:
+    reason = hint = ""
     if not noted.unreadable:
-        raise UsageError(
-            "can be read",
-            operation=OPERATION,
-            subject=key,
-            hint="only what is damaged is discarded; see `tidemark forget`, `unname` and `collect`",
-        )
-    if isinstance(noted.unreadable[0].error, UnknownFormatError):
-        raise UsageError(
-            "was written by a newer tidemark", operation=OPERATION, subject=key, hint="use that one to read it"
-        )
+        reason = "can be read"
+        hint = "only what is damaged is discarded; see `tidemark forget`, `unname` and `collect`"
+    elif isinstance(noted.unreadable[0].error, UnknownFormatError):
+        reason, hint = "was written by a newer tidemark", "use that one to read it"
+    if reason:
+        raise UsageError(reason, operation=OPERATION, subject=key, hint=hint)
 
 
 async def _plan_log(store: BlobStore, planned: Discarded, noted: Noted) -> Discarded:
@@ -156,12 +151,8 @@ def _is_record_up_to(key: str, number: int) -> bool:
 def _check_first(key: str, others: list[str]) -> None:
     """Refuse while another damaged record is there that the new boundary would close, because it cannot name it."""
     if others:
-        raise UsageError(
-            f"{others[0]} cannot be read either",
-            operation=OPERATION,
-            subject=key,
-            hint="discard that one first, or put an older version of it back",
-        )
+        hint = "discard that one first, or put an older version of it back"
+        raise UsageError(f"{others[0]} cannot be read either", operation=OPERATION, subject=key, hint=hint)
 
 
 async def _write(store: BlobStore, boundary: Boundary) -> None:

@@ -141,16 +141,10 @@ async def explain(
         there = await store.tagged(RequestMetadata(payload_path="explain")).stat(key)
     except InvalidRequestError as error:
         raise UsageError("not a key that a store can hold", operation="explain", subject=repr(key)) from error
-    found = Explanation(
-        key=key,
-        kind=kind,
-        fate=Fate.ABSENT,
-        rule="",
-        now_ms=now_ms,
-        size_bytes=there.size_bytes if there is not None else None,
-        created_at_ms=there.created_at_ms if there is not None else None,
-        expires_at_ms=there.expires_at_ms if there is not None else None,
-    )
+    found = Explanation(key=key, kind=kind, fate=Fate.ABSENT, rule="", now_ms=now_ms)
+    if there is not None:
+        times = {"created_at_ms": there.created_at_ms, "expires_at_ms": there.expires_at_ms}
+        found = replace(found, size_bytes=there.size_bytes, **times)
     if kind in _BY_THEMSELVES:
         fate, rule = _BY_THEMSELVES[kind]
         return replace(found, fate=Fate.ABSENT if there is None else fate, rule=rule)
@@ -240,11 +234,7 @@ def _explain_record(found: Explanation, roots: Roots, plans: tuple[ScopePlan, ..
 async def _find_paths(
     store: BlobStore, roots: Roots, plans: tuple[ScopePlan, ...], key: str
 ) -> tuple[list[KeyPath], tuple[str, ...], bool]:
-    """Find every way from a root to a key.
-
-    Returns:
-        The ways, those that keep it first; the indexes that could not be read; whether one of these is kept.
-    """
+    """Return the ways to a key, those that keep it first; unreadable indexes; whether one of these is kept."""
     starts = list(_starts(roots, plans))
     required = {reference for path, reference in starts if path.root is not RootKind.PIN}
     unreadable: list[str] = []
@@ -268,11 +258,8 @@ async def _find_paths(
 
     indexes = sorted({reference for _, reference in starts}, key=lambda r: r.key)
     found = dict(zip(indexes, await map_bounded(look, indexes, in_flight_max=IN_FLIGHT_MAX), strict=True))
-    paths = [
-        replace(path, indexes=way[0], files=way[1])
-        for path, reference in starts
-        if (way := found[reference]) is not None
-    ]
+    ways = [(path, found[reference]) for path, reference in starts]
+    paths = [replace(path, indexes=way[0], files=way[1]) for path, way in ways if way is not None]
     kept = {reference.key for path, reference in starts if path.keeps}
     paths.sort(key=lambda path: not path.keeps)
     return paths, tuple(sorted(unreadable)), not kept.isdisjoint(unreadable)

@@ -133,12 +133,8 @@ async def read_history(
     shown, `INDEXES_MAX` at most.
 
     Args:
-        store: The repository's store.
-        repository: Its record.
-        scope: Whose history.
         entries_max: The most records.
         since_ms: None that was committed earlier, by the store's clock.
-        shares: Whether indexes are read.
         progress: Counts indexes, as files.
 
     Raises:
@@ -238,14 +234,14 @@ def _entry_of(
 ) -> HistoryEntry:
     if isinstance(record, str):
         return HistoryEntry(number=number, state=State.DAMAGED, commit=None, problem=record)
-    is_void = record.pointer in late
-    # Nobody says when a void record was created.
-    commit = commit_of(record, listing.created_at_ms(number) or 0, None if is_void else newer)
+    state, problem = State.OPEN, ""
     if is_closed(record.pointer, boundaries):
-        return HistoryEntry(number=number, state=State.CLOSED, commit=commit)
-    if is_void:
-        return HistoryEntry(number=number, state=State.VOID, commit=commit, problem=NOTHING_VOUCHES)
-    return HistoryEntry(number=number, state=State.OPEN, commit=commit)
+        state = State.CLOSED
+    elif record.pointer in late:
+        state, problem = State.VOID, NOTHING_VOUCHES
+    # Nobody says when a void record was created.
+    commit = commit_of(record, listing.created_at_ms(number) or 0, None if record.pointer in late else newer)
+    return HistoryEntry(number=number, state=state, commit=commit, problem=problem)
 
 
 def _with_named(log: _Read, names: Iterable[NameRecord], entries_max: int, since_ms: int | None) -> list[HistoryEntry]:
@@ -281,13 +277,8 @@ def is_new(reference: StoreReference, record: CommitRecord) -> bool:
 
 
 async def _with_shares(store: BlobStore, entries: Sequence[HistoryEntry], progress: Progress) -> list[HistoryEntry]:
-    wanted = [
-        (entry.number, reference)
-        for entry in entries
-        if entry.commit is not None and entry.restores
-        for reference in entry.commit.record.stores
-        if is_new(reference, entry.commit.record)
-    ][:INDEXES_MAX]
+    shown = [(e.number, e.commit.record) for e in entries if e.commit is not None and e.restores]
+    wanted = [(number, s) for number, record in shown for s in record.stores if is_new(s, record)][:INDEXES_MAX]
     progress.total(files=len(wanted), bytes_=sum(reference.index.size_bytes for _, reference in wanted))
 
     async def share(numbered: tuple[int, StoreReference]) -> SnapshotShare | str:

@@ -108,30 +108,24 @@ class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
 def with_logs(report: VerifyReport, logs: Iterable[ScopeLog], unreadable: Iterable[Unreadable]) -> VerifyReport:
     """Add what is wrong with the logs themselves (C5), and with names and pins."""
-    logs = tuple(logs)
-    found = [
-        (ProblemKind.ADRIFT, str(log.void[-1].scope), commit_key(log.void[-1].scope, log.void[-1].number))
-        for log in logs
-        if log.is_adrift
-    ]
-    found += [(ProblemKind.UNREADABLE, str(log.listing.scope), one.key) for log in logs for one in log.unreadable]
-    found += [(ProblemKind.UNREADABLE, _scope_of(one.key), one.key) for one in unreadable]
-    problems = [
-        _Place(scope, parse_log_key(key).number if key.startswith(LOG) else 0, "", "").problem(kind, key)
-        for kind, scope, key in found
-    ]
-    return msgspec.structs.replace(
-        report,
-        problems=tuple(sorted((*report.problems, *problems))),
-        late=tuple(commit_key(record.scope, record.number) for log in logs for record in log.void),
-    )
+    problems = list(report.problems)
+    late: list[str] = []
+    for log in logs:
+        late += [commit_key(record.scope, record.number) for record in log.void]
+        if log.is_adrift:
+            problems.append(_place_of(late[-1]).problem(ProblemKind.ADRIFT, late[-1]))
+        problems += [_place_of(one.key).problem(ProblemKind.UNREADABLE, one.key) for one in log.unreadable]
+    problems += [_place_of(one.key).problem(ProblemKind.UNREADABLE, one.key) for one in unreadable]
+    return msgspec.structs.replace(report, problems=tuple(sorted(problems)), late=tuple(late))
 
 
-def _scope_of(key: str) -> str:
-    """Return the scope of a name; the key of a pin, or of a name of the first commits, does not have it."""
+def _place_of(key: str) -> "_Place":
+    """Return what the key of a record says; that of a pin, or of a name of the first commits, says nothing."""
     with suppress(UnsafeNameError):
-        return str(parse_name_key(key)[0])
-    return ""
+        if key.startswith(LOG):
+            return _Place(str(parse_log_key(key).scope), parse_log_key(key).number, "", "")
+        return _Place(str(parse_name_key(key)[0]), 0, "", "")
+    return _Place("", 0, "", "")
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -252,11 +246,10 @@ class _Verification:
         gone = await _heal(self._store, at_risk) if heal else frozenset()
         problems: list[Problem] = []
         for key, place in at_risk.items():
+            kind = ProblemKind.AT_RISK
             if key in gone:
                 kind = ProblemKind.INDEX_DAMAGED if key.startswith(INDEXES) else ProblemKind.BLOB_MISSING
-                problems.append(place.problem(kind, key))
-            else:
-                problems.append(place.problem(ProblemKind.AT_RISK, key, healed=heal))
+            problems.append(place.problem(kind, key, healed=heal and key not in gone))
         return problems
 
     async def read_contents(self, progress: Progress) -> list[Problem]:
@@ -294,12 +287,9 @@ class _Verification:
 
     def _doubt_blobs(self, keys: Iterable[str], place: _Place) -> None:
         """Note blobs with a TTL; those whose TTL the listing does not show may be left to what vouches for them."""
-        for key in keys:
-            blob = self._listed.get(key)
-            if blob is None:
-                continue
+        for blob in filter(None, map(self._listed.get, keys)):
             if blob.expires_at_ms is not None if blob.ttl_known else self._level is Level.CONTENT:
-                self._doubtful_blobs.setdefault(key, place)
+                self._doubtful_blobs.setdefault(blob.key, place)
 
     async def _has_ttl(self, key: str) -> bool:
         blob = self._listed.get(key)

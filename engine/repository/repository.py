@@ -1,7 +1,7 @@
-"""A repository: the public API. Its methods call the functions of the other packages of `engine`."""
+"""A repository: the public API, async and blocking. Its methods call functions of the other packages of `engine`."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
@@ -18,6 +18,7 @@ from engine.backup.backup import (
     backup_source,
     plan_backup_dir,
 )
+from engine.blocking import Blocking, Facade, Opening
 from engine.clock import Runtime, read_now_ms
 from engine.collect.backend import CollectBackend
 from engine.collect.check import PlanCheck, verify_plan
@@ -107,7 +108,6 @@ class Repository:
         runtime: Runtime | None = None,
         cache_dir: Path | None = None,
     ) -> None:
-        """Prefer `Repository.open` or `Repository.init`."""
         settings = settings or TransferSettings()
         # The id comes from the store: as one component it cannot lead out of the directory.
         digests_dir = cache_dir / encode_component(record.id) if cache_dir is not None else None
@@ -139,16 +139,14 @@ class Repository:
             ttl_ms: Lifetime of an upload that no commit takes over; must exceed the longest backup plus commit.
             margin_ms: What must be left of it at a commit, for clocks and slow answers; less than half of `ttl_ms`.
             collection_period_ms: How often `collect` is meant to run.
-            settings: As for `open`, as are `runtime` and `cache_dir`.
 
-        Requests: a GET, and the record twice, so that a store that would let two writers win is found out (design 0003,
-        P2).
+        The rest is as for `open`. Requests: a GET, and the record twice, so that a store that would let two writers win
+        is found out (design 0003, P2).
 
         Raises:
             UsageError: The store is a repository already, or the times do not fit together.
             UnsafeStoreError: What would be committed to this store is not safe there. Nothing was written, or it let a
                 create replace what was there, and then nobody opens what was written in the record's place.
-            StoreError: As the store says.
         """
         runtime = runtime or Runtime()
         record = RepositoryRecord(
@@ -170,17 +168,12 @@ class Repository:
     ) -> Self:
         """Open a repository: one GET.
 
-        Args:
-            store: A URL or an open store.
-            settings: How bytes are moved.
-            runtime: Clock and random numbers.
-            cache_dir: Where hashes of local files are kept from one process to the next; None keeps them in memory.
+        `cache_dir` is where hashes of local files are kept from one process to the next; None keeps them in memory.
 
         Raises:
             NotFoundError: The store is not a repository.
             UnknownFormatError: It was made by a newer tidemark.
             UnsafeStoreError: `init` has refused this store.
-            StoreError: As the store says.
         """
         async with opened_store(store) as opened:
             record = await read_repository_record(opened, "open")
@@ -218,11 +211,6 @@ class Repository:
         """What this object has found missing: the next backup uploads it again (design 0006, M1)."""
         return self.opened.missing_blobs
 
-    @property
-    def cache_error(self) -> OSError | None:
-        """Why a digest cache could not be kept. That costs the next run time and nothing else: nothing is raised."""
-        return self.opened.digests.error
-
     # ------------------------------------------------------------------ backup and commit
 
     async def backup(
@@ -243,7 +231,6 @@ class Repository:
             StaleResultError: The base that was given is gone, and the newest commit has another one.
             UnsafeSourceError: The directory is in use, changed meanwhile, or has entries that cannot be kept; or a file
                 of which bytes are missing has others here.
-            StoreError: As the store says.
         """
         address = StoreAddress(scope, task, store)
         found = WholeDirectory(source) if isinstance(source, Path) else source
@@ -261,10 +248,9 @@ class Repository:
         options: BackupOptions = BackupOptions(),
     ) -> BackupPlan:
         """Plan what `backup` would do; nothing is written. Arguments and errors as there."""
+        address = StoreAddress(scope, task, store)
         return await self._with_base(
-            StoreAddress(scope, task, store),
-            options,
-            lambda base: plan_backup_dir(self.opened, directory, base, options),
+            address, options, lambda base: plan_backup_dir(self.opened, directory, base, options)
         )
 
     async def _with_base(
@@ -319,8 +305,8 @@ class Repository:
     async def settle(self, newest: Commit) -> None:
         """Make the newest commit permanent, as the next one will do first (design 0002, T2).
 
-        For a caller who wants to know beforehand that something of it is missing: then the next backup heals it.
-        Nothing is asked if this object has made the commit and knows it to be permanent.
+        So a caller knows beforehand that something of it is missing, and the next backup heals it. Nothing is asked if
+        this object has made the commit and knows it to be permanent.
 
         Raises:
             DamagedError: Something of it is missing; all that is has been noted in `missing_blobs`.
@@ -382,10 +368,7 @@ class Repository:
         return (await load_log(self.store, scope)).newest
 
     async def commits(self, scope: Scope, *, with_named: bool = False) -> tuple[Commit, ...]:
-        """Return every commit, newest first: one GET for each.
-
-        What only names still hold comes at the end if asked for: one LIST more, and a GET for each name.
-        """
+        """Return every commit, newest first, and then, if asked for, what only names still hold; a GET for each."""
         log = await self.log(scope)
         return await commits_with_named(self.store, log) if with_named else log.commits[::-1]
 
@@ -403,14 +386,9 @@ class Repository:
         progress: Progress = NO_PROGRESS,
     ) -> History:
         """Read the newest records of a scope, what each brought and what became of it; see `engine.inspect.history`."""
+        store, record = self.store, self.record
         return await read_history(
-            self.store,
-            self.record,
-            scope,
-            entries_max=entries_max,
-            since_ms=since_ms,
-            shares=shares,
-            progress=progress,
+            store, record, scope, entries_max=entries_max, since_ms=since_ms, shares=shares, progress=progress
         )
 
     async def names(self, scope: Scope) -> tuple[NameRecord, ...]:
@@ -418,15 +396,9 @@ class Repository:
         return await list_names(self.store, scope)
 
     async def find(self, scope: Scope, **choice: Unpack[Choice]) -> Commit:
-        """Find the newest commit that fits everything given; the newest of all if nothing is.
+        """Find the newest commit that fits everything given; see `engine.records.find.find_commit`.
 
-        Arguments as `engine.records.find.Choice`: `number`, `version`, `unique_id`, `at_ms`; or `name`, and nothing
-        else.
-
-        Raises:
-            NotFoundError: None fits.
-            FormatError: A record that may be the one that fits cannot be read.
-            UsageError: A name and something else is given.
+        What can be given are `number`, `version`, `unique_id` and `at_ms`; or `name`, and nothing else.
         """
         return await find_commit(self.store, scope, **choice)
 
@@ -441,10 +413,7 @@ class Repository:
         return find_pinned(self.opened, scope, purpose=purpose, **choice)
 
     async def choose_complete(self, scope: Scope, **choice: Unpack[Choice]) -> Choice:
-        """Choose the same commit, or where something of it is missing the newest one that is whole (M2).
-
-        For a caller who restores several stores of one commit; see `engine.records.find.choose_complete`.
-        """
+        """Choose the same commit, or where something of it is missing the newest one that is whole (M2)."""
         return await choose_complete(self.store, scope, choice)
 
     async def find_state(
@@ -452,11 +421,7 @@ class Repository:
     ) -> Commit:
         """Find the commit to restore a version of a Spark state store from: its own, or a later one that still has it.
 
-        One GET for each commit, and one or more for each index that has to be looked into, of at most 8 commits.
-
-        Raises:
-            NotFoundError: No commit has it.
-            DamagedError: An index is missing or altered.
+        See `engine.state.restore.find_state_commit`.
         """
         commits = await self.commits(scope)
         return await find_state_commit(
@@ -480,7 +445,6 @@ class Repository:
         Raises:
             NotFoundError: The commit has no such store, or was collected meanwhile.
             DamagedError: The index is missing or altered.
-            StoreError: As the store says.
         """
         reference = require_store(commit, task, store)
         async with self.pinned(commit, purpose=f"state {task}/{store}"):
@@ -577,8 +541,7 @@ class Repository:
         The version may be older than the commit's if its directory still has it; `find_state` finds a commit for it.
 
         Raises:
-            VersionMissingError: The directory does not hold the version, or not all that it takes; the error names it.
-            LineageError: Its lineage has a gap or does not lead back.
+            VersionMissingError, LineageError: The directory does not hold the version, or not all that it takes.
             FormatError: Its snapshot is not what Spark writes, or names a file that is not a name.
             NotFoundError, DamagedError, TargetError, StoreError: As `restore`; the target is as it was.
         """
@@ -672,3 +635,59 @@ class Repository:
                 break
             commits = left
         return with_logs(report, logs, noted.unreadable)
+
+
+class SyncRepository(Facade[Repository]):
+    """The methods of `Repository`, blocking, for callers without an event loop; a context manager, or call `close`."""
+
+    open = Opening(Repository.open)
+    init = Opening(Repository.init)
+
+    @property
+    def record(self) -> RepositoryRecord:
+        """What everybody who uses the repository agrees on."""
+        return self.asynchronous.record
+
+    @contextmanager
+    def find_pinned(self, scope: Scope, *, purpose: str, **choice: Unpack[Choice]) -> Iterator[tuple[Commit, PinLease]]:
+        """As `Repository.find_pinned`."""
+        with self.inside(self.asynchronous.find_pinned(scope, purpose=purpose, **choice)) as found:
+            yield found
+
+    @contextmanager
+    def pinned(self, commit: Commit, purpose: str = "read") -> Iterator[PinLease]:
+        """As `Repository.pinned`."""
+        with self.inside(self.asynchronous.pinned(commit, purpose)) as lease:
+            yield lease
+
+    backup = Blocking(Repository.backup)
+    plan_backup = Blocking(Repository.plan_backup)
+    commit = Blocking(Repository.commit)
+    settle = Blocking(Repository.settle)
+    rewind = Blocking(Repository.rewind)
+    fork = Blocking(Repository.fork)
+    name = Blocking(Repository.name)
+    release_name = Blocking(Repository.release_name)
+    scopes = Blocking(Repository.scopes)
+    latest = Blocking(Repository.latest)
+    commits = Blocking(Repository.commits)
+    log = Blocking(Repository.log)
+    history = Blocking(Repository.history)
+    names = Blocking(Repository.names)
+    find = Blocking(Repository.find)
+    choose_complete = Blocking(Repository.choose_complete)
+    name_complete = Blocking(Repository.name_complete)
+    find_and_restore = Blocking(Repository.find_and_restore)
+    restore = Blocking(Repository.restore)
+    restore_reference = Blocking(Repository.restore_reference)
+    find_state = Blocking(Repository.find_state)
+    restore_state = Blocking(Repository.restore_state)
+    plan_restore = Blocking(Repository.plan_restore)
+    read_index = Blocking(Repository.read_index)
+    diff = Blocking(Repository.diff)
+    forget = Blocking(Repository.forget)
+    discard = Blocking(Repository.discard)
+    collect = Blocking(Repository.collect)
+    explain = Blocking(Repository.explain)
+    verify_plan = Blocking(Repository.verify_plan)
+    verify = Blocking(Repository.verify)

@@ -26,8 +26,7 @@ import msgspec
 from blobstore.opening import StoreSettings, open_store
 from engine.blocking import LoopThread
 from engine.errors import UsageError
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from engine.settings import TransferSettings
 from index.snapshot.model import RepositoryRecord
 

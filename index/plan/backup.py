@@ -120,7 +120,7 @@ class BackupPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def blobs_retained(self) -> dict[BlobKey, int]:
         """The blobs of the previous snapshot that the new one uses, each with the bytes that it must at least have."""
-        return bytes_needed(_retained_files(self.diff))
+        return bytes_needed(file for _, file in _retained(self.diff, ()))
 
 
 def plan_backup(
@@ -150,15 +150,19 @@ def plan_backup(
     live_bytes = _live_bytes(diff)
     healed = _with_bytes_in(diff, live_bytes.keys() & missing)
     repacked = healed | _with_bytes_in(diff, live_bytes.keys() & _thin_packs(packs, live_bytes))
-    to_store = sorted((*_added(diff, ()), *_found(local, repacked)), key=lambda item: item.path)
+    found = tuple(_found(local, repacked, ())) if repacked else ()
+    if len(found) != len(repacked):
+        raise IndexInvariantError("the diff retains files that the scan did not see", subject="backup plan")
+    to_store = sorted((*_added(diff, ()), *found), key=lambda item: item.path)
     # What is packed again has blobs, and so nothing inline.
-    in_index_bytes = sum(len(file.inline) for file in _retained_files(diff) if file.inline is not None)
+    in_index_bytes = sum(len(file.inline) for _, file in _retained(diff, ()) if file.inline is not None)
     empty, inline, small, large = _choose_forms(to_store, limits, limits.inline_bytes_max - in_index_bytes)
-    shared, alone = _fill_packs(small, limits.pack_bytes_max)
-    large = sorted((*large, *alone), key=lambda item: item.path)
+    groups = _fill_packs(small, limits.pack_bytes_max)
+    # A file alone makes no pack.
+    large = sorted((*large, *(files[0] for files in groups if len(files) == 1)), key=lambda item: item.path)
     planned_packs = tuple(
-        PlannedPack(counter=counter, files=files, size_bytes=sum(item.size_bytes for item in files))
-        for counter, files in enumerate(shared)
+        PlannedPack(counter=counter, files=tuple(files), size_bytes=sum(item.size_bytes for item in files))
+        for counter, files in enumerate(files for files in groups if len(files) > 1)
     )
     planned_blobs: list[PlannedBlobs] = []
     counter = len(planned_packs)
@@ -167,7 +171,7 @@ def plan_backup(
         counter += len(planned_blobs[-1].runs)
     moved, used = diff, live_bytes
     if previous is not None and repacked:
-        moved = _moved(diff, previous.dir, {item.path: item.file for item in to_store if item.path in repacked}, ())
+        moved = _moved(diff, previous.dir, {item.path: item.file for item in found}, ())
         used = _live_bytes(moved)
     return BackupPlan(
         diff=moved,
@@ -221,15 +225,9 @@ def _retained(diff: DirDiff, path: FilePath) -> Iterator[tuple[FilePath, FileInd
         yield from _retained(sub, (*path, sub.name))
 
 
-def _retained_files(diff: DirDiff) -> Iterator[FileIndex]:
-    yield from diff.files_retained
-    for sub in diff.sub_dirs_retained:
-        yield from _retained_files(sub)
-
-
 def _live_bytes(diff: DirDiff) -> dict[BlobKey, int]:
     live_bytes: dict[BlobKey, int] = {}
-    for file in _retained_files(diff):
+    for _, file in _retained(diff, ()):
         for blob in file.blobs:
             live_bytes[blob.key] = live_bytes.get(blob.key, 0) + blob.size_bytes
     return live_bytes
@@ -246,20 +244,12 @@ def _with_bytes_in(diff: DirDiff, keys: Collection[str]) -> dict[FilePath, FileI
     return {path: file for path, file in _retained(diff, ()) if any(blob.key in keys for blob in file.blobs)}
 
 
-def _found(local: LocalDir, repacked: Mapping[FilePath, FileIndex]) -> tuple[PlannedFile, ...]:
-    if not repacked:
-        return ()
-    found = tuple(PlannedFile(path, file, repacked[path]) for path, file in _local_files(local, ()) if path in repacked)
-    if len(found) != len(repacked):
-        raise IndexInvariantError("the diff retains files that the scan did not see", subject="backup plan")
-    return found
-
-
-def _local_files(local: LocalDir, path: FilePath) -> Iterator[tuple[FilePath, LocalFile]]:
+def _found(local: LocalDir, repacked: Mapping[FilePath, FileIndex], path: FilePath) -> Iterator[PlannedFile]:
     for file in local.files:
-        yield (*path, file.name), file
+        if (*path, file.name) in repacked:
+            yield PlannedFile((*path, file.name), file, repacked[*path, file.name])
     for sub in local.sub_dirs:
-        yield from _local_files(sub, (*path, sub.name))
+        yield from _found(sub, repacked, (*path, sub.name))
 
 
 def _choose_forms(
@@ -284,30 +274,17 @@ def _choose_forms(
     return empty, inline, small, large
 
 
-def _fill_packs(
-    files: Iterable[PlannedFile], pack_bytes_max: int
-) -> tuple[list[tuple[PlannedFile, ...]], list[PlannedFile]]:
-    """Fill packs in the order of the files; a file alone makes none."""
-    shared: list[tuple[PlannedFile, ...]] = []
-    alone: list[PlannedFile] = []
-    pack: list[PlannedFile] = []
-    pack_bytes = 0
-
-    def close() -> None:
-        if len(pack) > 1:
-            shared.append(tuple(pack))
-        else:
-            alone.extend(pack)
-        pack.clear()
-
+def _fill_packs(files: Iterable[PlannedFile], pack_bytes_max: int) -> list[list[PlannedFile]]:
+    """Group files, in their order, by the pack that they would share."""
+    groups: list[list[PlannedFile]] = []
+    space_bytes = -1
     for item in files:
-        if pack_bytes + item.size_bytes > pack_bytes_max:
-            close()
-            pack_bytes = 0
-        pack.append(item)
-        pack_bytes += item.size_bytes
-    close()
-    return shared, alone
+        if item.size_bytes > space_bytes:
+            groups.append([])
+            space_bytes = pack_bytes_max
+        groups[-1].append(item)
+        space_bytes -= item.size_bytes
+    return groups
 
 
 def _moved(diff: DirDiff, previous: DirIndex, local: Mapping[FilePath, LocalFile], path: FilePath) -> DirDiff:

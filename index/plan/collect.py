@@ -255,22 +255,13 @@ def waiting_until_ms(waiting: Iterable[Upload], ttl_ms: int) -> int:
     return max((upload.created_at_ms + ttl_ms for upload in waiting), default=0)
 
 
-def sum_deletes(deletes: Iterable[PlannedDelete]) -> tuple[ReasonTotal, ...]:
-    """Sum deletes by reason, in the order of `DeleteReason`."""
-    return _sum_by_reason((planned.reason, 1, planned.size_bytes) for planned in deletes)
-
-
-def sum_totals(totals: Iterable[ReasonTotal]) -> tuple[ReasonTotal, ...]:
-    """Sum the totals of several parts, in the order of `DeleteReason`, without reasons for which nothing goes."""
-    return _sum_by_reason((total.reason, total.count, total.size_bytes) for total in totals)
-
-
-def _sum_by_reason(parts: Iterable[tuple[DeleteReason, int, int]]) -> tuple[ReasonTotal, ...]:
+def sum_totals(parts: Iterable[PlannedDelete | ReasonTotal]) -> tuple[ReasonTotal, ...]:
+    """Sum deletes, and totals of others, in the order of `DeleteReason`, without reasons for which nothing goes."""
     counts: Counter[DeleteReason] = Counter()
     sizes: Counter[DeleteReason] = Counter()
-    for reason, count, size_bytes in parts:
-        counts[reason] += count
-        sizes[reason] += size_bytes
+    for part in parts:
+        counts[part.reason] += part.count if isinstance(part, ReasonTotal) else 1
+        sizes[part.reason] += part.size_bytes
     return tuple(ReasonTotal(reason=r, count=counts[r], size_bytes=sizes[r]) for r in DeleteReason if counts[r])
 
 

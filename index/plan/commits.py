@@ -111,8 +111,7 @@ def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
     Raises:
         IndexInvariantError: A key belongs to another scope.
     """
-    records: list[tuple[int, int]] = []
-    boundaries: list[tuple[int, int]] = []
+    found: dict[str, list[tuple[int, int]]] = {"commit": [], "boundary": []}
     foreign: list[str] = []
     for key, created_at_ms in entries:
         try:
@@ -122,15 +121,12 @@ def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
             continue
         if parsed.scope != scope:
             raise IndexInvariantError(f"is not in the log of {scope}", subject=key)
-        if parsed.kind == "commit":
-            records.append((parsed.number, created_at_ms))
-        else:
-            boundaries.append((parsed.number, created_at_ms))
+        found[parsed.kind].append((parsed.number, created_at_ms))
     return LogListing(
         scope=scope,
-        records=tuple(sorted(records)),
-        boundaries=tuple(sorted(number for number, _ in boundaries)),
-        closed_at_ms=max(boundaries, default=(0, 0))[1],
+        records=tuple(sorted(found["commit"])),
+        boundaries=tuple(sorted(number for number, _ in found["boundary"])),
+        closed_at_ms=max(found["boundary"], default=(0, 0))[1],
         foreign=tuple(foreign),
     )
 
@@ -344,13 +340,8 @@ def commit_of_name(name: NameRecord) -> Commit:
         stores=name.stores,
         valid_until_ms=NEVER_MS,
     )
-    return Commit(
-        record=record,
-        created_at_ms=name.committed_at_ms,
-        committed_at_ms=name.committed_at_ms,
-        settled=True,
-        name=name.name,
-    )
+    at_ms = name.committed_at_ms
+    return Commit(record=record, created_at_ms=at_ms, committed_at_ms=at_ms, settled=True, name=name.name)
 
 
 def plan_forget(listing: LogListing, boundaries: Sequence[Boundary]) -> Boundary | None:
@@ -360,14 +351,10 @@ def plan_forget(listing: LogListing, boundaries: Sequence[Boundary]) -> Boundary
     come since.
     """
     newest = max(boundaries, key=lambda b: b.number, default=None)
-    if newest is None:
-        if not listing.records:
-            return None
-    elif (
-        not newest.kept
-        and listing.newest_number == newest.number
-        and all(number < newest.number for number, _ in listing.records)
-    ):
+    newest_record = listing.records[-1][0] if listing.records else 0
+    if newest is None and not listing.records:
+        return None
+    if newest is not None and not newest.kept and listing.newest_number == newest.number > newest_record:
         return None
     return Boundary(scope=listing.scope, number=listing.newest_number + FORGOTTEN_AHEAD)
 
@@ -393,19 +380,14 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     keep_named: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse a rule that keeps nothing.
-
-        Raises:
-            IndexInvariantError: Neither a count nor a time is given, or one is negative.
-        """
+        """Refuse, with an IndexInvariantError, a rule with neither a count nor a time, or with a negative one."""
+        reason, hint = "", "give a positive number"
         if self.keep_last < 0 or (self.keep_since_ms is not None and self.keep_since_ms < 0):
-            raise IndexInvariantError(
-                "counts and times are not negative", subject="retention", hint="give a positive number"
-            )
-        if self.keep_last == 0 and self.keep_since_ms is None:
-            raise IndexInvariantError(
-                "keeps nothing by itself", subject="retention", hint="give --keep-last N or --keep-since TIME"
-            )
+            reason = "counts and times are not negative"
+        elif self.keep_last == 0 and self.keep_since_ms is None:
+            reason, hint = "keeps nothing by itself", "give --keep-last N or --keep-since TIME"
+        if reason:
+            raise IndexInvariantError(reason, subject="retention", hint=hint)
 
 
 class RetentionRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -429,14 +411,12 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def ageless(self) -> "RetentionPolicy":
         """Return the rules as where nothing is old: one that keeps what came since a time keeps everything."""
-        return RetentionPolicy(
-            rules=tuple(
-                msgspec.structs.replace(rule, retention=msgspec.structs.replace(rule.retention, keep_since_ms=0))
-                if rule.retention is not None and rule.retention.keep_since_ms is not None
-                else rule
-                for rule in self.rules
-            )
-        )
+        rules = list(self.rules)
+        for place, rule in enumerate(rules):
+            if rule.retention is not None and rule.retention.keep_since_ms is not None:
+                ageless = msgspec.structs.replace(rule.retention, keep_since_ms=0)
+                rules[place] = msgspec.structs.replace(rule, retention=ageless)
+        return RetentionPolicy(rules=tuple(rules))
 
     def unused(self, jobs: Iterable[str]) -> tuple[str, ...]:
         """Return the patterns of the rules that count for none of these jobs: perhaps they are misspelled."""

@@ -23,7 +23,7 @@ CorruptIndexError, and each of a newer tidemark by UnknownFormatError.
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
@@ -50,8 +50,11 @@ PLAN_HEADER_BYTES_MAX: Final = 256 * 1024 * 1024
 LINE_BYTES_MAX: Final = 4096
 
 # The reason of D2: what a line says; the others are what earlier releases wrote, each for a part of the same.
-_REASON: Final = DeleteReason.UNREACHABLE_UPLOAD.name.lower()
-_REASONS: Final = frozenset({_REASON, "expired_upload", "closed_upload", "outlived_upload"})
+_REASON: Final = "unreachable_upload"
+_Reason = Literal["unreachable_upload", "expired_upload", "closed_upload", "outlived_upload"]
+
+# What is negative, or does not fit 63 bits, is refused by the decoder.
+Natural = Annotated[int, msgspec.Meta(ge=0, le=SIZE_BYTES_MAX)]
 
 _PLAN_HINT: Final = "make the plan again with a dry run"
 
@@ -77,8 +80,8 @@ class RootCommit(msgspec.Struct, frozen=True, kw_only=True):
     """A valid commit that was open when the plan was made."""
 
     scope: Scope
-    number: int
-    version: int
+    number: Natural
+    version: Natural
     committed_at_ms: int
     # None: it is to be closed.
     kept: KeepReason | None
@@ -89,7 +92,7 @@ class RootName(msgspec.Struct, frozen=True, kw_only=True):
 
     scope: Scope
     name: str
-    number: int
+    number: Natural
     is_live: bool
 
 
@@ -98,7 +101,7 @@ class RootPin(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     scope: Scope
-    number: int
+    number: Natural
     is_live: bool
 
 
@@ -109,11 +112,11 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     run: RunId
     repository_id: str
     release: str
-    ttl_ms: int
+    ttl_ms: Natural
     # When the run began.
-    now_ms: int
+    now_ms: Natural
     # When the uploads were listed: the `now` of D2, earlier than `now_ms` where a run was resumed (R3).
-    listed_at_ms: int
+    listed_at_ms: Natural
     retention: RetentionPolicy
     commits: tuple[RootCommit, ...]
     names: tuple[RootName, ...]
@@ -125,15 +128,15 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = PLAN_SCHEMA
     run: RunId
-    lines_count: int
-    size_bytes: int
+    lines_count: Natural
+    size_bytes: Natural
     totals: tuple[ReasonTotal, ...]
     # Every blob and index that was listed.
-    listed_count: int
-    listed_bytes: int
+    listed_count: Natural
+    listed_bytes: Natural
     # Unreachable uploads that are younger than the TTL.
-    waiting_count: int
-    waiting_bytes: int
+    waiting_count: Natural
+    waiting_bytes: Natural
 
 
 _Part = TypeVar("_Part", PlanHeader, PlanSummary)
@@ -141,9 +144,10 @@ _Part = TypeVar("_Part", PlanHeader, PlanSummary)
 
 class _Line(msgspec.Struct, frozen=True, gc=False):
     key: str
-    reason: str
-    size_bytes: int
-    created_at_ms: int
+    reason: _Reason
+    size_bytes: Natural
+    # Milliseconds before 1970 show no malice where a test's clock begins at 0.
+    created_at_ms: Annotated[int, msgspec.Meta(ge=-NEVER_MS, le=NEVER_MS)]
 
 
 class _Schema(msgspec.Struct, frozen=True):
@@ -154,29 +158,23 @@ _line_encoder = msgspec.json.Encoder()
 _line_decoder = msgspec.json.Decoder(_Line)
 
 
-def encode_plan_header(header: PlanHeader | PlanSummary) -> bytes:
-    """Return a header or a summary as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(header), indent=1) + b"\n"
+def encode_indented(value: "PlanHeader | PlanSummary | AuditRecord") -> bytes:
+    """Return a plan's header or summary, or an audit record, as JSON that people can read."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
 def decode_plan_header(data: bytes, *, subject: str) -> PlanHeader:
     """Return the header that was written."""
     header = _decode_whole(data, PlanHeader, subject)
-    times = (header.now_ms, header.listed_at_ms, header.ttl_ms)
-    numbers = [number for commit in header.commits for number in (commit.number, commit.version)]
-    numbers += [name.number for name in header.names]
-    numbers += [pin.number for pin in header.pins]
-    if min(*times, *numbers) < 0 or header.listed_at_ms > header.now_ms:
-        raise PlanFileError("has times or numbers that no plan has", subject=subject, hint=_PLAN_HINT)
+    if header.listed_at_ms > header.now_ms:
+        raise PlanFileError("has times that no plan has", subject=subject, hint=_PLAN_HINT)
     return header
 
 
 def decode_plan_summary(data: bytes, *, subject: str) -> PlanSummary:
     """Return the summary that was written."""
     summary = _decode_whole(data, PlanSummary, subject)
-    counts = (summary.lines_count, summary.listed_count, summary.waiting_count, *(t.count for t in summary.totals))
-    sizes = (summary.size_bytes, summary.listed_bytes, summary.waiting_bytes, *(t.size_bytes for t in summary.totals))
-    if min(*counts, *sizes) < 0:
+    if any(min(total.count, total.size_bytes) < 0 for total in summary.totals):
         raise PlanFileError("has counts or sizes that no plan has", subject=subject, hint=_PLAN_HINT)
     # Of an earlier release's reasons several mean the same.
     return msgspec.structs.replace(summary, totals=sum_totals(summary.totals))
@@ -194,17 +192,9 @@ def decode_line(line: bytes, *, subject: str) -> PlannedUpload:
         raise PlanFileError(f"is longer than {LINE_BYTES_MAX} bytes", subject=subject, hint=_PLAN_HINT)
     try:
         value = _line_decoder.decode(line)
-    except UNDECODABLE as error:
-        raise PlanFileError(f"not a line of a plan: {error}", subject=subject, hint=_PLAN_HINT) from error
-    try:
         parse_upload_key(value.key)
-    except UnsafeNameError as error:
-        raise PlanFileError("has a key that no blob or index has", subject=subject, hint=_PLAN_HINT) from error
-    if value.reason not in _REASONS:
-        raise PlanFileError("has a reason for which no upload is deleted", subject=subject, hint=_PLAN_HINT)
-    # Milliseconds before 1970 show no malice where a test's clock begins at 0; sizes below 0 do.
-    if not 0 <= value.size_bytes <= SIZE_BYTES_MAX or abs(value.created_at_ms) > NEVER_MS:
-        raise PlanFileError("has a size or a time that no upload has", subject=subject, hint=_PLAN_HINT)
+    except (*UNDECODABLE, UnsafeNameError) as error:
+        raise PlanFileError(f"not a line of a plan: {error}", subject=subject, hint=_PLAN_HINT) from error
     reason = DeleteReason.UNREACHABLE_UPLOAD
     return PlannedUpload(value.key, reason, value.size_bytes, created_at_ms=value.created_at_ms)
 
@@ -224,9 +214,7 @@ def _decode_whole(data: bytes, kind: type[_Part], subject: str) -> _Part:
             value = msgspec.json.decode(data, type=kind)
             check_run_id(value.run)
             return value
-    except UnsafeNameError as error:
-        raise PlanFileError("has an invalid run", subject=subject, hint=_PLAN_HINT) from error
-    except (*UNDECODABLE, IndexInvariantError) as error:
+    except (*UNDECODABLE, IndexInvariantError, UnsafeNameError) as error:
         raise PlanFileError(f"not a part of a plan: {error}", subject=subject, hint=_PLAN_HINT) from error
     raise UnknownFormatError(
         f"has schema {schema}, which this version of tidemark does not know", subject=subject, hint=_PLAN_HINT
@@ -260,21 +248,17 @@ class Shard(msgspec.Struct, frozen=True, order=True):
 
     @property
     def inventory_name(self) -> str:
-        return f"inventory-{self._name}"
+        return f"inventory-{self.plan_file}"
+
+    def plan_name(self, digest: bytes) -> str:
+        return f"plan-{self.plan_file}-{digest.hex()}"
+
+    def done_name(self, digest: bytes) -> str:
+        return f"done-{self.plan_file}-{digest.hex()}"
 
     @property
     def plan_file(self) -> str:
         """Name of the file of its lines, where a plan is written to files."""
-        return self._name
-
-    def plan_name(self, digest: bytes) -> str:
-        return f"plan-{self._name}-{digest.hex()}"
-
-    def done_name(self, digest: bytes) -> str:
-        return f"done-{self._name}-{digest.hex()}"
-
-    @property
-    def _name(self) -> str:
         return f"{self.kind_prefix.rstrip('/')}-{self.position % SHARDS_COUNT:02x}"
 
 
@@ -403,11 +387,6 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     unknown_count: int = 0
     # How far the store's clock was ahead of everything else; then nothing was deleted for its age.
     clock_ahead_ms: int = 0
-
-
-def encode_audit(record: AuditRecord) -> bytes:
-    """Return the record as JSON that people can read."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
 def decode_audit(data: bytes, *, subject: str) -> AuditRecord:

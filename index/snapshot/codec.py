@@ -76,7 +76,6 @@ KIND_BOUNDARY: Final = b"B"
 KIND_PIN: Final = b"P"
 KIND_NAME: Final = b"N"
 KIND_REPOSITORY: Final = b"R"
-KINDS: Final = frozenset({KIND_INDEX, KIND_COMMIT, KIND_BOUNDARY, KIND_PIN, KIND_NAME, KIND_REPOSITORY})
 
 # The kind of a record, and its rules.
 _RECORDS: Final[dict[type[msgspec.Struct], tuple[bytes, Callable[[Any], None]]]] = {
@@ -86,6 +85,7 @@ _RECORDS: Final[dict[type[msgspec.Struct], tuple[bytes, Callable[[Any], None]]]]
     NameRecord: (KIND_NAME, check_name),
     RepositoryRecord: (KIND_REPOSITORY, check_repository),
 }
+KINDS: Final = frozenset({KIND_INDEX, *(kind for kind, _ in _RECORDS.values())})
 
 _HEAD = struct.Struct("<8sBBBBQ")
 _COMPRESSION_NONE: Final = 0
@@ -102,8 +102,7 @@ def encode_index(index: StoredIndex, base: SnapshotIndex | None = None) -> bytes
         UnsafeNameError: A name or key has a form that none has.
     """
     _check_index(index, base)
-    payload = _pack(index)
-    return seal(KIND_INDEX, payload, bytes_max=INDEX_BYTES_MAX, raw_bytes_max=INDEX_RAW_BYTES_MAX)
+    return seal(KIND_INDEX, _pack(index), bytes_max=INDEX_BYTES_MAX, raw_bytes_max=INDEX_RAW_BYTES_MAX)
 
 
 def decode_index(data: bytes, *, subject: str) -> StoredIndex:
@@ -190,8 +189,7 @@ def seal(kind: bytes, payload: bytes, *, bytes_max: int, raw_bytes_max: int) -> 
     """Wrap a payload of a kind, one ASCII letter; it is compressed where that makes it smaller.
 
     Raises:
-        IndexInvariantError: A cap, on the stored bytes or on those before compression, is exceeded: no reader would
-            take it.
+        IndexInvariantError: A cap, on stored bytes or those before compression, is exceeded: no reader would take it.
     """
     compression, stored = _COMPRESSION_NONE, payload
     _check_fits(len(payload), raw_bytes_max, kind)

@@ -3,9 +3,8 @@
 A part is an index of its own, made to be restored and not to be stored: chosen by patterns of paths, or file by file.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Self
 
 import msgspec
 
@@ -35,7 +34,7 @@ def blob_keys(index: SnapshotIndex) -> frozenset[BlobKey]:
 
 
 def bytes_needed(files: Iterable[FileIndex]) -> dict[BlobKey, int]:
-    """Return the blobs that hold bytes of files, each with the bytes that it must at least have."""
+    """Return the blobs that hold bytes of files, each with the least number of bytes that it must have."""
     needed: dict[BlobKey, int] = {}
     for file in files:
         for blob in file.blobs:
@@ -56,33 +55,27 @@ def new_blob_keys(index: SnapshotIndex) -> frozenset[BlobKey]:
     return frozenset(key for key in blob_keys(index) if parse_upload_key(key).session == index.session)
 
 
-class _Directory:
-    def __init__(self) -> None:
-        self.files: dict[str, FileIndex] = {}
-        self.sub_dirs: dict[str, _Directory] = {}
-
-    def frozen(self, name: str, source: DirIndex) -> DirIndex:
-        files = tuple(self.files[file] for file in sorted(self.files))
-        known = {sub.name: sub for sub in source.sub_dirs_present}
-        sub_dirs = (self.sub_dirs[sub].frozen(sub, known.get(sub, DirIndex(sub))) for sub in sorted(self.sub_dirs))
-        return DirIndex(name, files, tuple(sub_dirs), mode=source.mode)
-
-
 def select_files(index: SnapshotIndex, files: Iterable[tuple[FilePath, FileIndex]]) -> SnapshotIndex:
-    """Reduce a snapshot to these entries of it: their directories, the packs that hold them, and nothing removed.
+    """Reduce a snapshot to these of its files: their directories, the packs that hold them, and nothing removed.
 
-    It is made to be restored, not to be stored: nothing else than a restore knows what to do with a part.
+    An entry takes the place of the snapshot's own. It is made to be restored, not to be stored: nothing else than a
+    restore knows what to do with a part.
     """
-    root = _Directory()
-    used: set[str] = set()
-    for path, entry in files:
-        directory = root
-        for name in path[:-1]:
-            directory = directory.sub_dirs.setdefault(name, _Directory())
-        directory.files[entry.name] = entry
-        used.update(blob.key for blob in entry.blobs)
+    chosen = dict(files)
+    used = {blob.key for entry in chosen.values() for blob in entry.blobs}
     packs = tuple(pack for pack in index.packs if pack.key in used)
-    return msgspec.structs.replace(index, dir=root.frozen("", index.dir), packs=packs)
+    return msgspec.structs.replace(index, dir=_select(index.dir, chosen, ()), packs=packs)
+
+
+def _select(directory: DirIndex, chosen: Mapping[FilePath, FileIndex], at: FilePath) -> DirIndex:
+    paths = ((*at, file.name) for file in directory.files_present)
+    sub_dirs = (_select(sub, chosen, (*at, sub.name)) for sub in directory.sub_dirs_present)
+    return DirIndex(
+        directory.name,
+        tuple(chosen[path] for path in paths if path in chosen),
+        tuple(sub for sub in sub_dirs if sub.files_present or sub.sub_dirs_present),
+        mode=directory.mode,
+    )
 
 
 def is_empty_pattern(pattern: str) -> bool:
@@ -91,32 +84,17 @@ def is_empty_pattern(pattern: str) -> bool:
 
 
 def choose_files(index: SnapshotIndex, patterns: Sequence[str]) -> tuple[SnapshotIndex, tuple[str, ...]]:
-    """Reduce a snapshot to the files that a pattern matches, and to the directories that they are in.
+    """Reduce a snapshot, as `select_files`, to the files that a pattern matches.
 
     A pattern is as in a shell, matched from the right: `*.sst` at any depth, `db/*.sst` in every directory `db`. `*`
     matches within one component. None of them is empty. Those that match nothing are returned, too.
     """
-    unmatched = set(patterns)
-    chosen = _choose(index.dir, patterns, unmatched, PurePosixPath())
-    return msgspec.structs.replace(index, dir=chosen), tuple(sorted(unmatched))
-
-
-def _choose(directory: DirIndex, patterns: Sequence[str], unmatched: set[str], at: PurePosixPath) -> DirIndex:
-    def matches(name: str) -> bool:
-        found = [pattern for pattern in patterns if (at / name).match(pattern)]
-        unmatched.difference_update(found)
-        return bool(found)
-
-    def below() -> Iterator[DirIndex]:
-        for sub in directory.sub_dirs_present:
-            chosen = _choose(sub, patterns, unmatched, at / sub.name)
-            if chosen.files_present or chosen.sub_dirs_present:
-                yield chosen
-
-    files = tuple(file for file in directory.files_present if matches(file.name))
-    return msgspec.structs.replace(
-        directory, files_present=files, files_removed=(), sub_dirs_present=tuple(below()), sub_dirs_removed=()
-    )
+    found = [
+        (path, file, {pattern for pattern in patterns if PurePosixPath(*path).match(pattern)})
+        for path, file in files_of(index.dir)
+    ]
+    unmatched = {*patterns} - {pattern for *_, by in found for pattern in by}
+    return select_files(index, [(path, file) for path, file, by in found if by]), tuple(sorted(unmatched))
 
 
 class SnapshotShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,10 +107,8 @@ class SnapshotShare(msgspec.Struct, frozen=True, kw_only=True):
     # Whole blobs, packs with their gaps, and the index itself.
     bytes_uploaded: int = 0
 
-    def plus(self, other: Self) -> "SnapshotShare":
-        return SnapshotShare(
-            **{name: getattr(self, name) + getattr(other, name) for name in SnapshotShare.__struct_fields__}
-        )
+    def plus(self, other: "SnapshotShare") -> "SnapshotShare":
+        return SnapshotShare(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
 def measure_share(index: SnapshotIndex, *, index_bytes: int = 0) -> SnapshotShare:

@@ -7,6 +7,7 @@ went (design 0002, P2). The comparison for people (`tidemark diff A B`) is at th
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Final
 
 import msgspec
 
@@ -18,7 +19,6 @@ from index.snapshot.invariants import DEPTH_MAX, check_index_delta, check_snapsh
 from index.snapshot.model import (
     DirDelta,
     DirIndex,
-    FileIndex,
     FilePath,
     IndexDelta,
     IndexReference,
@@ -31,9 +31,7 @@ _key = attrgetter("key")
 
 
 def make_delta(base: SnapshotIndex, base_ref: IndexReference, base_depth: int, new: SnapshotIndex) -> IndexDelta:
-    """Make the delta of an index to the one that it was diffed against.
-
-    That `apply_delta(base, delta) == new` holds was tried.
+    """Make the delta of an index to the one that it was diffed against; `apply_delta(base, delta) == new` was tried.
 
     Args:
         base: The base, whole.
@@ -155,18 +153,21 @@ def _apply_dir(base: DirIndex, delta: DirDelta, depth: int) -> DirIndex:
         delta.name,
         tuple(sorted(files.values(), key=_name)) if delta.files_set else tuple(files.values()),
         tuple(sorted((*changed.values(), *kept.values()), key=_name)),
-        tuple(file for file in base.files_present if not _is_kept(file, files.get(file.name))),
+        tuple(
+            file
+            for file in base.files_present
+            if (after := files.get(file.name)) is not file and (after is None or not is_stored_alike(file, after))
+        ),
         tuple(strip_removed(sub) for sub in base.sub_dirs_present if sub.name not in sub_dirs),
         delta.mode,
     )
 
 
-def _is_kept(before: FileIndex, after: FileIndex | None) -> bool:
-    return after is before or (after is not None and is_stored_alike(before, after))
-
-
 def _not_in_base(what: str, name: str) -> IndexInvariantError:
     return IndexInvariantError(f"the delta drops a {what} that its base does not have (X2)", subject=name)
+
+
+_GROUPS: Final = ("added", "removed", "changed", "unchanged")
 
 
 class ComparedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,9 +192,7 @@ class IndexDifference(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `DisplayMixin`
         """Summarize each group by its number of files and their sizes afterwards; those removed, before."""
-        groups = {
-            "added": self.added, "removed": self.removed, "changed": self.changed, "unchanged": self.unchanged
-        }  # fmt: skip
+        groups = {name: getattr(self, name) for name in _GROUPS}
         shown = {name: format_files(len(files), sum(map(_size_bytes, files))) for name, files in groups.items()}
         folders = {"directories added": len(self.dirs_added), "directories removed": len(self.dirs_removed)}
         return shown | {name: f"{number:,}" for name, number in folders.items() if number}
@@ -210,7 +209,7 @@ def diff_indexes(a: DirIndex, b: DirIndex) -> IndexDifference:
     not matter.
     """
     before, after = dict(files_of(a)), dict(files_of(b))
-    groups: dict[str, list[ComparedFile]] = {"added": [], "removed": [], "changed": [], "unchanged": []}
+    groups: dict[str, list[ComparedFile]] = {name: [] for name in _GROUPS}
     for path in sorted(before.keys() | after.keys(), key=lambda path: (path[:-1], path[-1])):
         old, new = before.get(path), after.get(path)
         file = ComparedFile(

@@ -4,7 +4,7 @@ First come the values of a directory on disk, then the rule that says when a fil
 (design 0002, I1), then the diff.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, TypeVar
 
@@ -18,6 +18,7 @@ _BUILD_HINT: Final = "the uploads do not belong to this diff; run the backup aga
 
 _Entry = TypeVar("_Entry", FileIndex, DirIndex)
 _name = attrgetter("name")
+SameFile = Callable[["LocalFile", FileIndex], bool]
 
 
 class LocalFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -49,20 +50,20 @@ class LocalDir(msgspec.Struct, frozen=True, kw_only=True):
     mode: int | None = None
 
 
-def local_dir_of(files: Mapping[tuple[str, ...], LocalFile]) -> LocalDir:
+def local_dir_of(files: Mapping[FilePath, LocalFile]) -> LocalDir:
     """Make a directory that has these files, by path from the root, and no others."""
-    by_dir: dict[str, dict[tuple[str, ...], LocalFile]] = {}
+    own: list[LocalFile] = []
+    by_dir: dict[str, dict[FilePath, LocalFile]] = {}
     for path, file in files.items():
         if len(path) > 1:
             by_dir.setdefault(path[0], {})[path[1:]] = file
+        else:
+            own.append(file)
     return LocalDir(
         name="",
-        files=tuple(sorted((file for path, file in files.items() if len(path) == 1), key=lambda file: file.name)),
+        files=tuple(sorted(own, key=_name)),
         sub_dirs=tuple(msgspec.structs.replace(local_dir_of(by_dir[name]), name=name) for name in sorted(by_dir)),
     )
-
-
-SameFile = Callable[[LocalFile, FileIndex], bool]
 
 
 def is_same_file(local: LocalFile, remote: FileIndex) -> bool:
@@ -95,8 +96,7 @@ class DirDiff(msgspec.Struct, frozen=True, kw_only=True):
     """What a backup does with one directory; every list is sorted by name (Samza `DirDiff`).
 
     A name may be both added and removed: a mutable file such as CURRENT is uploaded again and its old entry dropped. A
-    name is never both added and retained, nor both retained and removed; the same holds for sub-directories. One that
-    is raises IndexInvariantError.
+    name is never both added and retained, nor both retained and removed; the same holds for sub-directories.
     """
 
     name: str
@@ -114,10 +114,6 @@ class DirDiff(msgspec.Struct, frozen=True, kw_only=True):
     sub_dirs_removed: tuple[DirIndex, ...] = ()
     # Of the directory on disk.
     mode: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_disjoint(self.name, "file", self.files_added, self.files_retained, self.files_removed)
-        _check_disjoint(self.name, "sub-directory", self.sub_dirs_added, self.sub_dirs_retained, self.sub_dirs_removed)
 
 
 class DiffStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,18 +200,12 @@ def pairs_to_identify(
         IndexInvariantError: The tree is deeper than DEPTH_MAX.
     """
     _check_depth(path)
-    entries = {file.name: file for file in remote.files_present}
-    pairs = []
-    for file in local.files:
-        entry = entries.get(file.name)
-        size_bytes = file.metadata.size_bytes
-        if entry is not None and size_bytes and entry.metadata.size_bytes == size_bytes:
-            pairs.append((file, entry))
-    yield path, pairs
+    entries = {file.name: file for file in remote.files_present if file.metadata.size_bytes}
+    pairs = [(file, entries[file.name]) for file in local.files if file.name in entries]
+    yield path, [(file, entry) for file, entry in pairs if file.metadata.size_bytes == entry.metadata.size_bytes]
     remote_dirs = {sub.name: sub for sub in remote.sub_dirs_present}
     for sub in local.sub_dirs:
-        known = remote_dirs.get(sub.name)
-        if known is not None:
+        if (known := remote_dirs.get(sub.name)) is not None:
             yield from pairs_to_identify(sub, known, (*path, sub.name))
 
 
@@ -239,11 +229,10 @@ def _diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile, path: File
     retained: list[FileIndex] = []
     previous = ""
     for file in local.files:
-        name = file.name
-        if name <= previous:
-            raise _unsorted(path, name)
-        previous = name
-        known = remote_files.get(name)
+        if file.name <= previous:
+            raise _unsorted(path, file.name)
+        previous = file.name
+        known = remote_files.get(file.name)
         if known is None or not same_file(file, known):
             added.append(file)
         elif file.metadata.mode == known.metadata.mode:
@@ -317,12 +306,9 @@ def _build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex], path
 
 
 def _add_stats(diff: DirDiff, sums: dict[str, int]) -> None:
-    sums["files_added"] += len(diff.files_added)
-    sums["files_retained"] += len(diff.files_retained)
-    sums["files_removed"] += len(diff.files_removed)
-    sums["bytes_added"] += _size_bytes(diff.files_added)
-    sums["bytes_retained"] += _size_bytes(diff.files_retained)
-    sums["bytes_removed"] += _size_bytes(diff.files_removed)
+    _add_files(sums, "added", diff.files_added)
+    _add_files(sums, "retained", diff.files_retained)
+    _add_files(sums, "removed", diff.files_removed)
     sums["sub_dirs_added"] += len(diff.sub_dirs_added)
     sums["sub_dirs_retained"] += len(diff.sub_dirs_retained)
     for sub in (*diff.sub_dirs_added, *diff.sub_dirs_retained):
@@ -333,14 +319,14 @@ def _add_stats(diff: DirDiff, sums: dict[str, int]) -> None:
 
 def _add_removed_dir(directory: DirIndex, sums: dict[str, int]) -> None:
     sums["sub_dirs_removed"] += 1
-    sums["files_removed"] += len(directory.files_present)
-    sums["bytes_removed"] += _size_bytes(directory.files_present)
+    _add_files(sums, "removed", directory.files_present)
     for sub in directory.sub_dirs_present:
         _add_removed_dir(sub, sums)
 
 
-def _size_bytes(files: Iterable[LocalFile | FileIndex]) -> int:
-    return sum(file.metadata.size_bytes for file in files)
+def _add_files(sums: dict[str, int], group: str, files: Sequence[LocalFile | FileIndex]) -> None:
+    sums[f"files_{group}"] += len(files)
+    sums[f"bytes_{group}"] += sum(file.metadata.size_bytes for file in files)
 
 
 def _by_name(entries: tuple[_Entry, ...], path: FilePath) -> dict[str, _Entry]:
@@ -352,11 +338,9 @@ def _by_name(entries: tuple[_Entry, ...], path: FilePath) -> dict[str, _Entry]:
 
 def _check_depth(path: FilePath) -> None:
     if len(path) > DEPTH_MAX:
-        raise IndexInvariantError(
-            f"directories nest deeper than {DEPTH_MAX}",
-            subject="/".join(path[:3]) + "/…",
-            hint="no RocksDB store nests like this; back up the store's own directory",
-        )
+        hint = "no RocksDB store nests like this; back up the store's own directory"
+        subject = "/".join(path[:3]) + "/…"
+        raise IndexInvariantError(f"directories nest deeper than {DEPTH_MAX}", subject=subject, hint=hint)
 
 
 def _unsorted(path: FilePath, name: str) -> IndexInvariantError:
@@ -365,19 +349,3 @@ def _unsorted(path: FilePath, name: str) -> IndexInvariantError:
         subject="/".join((*path, name)),
         hint="the scan that made this value is at fault; please report it",
     )
-
-
-def _check_disjoint(
-    directory: str,
-    what: str,
-    added: Iterable[LocalFile | DirDiff],
-    retained: Iterable[FileIndex | DirDiff],
-    removed: Iterable[FileIndex | DirIndex],
-) -> None:
-    retained_names = {entry.name for entry in retained}
-    for entry in added:
-        if entry.name in retained_names:
-            raise IndexInvariantError(f"{what} {entry.name!r} is both added and retained", subject=directory or "root")
-    for gone in removed:
-        if gone.name in retained_names:
-            raise IndexInvariantError(f"{what} {gone.name!r} is both retained and removed", subject=directory or "root")

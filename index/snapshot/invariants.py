@@ -136,7 +136,8 @@ def check_index_reference(reference: IndexReference, rule: str, what: str) -> No
     """Check M16: an index reference has the key of an upload in `indexes/`, a hash of 32 bytes and a positive size."""
     if parse_upload_key(reference.key).prefix != INDEXES:
         raise broken(rule, f"{reference.key} is not in {INDEXES}", what)
-    check_hash(reference.sha256, rule, f"hash of the {what}")
+    if len(reference.sha256) != HASH_BYTES:
+        raise broken(rule, f"has {len(reference.sha256)} bytes, not {HASH_BYTES}", f"hash of the {what}")
     check_number(reference.size_bytes, rule, f"size of the {what}", low=1)
 
 
@@ -277,8 +278,7 @@ class _IndexWalk:
         self._size_bytes = 0
 
     def check_present(self, directory: DirIndex, path: FilePath) -> None:
-        self._enter(len(directory.files_present) + len(directory.sub_dirs_present), path)
-        _check_dir_mode(directory, path)
+        self._enter(directory, len(directory.files_present) + len(directory.sub_dirs_present), path)
         files = directory.files_present
         self._check_files(files, path)
         for file in files:
@@ -307,8 +307,7 @@ class _IndexWalk:
 
     def check_delta(self, directory: DirDelta, path: FilePath) -> None:
         names_count = len(directory.files_dropped) + len(directory.sub_dirs_dropped)
-        self._enter(len(directory.files_set) + len(directory.sub_dirs_set) + names_count, path)
-        _check_dir_mode(directory, path)
+        self._enter(directory, len(directory.files_set) + len(directory.sub_dirs_set) + names_count, path)
         self._check_files(directory.files_set, path)
         files = {file.name for file in directory.files_set}
         sub_dirs = {sub.name for sub in directory.sub_dirs_set}
@@ -330,8 +329,7 @@ class _IndexWalk:
     def _check_gone(self, directory: DirIndex, path: FilePath) -> None:
         if directory.files_removed or directory.sub_dirs_removed:
             raise broken("M12", "was removed and lists removed entries itself", _join(path))
-        self._enter(len(directory.files_present) + len(directory.sub_dirs_present), path)
-        _check_dir_mode(directory, path)
+        self._enter(directory, len(directory.files_present) + len(directory.sub_dirs_present), path)
         self._check_files(directory.files_present, path)
         for file in directory.files_present:
             for blob in file.blobs:
@@ -341,12 +339,14 @@ class _IndexWalk:
         for sub in directory.sub_dirs_present:
             self._check_gone(sub, (*path, sub.name))
 
-    def _enter(self, entries_count: int, path: FilePath) -> None:
+    def _enter(self, directory: DirIndex | DirDelta, entries_count: int, path: FilePath) -> None:
         if len(path) > DEPTH_MAX:
             raise broken("M3", f"directories nest deeper than {DEPTH_MAX}", _join(path[:3]))
         self._entries_count += entries_count
         if self._entries_count > ENTRIES_MAX:
             raise broken("M3", f"more than {ENTRIES_MAX} entries", _join(path))
+        if directory.mode is not None and not 0 <= directory.mode <= _MODE_MAX:
+            raise broken("M4", "mode is out of range", _join(path))
 
     def _check_files(self, files: tuple[FileIndex, ...], path: FilePath) -> None:
         checked = self._checked
@@ -380,11 +380,6 @@ def _files_by_id(directory: DirIndex) -> dict[int, FileIndex]:
     for sub in directory.sub_dirs_present:
         found |= _files_by_id(sub)
     return found
-
-
-def _check_dir_mode(directory: DirIndex | DirDelta, path: FilePath) -> None:
-    if directory.mode is not None and not 0 <= directory.mode <= _MODE_MAX:
-        raise broken("M4", "mode is out of range", _join(path))
 
 
 def _check_names(names: Iterable[str], path: FilePath) -> None:
@@ -483,11 +478,6 @@ def _check_snapshot_metadata(metadata: SnapshotMetadata) -> None:
     check_number(metadata.created_at_ms, "M4", "creation time of the snapshot")
     if metadata.base is not None:
         _check_lineage_item(metadata.base)
-    if metadata.lineage:
-        _check_lineage(metadata)
-
-
-def _check_lineage(metadata: SnapshotMetadata) -> None:
     if len(metadata.lineage) > LINEAGE_ITEMS_MAX:
         raise broken("M13", f"more than {LINEAGE_ITEMS_MAX} items", "lineage")
     previous = -1
@@ -496,7 +486,7 @@ def _check_lineage(metadata: SnapshotMetadata) -> None:
         if item.version <= previous:
             raise broken("M13", f"version {item.version} comes after {previous}", "lineage")
         previous = item.version
-    if metadata.version <= previous:
+    if previous >= metadata.version:
         raise broken("M13", f"version {metadata.version} is not above its lineage, {previous}", "lineage")
 
 
@@ -530,12 +520,6 @@ def check_text(value: str, rule: str, what: str, *, bytes_max: int = TEXT_BYTES_
         raise broken(rule, "is not valid Unicode", what) from None
     if size_bytes > bytes_max or (size_bytes == 0 and not empty):
         raise broken(rule, f"is empty or longer than {bytes_max} bytes", what)
-
-
-def check_hash(value: bytes, rule: str, what: str) -> None:
-    """Refuse a hash that is not 32 bytes long."""
-    if len(value) != HASH_BYTES:
-        raise broken(rule, f"has {len(value)} bytes, not {HASH_BYTES}", what)
 
 
 def check_session(value: str, rule: str, what: str) -> None:

@@ -105,11 +105,8 @@ def encode_component(name: str) -> str:
     if encoded.startswith("."):
         encoded = f"~2E{encoded[1:]}"
     if not 0 < len(encoded) <= COMPONENT_BYTES_MAX:
-        raise UnsafeNameError(
-            f"is empty or longer than {COMPONENT_BYTES_MAX} bytes once encoded",
-            subject=repr(name),
-            hint="choose a shorter name",
-        )
+        reason = f"is empty or longer than {COMPONENT_BYTES_MAX} bytes once encoded"
+        raise UnsafeNameError(reason, subject=repr(name), hint="choose a shorter name")
     return encoded
 
 
@@ -127,11 +124,8 @@ def encode_scope(scope: Scope) -> str:
     job = encode_component(scope.job)
     encoded = job if scope.task is None else f"{job}@{encode_component(scope.task)}"
     if len(encoded) > SCOPE_BYTES_MAX:
-        raise UnsafeNameError(
-            f"is longer than {SCOPE_BYTES_MAX} bytes once encoded",
-            subject=repr(str(scope)),
-            hint="choose a shorter job or task name",
-        )
+        reason = f"is longer than {SCOPE_BYTES_MAX} bytes once encoded"
+        raise UnsafeNameError(reason, subject=repr(str(scope)), hint="choose a shorter job or task name")
     return encoded
 
 

@@ -23,7 +23,7 @@ from engine.state.compression import CODECS, Compressor, compress_block
 from index.plan import plan_format
 from index.plan.collect import DeleteReason, PlannedUpload, Upload
 from index.plan.commits import Retention, as_policy
-from index.plan.plan_format import SHARDS, AuditRecord, RunHeader, encode_audit, encode_run_header
+from index.plan.plan_format import SHARDS, AuditRecord, RunHeader, encode_indented, encode_run_header
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import strip_removed
 from index.snapshot.keys import BLOBS, RunId, upload_key
@@ -100,7 +100,7 @@ def _plan() -> Iterator[bytes]:
         names=(),
         pins=(),
     )
-    yield plan_format.encode_plan_header(header)
+    yield plan_format.encode_indented(header)
     summary = plan_format.PlanSummary(
         run=_RUN,
         lines_count=0,
@@ -111,13 +111,13 @@ def _plan() -> Iterator[bytes]:
         waiting_count=0,
         waiting_bytes=0,
     )
-    yield plan_format.encode_plan_header(summary)
+    yield plan_format.encode_indented(summary)
 
 
 def _audit() -> Iterator[bytes]:
     names = [field.name for field in msgspec.structs.fields(AuditRecord)]
     counts: dict[str, Any] = {name: 0 for name in names if name.endswith(("_count", "_bytes"))}
-    yield encode_audit(
+    yield encode_indented(
         AuditRecord(
             run=_RUN,
             release="1",

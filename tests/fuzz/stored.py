@@ -120,7 +120,7 @@ def run_plan(data: bytes) -> None:
         except FormatError as error:
             check_refusal(error)
             continue
-        assert decode(plan_format.encode_plan_header(found), subject=SUBJECT) == found
+        assert decode(plan_format.encode_indented(found), subject=SUBJECT) == found
     lines = list(plan_format.decode_lines(data, subject=SUBJECT))
     again = b"".join(map(plan_format.encode_line, lines))
     assert list(plan_format.decode_lines(again, subject=SUBJECT)) == lines
@@ -133,7 +133,7 @@ def run_run_header(data: bytes) -> None:
 
 def run_audit(data: bytes) -> None:
     found = plan_format.decode_audit(data, subject=SUBJECT)
-    assert plan_format.decode_audit(plan_format.encode_audit(found), subject=SUBJECT) == found
+    assert plan_format.decode_audit(plan_format.encode_indented(found), subject=SUBJECT) == found
 
 
 def run_samza(data: bytes) -> None:

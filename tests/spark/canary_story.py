@@ -26,8 +26,7 @@ from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
 from engine.collect.collect import CollectOptions
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from engine.rocksdb.store import RocksDbSettings
 from engine.settings import TransferSettings
 from engine.spark import JobOptions, SparkOptions, StatefulJob, backup_results, backup_stores, collect, restore_stores

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from tests.spark.short_lived import SHORT_LIVED
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from engine.checkpoint.backup import BackupChoice
 from engine.errors import UsageError
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark import (
     BackupListener,

@@ -11,8 +11,7 @@ from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
 from engine.collect.collect import NO_OPTIONS, CollectOptions
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.access import Access
 from engine.spark.collection.backend import SparkBackend

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from blobstore.base import list_blobs
 from engine.collect.report import CollectReport
 from engine.errors import DamagedError
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.spark import collect
 from index.plan.collect import DeleteReason
 from index.plan.commits import Commit, Retention

@@ -21,7 +21,7 @@ from engine.repository.repository import Repository
 from engine.spark.collection.backend import TASKS_PER_CORE
 from engine.spark.collection.shards import NOTHING, encode_inventory
 from engine.spark.errors import RunEndedError
-from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_deletes, sum_totals
+from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_totals
 from index.plan.commits import Commit, Retention
 from index.plan.plan_format import (
     POSITIONS_COUNT,
@@ -187,7 +187,7 @@ async def die_and_be_resumed(root: Path, dies_at: int, *, after: bool) -> bool:
     left = await bench.keys(RUNS)
     is_unfinished = any("/run" in key for key in left) and not any("/ended" in key for key in left)
     is_listed = any("/inventory-" in key for key in left)
-    gone = sum_deletes(await bench.carried_out()) if is_listed else ()
+    gone = sum_totals(await bench.carried_out()) if is_listed else ()
     bench.clock.advance(1000)
     report = await bench.collect()
     assert report.resumed == is_unfinished

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from index.snapshot.model import Scope
 from tests.servers.spark_connect import ROOT, SparkConnectServer
 

@@ -25,8 +25,7 @@ from pyspark.sql import SparkSession
 
 from blobstore.base import list_blobs
 from blobstore.opening import open_store
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from engine.rocksdb.store import StoreReader
 from engine.spark import StatefulJob, collect
 from index.plan.commits import Commit, Retention

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from blobstore.opening import StoreSettings
 from engine import Repository
 from engine.errors import NotFoundError, UsageError
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.restore.staging import Staging
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.settings import TransferSettings

@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from blobstore.opening import StoreSettings
 from engine.errors import UsageError
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from engine.settings import MIB, TransferSettings
 from engine.spark.access import Access, RepositoryCache, cached_here, open_on_driver
 from engine.spark.spread import (

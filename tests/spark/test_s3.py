@@ -14,8 +14,7 @@ from pyspark.sql import SparkSession
 from typing_extensions import override
 
 from blobstore.wrappers.retry import RetrySettings
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from engine.spark import JobOptions, SparkOptions, StatefulJob, backup_results, backup_stores, collect, restore_stores
 from engine.spark.access import open_on_driver
 from engine.spark.spread import StoreOutcome, StoreWork, spread

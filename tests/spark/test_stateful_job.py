@@ -20,7 +20,7 @@ from blobstore.errors import StoreUnavailableError
 from engine.backup.backup import BackupResult
 from engine.commit import writer as commit
 from engine.errors import CommitLostError, ConflictError, DamagedError, UsageError
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.rocksdb.store import StoreWriter
 from engine.settings import TransferSettings
 from engine.spark import stateful_job

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from engine.errors import StaleResultError, UsageError
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access, open_on_driver
 from engine.spark.claims import StoreClaims

@@ -28,7 +28,7 @@ from engine.drill.drill import (
     summary_lines,
 )
 from engine.errors import EngineError, NotFoundError, UsageError
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.settings import STORES_AT_ONCE
 from index.display import printable, shortened
 from index.errors import FormatError

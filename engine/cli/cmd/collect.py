@@ -20,7 +20,7 @@ from engine.collect.collect import DELETE_SHARE_MAX
 from engine.collect.policy import PolicyFile
 from engine.collect.report import CollectReport
 from engine.errors import TooMuchToDeleteError, UsageError, restated
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.text import table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.errors import UnsafeNameError

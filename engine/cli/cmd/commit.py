@@ -17,7 +17,7 @@ from engine.cli.session import Session, verb
 from engine.commit.record import ANY
 from engine.errors import CommitUnknownError, UsageError
 from engine.records.settle import settle_record
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from index.plan.commits import Commit
 from index.snapshot.model import CommitPointer, Scope
 

@@ -10,7 +10,7 @@ from engine.cli.options import Setting
 from engine.cli.session import Session, verb
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from index.display import count, printable
 from index.snapshot.model import Scope
 

@@ -26,7 +26,7 @@ from engine.cli.exit_codes import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import ProblemKind
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from index.display import printable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from engine.cli.output import CommitView, names_by_commit, view_commit
 from engine.cli.session import Session, verb
 from engine.errors import NotFoundError
 from engine.records.log import load_log
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.text import table
 from index.display import human_bytes, printable, shortened
 from index.plan.commits import NOTHING_VOUCHES

@@ -26,7 +26,7 @@ from engine.cli.session import Session, verb
 from engine.errors import DamagedError, EngineError
 from engine.records.find import Choice
 from engine.records.missing import find_complete
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.restore.restore import RestoreOptions, RestoreResult, check_patterns
 from engine.restore.write import OwnerPolicy
 from engine.text import table

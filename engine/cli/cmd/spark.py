@@ -46,7 +46,7 @@ from engine.cli.options import (
 from engine.cli.output import extend
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.text import Moment, table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 

@@ -39,7 +39,7 @@ from engine.spark.collection.shards import (
     write_plan,
 )
 from engine.spark.errors import RunEndedError
-from index.plan.collect import Protection, Upload, choose_uploads, sum_deletes, waiting_until_ms
+from index.plan.collect import Protection, Upload, choose_uploads, sum_totals, waiting_until_ms
 from index.plan.plan_format import SHARDS, Shard, digest_of, group_by_shard
 from index.snapshot.keys import RunId, run_key
 from index.snapshot.model import IndexReference
@@ -245,7 +245,7 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
         sweep_result = SweepShard(
             live_count=alive.num_rows,
             live_bytes=pc.sum(alive["size_bytes"]).as_py() or 0,
-            totals=sum_deletes(planned),
+            totals=sum_totals(planned),
             waiting_count=len(waiting),
             waiting_bytes=sum(u.size_bytes for u in waiting),
             waiting_until_ms=waiting_until_ms(waiting, ttl_ms),
@@ -310,7 +310,7 @@ class ExcludeTask(ShardTask, frozen=True, kw_only=True):
         await write_plan(store, self.run, shard, plan)
         excluded = SweepShard(
             digest=digest_of(plan) if plan else None,
-            totals=sum_deletes(left),
+            totals=sum_totals(left),
             excluded_count=len(planned) - len(left),
             excluded_bytes=sum(p.size_bytes for p in planned) - sum(p.size_bytes for p in left),
         )
@@ -333,7 +333,7 @@ class DeleteTask(ShardTask, frozen=True, kw_only=True):
                 await store.tagged(COLLECT).put(mark, BytesBody(b""))
         here = frozenset(left)
         deleted = Deleted(
-            totals=sum_deletes(p for p in planned if p.key not in here),
+            totals=sum_totals(p for p in planned if p.key not in here),
             failed_count=len(here),
             failed=tuple(sorted(here)[:KEYS_LISTED_MAX]),
         )

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.spark import backup_checkpoint as backup_on_spark
 from engine.spark import restore_checkpoint as restore_on_spark
 from engine.spark.checkpoint.listener import BackupListener

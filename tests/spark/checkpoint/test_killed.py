@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from blobstore.local.store import LocalStore
 from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from index.snapshot.model import Scope
 from index.spark.checkpoint import decode_checkpoint_backup
 from tests.doubles import InterposedStore

@@ -24,7 +24,7 @@ from blobstore.errors import StoreFullError
 from blobstore.local.store import LocalStore
 from engine.checkpoint.backup import BackupChoice
 from engine.errors import UsageError
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.spark.checkpoint.listener import BackupListener
 from index.spark.checkpoint import decode_checkpoint_backup
 from index.spark.query_logs import decode_query_id

@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from engine.checkpoint.backup import BackupChoice, backup_checkpoint
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from engine.state.checkpoint_dir import CheckpointDir
 from tests.servers.s3_server import S3Server
 from tests.spark.s3_storage import workers_sign_as

@@ -12,7 +12,7 @@ from engine.errors import DamagedError, UsageError
 from engine.records.indexes import StoredSnapshot, read_stored_snapshot
 from engine.repository.repository import Repository
 from index.errors import PlanFileError, UnknownFormatError
-from index.plan.collect import DeleteReason, PlannedUpload, Upload, sum_deletes
+from index.plan.collect import DeleteReason, PlannedUpload, Upload, sum_totals
 from index.plan.commits import Commit, KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
 from index.plan.plan_format import (
     LINES_SUFFIX,
@@ -23,8 +23,8 @@ from index.plan.plan_format import (
     decode_lines,
     decode_plan_header,
     decode_plan_summary,
+    encode_indented,
     encode_line,
-    encode_plan_header,
 )
 from index.snapshot.keys import BLOBS, make_run_id, upload_key
 from index.snapshot.model import CommitPointer, IndexReference, Scope
@@ -82,13 +82,13 @@ class Planned:
             await self.summary(),
             lines_count=len(lines),
             size_bytes=sum(line.size_bytes for line in lines),
-            totals=sum_deletes(lines),
+            totals=sum_totals(lines),
         )
-        await self.plan.put(PLAN_SUMMARY_NAME, BytesBody(encode_plan_header(summary)))
+        await self.plan.put(PLAN_SUMMARY_NAME, BytesBody(encode_indented(summary)))
 
     async def replace_header(self, **fields: object) -> None:
         header = msgspec.structs.replace(await self.header(), **fields)
-        await self.plan.put(PLAN_HEADER_NAME, BytesBody(encode_plan_header(header)))
+        await self.plan.put(PLAN_HEADER_NAME, BytesBody(encode_indented(header)))
 
 
 @pytest.fixture
@@ -232,13 +232,13 @@ async def test_a_line_that_stands_there_twice_is_told(planned: Planned, size_byt
 
 async def test_totals_that_do_not_add_up_are_told(planned: Planned) -> None:
     summary = msgspec.structs.replace(await planned.summary(), lines_count=1, size_bytes=2)
-    await planned.plan.put(PLAN_SUMMARY_NAME, BytesBody(encode_plan_header(summary)))
+    await planned.plan.put(PLAN_SUMMARY_NAME, BytesBody(encode_indented(summary)))
     assert len((await planned.check()).contradictions) == 2
 
 
 async def test_totals_of_nothing_are_told(planned: Planned) -> None:
     forged = msgspec.structs.replace(await planned.summary(), totals=())
-    await planned.plan.put(PLAN_SUMMARY_NAME, BytesBody(encode_plan_header(forged)))
+    await planned.plan.put(PLAN_SUMMARY_NAME, BytesBody(encode_indented(forged)))
     check = await planned.check()
     assert check.contradictions
     assert not check.is_right
@@ -444,7 +444,7 @@ async def test_totals_below_zero_are_refused(planned: Planned) -> None:
     below = (msgspec.structs.replace(summary.totals[0], count=-1), *summary.totals[1:])
     for fields in ({"totals": below}, {"waiting_bytes": -1}):
         await planned.plan.put(
-            PLAN_SUMMARY_NAME, BytesBody(encode_plan_header(msgspec.structs.replace(summary, **fields)))
+            PLAN_SUMMARY_NAME, BytesBody(encode_indented(msgspec.structs.replace(summary, **fields)))
         )
         with pytest.raises(PlanFileError):
             await planned.check()

@@ -35,7 +35,7 @@ from index.plan.plan_format import (
     decode_lines,
     decode_plan_header,
     decode_plan_summary,
-    encode_audit,
+    encode_indented,
 )
 from index.snapshot.keys import (
     AUDIT,
@@ -267,7 +267,7 @@ async def test_each_run_leaves_a_record_of_what_it_did(world: World) -> None:
     assert [(s.scope, s.newest, s.kept_count) for s in audit.scopes] == [(JOB, 3, 1)]
     assert [(b.scope, b.number) for b in audit.boundaries] == [(JOB, 2)]
     assert audit.deleted == report.totals
-    assert decode_audit(encode_audit(audit), subject="audit") == audit
+    assert decode_audit(encode_indented(audit), subject="audit") == audit
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ async def test_an_audit_record_of_a_newer_tidemark_is_refused_as_such(world: Wor
     await (await world.process()).collect(LAST)
     (audit,) = await audits(world)
     with pytest.raises(UnknownFormatError):
-        decode_audit(encode_audit(audit).replace(b'"schema": 1', b'"schema": 2'), subject="audit")
+        decode_audit(encode_indented(audit).replace(b'"schema": 1', b'"schema": 2'), subject="audit")
 
 
 async def test_only_the_newest_thousand_records_are_kept(world: World) -> None:

@@ -15,7 +15,7 @@ from typing_extensions import override
 from blobstore.base import LIST_PAGE_MAX, ListPage
 from blobstore.memory import MemoryStore
 from engine.blocking import LoopThread
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from tests.unit.engine.conftest import JOB
 
 

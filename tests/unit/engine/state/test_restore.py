@@ -13,7 +13,7 @@ from blobstore.base import BytesBody
 from engine import StateStore
 from engine.backup.backup import BackupOptions
 from engine.errors import CollectedError, DamagedError, NotFoundError, TargetError
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint
 from engine.state.restore import INDEXES_READ_MAX, StateRestoreOptions, restore_state

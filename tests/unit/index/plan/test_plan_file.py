@@ -23,8 +23,8 @@ from index.plan.plan_format import (
     decode_lines,
     decode_plan_header,
     decode_plan_summary,
+    encode_indented,
     encode_line,
-    encode_plan_header,
 )
 from index.snapshot.keys import BLOBS, INDEXES, make_run_id, upload_key
 from index.snapshot.model import Scope
@@ -60,8 +60,8 @@ KEY = upload_key(BLOBS, JOB, "0" * 20, 7)
 
 
 def test_header_and_summary_come_back() -> None:
-    assert decode_plan_header(encode_plan_header(HEADER), subject="plan.json") == HEADER
-    assert decode_plan_summary(encode_plan_header(SUMMARY), subject="summary.json") == SUMMARY
+    assert decode_plan_header(encode_indented(HEADER), subject="plan.json") == HEADER
+    assert decode_plan_summary(encode_indented(SUMMARY), subject="summary.json") == SUMMARY
 
 
 @given(
@@ -150,7 +150,7 @@ def test_a_summary_of_an_earlier_release_is_read() -> None:
         "unreachable, and its TTL was removed: it belonged to a closed commit",
         "unreachable, and older than its TTL, which has expired or was removed",
     )
-    written = json.loads(encode_plan_header(SUMMARY))
+    written = json.loads(encode_indented(SUMMARY))
     written["totals"] = [{"reason": reason, "count": 1, "size_bytes": 10} for reason in former]
     summary = decode_plan_summary(json.dumps(written).encode(), subject="summary.json")
     assert summary.totals == (ReasonTotal(reason=DeleteReason.UNREACHABLE_UPLOAD, count=3, size_bytes=30),)

@@ -159,26 +159,6 @@ REMOTE_A = file_index("a", b"1")
 
 
 @pytest.mark.parametrize(
-    "lists",
-    [
-        {"files_added": (LOCAL_A,), "files_retained": (REMOTE_A,)},
-        {"files_retained": (REMOTE_A,), "files_removed": (REMOTE_A,)},
-        {"sub_dirs_added": (DirDiff(name="a"),), "sub_dirs_retained": (DirDiff(name="a"),)},
-        {"sub_dirs_retained": (DirDiff(name="a"),), "sub_dirs_removed": (DirIndex("a"),)},
-    ],
-    ids=" and ".join,
-)
-def test_name_in_lists_that_exclude_each_other_is_refused(lists: dict[str, tuple[object, ...]]) -> None:
-    with pytest.raises(IndexInvariantError, match="both"):
-        DirDiff(name="", **lists)  # type: ignore[arg-type]
-
-
-def test_name_may_be_both_added_and_removed() -> None:
-    DirDiff(name="", files_added=(LOCAL_A,), files_removed=(REMOTE_A,))
-    DirDiff(name="", sub_dirs_added=(DirDiff(name="a"),), sub_dirs_removed=(DirIndex("a"),))
-
-
-@pytest.mark.parametrize(
     "local",
     [
         LocalDir(name="", files=(LOCAL_A, LOCAL_A)),
