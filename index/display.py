@@ -1,6 +1,6 @@
 """Sizes, times and results as people read them: a result is one line at a prompt, in a notebook a small table."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from html import escape
@@ -30,11 +30,13 @@ class DisplayMixin:
 
     __slots__ = ()
 
-    def figures(self) -> Mapping[str, str]:
-        """Return the figures by name, the most important first: every field that says something."""
-        names = msgspec.structs.fields(self) if isinstance(self, msgspec.Struct) else ()
-        shown = {field.name: format_value(field.name, getattr(self, field.name)) for field in names}
-        return {format_name(name): text for name, text in shown.items() if text}
+    def figures(self) -> dict[str, str]:
+        """Return the figures by name, the most important first: those that say something."""
+        return {name: text for name, text in self._figures().items() if text}
+
+    def _figures(self) -> dict[str, str]:
+        fields = msgspec.structs.fields(self) if isinstance(self, msgspec.Struct) else ()
+        return {format_name(field.name): format_value(field.name, getattr(self, field.name)) for field in fields}
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __repr__(self) -> str:  # type: ignore[explicit-override]

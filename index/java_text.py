@@ -31,11 +31,7 @@ def encode_modified_utf8(text: str) -> bytes:
 
 
 def decode_modified_utf8(data: bytes) -> str:
-    """Invert `encode_modified_utf8`; sequences longer than need be, which Java reads and never writes, are refused too.
-
-    Raises:
-        ValueError: The bytes are not modified UTF-8.
-    """
+    """Invert `encode_modified_utf8`; a ValueError for other bytes, such as sequences longer than Java writes them."""
     if data and max(data) >= _FOUR_BYTES_FIRST:
         raise ValueError("a sequence of four bytes is not modified UTF-8")
     units = data.replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
@@ -43,11 +39,7 @@ def decode_modified_utf8(data: bytes) -> str:
 
 
 def encode_utf(text: str) -> bytes:
-    """Encode a text as `writeUTF` writes it.
-
-    Raises:
-        ValueError: It takes more than 65,535 bytes.
-    """
+    """Encode a text as `writeUTF` writes it; a ValueError if it takes more than 65,535 bytes."""
     data = encode_modified_utf8(text)
     if len(data) > UTF_BYTES_MAX:
         raise ValueError(f"a text of {len(data)} bytes does not fit the {UTF_BYTES_MAX} of Java's writeUTF")
@@ -70,11 +62,7 @@ def decode_utf(data: bytes, start: int = 0) -> tuple[str, int] | None:
 
 
 def encode_jackson(value: Any) -> bytes:  # noqa: ANN401 (whatever msgspec can encode)
-    """Encode a value as Jackson would, which msgspec can encode.
-
-    Raises:
-        UnicodeEncodeError: A text is not valid Unicode.
-    """
+    """Encode a value as Jackson would, or raise a UnicodeEncodeError for a text that is not valid Unicode."""
     encoded = _encoder.encode(value)
     if b"\\u" not in encoded:
         return encoded

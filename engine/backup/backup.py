@@ -176,10 +176,9 @@ class BackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     missing_keys: tuple[str, ...] = ()
 
     @override
-    def figures(self) -> dict[str, str]:
-        """Return what was backed up, and what of it was new."""
+    def _figures(self) -> dict[str, str]:
         reference, stats = self.reference, self.stats
-        texts = {
+        return {
             "of": printable(str(self.scope)),
             "store": printable(f"{reference.task}/{reference.store}"),
             "version": f"{reference.version:,}",
@@ -194,7 +193,6 @@ class BackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "requests": f"{stats.requests:,}",
             "time": format_seconds(stats.seconds),
         }
-        return {name: text for name, text in texts.items() if text}
 
 
 class BackupOptions(msgspec.Struct, frozen=True, kw_only=True):

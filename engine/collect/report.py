@@ -113,9 +113,9 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     unruled: tuple[str, ...] = ()
 
     @override
-    def figures(self) -> dict[str, str]:
+    def _figures(self) -> dict[str, str]:
         gone = "would delete" if self.dry_run else "deleted"
-        shown = {
+        return {
             "run": self.run,
             gone: _format_keys(self.deletes_count, self.freed_bytes),
             "kept": count(len(self.kept), "commit"),
@@ -127,7 +127,6 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "no audit record": format_value("audit_missing", self.audit_missing),
             **{total.reason.value: _format_keys(total.count, total.size_bytes) for total in self.totals},
         }
-        return {name: text for name, text in shown.items() if text}
 
     @property
     def deletes_count(self) -> int:

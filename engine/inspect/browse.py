@@ -67,14 +67,13 @@ class FoundKeys(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     families: tuple[str, ...]
 
     @override
-    def figures(self) -> dict[str, str]:
-        shown = {
+    def _figures(self) -> dict[str, str]:
+        return {
             "keys": f"{len(self.keys):,}",
             "of": "" if self.count is None else f"{self.count:,}",
             "more": "yes" if self.next is not None else "",
             "column families": ", ".join(self.families),
         }
-        return {name: text for name, text in shown.items() if text}
 
 
 @contextlib.asynccontextmanager
@@ -83,13 +82,11 @@ async def opened_snapshot(
 ) -> AsyncIterator[Path]:
     """Restore a store of a pinned commit to a fresh directory, which is removed when the block ends.
 
-    RocksDB opens a directory only if all of its SSTs are there, so all of them are fetched.
-
-    Requests: as a restore of the store, and one GET for its index. `scratch` is where the directory is made.
+    RocksDB opens a directory only if all of its SSTs are there, so all of them are fetched. `scratch` is where the
+    directory is made. Requests: as a restore of the store, and one GET for its index.
 
     Raises:
-        NotFoundError: The snapshot is not a RocksDB directory.
-        DamagedError, TargetError, StoreError: As `restore_store`.
+        NotFoundError: The snapshot is not a RocksDB directory. The others are as in `restore_store`.
     """
     index, _ = await read_index_of(repository.store, reference)
     # Before a byte of it is fetched.

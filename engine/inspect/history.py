@@ -104,16 +104,15 @@ class History(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
     @override
-    def figures(self) -> dict[str, str]:
+    def _figures(self) -> dict[str, str]:
         newest = next((entry.commit for entry in self.entries if entry.commit is not None), None)
-        shown = {
+        return {
             "of": str(self.scope),
             "records": f"{len(self.entries):,}",
             "older ones": f"{self.older_count:,}" if self.older_count else "",
             "newest": f"{newest.record.number:,}, {iso_time(newest.committed_at_ms)}" if newest is not None else "",
             "problems": f"{len(self.problems):,}" if self.problems else "",
         }
-        return {name: text for name, text in shown.items() if text}
 
 
 async def read_history(

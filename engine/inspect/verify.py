@@ -84,10 +84,10 @@ class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[str, ...] = ()
 
     @override
-    def figures(self) -> dict[str, str]:
+    def _figures(self) -> dict[str, str]:
         found = Counter(problem.kind.value for problem in self.problems)
         read = format_files(self.files_read, self.bytes_read) if self.level is Level.CONTENT else ""
-        shown = {
+        return {
             "verdict": "damaged" if self.damaged else "no damage",
             **{kind: f"{number:,}" for kind, number in found.items()},
             "keys": format_texts(problem.key for problem in self.problems),
@@ -98,7 +98,6 @@ class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "blobs": f"{self.blobs_count:,}",
             "files read": read,
         }
-        return {name: text for name, text in shown.items() if text}
 
     @property
     def damaged(self) -> bool:

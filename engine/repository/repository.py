@@ -476,13 +476,13 @@ class Repository:
 
         The target is absent, or empty, or with `replace` any directory: files with the right hash are reused (I2).
 
+        After any error the target is as it was.
+
         Raises:
             UsageError: A pattern is empty.
             NotFoundError: The commit has no such store or was collected meanwhile, or a pattern matches nothing.
-            IncompleteError: A blob or an index is missing; the target is as it was.
-            DamagedError: A blob is altered; the target is as it was.
+            IncompleteError, DamagedError: A blob or an index is missing, or a blob is altered.
             TargetError: The target cannot be used.
-            StoreError: As the store says; the target is as it was.
         """
         reference = require_store(commit, task, store)
         async with self._naming_complete(commit.scope), self.pinned(commit, purpose=f"restore {task}/{store}"):

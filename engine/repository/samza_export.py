@@ -45,17 +45,14 @@ async def export_to_samza(
     job_id: str = "1",
     unpack: bool = False,
 ) -> SamzaExport:
-    """Export one store of a commit.
+    """Export one store of a commit; of Samza's `job_id` tidemark has no counterpart.
 
-    Args:
-        job_id: Samza's job id, of which tidemark has no counterpart.
-        unpack: Upload packed and inline files singly, as `<job>.samza`; a later export uploads only what changed since.
+    With `unpack` packed and inline files are uploaded singly, as `<job>.samza`; a later export uploads what changed.
 
     Raises:
         SamzaFormatError: The snapshot has packed or inline files and `unpack` is not given, or a file is cut at an
             offset that Samza cannot express.
         NotFoundError: The commit has no such store, or was collected meanwhile.
-        EngineError, StoreError: As restoring, backing up and committing.
     """
     if unpack:
         commit = await _unpack(repository, commit, task, store)
@@ -93,11 +90,6 @@ async def _unpack(repository: Repository, commit: Commit, task: str, store: str)
         await repository.restore(commit, target, task=task, store=store)
         newest = await singly.latest(scope)
         held: StoreReference | None = newest.store(task, store) if newest else None
-        result = await singly.backup(
-            scope,
-            target,
-            task=task,
-            store=store,
-            options=BackupOptions(version=max(version, held.version + 1) if held else version, base=held),
-        )
+        options = BackupOptions(version=max(version, held.version + 1) if held else version, base=held)
+        result = await singly.backup(scope, target, task=task, store=store, options=options)
         return await singly.commit(scope, [result], version=commit.record.version, offsets=commit.record.offsets)

@@ -65,9 +65,8 @@ class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     publish_seconds: float = 0.0
 
     @override
-    def figures(self) -> dict[str, str]:
-        """Return how much came back, and where it came from."""
-        texts = {
+    def _figures(self) -> dict[str, str]:
+        return {
             "files": format_files(self.files_total, self.bytes_total),
             "fetched": format_files(self.files_fetched, self.bytes_fetched),
             "reused": format_files(self.files_reused, self.bytes_reused),
@@ -76,7 +75,6 @@ class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "time": format_seconds(self.seconds),
             "could not be removed": format_texts(self.leftovers),
         }
-        return {name: text for name, text in texts.items() if text}
 
 
 class TargetOptions(msgspec.Struct, frozen=True, kw_only=True):

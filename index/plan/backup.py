@@ -135,8 +135,6 @@ def plan_backup(
     Args:
         local: The scan that `diff` was made from.
         previous: The snapshot that it was made against; None if it was an empty directory.
-        diff: What is added, retained and removed.
-        limits: By size, which form a file takes.
         missing: Keys of blobs that are not there any more: what has bytes in them is stored again (design 0006, M1).
 
     Returns:
@@ -144,7 +142,7 @@ def plan_backup(
         each upload has its number: packs first, then blobs.
 
     Raises:
-        IndexInvariantError: The three arguments do not belong together.
+        IndexInvariantError: The first three arguments do not belong together.
     """
     packs = {pack.key: pack.size_bytes for pack in (previous.packs if previous is not None else ())}
     live_bytes = _live_bytes(diff)
@@ -196,9 +194,7 @@ def build_snapshot(
     uploaded: Mapping[FilePath, FileIndex],
     packs: Sequence[Pack],
 ) -> SnapshotIndex:
-    """Build the index of the new snapshot, once everything planned is uploaded.
-
-    All new keys carry the upload session; `packs` are the new ones.
+    """Build the index of the new snapshot, once everything planned is uploaded; `packs` are the new ones.
 
     Raises:
         IndexInvariantError: `uploaded` does not name exactly the planned files.

@@ -130,8 +130,7 @@ def plan_scope(
 
     Args:
         listing: The whole log of the scope, dense.
-        records: Every listed record that no boundary closes by its number, read.
-        boundaries: Every listed boundary, read.
+        records: Every listed record that no boundary closes by its number, read; as is every listed boundary.
         retention: What to keep; None: every valid commit.
         named: Records of this scope that names refer to.
         vouched: Late records for which something outside the log vouches (C5).
@@ -240,8 +239,6 @@ def choose_uploads(
     Args:
         unreachable: Blobs and indexes that no kept commit, name or pin leads to; listed before the roots were read.
         now_ms: The store's clock, read before the listing.
-        ttl_ms: The repository's TTL.
-        protected: Of which scopes nothing goes.
     """
     return tuple(
         PlannedUpload(u.key, DeleteReason.UNREACHABLE_UPLOAD, u.size_bytes, created_at_ms=u.created_at_ms)

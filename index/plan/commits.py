@@ -83,10 +83,9 @@ class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
         """Its number and write id."""
         return self.record.pointer
 
-    def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `DisplayMixin`
-        """Return which commit it is, and how much it holds."""
+    def _figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `DisplayMixin`
         stores = self.record.stores
-        shown = {
+        return {
             "number": f"{self.record.number:,}",
             "of": printable(str(self.scope)),
             "version": f"{self.record.version:,}",
@@ -98,7 +97,6 @@ class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "offsets": format_value("offsets", self.record.offsets),
             "TTLs left to remove": "" if self.settled else "perhaps",
         }
-        return {name: text for name, text in shown.items() if text}
 
     def store(self, task: str, store: str) -> StoreReference | None:
         """Return the reference of one store, None if the commit has no such store."""
@@ -106,11 +104,7 @@ class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
 
 def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
-    """Return the listing of one scope from (key, creation time) pairs in any order.
-
-    Raises:
-        IndexInvariantError: A key belongs to another scope.
-    """
+    """Return the listing of one scope from (key, creation time) pairs; a key of another scope is refused."""
     found: dict[str, list[tuple[int, int]]] = {"commit": [], "boundary": []}
     foreign: list[str] = []
     for key, created_at_ms in entries:
@@ -266,9 +260,7 @@ def judge_record(
     heard.
 
     Args:
-        record: The record.
-        tail: The log from its number on.
-        boundaries: Every listed boundary, read.
+        tail: The log from its number on; of that, `boundaries` are read.
         newer: Every valid commit with a greater number. It may be left out where there is a boundary: one that lists
             this record has seen it in the chain.
     """
@@ -452,12 +444,9 @@ def as_policy(retention: Retention | RetentionPolicy) -> RetentionPolicy:
 def choose_kept(
     commits: Sequence[Commit], retention: Retention | None, named: Collection[CommitPointer] = ()
 ) -> dict[CommitPointer, KeepReason]:
-    """Return the commits to keep, each with the first reason that applies; never none of some.
+    """Return the commits to keep of the valid ones of a scope, oldest first, each with the first reason that applies.
 
-    Args:
-        commits: The valid commits of one scope, oldest first.
-        retention: The rule; None keeps everything.
-        named: Records of this scope that a name refers to.
+    Of some, never none is kept; without a rule, all are. `named` are records of this scope that a name refers to.
     """
     kept: dict[CommitPointer, KeepReason] = {}
     if not commits:

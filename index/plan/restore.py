@@ -106,7 +106,6 @@ def plan_restore(
     """Choose from where each file comes; the plan names every file and every directory of the snapshot once.
 
     Args:
-        index: The snapshot.
         present: Local files by path, their content known to be that of the snapshot's file of the path (I2).
         range_bytes: The largest range of a pack to ask for at once.
         owners_count: Whether a file of another owner or group is not the same file.
@@ -153,10 +152,7 @@ def plan_restore(
 
 
 def _is_linkable(local: LocalFile, entry: FileIndex, *, owners_count: bool) -> bool:
-    """Return whether a second name will do: the file never changes, and its metadata need not be changed either.
-
-    A link shares the metadata with the old directory, which has to stay as it is until the new one is complete.
-    """
+    # A link shares the metadata with the old directory, which has to stay as it is until the new one is complete.
     mine, theirs = local.metadata, entry.metadata
     return (
         entry.name.endswith(".sst")

@@ -33,11 +33,8 @@ _key = attrgetter("key")
 def make_delta(base: SnapshotIndex, base_ref: IndexReference, base_depth: int, new: SnapshotIndex) -> IndexDelta:
     """Make the delta of an index to the one that it was diffed against; `apply_delta(base, delta) == new` was tried.
 
-    Args:
-        base: The base, whole.
-        base_ref: Where the base is stored, itself whole or as a delta.
-        base_depth: The number of deltas that lead to it; 0 if it is stored whole.
-        new: An index whose metadata name the base, built from a diff against it.
+    The base is stored at `base_ref`, itself whole or as a delta: `base_depth` deltas lead to it. The metadata of `new`
+    name it, and `new` was built from a diff against it.
 
     Raises:
         IndexInvariantError: The metadata of `new` name another base, the chain would be longer than INDEX_DELTAS_MAX,
@@ -97,7 +94,6 @@ def resolve_deltas(whole: SnapshotIndex, deltas: Sequence[IndexDelta]) -> Snapsh
 
     Raises:
         IndexInvariantError: A delta does not belong where it is, or the result breaks an invariant.
-        UnsafeNameError: As `check_snapshot_index`.
     """
     index = whole
     for depth, delta in enumerate(deltas, start=1):
@@ -190,8 +186,8 @@ class IndexDifference(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     dirs_added: tuple[FilePath, ...] = ()
     dirs_removed: tuple[FilePath, ...] = ()
 
-    def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `DisplayMixin`
-        """Summarize each group by its number of files and their sizes afterwards; those removed, before."""
+    # Each group by its number of files and their sizes afterwards; those removed, before.
+    def _figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `DisplayMixin`
         groups = {name: getattr(self, name) for name in _GROUPS}
         shown = {name: format_files(len(files), sum(map(_size_bytes, files))) for name, files in groups.items()}
         folders = {"directories added": len(self.dirs_added), "directories removed": len(self.dirs_removed)}

@@ -136,7 +136,6 @@ def diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile = is_same_fi
     Args:
         local: What is on disk now, one entry per name, sorted by name.
         remote: The same directory in the previous snapshot, or an empty one. What it lists as removed plays no part.
-        same_file: Called for each pair of files of one name.
 
     Returns:
         In each directory `added` + `retained` name exactly `local`; `retained` + `removed` are exactly what `remote`
@@ -156,11 +155,9 @@ def diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile = is_same_fi
 
 
 def build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex]) -> DirIndex:
-    """Build the directory of the new snapshot, once the added files are uploaded.
+    """Build the directory of the new snapshot from a diff, once the added files are uploaded (Samza's `putDir`).
 
-    Args:
-        diff: From `diff_dir`.
-        uploaded: The new entry of every added file by its path from the root, and of no other.
+    `uploaded` has the new entry of every added file by its path from the root, and no other.
 
     Returns:
         Present = uploaded + retained, removed = removed. A removed entry whose bytes the new entry of that name names
@@ -168,9 +165,6 @@ def build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex]) -> Di
 
     Raises:
         IndexInvariantError: An added file has no entry in `uploaded` or one of another name, or `uploaded` has more.
-
-    Source:
-        Samza `BlobStoreUtil.putDir`.
     """
     built, used_count = _build_dir_index(diff, uploaded, ())
     if used_count != len(uploaded):
@@ -194,10 +188,7 @@ def pairs_to_identify(
 
     Only a file that has the same name, place and size in the snapshot and is not empty: every other one is decided by
     its size or absence. Where the remote entry has an SST identity, the local SST identity answers; where it has none,
-    or the local file turns out to have none, the content hash does.
-
-    Raises:
-        IndexInvariantError: The tree is deeper than DEPTH_MAX.
+    or the local file turns out to have none, the content hash does. A tree deeper than DEPTH_MAX is refused.
     """
     _check_depth(path)
     entries = {file.name: file for file in remote.files_present if file.metadata.size_bytes}

@@ -89,14 +89,9 @@ def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None
       need not end with the base: a lineage of Spark's knows nothing of what was backed up.
     - M14. A session is 20 lower-case hexadecimal digits.
 
-    Args:
-        index: The index.
-        base: An index that was checked: of the files that are its very values (values do not change), what M1 and M4 to
-            M8 say of a file by itself is not asked again.
-
-    Source:
-        Samza's constructors of `DirIndex` and `FileIndex`, which miss files removed from a present sub-directory in
-        their form of M11.
+    `base` is an index that was checked: of the files that are its very values (values do not change), what M1 and M4 to
+    M8 say of a file by itself is not asked again. Samza's constructors of `DirIndex` and `FileIndex` miss files removed
+    from a present sub-directory in their form of M11.
     """
     _check_snapshot_metadata(index.metadata)
     check_session(index.session, "M14", "session")
@@ -197,15 +192,11 @@ def check_name(record: NameRecord) -> None:
 def check_repository(record: RepositoryRecord) -> None:
     """Check M22: a repository has an id, a TTL above its margin, a collection period and a known key layout.
 
-    Raises:
-        UnknownFormatError: The key layout is a newer one.
+    A newer key layout is refused with an UnknownFormatError.
     """
     if record.key_layout > KEY_LAYOUT:
-        raise UnknownFormatError(
-            f"the repository has key layout {record.key_layout}; this version knows {KEY_LAYOUT}",
-            subject="repository",
-            hint="use a newer tidemark",
-        )
+        reason = f"the repository has key layout {record.key_layout}; this version knows {KEY_LAYOUT}"
+        raise UnknownFormatError(reason, subject="repository", hint="use a newer tidemark")
     check_number(record.key_layout, "M22", "key layout", low=KEY_LAYOUT)
     check_text(record.id, "M22", "repository id", bytes_max=_ID_BYTES_MAX)
     check_number(record.ttl_ms, "M22", "ttl_ms", low=1)
