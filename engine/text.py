@@ -92,12 +92,8 @@ def parse_moment(text: str) -> Moment:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(
-            "neither a time nor a duration",
-            operation="read",
-            subject=repr(text),
-            hint="write 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00'; a time without a zone is UTC",
-        ) from None
+        hint = "write 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00'; a time without a zone is UTC"
+        raise UsageError("neither a time nor a duration", operation="read", subject=repr(text), hint=hint) from None
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return Moment(at_ms=(at - _EPOCH) // _ONE_MS)
 

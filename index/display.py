@@ -78,7 +78,9 @@ def format_value(name: str, value: Any) -> str:  # noqa: ANN401  (a field has an
     if isinstance(value, int | float):
         return _format_number(name, value)
     if isinstance(value, Collection) and not isinstance(value, str):
-        return _format_collection(value)
+        if isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
+            return format_texts(value)
+        return f"{len(value):,}" if value else ""
     return shortened(printable(str(value.value if isinstance(value, Enum) else value)), TEXT_LENGTH_MAX)
 
 
@@ -109,12 +111,6 @@ def _format_number(name: str, value: Any) -> str:  # noqa: ANN401  (to a type ch
     if name.endswith("_bytes") or name.startswith("bytes_"):
         return human_bytes(value)
     return f"{value:,}"
-
-
-def _format_collection(value: Collection[Any]) -> str:
-    if isinstance(value, Sequence) and value and all(isinstance(item, str) for item in value):
-        return format_texts(value)
-    return f"{len(value):,}" if value else ""
 
 
 def _html(text: str) -> str:

@@ -91,12 +91,8 @@ async def opened_snapshot(
     index, _ = await read_index_of(repository.store, reference)
     # Before a byte of it is fetched.
     if not any(file.name == _CURRENT for file in index.dir.files_present):
-        raise NotFoundError(
-            "is not a RocksDB directory",
-            operation="keys",
-            subject=f"{index.metadata.task}/{index.metadata.store}",
-            hint="see what it is with `tidemark show --files`",
-        )
+        subject, hint = f"{index.metadata.task}/{index.metadata.store}", "see what it is with `tidemark show --files`"
+        raise NotFoundError("is not a RocksDB directory", operation="keys", subject=subject, hint=hint)
 
     def make_directory() -> Path:
         scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -169,12 +165,8 @@ def find_keys(
 
 def _from_family(family: str, families: tuple[str, ...], directory: Path) -> tuple[str, ...]:
     if family not in families:
-        raise NotFoundError(
-            f"has no column family {family!r}",
-            operation="keys",
-            subject=str(directory),
-            hint=f"it has {', '.join(families)}",
-        )
+        hint = f"it has {', '.join(families)}"
+        raise NotFoundError(f"has no column family {family!r}", operation="keys", subject=str(directory), hint=hint)
     return families[families.index(family) :]
 
 
@@ -228,8 +220,5 @@ def parse_place(text: str) -> KeyPlace:
 
 
 def _no_key(text: str) -> UsageError:
-    return UsageError(
-        f"not a key: {text!r}",
-        operation="read",
-        hint=r"write text with \xNN for bytes and \\ for a backslash, or hexadecimal behind 0x",
-    )
+    hint = r"write text with \xNN for bytes and \\ for a backslash, or hexadecimal behind 0x"
+    return UsageError(f"not a key: {text!r}", operation="read", hint=hint)

@@ -127,13 +127,8 @@ async def explain(
 ) -> Explanation:
     """Explain whether a key is there, what leads to it, and what a collection would do with it. Nothing is changed.
 
-    Requests: one STAT; those of reading all roots; of a blob or an index a GET for each index that
-    an open commit, a name or a pin leads to, more for deltas.
-
-    Raises:
-        UsageError: No store can hold such a key.
-        UnsafeStoreError: The logs keep changing or have holes.
-        FormatError: A record is damaged.
+    Requests: one STAT; those of reading all roots, with their errors; of a blob or an index a GET for each index that
+    an open commit, a name or a pin leads to, more for deltas. A key that no store can hold is a UsageError.
     """
     now_ms = await read_now_ms(store)
     kind = kind_of(key)
@@ -208,10 +203,7 @@ _BY_THEMSELVES: Final = {
 _RECORD_RULES: Final = {
     KeyKind.COMMIT: ("void, and no boundary has passed it yet (0002, C5)", "a boundary closes it (0002, D3)"),
     KeyKind.BOUNDARY: ("no newer boundary says the same (0002, D3)", "a newer boundary says the same (0002, D3)"),
-    KeyKind.NAME: (
-        "it holds, or a late copy of it must find its key taken (0002, D5)",
-        "it protects nothing (0002, D5)",
-    ),
+    KeyKind.NAME: ("it holds, or keeps its key from a late copy (0002, D5)", "it protects nothing (0002, D5)"),
     KeyKind.PIN: ("its lease is running (0002, D5)", "its lease is over (0002, D5)"),
 }
 

@@ -131,14 +131,11 @@ async def read_history(
     for names and one for pins, with a GET for each; with `shares` a GET or more for each index that is new in a record
     shown, `INDEXES_MAX` at most.
 
-    Args:
-        entries_max: The most records.
-        since_ms: None that was committed earlier, by the store's clock.
-        progress: Counts indexes, as files.
+    At most `entries_max` records are shown, and none that was committed before `since_ms` by the store's clock. Indexes
+    count as files of the progress. What is damaged is reported, not raised.
 
     Raises:
         UnsafeStoreError: The log kept changing, or had holes (design 0002, C1).
-        StoreError: As the store says. What is damaged is reported, not raised.
     """
 
     async def read() -> _Read:

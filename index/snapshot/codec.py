@@ -238,11 +238,9 @@ def unseal(data: bytes, kind: bytes, *, bytes_max: int, raw_bytes_max: int, subj
 
 def _check_fits(size_bytes: int, bytes_max: int, kind: bytes) -> None:
     if size_bytes > bytes_max:
-        raise IndexInvariantError(
-            f"{size_bytes} bytes exceed the cap of {bytes_max} (F4)",
-            subject=f"value of kind {kind.decode()}",
-            hint="it names more files or stores than one value can; split the store or the scope",
-        )
+        reason, subject = f"{size_bytes} bytes exceed the cap of {bytes_max} (F4)", f"value of kind {kind.decode()}"
+        hint = "it names more files or stores than one value can; split the store or the scope"
+        raise IndexInvariantError(reason, subject=subject, hint=hint)
 
 
 def _digest(head: bytes, stored: bytes | memoryview) -> bytes:

@@ -72,10 +72,8 @@ def apply_delta(base: SnapshotIndex, delta: IndexDelta) -> SnapshotIndex:
     """
     metadata = base.metadata
     if delta.metadata.base != LineageItem(metadata.version, metadata.unique_id):
-        raise IndexInvariantError(
-            f"is a delta on another index than version {metadata.version}, {metadata.unique_id} (X2)",
-            subject=f"index delta of {delta.metadata.store}, version {delta.metadata.version}",
-        )
+        reason = f"is a delta on another index than version {metadata.version}, {metadata.unique_id} (X2)"
+        raise IndexInvariantError(reason, subject=_subject(delta))
     packs = {pack.key: pack for pack in base.packs}
     for key in delta.packs_dropped:
         if packs.pop(key, None) is None:
@@ -98,10 +96,8 @@ def resolve_deltas(whole: SnapshotIndex, deltas: Sequence[IndexDelta]) -> Snapsh
     index = whole
     for depth, delta in enumerate(deltas, start=1):
         if delta.depth != depth:
-            raise IndexInvariantError(
-                f"says that it is delta {delta.depth} of its chain and is {depth} (X2)",
-                subject=f"index delta of {delta.metadata.store}, version {delta.metadata.version}",
-            )
+            reason = f"says that it is delta {delta.depth} of its chain and is {depth} (X2)"
+            raise IndexInvariantError(reason, subject=_subject(delta))
         index = apply_delta(index, delta)
     if deltas:
         check_snapshot_index(index)
@@ -157,6 +153,10 @@ def _apply_dir(base: DirIndex, delta: DirDelta, depth: int) -> DirIndex:
         tuple(strip_removed(sub) for sub in base.sub_dirs_present if sub.name not in sub_dirs),
         delta.mode,
     )
+
+
+def _subject(delta: IndexDelta) -> str:
+    return f"index delta of {delta.metadata.store}, version {delta.metadata.version}"
 
 
 def _not_in_base(what: str, name: str) -> IndexInvariantError:

@@ -335,8 +335,5 @@ def _check_depth(path: FilePath) -> None:
 
 
 def _unsorted(path: FilePath, name: str) -> IndexInvariantError:
-    return IndexInvariantError(
-        "a name occurs twice, or names are not sorted",
-        subject="/".join((*path, name)),
-        hint="the scan that made this value is at fault; please report it",
-    )
+    reason, hint = "a name occurs twice, or names are not sorted", "the scan is at fault; please report it"
+    return IndexInvariantError(reason, subject="/".join((*path, name)), hint=hint)

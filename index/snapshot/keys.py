@@ -308,11 +308,7 @@ def choose_list_ranges(prefix: str, reached: str) -> tuple[KeyRange, ...]:
 
     Uploads are spread evenly over the shards (design 0002, K2), so a first page shows about how many are left. The
     estimate decides how many ranges there are, and nothing else: whatever is where, shards or not, every key after
-    `reached` is in exactly one of them.
-
-    Args:
-        prefix: `BLOBS`, `INDEXES` or another one; one that has no shards below it is not split.
-        reached: The last key of the first page, which says how much of the prefix one page holds.
+    `reached`, the last key of the first page, is in exactly one of them. A prefix without shards is not split.
     """
     inside = [cut for kind in (BLOBS, INDEXES) for cut in shard_prefixes(kind) if cut.startswith(prefix)]
     cuts = [cut for cut in inside if cut > reached]
