@@ -1,11 +1,14 @@
 """The storage contract: the only place that states it. Every sentence is a promise that the contract tests hold.
 
+After it: what a store checks before it does anything, and reading and listing on top of the contract.
+
 Samza's `BlobStoreManager` is covered whole; `design/samza.md` maps each of its methods onto this protocol.
 """
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
@@ -20,7 +23,6 @@ KEY_BYTES_MAX: Final = 1024
 
 # What one chunk of a body may have, as `Body.read_chunks` says.
 _CHUNK_BYTES_MAX: Final = 8 * 1024 * 1024
-
 # 255: what a file system, and a server that keeps objects as files, can name.
 _COMPONENT = re.compile(r"[A-Za-z0-9_@~%+=,-][A-Za-z0-9_@~%+=,.-]{0,254}")
 
@@ -145,7 +147,6 @@ class BytesBody(Body):
     @property
     @override
     def size_bytes(self) -> int:
-        """Return the length of the data."""
         return len(self._data)
 
     @override
@@ -286,22 +287,96 @@ class BlobStore(ABC):
         """Release connections and files. Closing twice is fine; other calls after it are not."""
 
 
+def is_component(name: str) -> bool:
+    """Return whether a name can be a component of a key."""
+    return _COMPONENT.fullmatch(name) is not None
+
+
 def check_key(key: str, operation: str) -> str:
     """Return the key if it follows the grammar of `BlobStore`."""
-    if len(key) > KEY_BYTES_MAX or not all(_COMPONENT.fullmatch(part) for part in key.split("/")):
+    if len(key) > KEY_BYTES_MAX or not all(map(is_component, key.split("/"))):
         raise InvalidRequestError("is not a valid key", operation=operation, key=repr(key))
     return key
+
+
+def check_put(key: str, ttl_ms: int | None, operation: str) -> None:
+    """Refuse a key that is not valid, and a TTL that is not at least a millisecond."""
+    check_key(key, operation)
+    if ttl_ms is not None and ttl_ms < 1:
+        raise InvalidRequestError(f"invalid TTL: {ttl_ms} ms", operation=operation, key=key)
+
+
+def check_not_within(others: Sequence[str], operation: str) -> None:
+    """Refuse a place within other stores, if there are any."""
+    if others:
+        raise InvalidRequestError(
+            f"lies within {others[0]!r}, which is in use",
+            operation=operation,
+            key=others[0],
+            hint="choose a place beside it: what is below it would be taken for its own",
+        )
+
+
+def check_list(prefix: str, limit: int) -> None:
+    """Refuse a prefix that no key can have, and a limit outside 1 to 1,000."""
+    if not 1 <= limit <= LIST_PAGE_MAX:
+        raise InvalidRequestError(f"{limit} is not within 1 and {LIST_PAGE_MAX}", operation="list_page", key=prefix)
+    if len(prefix) > KEY_BYTES_MAX:
+        raise InvalidRequestError("is longer than a key", operation="list_page", key=repr(prefix))
+    if prefix:
+        # The beginning of a component follows the grammar of a whole one, so that only the last `/` is special.
+        check_key(prefix.removesuffix("/"), "list_page")
+
+
+def check_delete(keys: Sequence[str]) -> None:
+    """Refuse too many keys at once, and one that is not valid."""
+    if len(keys) > DELETE_BATCH_MAX:
+        raise InvalidRequestError(f"{len(keys)} keys are more than {DELETE_BATCH_MAX}", operation="delete")
+    for key in keys:
+        check_key(key, "delete")
+
+
+def check_read(key: str, start: int, size_bytes: int | None) -> None:
+    """Refuse a key that is not valid, and a range that no blob has, before the blob is looked for."""
+    check_key(key, "get")
+    if start < 0 or (size_bytes is not None and size_bytes < 0):
+        raise InvalidRequestError(f"the range of {size_bytes} bytes from {start} is negative", operation="get", key=key)
+
+
+def range_size_bytes(start: int, size_bytes: int | None, *, blob_size_bytes: int, key: str) -> int:
+    """Return the size of a range; refuse one that is not within the blob. An empty one at its very end is within it."""
+    wanted = blob_size_bytes - start if size_bytes is None else size_bytes
+    if wanted < 0 or start + wanted > blob_size_bytes:
+        raise InvalidRequestError(
+            f"the range of {size_bytes} bytes from {start} is not within {blob_size_bytes} bytes",
+            operation="get",
+            key=key,
+        )
+    return wanted
+
+
+async def checked_chunks(body: Body, *, operation: str, key: str) -> AsyncGenerator[bytes, None]:
+    """Yield the chunks of a body; refuse one of another size than it claims, before the chunk that is too much."""
+    seen = 0
+    async with aclosing(body.read_chunks()) as chunks:
+        async for chunk in chunks:
+            seen += len(chunk)
+            if seen > body.size_bytes:
+                break
+            yield chunk
+    if seen != body.size_bytes:
+        raise InvalidRequestError(
+            f"the body yields {'more' if seen > body.size_bytes else seen} instead of {body.size_bytes} bytes",
+            operation=operation,
+            key=key,
+            hint="what is read changed meanwhile, or its size was given wrong; nothing was written",
+        )
 
 
 async def read_blob(
     store: BlobStore, key: str, *, size_bytes_max: int, deleted: bool = False, fresh: bool = False
 ) -> bytes:
-    """Read a whole small blob.
-
-    Raises:
-        InvalidRequestError: It is larger than `size_bytes_max`; no more than that is ever held.
-        StoreError: As `BlobStore.read_into`.
-    """
+    """Read a whole small blob; one that is larger than `size_bytes_max` is refused, and no more than that ever held."""
     sink = MemorySink(size_bytes_max)
     try:
         await store.read_into(key, sink, deleted=deleted, fresh=fresh)
@@ -316,11 +391,7 @@ async def read_blob(
 
 
 async def list_checked_page(store: BlobStore, prefix: str, *, start_after: str = "") -> ListPage:
-    """Return one page of a list, and check that it goes forward.
-
-    Raises:
-        StoreUnavailableError: It does not: a list that cannot be trusted.
-    """
+    """Return one page of a list; `StoreUnavailableError` for one that does not go forward: it cannot be trusted."""
     page = await store.list_page(prefix, start_after=start_after)
     for blob in page.blobs:
         if blob.key <= start_after or not blob.key.startswith(prefix):

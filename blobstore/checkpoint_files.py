@@ -7,7 +7,6 @@ is published by one request that is atomic by itself, and everything but success
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Final
 
@@ -26,7 +25,6 @@ from blobstore.base import (
     check_key,
     list_blobs,
     list_checked_page,
-    read_blob,
 )
 from blobstore.concurrency import run_blocking
 from blobstore.errors import (
@@ -44,6 +42,8 @@ DIRECTORY_MARKER: Final = "~directory"
 
 # Sorts after every character that a key can have.
 _AFTER_ALL: Final = "\x7f"
+# What one writer holds in memory before it moves on to a scratch file.
+_MEMORY_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,16 +62,10 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointWriter(Body):
-    """Takes the content of a file that does not exist before all of it is there. Made by `create_atomic`.
+    """Takes the content of a file that does not exist before all of it is there. Made by `create_atomic`."""
 
-    Attributes:
-        is_cancelled: The end of the block publishes nothing.
-    """
-
-    def __init__(self, memory_bytes_max: int, directory: Path | None) -> None:
-        scratch = None if directory is None else str(directory)
-        # 0 would be no bound at all.
-        self._file = SpooledTemporaryFile(max_size=max(1, memory_bytes_max), dir=scratch)  # noqa: SIM115 - `close` does
+    def __init__(self) -> None:
+        self._file = SpooledTemporaryFile(max_size=_MEMORY_BYTES_MAX)  # noqa: SIM115 - `close` does
         self._size_bytes = 0
         self.is_cancelled = False
 
@@ -91,7 +85,7 @@ class CheckpointWriter(Body):
         self._file.write(data)
 
     def cancel(self) -> None:
-        """Publish nothing. There is no way back."""
+        """Publish nothing at the end of the block. There is no way back."""
         self.is_cancelled = True
 
     @override
@@ -118,31 +112,15 @@ class CheckpointFiles:
     Args:
         store: Where they are.
         prefix: The key of the root; "" for the whole store.
-        is_local: What `is_local` is to say: only who opens a store knows whether others can reach it.
-        memory_bytes_max: What one writer holds in memory before it moves on to a scratch file.
-        scratch_directory: Where that file is made; None is the system's place for temporary files.
+        is_local: An attribute, too: only who opens a store knows whether others can reach it.
     """
 
-    def __init__(
-        self,
-        store: BlobStore,
-        prefix: str = "",
-        *,
-        is_local: bool = False,
-        memory_bytes_max: int = 8 * 1024 * 1024,
-        scratch_directory: Path | None = None,
-    ) -> None:
+    def __init__(self, store: BlobStore, prefix: str = "", *, is_local: bool = False) -> None:
         if prefix:
             check_key(prefix, "open")
         self._store = store
         self._root = f"{prefix}/" if prefix else ""
-        self._is_local = is_local
-        self._memory_bytes_max = memory_bytes_max
-        self._scratch_directory = scratch_directory
-
-    @property
-    def is_local(self) -> bool:
-        return self._is_local
+        self.is_local = is_local
 
     def place(self) -> tuple[str, ...]:
         place = self._store.place()
@@ -155,7 +133,7 @@ class CheckpointFiles:
         A block that raises, is cancelled, or calls `cancel` publishes nothing. Directories on the way need not exist.
         """
         self._key(path, "create_atomic")  # a path that is none is refused before anything is written
-        writer = CheckpointWriter(self._memory_bytes_max, self._scratch_directory)
+        writer = CheckpointWriter()
         try:
             yield writer
             if not writer.is_cancelled:
@@ -165,11 +143,6 @@ class CheckpointFiles:
 
     async def publish(self, path: str, body: Body, *, overwrite: bool) -> None:
         """Write a file, whole or not at all, by one conditional request: on a directory store by link or rename.
-
-        Args:
-            path: Of the file.
-            body: Its content.
-            overwrite: Whether it may replace one that is there.
 
         Raises:
             CheckpointFileExistsError: Without `overwrite`: a file is there, and is unchanged.
@@ -189,21 +162,8 @@ class CheckpointFiles:
                 raise CheckpointUnknownError(reason, operation="publish", key=key)
 
     async def read_into(self, path: str, sink: Sink) -> None:
-        """Give the content of a file to a sink.
-
-        Raises:
-            BlobNotFoundError: There is no such file.
-        """
+        """Give the content of a file to a sink; raises `BlobNotFoundError` if there is none."""
         await self._store.read_into(self._key(path, "open"), sink)
-
-    async def read(self, path: str, *, size_bytes_max: int = 64 * 1024 * 1024) -> bytes:
-        """Read a whole small file.
-
-        Raises:
-            BlobNotFoundError: There is no such file.
-            InvalidRequestError: It is larger than `size_bytes_max`.
-        """
-        return await read_blob(self._store, self._key(path, "open"), size_bytes_max=size_bytes_max)
 
     async def list(self, path: str = "") -> tuple[FileStatus, ...]:
         """List files and directories directly in a directory, sorted by name.
@@ -297,7 +257,7 @@ class CheckpointFiles:
             batch.append(blob.key)
             if len(batch) == DELETE_BATCH_MAX:
                 await self._delete(batch)
-                batch = []
+                batch.clear()
         if batch:
             await self._delete(batch)
 

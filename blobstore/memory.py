@@ -21,9 +21,14 @@ from blobstore.base import (
     ListPage,
     Lost,
     UnfinishedPut,
+    check_delete,
     check_key,
+    check_list,
+    check_put,
+    check_read,
+    checked_chunks,
+    range_size_bytes,
 )
-from blobstore.checks import check_delete, check_list, check_put, check_read, checked_chunks, range_size_bytes
 from blobstore.errors import BlobDeletedError, BlobNotFoundError
 from blobstore.sink import Sink, write_chunks
 

@@ -1,10 +1,9 @@
 """What the bytes of a blob are read into. One thread reads, hashes and writes many of them (design 0008)."""
 
 import asyncio
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Final
 
 from typing_extensions import override
@@ -19,20 +18,16 @@ HELD_S: Final = 1.0
 
 
 class Sink(ABC):
-    """Takes the bytes of a range.
+    """Takes the bytes of a range."""
 
-    Attributes:
-        blocks: False: `write` never blocks, and bytes that come through the event loop are written there.
-    """
-
+    # False: `write` never blocks, and bytes that come through the event loop are written there.
     blocks: bool = True
 
     @abstractmethod
     def write(self, data: Buffer) -> None:
-        """Take the next bytes.
+        """Take the next bytes; what it raises ends the read.
 
-        It may block, and is called in a thread, each time perhaps in another one, never twice at once. What it raises
-        ends the read.
+        It may block, and is called in a thread, each time perhaps in another one, never twice at once.
         """
 
     async def take(self, chunks: Sequence[Buffer]) -> None:
@@ -111,57 +106,22 @@ class WatchedSink(CountedSink):
 
     @override
     def write(self, data: Buffer) -> None:
-        began_s = self._begin()
-        try:
+        with self._working():
             super().write(data)
-        finally:
-            self._end(began_s)
 
     @override
     async def write_here(self, chunks: Sequence[Buffer]) -> None:
-        began_s = self._begin()
-        try:
+        with self._working():
             await super().write_here(chunks)
-        finally:
-            self._end(began_s)
 
-    def _begin(self) -> float:
+    @contextmanager
+    def _working(self) -> Iterator[None]:
         self._since_s = began_s = self._clock()
-        return began_s
-
-    def _end(self, began_s: float) -> None:
-        self._since_s = None
-        self._busy_s += self._clock() - began_s
-
-
-class SinkClosedError(Exception):
-    """A `RevocableSink` was closed."""
-
-
-class RevocableSink(Sink):
-    """Passes bytes on until it is closed, so that a thread that cannot be stopped does no harm."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._lock = threading.Lock()
-        self._is_closed = False
-
-    @override
-    def write(self, data: Buffer) -> None:
-        with self._lock:
-            if self._is_closed:
-                raise SinkClosedError
-            self._sink.write(data)
-
-    def refuse(self) -> None:
-        """Refuse every write that has not begun."""
-        self._is_closed = True
-
-    def close(self) -> None:
-        """`refuse`, and wait for a write that is under way."""
-        self.refuse()
-        with self._lock:
-            pass
+        try:
+            yield
+        finally:
+            self._since_s = None
+            self._busy_s += self._clock() - began_s
 
 
 async def write_chunks(chunks: AsyncGenerator[bytes, None], sink: Sink) -> None:

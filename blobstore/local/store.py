@@ -2,7 +2,7 @@
 
 ```
 <root>/<key>            a blob, byte for byte
-<root>/.ttl/<key>       its TTL, see `times`
+<root>/.ttl/<key>       its TTL, see `dirs`
 <root>/.deleted/<key>   a deleted blob, where the store is asked to keep them
 <root>/.tmp/            files that are being written, and probes of the clock
 ```
@@ -41,20 +41,31 @@ from blobstore.base import (
     Lost,
     UnfinishedPut,
     Unknown,
-    check_key,
-)
-from blobstore.checks import (
     check_delete,
+    check_key,
     check_list,
     check_not_within,
     check_put,
     check_read,
     checked_chunks,
+    is_component,
     range_size_bytes,
 )
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobCorruptError, BlobDeletedError, BlobNotFoundError, InvalidRequestError
-from blobstore.local.dirs import ReadDirs, StoreDirs, is_component, read_regular, split_key, walk_keys
+from blobstore.local.dirs import (
+    LINK,
+    TEMP,
+    TTL,
+    ReadDirs,
+    StoreDirs,
+    TempFiles,
+    TtlLinks,
+    is_temp_name,
+    read_regular,
+    split_key,
+    walk_keys,
+)
 from blobstore.local.files import (
     LocalFile,
     create_to_write,
@@ -64,7 +75,6 @@ from blobstore.local.files import (
     store_errors,
     sync_dir,
 )
-from blobstore.local.times import LINK, TEMP, TTL, TempFiles, TtlLinks, is_temp_name
 from blobstore.sink import SINK_BYTES, Sink
 
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})

@@ -223,6 +223,39 @@ ROLES: Final = {
 }
 
 
+# Sid, actions, and on what below the prefix; on the bucket itself where nothing is named.
+_Right = tuple[str, tuple[str, ...], tuple[str, ...]]
+_WRITE_TTLS: Final[_Right] = ("WriteTtls", ("GetObjectTagging", "PutObjectTagging"), _UPLOADS)
+_FIND_UNFINISHED: Final[_Right] = ("FindUnfinishedUploads", ("ListBucketMultipartUploads",), ())
+# What a role may do beside listing and reading.
+_RIGHTS: Final[dict[Role, tuple[_Right, ...]]] = {
+    Role.WRITER: (
+        ("Upload", ("PutObject", "AbortMultipartUpload"), _UPLOADS),
+        _WRITE_TTLS,
+        ("CommitNameAndPin", ("PutObject",), ("log/*.commit", "names/*", "pins/*")),
+    ),
+    Role.RESTORER: (("ReadTtls", ("GetObjectTagging",), _UPLOADS), ("Pin", ("PutObject",), ("pins/*",))),
+    Role.COLLECTOR: (
+        _WRITE_TTLS,
+        ("CloseCommits", ("PutObject",), ("log/*.boundary",)),
+        ("KeepRecords", ("PutObject",), ("audit/*", "runs/*")),
+        ("Delete", ("DeleteObject",), (*_UPLOADS, "log/*", "names/*", "pins/*", "audit/*", "runs/*")),
+        _FIND_UNFINISHED,
+        ("AbortUnfinishedUploads", ("AbortMultipartUpload",), _UPLOADS),
+    ),
+    Role.OWNER: (
+        ("SetUp", ("PutObject",), ("repository", "profile")),
+        (
+            "Probe",
+            ("PutObject", "GetObjectTagging", "PutObjectTagging", "DeleteObject", "AbortMultipartUpload"),
+            ("doctor/*",),
+        ),
+        _FIND_UNFINISHED,
+        ("Lifecycle", ("GetLifecycleConfiguration", "PutLifecycleConfiguration"), ()),
+    ),
+}
+
+
 def role_policy(role: Role, *, bucket: str, prefix: str = "", kms_key_id: str = "", partition: str = "aws") -> Policy:
     """Return the policy of a role, a document for IAM. Each statement says by its `Sid` what it is for.
 
@@ -239,65 +272,20 @@ def role_policy(role: Role, *, bucket: str, prefix: str = "", kms_key_id: str = 
     arn = f"arn:{partition}:s3:::{bucket}"
     root = f"{prefix}/" if prefix else ""
 
-    def objects(sid: str, actions: Sequence[str], *below: str) -> Policy:
-        return {
-            "Sid": sid,
-            "Effect": "Allow",
-            "Action": [f"s3:{action}" for action in actions],
-            "Resource": [f"{arn}/{root}{name}" for name in below],
-        }
+    def allow(sid: str, actions: Sequence[str], below: Sequence[str]) -> Policy:
+        resources = [f"{arn}/{root}{name}" for name in below] or [arn]
+        return {"Sid": sid, "Effect": "Allow", "Action": [f"s3:{action}" for action in actions], "Resource": resources}
 
-    lists: list[Policy] = [{"Sid": "List", "Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": [arn]}]
+    listing = allow("List", ("ListBucket",), ())
+    statements = [listing]
     if root:
         # A GET names no prefix. Who may not list gets "denied" for what is missing, and "missing" is what a reader
         # that was overtaken by a collection has to hear.
-        lists = [
-            {**lists[0], "Condition": {"StringLike": {"s3:prefix": [f"{root}*"]}}},
-            {**lists[0], "Sid": "TellMissingFromDenied", "Condition": {"Null": {"s3:prefix": "true"}}},
+        statements = [
+            {**listing, "Condition": {"StringLike": {"s3:prefix": [f"{root}*"]}}},
+            {**listing, "Sid": "TellMissingFromDenied", "Condition": {"Null": {"s3:prefix": "true"}}},
         ]
-
-    def on_bucket(sid: str, *actions: str) -> Policy:
-        return {"Sid": sid, "Effect": "Allow", "Action": [f"s3:{action}" for action in actions], "Resource": [arn]}
-
-    read_ttls = objects("ReadTtls", ["GetObjectTagging"], *_UPLOADS)
-    write_ttls = objects("WriteTtls", ["GetObjectTagging", "PutObjectTagging"], *_UPLOADS)
-    read = objects("Read", ["GetObject"], "*")
-    statements: list[Policy]
-    match role:
-        case Role.WRITER:
-            statements = [
-                *lists,
-                read,
-                objects("Upload", ["PutObject", "AbortMultipartUpload"], *_UPLOADS),
-                write_ttls,
-                objects("CommitNameAndPin", ["PutObject"], "log/*.commit", "names/*", "pins/*"),
-            ]
-        case Role.RESTORER:
-            statements = [*lists, read, read_ttls, objects("Pin", ["PutObject"], "pins/*")]
-        case Role.COLLECTOR:
-            statements = [
-                *lists,
-                read,
-                write_ttls,
-                objects("CloseCommits", ["PutObject"], "log/*.boundary"),
-                objects("KeepRecords", ["PutObject"], "audit/*", "runs/*"),
-                objects("Delete", ["DeleteObject"], *_UPLOADS, "log/*", "names/*", "pins/*", "audit/*", "runs/*"),
-                on_bucket("FindUnfinishedUploads", "ListBucketMultipartUploads"),
-                objects("AbortUnfinishedUploads", ["AbortMultipartUpload"], *_UPLOADS),
-            ]
-        case Role.OWNER:
-            statements = [
-                *lists,
-                read,
-                objects("SetUp", ["PutObject"], "repository", "profile"),
-                objects(
-                    "Probe",
-                    ["PutObject", "GetObjectTagging", "PutObjectTagging", "DeleteObject", "AbortMultipartUpload"],
-                    "doctor/*",
-                ),
-                on_bucket("FindUnfinishedUploads", "ListBucketMultipartUploads"),
-                on_bucket("Lifecycle", "GetLifecycleConfiguration", "PutLifecycleConfiguration"),
-            ]
+    statements += [allow(*right) for right in (("Read", ("GetObject",), ("*",)), *_RIGHTS[role])]
     if kms_key_id:
         statements.append(_kms(kms_key_id, partition))
     return {"Version": VERSION, "Statement": statements}

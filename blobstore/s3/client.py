@@ -52,9 +52,6 @@ ReadBody = Callable[[], AsyncGenerator[Buffer, None]]
 
 _SIGNATURE: Final = "s3v4-known-hash"
 _FIRST_REGION: Final = "us-east-1"
-# Chunks of an answer's body are joined up to this size, or for so long.
-_JOINED_BYTES: Final = 256 * 1024
-_JOINED_S: Final = 1.0
 # What of a body has to be taken within the read timeout.
 _PIECE_BYTES: Final = 256 * 1024
 # Clients whose credentials have ended and whose calls may still be under way.
@@ -179,8 +176,9 @@ class S3Client:
         # Out here: the library's error, which holds the request with its signature and token, must not become context.
         if isinstance(outcome, Exception):
             raise outcome
+        is_stale = bool(STALE_CREDENTIALS.fullmatch(outcome.code))
         # That the credentials have ended AWS says by a 400, and to a HEAD it says no more than that.
-        is_stale = outcome.code in STALE_CREDENTIALS or (method.startswith("head_") and outcome.code == "400")
+        is_stale |= method.startswith("head_") and outcome.code == "400"
         if outcome.status not in {UNAUTHORIZED, FORBIDDEN} and not is_stale:
             self._is_proven = True
         if is_stale and await self._renew(client):
@@ -199,31 +197,14 @@ class S3Client:
             BrokenError: The rest did not come.
         """
         stream = answer["Body"].raw_stream.content
-        loop = asyncio.get_running_loop()
         is_whole = False
-        broken: BrokenError | None = None
         try:
-            while not is_whole and broken is None:
-                parts: list[bytes] = []
-                size_bytes, until_s = 0, loop.time() + _JOINED_S
-                try:
-                    while size_bytes < _JOINED_BYTES and (not parts or loop.time() < until_s):
-                        part = await stream.readany()
-                        if not part:
-                            is_whole = True
-                            break
-                        parts.append(part)
-                        size_bytes += len(part)
-                except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                    broken = BrokenError(f"the body broke off: {type(error).__name__}")
-                if parts:
-                    # Also what came before it broke: it need not be fetched again.
-                    yield b"".join(parts) if len(parts) > 1 else parts[0]
+            while chunk := await _read_some(stream):
+                yield chunk
+            is_whole = True
         finally:
             if not is_whole:
                 abandon(answer)
-        if broken is not None:
-            raise broken
 
     async def _renew(self, client: Any) -> bool:
         """Drop a client whose credentials have ended; return whether new ones may be there."""
@@ -368,6 +349,14 @@ def read_time(text: str) -> datetime:
 def abandon(answer: Answer) -> None:
     """Drop an answer whose body will not be read, and its connection with it."""
     answer["Body"].raw_stream.close()
+
+
+async def _read_some(stream: aiohttp.StreamReader) -> bytes:
+    try:
+        return await stream.readany()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        broken = BrokenError(f"the body broke off: {type(error).__name__}")
+    raise broken  # out here, as in `S3Client.call`
 
 
 async def _check_ca_bundle(path: str | None) -> None:

@@ -5,7 +5,7 @@ an answer are read once it is known to answer what was asked (design 0003, E4).
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import Created
-from blobstore.checks import range_size_bytes
+from blobstore.base import Created, range_size_bytes
 from blobstore.errors import (
     AccessDeniedError,
     BlobNotFoundError,
@@ -40,58 +39,57 @@ RANGE_NOT_SATISFIABLE: Final = 416
 SERVER_ERRORS: Final = 500
 SERVICE_UNAVAILABLE: Final = 503
 
-# New credentials of the standard chain may do what these could not.
-STALE_CREDENTIALS: Final = frozenset(
-    {
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "InvalidAccessKeyId",
-        "InvalidToken",
-        "RequestExpired",
-        "SignatureDoesNotMatch",
-        "TokenRefreshRequired",
-    }
+# Words of a refusal. New credentials of the standard chain may do what these could not.
+STALE_CREDENTIALS: Final = re.compile(
+    "ExpiredToken(Exception)?|Invalid(AccessKeyId|Token)|RequestExpired|SignatureDoesNotMatch|TokenRefreshRequired"
 )
-_TOO_MANY: Final = frozenset(
-    {
-        "BandwidthLimitExceeded",
-        "RequestLimitExceeded",
-        "RequestThrottled",
-        "RequestThrottledException",
-        "SlowDown",
-        "SlowDownRead",
-        "SlowDownWrite",
-        "Throttling",
-        "ThrottlingException",
-        "TooManyRequests",
-        "TooManyRequestsException",
-    }
-)
-_FULL: Final = frozenset(
-    {"InsufficientCapacity", "QuotaExceeded", "ServiceQuotaExceeded", "StorageFull", "XMinioStorageFull"}
+_TOO_MANY: Final = (
+    "(Bandwidth|Request)LimitExceeded|SlowDown(Read|Write)?|(RequestThrottled|Throttling|TooManyRequests)(Exception)?"
 )
 # The body was altered on the way, or did not come whole; what is sent again is read again.
-_DAMAGED: Final = frozenset(
-    {
-        "BadDigest",
-        "IncompleteBody",
-        "InvalidDigest",
-        "RequestTimeout",
-        "XAmzContentChecksumMismatch",
-        "XAmzContentSHA256Mismatch",
-    }
+_DAMAGED: Final = "BadDigest|IncompleteBody|InvalidDigest|RequestTimeout|XAmzContent(Checksum|SHA256)Mismatch"
+_AGAIN: Final = "ConditionalRequestConflict|InternalError|OperationAborted|ServiceUnavailable"
+_ELSEWHERE: Final = "the bucket is in another region or place: set region or endpoint_url"
+
+# What a refusal means, by its word or its status, and the hint: the first row that fits counts.
+_MEANINGS: Final[tuple[tuple[str, Container[int], type[StoreError], str], ...]] = (
+    ("InsufficientCapacity|(Service)?QuotaExceeded|(XMinio)?StorageFull", {507}, StoreFullError, ""),
+    (
+        "MethodNotAllowed|MissingContentLength|NotImplemented|UnsupportedArgument",
+        {405, 411, 501},
+        CapabilityMissingError,
+        "run `tidemark doctor` to learn what this store can do",
+    ),
+    (
+        "RequestTimeTooSkewed",
+        (),
+        StoreUnavailableError,
+        "set this machine's clock: it is too far from the store's",
+    ),
+    (f"{_TOO_MANY}|{_DAMAGED}|{_AGAIN}", {CONFLICT, 429, *range(SERVER_ERRORS, 1000)}, StoreUnavailableError, ""),
+    ("NoSuchBucket", (), StoreMissingError, ""),
+    (
+        "AuthorizationHeaderMalformed|IllegalLocationConstraintException|(Permanent|Temporary)Redirect",
+        {301, 302, 303, 307, 308},
+        InvalidRequestError,
+        _ELSEWHERE,
+    ),
+    (
+        STALE_CREDENTIALS.pattern,
+        (),
+        AccessDeniedError,
+        "the credentials that the standard chain gives on this machine are unknown here, wrong or expired",
+    ),
+    ("KMS.*", (), AccessDeniedError, "the credentials may not use the KMS key, or it is disabled"),
+    (
+        "",
+        {UNAUTHORIZED, FORBIDDEN},
+        AccessDeniedError,
+        "`tidemark doctor --policy ROLE` prints what writer, restorer and collector need",
+    ),
+    ("", {NOT_FOUND}, BlobNotFoundError, ""),
 )
-_AGAIN: Final = frozenset({"ConditionalRequestConflict", "InternalError", "OperationAborted", "ServiceUnavailable"})
-_ELSEWHERE: Final = frozenset(
-    {"AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect", "TemporaryRedirect"}
-)
-_UNSUPPORTED: Final = frozenset({"MethodNotAllowed", "MissingContentLength", "NotImplemented", "UnsupportedArgument"})
-_UNSUPPORTED_STATUS: Final = frozenset({405, 411, 501})
-_FULL_STATUS: Final = 507
-_ELSEWHERE_STATUS: Final = frozenset({301, 302, 303, 307, 308})
-_DENIED_STATUS: Final = frozenset({UNAUTHORIZED, FORBIDDEN})
-_SKEWED: Final = "RequestTimeTooSkewed"
-_TOO_MANY_STATUS: Final = frozenset({429, 503})
+
 _HOST: Final = re.compile(r"[A-Za-z0-9.:_\[\]-]{1,260}")
 _MESSAGE_LENGTH_MAX: Final = 200
 _WORD_LENGTH_MAX: Final = 100
@@ -146,7 +144,7 @@ def read_refusal(response: Mapping[str, Any]) -> Refusal:
     return Refusal(
         status=status,
         code=code,
-        message="" if code in STALE_CREDENTIALS else showable(message),
+        message="" if STALE_CREDENTIALS.fullmatch(code) else showable(message),
         request_id=str(answer.get("RequestId") or headers.get("x-amz-request-id") or "")[:_WORD_LENGTH_MAX],
         retry_after_s=_retry_after_s(headers.get("retry-after"), date_ms),
         date_ms=date_ms,
@@ -200,53 +198,22 @@ class BrokenError(Exception):
 def classify(refusal: Refusal, *, operation: str, key: str) -> StoreError:
     """Return the error that a refusal is to the caller of an operation."""
     code, status = refusal.code, refusal.status
-    hint = ""
-    kind: type[StoreError] = InvalidRequestError
-    if _is_worth_repeating(refusal):
+    fits = (row[2:] for row in _MEANINGS if status in row[1] or (row[0] and re.fullmatch(row[0], code)))
+    kind, hint = next(fits, (InvalidRequestError, "the store does not understand the request"))
+    if kind is StoreUnavailableError:
         return StoreUnavailableError(
             str(refusal),
             operation=operation,
             key=key,
-            hint="set this machine's clock: it is too far from the store's" if code == _SKEWED else "",
+            hint=hint,
             retry_after_s=refusal.retry_after_s,
-            asks_for_less=code in _TOO_MANY or status in _TOO_MANY_STATUS,
+            asks_for_less=status in {429, SERVICE_UNAVAILABLE} or re.fullmatch(_TOO_MANY, code) is not None,
         )
-    if code in _FULL or status == _FULL_STATUS:
-        kind = StoreFullError
-    elif code in _UNSUPPORTED or status in _UNSUPPORTED_STATUS:
-        kind, hint = CapabilityMissingError, "run `tidemark doctor` to learn what this store can do"
-    elif code == "NoSuchBucket":
-        kind = StoreMissingError
-    elif code in _ELSEWHERE or status in _ELSEWHERE_STATUS:
-        # As for all that a wrong setting leads to: exit code 2.
-        operation = "connect"
-        hint = "the bucket is in another region or place: set region or endpoint_url"
+    if hint == _ELSEWHERE:
+        operation = "connect"  # as for all that a wrong setting leads to: exit code 2
         if refusal.location:
             hint = f"redirects are not followed: set endpoint_url to {refusal.location} if you trust it, or set region"
-    elif status in _DENIED_STATUS or code in STALE_CREDENTIALS or code.startswith("KMS"):
-        kind, hint = AccessDeniedError, _denied_hint(code)
-    elif status == NOT_FOUND:
-        kind = BlobNotFoundError
-    else:
-        hint = "the store does not understand the request"
     return kind(str(refusal), operation=operation, key=key, hint=hint)
-
-
-def _is_worth_repeating(refusal: Refusal) -> bool:
-    code, status = refusal.code, refusal.status
-    if code in _FULL or code in _UNSUPPORTED or status in {_FULL_STATUS, *_UNSUPPORTED_STATUS}:
-        return False
-    if code == _SKEWED or code in _TOO_MANY or code in _DAMAGED or code in _AGAIN:
-        return True
-    return status in _TOO_MANY_STATUS or status >= SERVER_ERRORS or status == CONFLICT
-
-
-def _denied_hint(code: str) -> str:
-    if code in STALE_CREDENTIALS:
-        return "the credentials that the standard chain gives on this machine are unknown here, wrong or expired"
-    if code.startswith("KMS"):
-        return "the credentials may not use the KMS key, or it is disabled"
-    return "`tidemark doctor --policy ROLE` prints what writer, restorer and collector need"
 
 
 def date_ms(answer: Answer) -> int | None:

@@ -1,12 +1,8 @@
-"""A bucket of an S3-compatible store, as design 0003 lays it out.
-
-After the store itself: how objects and unfinished uploads leave the bucket, in a batch or one by one.
-"""
+"""A bucket of an S3-compatible store, as design 0003 lays it out."""
 
 import asyncio
-import functools
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
@@ -24,9 +20,14 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     UnfinishedPut,
+    check_delete,
     check_key,
+    check_list,
+    check_not_within,
+    check_put,
+    check_read,
+    range_size_bytes,
 )
-from blobstore.checks import check_delete, check_list, check_not_within, check_put, check_read, range_size_bytes
 from blobstore.concurrency import map_bounded
 from blobstore.errors import (
     AccessDeniedError,
@@ -97,8 +98,7 @@ class S3Store(BlobStore):
             raise InvalidRequestError(
                 "is not the name of a bucket",
                 operation="open",
-                # Not repeated, nor is the prefix: either may hold a secret that was put there by mistake.
-                key="s3://",
+                key="s3://",  # no more, nor of a prefix: either may hold a secret that was put there by mistake
                 hint="3 to 63 of a-z, 0-9, `.` and `-`: s3://bucket/prefix",
             )
         self.bucket = bucket
@@ -107,9 +107,8 @@ class S3Store(BlobStore):
         self._root = f"{self.prefix}/" if prefix else ""
         self._bucket = S3Bucket(bucket, self.settings, bandwidth)
         self._writer = S3Writer(self._bucket, self.settings)
-        self._bound_by_profile = bound_by_profile
         self._profile: StoreProfile | None = None
-        self._is_ready = False
+        self._is_ready = not bound_by_profile
         self._readying = asyncio.Lock()
         self._hedge = None if hedge is None else Hedge(hedge)
 
@@ -141,10 +140,9 @@ class S3Store(BlobStore):
     async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         blob = await self._new_blob(key, body, "put_if_absent", ttl_ms)
         # What is not known counts as absent (P2); settings may say that it is there, a profile that it is not.
-        profile = None if self._profile is None else self._profile.conditional_multipart
-        is_set = self.settings.conditional_multipart
-        may_go_in_parts = (profile if is_set is None else is_set and profile is not False) or False
-        return await self._writer.create(blob, may_go_in_parts=may_go_in_parts)
+        profile, setting = self._profile, self.settings.conditional_multipart
+        is_known = bool(setting) if profile is None else profile.conditional_multipart and setting is not False
+        return await self._writer.create(blob, may_go_in_parts=is_known)
 
     async def _new_blob(self, key: str, body: Body, operation: str, ttl_ms: int | None) -> NewBlob:
         check_put(key, ttl_ms, operation)
@@ -180,41 +178,26 @@ class S3Store(BlobStore):
             return
         bucket = S3Bucket(self.bucket, self.settings) if fresh else self._bucket
         is_threaded = self.settings.threaded_reads and size_bytes is not None and size_bytes >= THREADED_FROM_BYTES
-        try:
-            asked = await self._ask(bucket, name, key, start, size_bytes, threaded=is_threaded)
-            if asked is not None:
-                answer, left = asked
-                if is_threaded:
-                    await threads.read_into(answer["Body"].raw_stream, sink, size_bytes=left)
-                else:
-                    await write_chunks(_checked_chunks(bucket.client.read(answer), left, key), sink)
-        except BrokenError as error:
-            raise store_error(error, "get", key) from None
-        finally:
-            if fresh:
-                await bucket.client.close()
-
-    async def _ask(
-        self, bucket: S3Bucket, name: str, key: str, start: int, size_bytes: int | None, *, threaded: bool
-    ) -> tuple[Answer, int] | None:
-        """Return an answer whose body is to be read, and the size of that; None for the empty rest of a blob."""
         is_whole = start == 0 and size_bytes is None
         last = "" if size_bytes is None else start + size_bytes - 1
         wanted = {"Key": name, "Range": None if is_whole else f"bytes={start}-{last}"}
         try:
-            answer = await (bucket.fetch(**wanted) if threaded else bucket.call("get_object", **wanted))
+            answer = await (bucket.fetch(**wanted) if is_threaded else bucket.call("get_object", **wanted))
+            left = _promised_bytes(answer, start, size_bytes, key)
+            if is_threaded:
+                await threads.read_into(answer["Body"].raw_stream, sink, size_bytes=left)
+            else:
+                await write_chunks(_checked_chunks(bucket.client.read(answer), left, key), sink)
         except RefusedError as error:
             if error.refusal.status != RANGE_NOT_SATISFIABLE:
                 raise store_error(error, "get", key) from None
             # Legal if it is the empty rest of the blob, which HTTP cannot say.
             range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes(key), key=key)
-            return None
-        try:
-            with answers("get", key):
-                return answer, read_promised_bytes(answer, start, size_bytes, key=key)
-        except BaseException:
-            abandon(answer)
-            raise
+        except BrokenError as error:
+            raise store_error(error, "get", key) from None
+        finally:
+            if fresh:
+                await bucket.client.close()
 
     async def _size_bytes(self, key: str) -> int:
         answer = await self._bucket.ask("head_object", "get", key, Key=self._object(key, "get"))
@@ -315,7 +298,26 @@ class S3Store(BlobStore):
         if not names:
             return ()
         await self._ready()
-        return await _delete_objects(self._bucket, names)
+        wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+        try:
+            answer = await self._bucket.ask("delete_objects", "delete", "", Delete=wanted)
+        except AccessDeniedError:
+            # Ceph judges a batch by the bucket, to which rights on a prefix do not reach. Where the first may not be
+            # deleted one by one either, that is the answer.
+            (first, key), *rest = names.items()
+            with suppress(BlobNotFoundError):
+                await self._bucket.ask("delete_object", "delete", key, Key=first)
+            return await self._remove_each("delete_object", "delete", [(key, {"Key": name}) for name, key in rest])
+        failures: list[DeleteFailure] = []
+        for error in answer.get("Errors", ()):
+            failed, code = names.get(str(error.get("Key", ""))), str(error.get("Code", ""))
+            if failed is None:
+                raise StoreUnavailableError(f"failed for a key that was not asked for: {code}", operation="delete")
+            if code != "NoSuchKey":
+                failures.append(
+                    DeleteFailure(key=failed, reason=f"{code}: {showable(error.get('Message'))}".rstrip(": "))
+                )
+        return tuple(failures)
 
     @override
     async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
@@ -349,7 +351,27 @@ class S3Store(BlobStore):
     @override
     async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
         await self._ready()
-        return await _abort_uploads(self._bucket, [(self._object(put.key, "abort_unfinished"), put) for put in puts])
+        uploads = [
+            (put.key, {"Key": self._object(put.key, "abort_unfinished"), "UploadId": put.upload_id}) for put in puts
+        ]
+        return await self._remove_each("abort_multipart_upload", "abort_unfinished", uploads)
+
+    async def _remove_each(
+        self, method: str, operation: str, wanted: Iterable[tuple[str, dict[str, str]]]
+    ) -> tuple[DeleteFailure, ...]:
+        """Remove things one by one, each with its key, and note what may not be removed."""
+
+        async def remove(keyed: tuple[str, dict[str, str]]) -> DeleteFailure | None:
+            key, arguments = keyed
+            try:
+                with suppress(BlobNotFoundError):
+                    await self._bucket.ask(method, operation, key, **arguments)
+            except AccessDeniedError as error:
+                return DeleteFailure(key=key, reason=str(error))
+            return None
+
+        failures = await map_bounded(remove, wanted, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
+        return tuple(failure for failure in failures if failure is not None)
 
     @override
     async def now_ms(self) -> int:
@@ -427,9 +449,8 @@ class S3Store(BlobStore):
             return
         async with self._readying:
             if not self._is_ready:
-                if self._bound_by_profile:
-                    read = self._read_profile
-                    self._profile = await (self._hedge.race("profile", read) if self._hedge else read())
+                read = self._read_profile
+                self._profile = await (self._hedge.race("profile", read) if self._hedge else read())
                 self._is_ready = True
 
     async def _read_profile(self) -> StoreProfile | None:
@@ -464,6 +485,15 @@ def _checked_prefix(prefix: str) -> str:
         ) from None
 
 
+def _promised_bytes(answer: Answer, start: int, size_bytes: int | None, key: str) -> int:
+    try:
+        with answers("get", key):
+            return read_promised_bytes(answer, start, size_bytes, key=key)
+    except BaseException:
+        abandon(answer)
+        raise
+
+
 async def _checked_chunks(stream: AsyncGenerator[bytes, None], left: int, key: str) -> AsyncGenerator[bytes, None]:
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
@@ -473,58 +503,3 @@ async def _checked_chunks(stream: AsyncGenerator[bytes, None], left: int, key: s
             yield chunk
     if left:
         raise StoreUnavailableError(f"the last {left} bytes did not come", operation="get", key=key)
-
-
-async def _delete_objects(bucket: S3Bucket, names: Mapping[str, str]) -> tuple[DeleteFailure, ...]:
-    """Delete objects, there or not, each with its key; raise `AccessDeniedError` where none may be deleted."""
-    wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
-    try:
-        answer = await bucket.ask("delete_objects", "delete", "", Delete=wanted)
-    except AccessDeniedError:
-        # Ceph judges a batch by the bucket, to which rights on a prefix do not reach.
-        return await _delete_singly(bucket, names)
-    failures: list[DeleteFailure] = []
-    for error in answer.get("Errors", ()):
-        key, code = names.get(str(error.get("Key", ""))), str(error.get("Code", ""))
-        if key is None:
-            raise StoreUnavailableError(f"failed for a key that was not asked for: {code}", operation="delete")
-        if code != "NoSuchKey":
-            failures.append(DeleteFailure(key=key, reason=f"{code}: {showable(error.get('Message'))}".rstrip(": ")))
-    return tuple(failures)
-
-
-async def _delete_singly(bucket: S3Bucket, names: Mapping[str, str]) -> tuple[DeleteFailure, ...]:
-    """Delete one by one; raise at once where the first may not be deleted."""
-
-    async def delete(name: str) -> None:
-        with suppress(BlobNotFoundError):
-            await bucket.ask("delete_object", "delete", names[name], Key=name)
-
-    first, *rest = names
-    await delete(first)
-    return await _each((names[name], functools.partial(delete, name)) for name in rest)
-
-
-async def _abort_uploads(bucket: S3Bucket, puts: Iterable[tuple[str, UnfinishedPut]]) -> tuple[DeleteFailure, ...]:
-    """Abort multipart uploads, each with the name of its object."""
-
-    async def abort(name: str, put: UnfinishedPut) -> None:
-        with suppress(BlobNotFoundError):
-            await bucket.ask("abort_multipart_upload", "abort_unfinished", put.key, Key=name, UploadId=put.upload_id)
-
-    return await _each((put.key, functools.partial(abort, name, put)) for name, put in puts)
-
-
-async def _each(removals: Iterable[tuple[str, Callable[[], Awaitable[None]]]]) -> tuple[DeleteFailure, ...]:
-    """Remove things one by one, each with its key, and note what may not be removed."""
-
-    async def remove(keyed: tuple[str, Callable[[], Awaitable[None]]]) -> DeleteFailure | None:
-        key, carry_out = keyed
-        try:
-            await carry_out()
-        except AccessDeniedError as error:
-            return DeleteFailure(key=key, reason=str(error))
-        return None
-
-    failures = await map_bounded(remove, removals, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
-    return tuple(failure for failure in failures if failure is not None)

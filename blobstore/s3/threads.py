@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
 from blobstore.s3.errors import BrokenError
-from blobstore.sink import HELD_S, SINK_BYTES, RevocableSink, Sink, SinkClosedError
+from blobstore.sink import HELD_S, SINK_BYTES, Sink
 
 T = TypeVar("T")
 
@@ -158,16 +158,30 @@ async def read_into(body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) 
         BrokenError: They did not come.
         Exception: What the sink raised.
     """
-    revocable, clock = RevocableSink(sink), asyncio.get_running_loop().time
+    clock, writing, is_given_up = asyncio.get_running_loop().time, threading.Lock(), False
+
+    def write(piece: bytes) -> bool:
+        with writing:
+            if not is_given_up:
+                sink.write(piece)
+            return not is_given_up
+
+    def wait_for_write() -> None:
+        with writing:
+            pass
+
     try:
-        await _in_thread(lambda: _read(body, revocable, size_bytes, clock))
+        await _in_thread(lambda: _read(body, write, size_bytes, clock))
     except asyncio.CancelledError:
-        revocable.refuse()
-        await run_blocking(revocable.close)
+        is_given_up = True
+        await run_blocking(wait_for_write)
         raise
 
 
-def _read(body: urllib3.HTTPResponse, sink: Sink, size_bytes: int, clock: Callable[[], float]) -> None:
+def _read(
+    body: urllib3.HTTPResponse, write: Callable[[bytes], bool], size_bytes: int, clock: Callable[[], float]
+) -> None:
+    """Read a body until `write` says that nobody waits for more."""
     left, at_once = size_bytes, _FIRST_BYTES
     try:
         while left:
@@ -184,9 +198,8 @@ def _read(body: urllib3.HTTPResponse, sink: Sink, size_bytes: int, clock: Callab
                 at_once = min(2 * at_once, SINK_BYTES)
             elif took_s > HELD_S:
                 at_once = max(at_once // 2, _FIRST_BYTES)
-            sink.write(piece)
-    except SinkClosedError:
-        pass  # nobody waits for them
+            if not write(piece):
+                return
     finally:
         if left:
             body.close()

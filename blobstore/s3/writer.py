@@ -5,16 +5,16 @@
 
 import asyncio
 import base64
+import functools
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
 import msgspec
 
-from blobstore.base import Body, Created, CreateOutcome, Lost, UnfinishedPut, Unknown
-from blobstore.checks import checked_chunks
+from blobstore.base import Body, Created, CreateOutcome, Lost, UnfinishedPut, Unknown, checked_chunks
 from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import (
     AccessDeniedError,
@@ -24,7 +24,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.s3.bucket_rules import EXPIRING, TTL_TAG
-from blobstore.s3.client import ReadBody, S3Bucket, S3Client, SentBody
+from blobstore.s3.client import S3Bucket, S3Client, SentBody
 from blobstore.s3.errors import (
     CONFLICT,
     FORBIDDEN,
@@ -50,8 +50,6 @@ from blobstore.sink import Buffer
 SLOW_PUT_S: Final = 5.0
 # Creates without an answer of which the write id is remembered, so that sending them again is not taken for another's.
 _UNSETTLED_MAX: Final = 1024
-_NO_UPLOAD: Final = "NoSuchUpload"
-
 # A body up to this size stays in memory between being hashed and being sent.
 _HELD_BYTES_MAX: Final = 1024 * 1024
 # Chunks above this are hashed in a thread.
@@ -89,16 +87,13 @@ async def _hash(client: S3Client, blob: NewBlob) -> SentBody:
                 sha256.update(chunk)
             if is_small:
                 held.append(chunk)
-    read = _reader(held) if is_small else blob.chunks
+    read = functools.partial(_read_held, held) if is_small else blob.chunks
     return client.send(read, size_bytes=blob.body.size_bytes, sha256=sha256.hexdigest())
 
 
-def _reader(chunks: Sequence[Buffer]) -> ReadBody:
-    async def read() -> AsyncGenerator[Buffer, None]:
-        for chunk in chunks:
-            yield chunk
-
-    return read
+async def _read_held(chunks: Iterable[Buffer]) -> AsyncGenerator[Buffer, None]:
+    for chunk in chunks:
+        yield chunk
 
 
 class _MultipartUpload:
@@ -137,12 +132,8 @@ class _MultipartUpload:
         async def give_up() -> None:
             await _abort(self._bucket, name(await begun))
 
-        try:
-            return name(await asyncio.shield(begun))
-        except asyncio.CancelledError:
-            # Its id comes with the answer, and without that nobody could abort it.
-            await _tidy_up(give_up)
-            raise
+        # Its id comes with the answer, and without that nobody could abort it.
+        return name(await _see_to_end(begun, give_up))
 
     async def _complete(self, upload: dict[str, Any], parts: list[dict[str, Any]]) -> Answer:
         self.is_completing = True
@@ -159,12 +150,8 @@ class _MultipartUpload:
                 if _is_refused(error):
                     await _abort(self._bucket, upload)
 
-        try:
-            return await asyncio.shield(completing)
-        except asyncio.CancelledError:
-            # Cut off here, nobody would know whether its parts are an object or lie about.
-            await _tidy_up(see)
-            raise
+        # Cut off here, nobody would know whether its parts are an object or lie about.
+        return await _see_to_end(completing, see)
 
     async def _send(self, upload: dict[str, Any]) -> list[dict[str, Any]]:
         sending: list[asyncio.Task[dict[str, Any]]] = []
@@ -208,7 +195,8 @@ class _MultipartUpload:
 
     async def _send_part(self, upload: dict[str, Any], number: int, part: bytearray) -> dict[str, Any]:
         sha256 = await run_blocking(lambda: hashlib.sha256(part).hexdigest())
-        sent = self._bucket.client.send(_reader([part]), size_bytes=len(part), sha256=sha256)
+        read = functools.partial(_read_held, [part])
+        sent = self._bucket.client.send(read, size_bytes=len(part), sha256=sha256)
         answer = await self._bucket.call("upload_part", **upload, PartNumber=number, Body=sent, ContentLength=len(part))
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
@@ -220,6 +208,15 @@ def _is_refused(error: BaseException) -> bool:
 
 async def _abort(bucket: S3Bucket, upload: dict[str, Any]) -> None:
     await _tidy_up(lambda: bucket.call("abort_multipart_upload", **upload))
+
+
+async def _see_to_end(request: asyncio.Future[Answer], tidy: Callable[[], Awaitable[object]]) -> Answer:
+    """Await a request that goes on where this call is cancelled: then tidy up after it."""
+    try:
+        return await asyncio.shield(request)
+    except asyncio.CancelledError:
+        await _tidy_up(tidy)
+        raise
 
 
 async def _tidy_up(tidy: Callable[[], Awaitable[object]]) -> None:
@@ -274,20 +271,20 @@ class S3Writer:
         # A create that is sent again after an unknown outcome says the same as before, so that it knows itself.
         known_id = self._unsettled.pop(create, "")
         write_id = known_id or _new_write_id()
+        outcome: CreateOutcome | None = None
         try:
-            if is_multipart:
-                own = await self._find_own(blob, write_id) if known_id else None
-                if own is not None:
-                    return own
-                outcome = await self.create_in_parts(blob, write_id=write_id)
-            else:
+            if not is_multipart:
                 outcome = await self._create(blob, sent, write_id)
-        except BaseException:
-            self._remember(create, write_id)
-            raise
-        if isinstance(outcome, Unknown):
-            self._remember(create, write_id)
-        return outcome
+                return outcome
+            if known_id:
+                with suppress(BlobNotFoundError):
+                    outcome = _own(await self._look(blob), blob.key, write_id)
+            if outcome is None:
+                outcome = await self.create_in_parts(blob, write_id=write_id)
+            return outcome
+        finally:
+            if outcome is None or isinstance(outcome, Unknown):
+                self._remember(create, write_id)
 
     async def create_in_parts(
         self, blob: NewBlob, *, write_id: str = "", part_bytes: int | None = None
@@ -330,18 +327,14 @@ class S3Writer:
         Unknown if it is gone, because the caller was away for longer than its TTL: it is to be sent again.
         """
         try:
-            answer = await self._bucket.ask("head_object", blob.operation, blob.key, Key=blob.name)
+            answer = await self._look(blob)
         except BlobNotFoundError:
             return Unknown(reason="it was created, and was deleted before its time could be asked for")
         with answers(blob.operation, blob.key):
             return Created(created_at_ms=whole_seconds_ms(answer["LastModified"]))
 
-    async def _find_own(self, blob: NewBlob, write_id: str) -> Created | None:
-        try:
-            answer = await self._bucket.ask("head_object", blob.operation, blob.key, Key=blob.name)
-        except BlobNotFoundError:
-            return None
-        return _own(answer, blob.key, write_id)
+    async def _look(self, blob: NewBlob) -> Answer:
+        return await self._bucket.ask("head_object", blob.operation, blob.key, Key=blob.name)
 
     async def _settle(self, error: RefusedError | BrokenError, blob: NewBlob, write_id: str) -> CreateOutcome:
         """Find out what became of a create that was not plainly answered (design 0003, W1 and W2)."""
@@ -421,9 +414,5 @@ def _needs_a_look(error: RefusedError | BrokenError) -> bool:
     if isinstance(error, BrokenError):
         return error.sent
     status = error.refusal.status
-    is_overload = status == SERVICE_UNAVAILABLE
-    return (
-        status in {PRECONDITION_FAILED, CONFLICT}
-        or (status >= SERVER_ERRORS and not is_overload)
-        or error.refusal.code == _NO_UPLOAD
-    )
+    is_lost = status >= SERVER_ERRORS and status != SERVICE_UNAVAILABLE
+    return is_lost or status in {PRECONDITION_FAILED, CONFLICT} or error.refusal.code == "NoSuchUpload"

@@ -3,13 +3,13 @@
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import LIST_PAGE_MAX, BlobInfo, BlobStore, Body, Created, ListPage
+from blobstore.base import BlobStore, Body, Created
 from blobstore.concurrency import give_up, shielded
 from blobstore.errors import StoreUnavailableError
 from blobstore.sink import Buffer, Sink
@@ -18,6 +18,7 @@ from blobstore.wrappers.retry import RetryBudget
 
 T = TypeVar("T")
 
+_SMALL_READS: Final = frozenset({"stat", "list_page"})
 # Answers of which the times are kept, and how many make a habit.
 _KEPT_MAX: Final = 100
 _KNOWN_MIN: Final = 10
@@ -62,15 +63,13 @@ class Hedge:
     async def race(
         self,
         operation: str,
-        ask: Callable[[], Coroutine[Any, Any, T]],
+        ask: Callable[[], Awaitable[T]],
         discard: Callable[[T], Awaitable[None]] | None = None,
     ) -> T:
-        """Return the first answer to one request or a few.
+        """Return the first answer to one request or a few; how long to wait, the times of former answers decide.
 
-        On an error and on a cancellation, no request is under way and no answer is left open.
-
-        How long to wait, the times of former answers to the same operation decide. `discard` is what is done with an
-        answer that came too late.
+        On an error and on a cancellation, no request is under way and no answer is left open. `discard` is what is
+        done with an answer that came too late.
         """
         clock = asyncio.get_running_loop().time
         answers_s, began_s = self._answers_s[operation], clock()
@@ -114,18 +113,18 @@ class HedgedStore(ForwardingStore):
 
     @override
     async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
-        def ask() -> Coroutine[Any, Any, Created]:
+        def ask() -> Awaitable[Created]:
             return self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable)
 
         return await (self._hedge.race("put", ask) if repeatable else ask())
 
     @override
     async def _read(self, read: Read, sink: Sink) -> None:
-        shared = _SharedSink(sink)
+        claim = threading.Lock()
 
         async def ask() -> asyncio.Future[None]:
             """Return a read once it has brought bytes or is at its end."""
-            lane = _Lane(shared)
+            lane = _Lane(sink, claim)
             reading = asyncio.ensure_future(read(lane))
             try:
                 await asyncio.wait({reading, lane.is_taken}, return_when=asyncio.FIRST_COMPLETED)
@@ -137,23 +136,16 @@ class HedgedStore(ForwardingStore):
             return reading
 
         reading = await self._hedge.race("get", ask, give_up)
-        if not reading.done():
-            try:
+        try:
+            if not reading.done():
                 await asyncio.wait({reading})
-            except asyncio.CancelledError:
-                await give_up(reading)
-                raise
+        finally:
+            await give_up(reading)
         reading.result()
 
     @override
-    async def stat(self, key: str) -> BlobInfo | None:
-        return await self._hedge.race("stat", lambda: self._inner.stat(key))
-
-    @override
-    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
-        return await self._hedge.race(
-            "list_page", lambda: self._inner.list_page(prefix, start_after=start_after, limit=limit)
-        )
+    async def _send(self, operation: str, keys: Sequence[str], request: Callable[[], Awaitable[T]]) -> T:
+        return await (self._hedge.race(operation, request) if operation in _SMALL_READS else request())
 
 
 async def _first_answer(asked: Sequence[asyncio.Future[T]]) -> asyncio.Future[T]:
@@ -179,44 +171,41 @@ class _LateError(Exception):
     """Another read has the sink."""
 
 
-class _SharedSink:
-    """The sink of several reads of the same range: the first that brings bytes has it (design 0008, H4)."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-        self._lock = threading.Lock()
-        self._owner: _Lane | None = None
-
-    def claim(self, lane: "_Lane") -> bool:
-        """Claim the sink for a lane, unless another has it; return whether it is new to it."""
-        with self._lock:
-            is_new = self._owner is None
-            self._owner = self._owner or lane
-        if self._owner is not lane:
-            raise _LateError
-        return is_new
-
-
 class _Lane(Sink):
-    def __init__(self, shared: _SharedSink) -> None:
-        self._shared = shared
-        self.blocks = shared.sink.blocks
+    """One of several reads of the same range into one sink: the first that brings bytes has it (design 0008, H4).
+
+    `claim` is held by the lane that has the sink, and is never given back.
+    """
+
+    def __init__(self, sink: Sink, claim: threading.Lock) -> None:
+        self._sink = sink
+        self._claim = claim
+        self._has_sink = False
+        self.blocks = sink.blocks
         self._loop = asyncio.get_running_loop()
         # Set once this one has the sink.
         self.is_taken: asyncio.Future[None] = self._loop.create_future()
 
+    def _is_first_write(self) -> bool:
+        if self._has_sink:
+            return False
+        self._has_sink = self._claim.acquire(blocking=False)
+        if not self._has_sink:
+            raise _LateError
+        return True
+
     @override
     def write(self, data: Buffer) -> None:
-        if self._shared.claim(self):
+        if self._is_first_write():
             # Before the write: the time that the sink takes is not the store's.
             self._loop.call_soon_threadsafe(self._set_taken)
-        self._shared.sink.write(data)
+        self._sink.write(data)
 
     @override
     async def write_here(self, chunks: Sequence[Buffer]) -> None:
-        if self._shared.claim(self):
+        if self._is_first_write():
             self._set_taken()
-        await self._shared.sink.write_here(chunks)
+        await self._sink.write_here(chunks)
 
     def _set_taken(self) -> None:
         if not self.is_taken.done():

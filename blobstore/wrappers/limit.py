@@ -25,28 +25,19 @@ GRAIN_S: Final = 0.01
 
 
 class InFlightLimit(AbstractAsyncContextManager[None]):
-    """Lets requests wait for a slot, and hold it for their block.
+    """Lets requests wait for a slot, in the order in which they came, and hold it for their block.
 
-    Halves when the store asks for less, and grows by one after every `in_flight_max` successes, up to that.
-
-    So slow a growth keeps the refusals that each step too far costs to a few in a hundred, however little a store can
-    take, which the budget of retries can bear.
+    Halves when the store asks for less, and grows by one after every `in_flight_max` successes, up to that, as TCP does
+    (RFC 5681; design 0003, E2). So slow a growth keeps the refusals that each step too far costs to a few in a hundred,
+    however little a store can take, which the budget of retries can bear.
 
     One object is given to the store that keeps the limit and to the one that hears the answers. Sixteen requests that
     are refused together are one piece of news, not sixteen: as long as more are under way than are allowed, the last
     halving has not come into force, and no answer shows whether it was right.
 
-    Requests get their slot in the order in which they came. None that is under way is ever taken back.
-
-    Args:
-        in_flight_max: How many at most, and at first; at least 1.
-
     Attributes:
-        allowed: How many at present, from 1 to the most.
-        under_way: How many there are.
-
-    Source:
-        Additive increase, multiplicative decrease, as TCP does (RFC 5681); design 0003, E2.
+        allowed: How many at present, from 1 to `in_flight_max`.
+        under_way: How many there are; none of them is ever taken back.
     """
 
     def __init__(self, in_flight_max: int) -> None:
@@ -129,10 +120,7 @@ class LimitedStore(ForwardingStore):
 
 
 class Bandwidth:
-    """A number of bytes per second, shared by all callers in the order in which they ask.
-
-    A bucket of tokens, kept as the moment up to which the line is taken. Event loops and threads may ask at once.
-    """
+    """A bucket of tokens, kept as the moment up to which the line is taken; event loops and threads may ask at once."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
@@ -196,11 +184,10 @@ class PacedStore(ForwardingStore):
         reading = asyncio.ensure_future(read(paced))
         try:
             await asyncio.wait({reading})
-        except asyncio.CancelledError:
+        finally:
             # First: giving up a read waits for the write that is under way, which need not wait any more.
-            paced.let_go()
+            paced.is_let_go.set()
             await give_up(reading)
-            raise
         reading.result()
 
 
@@ -212,16 +199,13 @@ class _PacedSink(Sink):
         self.blocks = sink.blocks
         self._bandwidth = bandwidth
         self._clock = clock
-        self._is_let_go = threading.Event()
-
-    def let_go(self) -> None:
-        self._is_let_go.set()
+        self.is_let_go = threading.Event()
 
     @override
     def write(self, data: Buffer) -> None:
         for piece_bytes in pieces(len(data)):
             wait_s = self._bandwidth.reserve(piece_bytes, self._clock())
-            if wait_s > GRAIN_S and self._is_let_go.wait(wait_s):
+            if wait_s > GRAIN_S and self.is_let_go.wait(wait_s):
                 break
         self._sink.write(data)
 

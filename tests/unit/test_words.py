@@ -52,7 +52,7 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
         "taken_up": "a key of stored audit records",
         "rehearsals.jsonl": "the name of a history by earlier releases",
     },
-    "blobstore/local/times.py": {".born-": "a part of stored names"},
+    "blobstore/local/dirs.py": {".born-": "a part of stored names"},
 }
 
 _WORD: Final = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)

@@ -11,7 +11,6 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.local import dirs as local_dirs
-from blobstore.local import times as local_times
 from engine.local import scan
 from engine.local.cache import DigestCache
 from engine.local.identify import FactReader
@@ -194,5 +193,5 @@ class _FollowingOs:
     shows="or a file goes",
 )
 def every_name_is_ours() -> Iterator[None]:
-    with everywhere(local_times.is_temp_name, lambda _: True):
+    with everywhere(local_dirs.is_temp_name, lambda _: True):
         yield

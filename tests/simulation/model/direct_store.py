@@ -19,8 +19,9 @@ from blobstore.base import (
     Lost,
     UnfinishedPut,
     Unknown,
+    checked_chunks,
+    range_size_bytes,
 )
-from blobstore.checks import checked_chunks, range_size_bytes
 from blobstore.errors import BlobNotFoundError
 from blobstore.s3.bucket_rules import EXPIRING, KEPT
 from blobstore.s3.errors import PRECONDITION_FAILED, TTL_MS, BrokenError, RefusedError, store_error

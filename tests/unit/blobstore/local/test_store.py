@@ -21,8 +21,8 @@ from blobstore.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from blobstore.local.dirs import TempFiles
 from blobstore.local.store import LocalStore
-from blobstore.local.times import TempFiles
 from blobstore.sink import Buffer, MemorySink
 from tests.contract.bodies import ChunkedBody, WaitingBody
 
