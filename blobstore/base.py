@@ -147,6 +147,7 @@ class BytesBody(Body):
     @property
     @override
     def size_bytes(self) -> int:
+        """Return the length of the data."""
         return len(self._data)
 
     @override

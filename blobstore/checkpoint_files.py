@@ -208,12 +208,8 @@ class CheckpointFiles:
                     yield self._file(blob)
 
     def _file(self, blob: BlobInfo) -> FileStatus:
-        return FileStatus(
-            path=blob.key[len(self._root) :],
-            is_directory=False,
-            size_bytes=blob.size_bytes,
-            modified_at_ms=blob.created_at_ms,
-        )
+        path, modified_at_ms = blob.key[len(self._root) :], blob.created_at_ms
+        return FileStatus(path=path, is_directory=False, size_bytes=blob.size_bytes, modified_at_ms=modified_at_ms)
 
     async def exists(self, path: str) -> bool:
         if path and await self._store.stat(self._key(path, "exists")) is not None:

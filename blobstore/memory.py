@@ -166,9 +166,8 @@ class MemoryStore(BlobStore):
 
     def _info(self, key: str) -> BlobInfo:
         blob = self._blobs[key]
-        return BlobInfo(
-            key=key, size_bytes=len(blob.data), created_at_ms=blob.created_at_ms, expires_at_ms=blob.expires_at_ms
-        )
+        created_at_ms, expires_at_ms = blob.created_at_ms, blob.expires_at_ms
+        return BlobInfo(key=key, size_bytes=len(blob.data), created_at_ms=created_at_ms, expires_at_ms=expires_at_ms)
 
     def _missing(self, key: str, operation: str) -> BlobNotFoundError:
         if key in self._deleted:

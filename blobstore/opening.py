@@ -25,9 +25,8 @@ from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.forwarding import Meter, MeteredStore
-from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
 from blobstore.wrappers.limit import InFlightLimit, LimitedStore, PacedStore, shared_bandwidth
-from blobstore.wrappers.retry import RetryingStore, RetrySettings
+from blobstore.wrappers.retry import HedgedStore, HedgeSettings, RetryingStore, RetrySettings
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store
@@ -84,12 +83,7 @@ def open_store(
     which passes what the store asks for to the limit; for a server, `HedgedStore`, so that both of two requests are one
     attempt; `MeteredStore`, which so counts every request; the store.
 
-    Args:
-        url: See the grammar above.
-        settings: Without them, the defaults.
-        meter: Where requests are counted, for a caller that wants to look.
-        rng: As for `RetryingStore`.
-        on_silence: As for `RetryingStore`.
+    `rng` and `on_silence` are those of `RetryingStore`.
 
     Raises:
         InvalidRequestError: The URL does not follow the grammar or holds credentials.
@@ -107,11 +101,9 @@ def open_store(
     limit = InFlightLimit(in_flight_max)
     if is_server and not retry.answers_within_s:
         retry = msgspec.structs.replace(retry, answers_within_s=_SERVER_ANSWERS_WITHIN_S)
-    retrying = RetryingStore(store, retry, limit=limit, rng=rng, on_retry=meter.count_retry, on_silence=on_silence)
-    limited = LimitedStore(retrying, limit)
-    if not rate:
-        return limited
-    return PacedStore(limited, shared_bandwidth(rate), paces_bodies=not is_server)
+    store = RetryingStore(store, retry, limit=limit, rng=rng, on_retry=meter.count_retry, on_silence=on_silence)
+    store = LimitedStore(store, limit)
+    return PacedStore(store, shared_bandwidth(rate), paces_bodies=not is_server) if rate else store
 
 
 def slowed(settings: StoreSettings) -> tuple[int, RetrySettings]:
@@ -128,8 +120,7 @@ def slowed(settings: StoreSettings) -> tuple[int, RetrySettings]:
 
 def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile: bool = True) -> "S3Store":
     """Open an S3 store without any wrapper, to see what it does by itself; errors as `open_store`."""
-    scheme = _SCHEME.match(url)
-    parts = _split(url, scheme[1].lower() if scheme else "")
+    parts = _split(url)
     if parts.scheme != "s3":
         raise _refused(parts.scheme, "is not an S3 store")
     try:
@@ -149,21 +140,13 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
 
 
 def check_url(url: str) -> None:
-    """Refuse a URL that `open_store` would refuse, as far as its text shows; the name of a bucket is for S3 to check.
-
-    Raises:
-        InvalidRequestError: The URL does not follow the grammar or holds credentials.
-    """
+    """Refuse a URL that `open_store` would refuse, as far as its text shows; a bucket's name is for S3 to check."""
     if local_path_of(url) is None:
         _split_remote(url)
 
 
 def local_path_of(location: str | Path) -> Path | None:
-    """Return the directory of this machine that a path or a `file:` URL names; None for a URL of another scheme.
-
-    Raises:
-        InvalidRequestError: It does not follow the grammar.
-    """
+    """Return the directory of this machine that a path or a `file:` URL names; None for a URL of another scheme."""
     if isinstance(location, Path):
         return location
     scheme = _SCHEME.match(location)
@@ -173,7 +156,7 @@ def local_path_of(location: str | Path) -> Path | None:
         return Path(location)
     if scheme[1].lower() != "file":
         return None
-    parts = _split(location, "file")
+    parts = _split(location)
     path = unquote(parts.path)
     if parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
         raise _refused("file", "the URL does not name an absolute path of this machine")
@@ -191,8 +174,7 @@ def _open_bare(url: str, settings: StoreSettings) -> BlobStore:
 
 
 def _split_remote(url: str) -> SplitResult:
-    """Split a URL of a bucket or of a store in memory."""
-    parts = _split(url, url.partition(":")[0].lower())
+    parts = _split(url)
     if parts.scheme not in {"memory", "s3"}:
         raise _refused(parts.scheme, "there is no store of this scheme")
     if parts.scheme == "memory" and (parts.path or not _MEMORY_NAME.fullmatch(parts.netloc)):
@@ -200,7 +182,9 @@ def _split_remote(url: str) -> SplitResult:
     return parts
 
 
-def _split(url: str, scheme: str) -> SplitResult:
+def _split(url: str) -> SplitResult:
+    found = _SCHEME.match(url)
+    scheme = found[1].lower() if found else ""
     if not url[len(scheme) :].startswith("://"):
         raise _refused(scheme, "the scheme is not followed by `://`")
     try:

@@ -92,14 +92,9 @@ class StoreDirs:
 
     @contextmanager
     def opened(self, directory: str, *, make: bool = False) -> Iterator[int]:
-        """Open a directory, by its path below the root, for the block.
+        """Open a directory, by its path below the root, for the block; `OSError` with ELOOP for a link on the way.
 
         With `make` it and its parents are made unless they are there, and their names made durable.
-
-        Raises:
-            FileNotFoundError: It is not there.
-            NotADirectoryError: A component is a file.
-            OSError: With ELOOP where a component is a symbolic link.
         """
         descriptor = self._open(directory, make=make)
         try:
@@ -182,9 +177,9 @@ class ReadDirs:
     def find(self, key: str) -> tuple[int, os.stat_result] | None:
         """Return the open directory of a key and what `lstat` says of its file; None if it has no regular file."""
         directory, name = split_key(key)
-        opened = self.enter(directory)
-        found = None if opened is None else read_regular(name, opened)
-        return None if opened is None or found is None else (opened, found)
+        if (opened := self.enter(directory)) is None or (found := read_regular(name, opened)) is None:
+            return None
+        return opened, found
 
 
 def _open_below(above: int, name: str) -> int:
@@ -204,11 +199,10 @@ def split_key(key: str) -> tuple[str, str]:
 
 def read_regular(name: str, directory: int) -> os.stat_result | None:
     """Return what `lstat` says of a regular file; None if there is none of this name."""
-    try:
+    with suppress(FileNotFoundError):
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    return found if stat.S_ISREG(found.st_mode) else None
+        return found if stat.S_ISREG(found.st_mode) else None
+    return None
 
 
 def walk_keys(dirs: ReadDirs, prefix: str, start_after: str, *, links: bool = False) -> Iterator[str]:
@@ -314,14 +308,11 @@ class TempFiles:
                     found = os.stat(name, dir_fd=temps, follow_symlinks=False)
                     # A link is a TTL on its way to its name.
                     if stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
+                        # The bytes of a file with a second name are a blob's.
+                        size_bytes = found.st_size if found.st_nlink == 1 else 0
+                        begun_at_ms, key = _modified_at_ms(found), f"{TEMP}/{name}"
                         left.append(
-                            UnfinishedPut(
-                                key=f"{TEMP}/{name}",
-                                upload_id=name,
-                                begun_at_ms=_modified_at_ms(found),
-                                # The bytes of a file with a second name are a blob's.
-                                size_bytes=found.st_size if found.st_nlink == 1 else 0,
-                            )
+                            UnfinishedPut(key=key, upload_id=name, begun_at_ms=begun_at_ms, size_bytes=size_bytes)
                         )
         return left
 
@@ -388,7 +379,7 @@ class TtlLinks:
             sync_dir(links)
 
     def set(self, key: str, ttl_ms: int) -> None:
-        """Make the link that a blob is to have which is about to be replaced."""
+        """Make the link of a blob that is about to be replaced."""
         directory, name = split_key(f"{TTL}/{key}")
         with self._dirs.opened(directory, make=True) as links:
             self._replace(name, links, f"ttl:{ttl_ms}ms")

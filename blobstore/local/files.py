@@ -51,10 +51,7 @@ Directory = int | AbstractContextManager[int] | None
 
 
 class LocalFile:
-    """An open regular file, read and written at positions; several tasks may do so at once.
-
-    Made by `open_to_read` and `create_to_write`.
-    """
+    """An open regular file, read and written at positions; several tasks may do so at once."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -69,14 +66,12 @@ class LocalFile:
 
         A file that ends sooner yields less: the caller knows what it expects.
         """
-        at, left = start, size_bytes
-        while left is None or left > 0:
-            wanted = chunk_bytes if left is None else min(chunk_bytes, left)
-            chunk = await run_blocking(os.pread, self.descriptor, wanted, at)
+        at, end = start, sys.maxsize if size_bytes is None else start + size_bytes
+        while at < end:
+            chunk = await run_blocking(os.pread, self.descriptor, min(chunk_bytes, end - at), at)
             if not chunk:
                 return
             at += len(chunk)
-            left = None if left is None else left - len(chunk)
             yield chunk
 
     async def write_at(self, offset: int, data: bytes) -> None:
@@ -84,25 +79,14 @@ class LocalFile:
 
 
 def open_to_read(path: Path | str, *, dir_fd: Directory = None) -> AbstractAsyncContextManager[LocalFile]:
-    """Open a regular file; its path is relative to `dir_fd` if that is given.
-
-    Raises:
-        IsADirectoryError: It is a directory.
-        OSError: With ELOOP for a symbolic link, EINVAL for anything else that is not a regular file.
-    """
+    """Open a regular file, of a path relative to `dir_fd`; ELOOP for a link, EISDIR or EINVAL for anything else."""
     return _opened(path, "rb", os.O_NONBLOCK, dir_fd)
 
 
 def create_to_write(
     path: Path | str, *, dir_fd: Directory = None, mode: int = 0o666
 ) -> AbstractAsyncContextManager[LocalFile]:
-    """Make a new file, closed at the end; the name stays and is the caller's to remove.
-
-    Its permissions are `mode`, less those of the umask.
-
-    Raises:
-        FileExistsError: Something of this name is there.
-    """
+    """Make a new file, closed at the end, of permissions `mode` less the umask; its name is the caller's to remove."""
     return _opened(path, "xb", 0, dir_fd, mode)
 
 
@@ -124,15 +108,7 @@ async def read_chunks(
 
 
 class FileSink(Sink):
-    """Writes bytes to an open file, from its start.
-
-    Args:
-        descriptor: Of the file.
-        size_bytes_max: Size that the file must not exceed; None for no limit.
-
-    Attributes:
-        size_bytes: Bytes written.
-    """
+    """Writes bytes to an open file, from its start, up to a size that it must not exceed."""
 
     def __init__(self, descriptor: int, size_bytes_max: int | None = None) -> None:
         self._descriptor = descriptor
@@ -148,7 +124,7 @@ class FileSink(Sink):
 
 
 def sync_dir(directory: Path | int) -> None:
-    """Make the names in a directory durable. Blocks: for functions that already run in a thread."""
+    """Make the names in a directory durable. Blocks."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY) if isinstance(directory, Path) else directory
     try:
         flush(descriptor)
@@ -161,7 +137,7 @@ def sync_dir(directory: Path | int) -> None:
 
 
 def flush(descriptor: int) -> None:
-    """Make what was written durable. Blocks: for functions that already run in a thread."""
+    """Make what was written durable. Blocks."""
     if sys.platform == "darwin":
         # There, fsync leaves the bytes in the cache of the drive; and what knows no better way has only fsync.
         with suppress(OSError):

@@ -13,11 +13,10 @@ rename(2). Below the root no link is followed, and nothing is removed but what h
 (design 0002, S2). Files and directories are their owner's alone, unless the root is shared (`StoreDirs.shared_mode`).
 The file system has to know hard links and distinguish upper from lower case.
 
-After the store itself: what it does with deleted blobs, which directory it refuses to begin in, and which file systems
-it takes for consistent.
 """
 
 import errno
+import itertools
 import os
 import re
 import stat
@@ -92,11 +91,8 @@ class LocalStore(BlobStore):
     """Blobs as the files of a directory, for any number of processes and, over a network mount, machines.
 
     Args:
-        root: Made by the first write if it is not there.
+        root: Made by the first write if it is not there; refused if it is something else than a directory.
         deleted_retention_ms: How long deleted blobs can still be read; 0 for not at all.
-
-    Raises:
-        InvalidRequestError: The root is something else than a directory.
     """
 
     def __init__(self, root: Path, *, deleted_retention_ms: int = 0) -> None:
@@ -226,12 +222,8 @@ class LocalStore(BlobStore):
         opened, found = there
         ttl_ms = self._ttl.read_ms(key, dirs[1])
         created_at_ms = self._temp_files.read_creation_ms(split_key(key)[1], opened, found)
-        return BlobInfo(
-            key=key,
-            size_bytes=found.st_size,
-            created_at_ms=created_at_ms,
-            expires_at_ms=None if ttl_ms is None else created_at_ms + ttl_ms,
-        )
+        expires_at_ms = None if ttl_ms is None else created_at_ms + ttl_ms
+        return BlobInfo(key=key, size_bytes=found.st_size, created_at_ms=created_at_ms, expires_at_ms=expires_at_ms)
 
     def _missing(self, key: str, operation: str) -> BlobNotFoundError:
         if self._deleted.is_kept(key):
@@ -239,16 +231,11 @@ class LocalStore(BlobStore):
         return BlobNotFoundError("there is no such file", operation=operation, key=key)
 
     def _list(self, prefix: str, start_after: str, limit: int) -> ListPage:
-        blobs: list[BlobInfo] = []
         with ReadDirs(self._dirs) as directories, ReadDirs(self._dirs) as ttls:
-            for key in walk_keys(directories, prefix, start_after):
-                info = self._info(key, (directories, ttls))
-                if info is None:
-                    continue  # deleted since the directory was read
-                if len(blobs) == limit:
-                    return ListPage(blobs=tuple(blobs), truncated=True)
-                blobs.append(info)
-        return ListPage(blobs=tuple(blobs), truncated=False)
+            infos = (self._info(key, (directories, ttls)) for key in walk_keys(directories, prefix, start_after))
+            # None: deleted since the directory was read.
+            blobs = tuple(itertools.islice((info for info in infos if info is not None), limit + 1))
+        return ListPage(blobs=blobs[:limit], truncated=len(blobs) > limit)
 
     def _lost(self, key: str) -> Lost | None:
         with ReadDirs(self._dirs) as dirs:
@@ -432,10 +419,8 @@ class DeletedBlobs:
         self._next_purge_ms = 0
 
     def is_kept(self, key: str) -> bool:
-        if self._retention_ms == 0:
-            return False
         with ReadDirs(self._dirs) as dirs:
-            return dirs.find(f"{DELETED}/{key}") is not None
+            return self._retention_ms > 0 and dirs.find(f"{DELETED}/{key}") is not None
 
     def delete(self, key: str, directory: int) -> None:
         """Take a blob away from its open directory: to where it is kept, or for good."""
@@ -455,7 +440,7 @@ class DeletedBlobs:
 
         The time of deletion is the change time of the inode, which the rename has set.
         """
-        if self._retention_ms == 0 or now_ms < self._next_purge_ms:
+        if now_ms < self._next_purge_ms:
             return
         self._next_purge_ms = now_ms + self._retention_ms // _PURGES_PER_RETENTION
         with self._dirs.opened(DELETED) as top:
@@ -468,9 +453,8 @@ class DeletedBlobs:
                             os.unlink(name, dir_fd=directory)
 
 
-# What `doctor` writes below.
-_DOCTOR: Final = "doctor"
-_DOCTORS: Final = re.compile(rf"{_DOCTOR}(/[0-9a-f]{{20}}(/.+)?)?")
+# What `doctor` writes.
+_DOCTORS: Final = re.compile(r"doctor(/[0-9a-f]{20}(/.+)?)?")
 # What mkfs(8) makes at the top of a file system.
 _LOST_AND_FOUND: Final = "lost+found"
 
@@ -497,10 +481,10 @@ def check_unused(dirs: StoreDirs, operation: str) -> None:
 def _is_left(path: str, *, is_dir: bool) -> bool:
     top, _, below = path.partition("/")
     if not below:
-        return is_dir and top in {TEMP, TTL, DELETED, _DOCTOR, _LOST_AND_FOUND}
+        return is_dir and top in {TEMP, TTL, DELETED, "doctor", _LOST_AND_FOUND}
     if top == TEMP:
         return is_temp_name(below)
-    return _DOCTORS.fullmatch(path if top == _DOCTOR else below) is not None
+    return _DOCTORS.fullmatch(path if top == "doctor" else below) is not None
 
 
 # File systems whose clients answer from a cache for seconds: a list may lack what another client has just put.

@@ -191,11 +191,7 @@ class S3Client:
         return SentBody(read, size_bytes=size_bytes, sha256=sha256, stall_s=stall_s, bandwidth=self._bandwidth)
 
     async def read(self, answer: Answer) -> AsyncGenerator[bytes, None]:
-        """Yield the body of an answer in non-empty chunks; the connection is closed if it is not read to its end.
-
-        Raises:
-            BrokenError: The rest did not come.
-        """
+        """Yield the body of an answer in non-empty chunks; the connection is closed if it is not read to its end."""
         stream = answer["Body"].raw_stream.content
         is_whole = False
         try:
@@ -310,11 +306,7 @@ class S3Bucket:
 
 
 def check_endpoint(url: str, *, allow_http: bool) -> None:
-    """Refuse an endpoint to which data would go in the open, or that holds a secret itself.
-
-    Raises:
-        InvalidRequestError: It is plain HTTP to another machine, is not a URL, or holds credentials.
-    """
+    """Refuse an endpoint that is plain HTTP to another machine, is not a URL, or holds a secret itself."""
     if may_hold_credentials(url):
         raise InvalidRequestError(
             "the endpoint holds credentials", operation="open", hint="take them out of endpoint_url: URLs get logged"
@@ -328,11 +320,7 @@ def check_endpoint(url: str, *, allow_http: bool) -> None:
 
 
 def read_time(text: str) -> datetime:
-    """Read a time of an answer: that of a header, of a list or, left to the SDK, any other.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Read a time of an answer: that of a header, of a list or, left to the SDK, any other; `ValueError` if none."""
     with contextlib.suppress(ValueError, TypeError, LookupError, OverflowError):
         # A header begins with a day of the week, a list with a year.
         moment = parsedate_to_datetime(text) if text[:1].isalpha() else datetime.fromisoformat(text)

@@ -171,9 +171,7 @@ def read_date_ms(date: str | None) -> int | None:
 
 def _retry_after_s(text: str | None, date_ms: int | None) -> float | None:
     """Read a number of seconds, or a time by the server's clock."""
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit():
+    if text is not None and text.isascii() and text.isdigit():
         return float(text)
     until_ms = read_date_ms(text)
     return None if until_ms is None or date_ms is None else max(0.0, (until_ms - date_ms) / 1000)
@@ -242,12 +240,7 @@ def read_ttl_ms(answer: Answer) -> int | None:
 
 
 def read_promised_bytes(answer: Answer, start: int, size_bytes: int | None, *, key: str) -> int:
-    """Check that an answer is about the range that was asked for; return how many bytes follow (design 0003, E4).
-
-    Raises:
-        InvalidRequestError: The blob is too short for the range.
-        StoreUnavailableError: The answer is about another range.
-    """
+    """Check that an answer is about the range that was asked for; return how many bytes follow (design 0003, E4)."""
     length = int(answer["ContentLength"])
     if start == 0 and size_bytes is None:
         return length

@@ -101,12 +101,7 @@ def encode_profile(profile: StoreProfile) -> bytes:
 
 
 def decode_profile(data: bytes) -> StoreProfile:
-    """Decode what `encode_profile` made; unknown fields are ignored.
-
-    Raises:
-        CapabilityMissingError: A newer release wrote it, which may have seen something that this one would use.
-        InvalidRequestError: It is not a valid profile.
-    """
+    """Decode what `encode_profile` made; unknown fields are ignored, and a newer release's profile refused."""
     try:
         profile = msgspec.json.decode(data, type=StoreProfile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

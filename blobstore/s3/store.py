@@ -56,8 +56,8 @@ from blobstore.s3.errors import (
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, S3Settings, StoreProfile, decode_profile
 from blobstore.s3.writer import SLOW_PUT_S, NewBlob, S3Writer
 from blobstore.sink import Sink, write_chunks
-from blobstore.wrappers.hedge import Hedge, HedgeSettings
 from blobstore.wrappers.limit import Bandwidth
+from blobstore.wrappers.retry import Hedge, HedgeSettings
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OBJECT_KEY_BYTES_MAX: Final = 1024
@@ -75,7 +75,6 @@ class S3Store(BlobStore):
     Args:
         bucket: Its name.
         prefix: Everything is below it; empty for the whole bucket.
-        settings: How the server is reached.
         bound_by_profile: Read the profile that `doctor` wrote, and use nothing that it denies (design 0003, P1).
         hedge: When the profile is asked for a second time: a second request for what waits for it waits, too.
         bandwidth: What every body goes through on its way to the server. Blobs that come back are for `PacedStore`.
@@ -219,12 +218,8 @@ class S3Store(BlobStore):
                     ttl_ms = None
         except BlobNotFoundError:
             return None
-        return BlobInfo(
-            key=key,
-            size_bytes=stored_bytes,
-            created_at_ms=created_at_ms,
-            expires_at_ms=None if ttl_ms is None else created_at_ms + ttl_ms,
-        )
+        expires_at_ms = None if ttl_ms is None else created_at_ms + ttl_ms
+        return BlobInfo(key=key, size_bytes=stored_bytes, created_at_ms=created_at_ms, expires_at_ms=expires_at_ms)
 
     @override
     async def check_unused(self, operation: str, *, marker: str = "", prefixes: tuple[str, ...] = ()) -> None:
@@ -269,14 +264,8 @@ class S3Store(BlobStore):
             if key is None or not key.startswith(prefix) or key <= before:
                 raise StoreUnavailableError("the list repeats or goes astray", operation="list_page", key=prefix)
             before = key
-            blobs.append(
-                BlobInfo(
-                    key=key,
-                    size_bytes=int(listed["Size"]),
-                    created_at_ms=whole_seconds_ms(listed["LastModified"]),
-                    ttl_known=False,
-                )
-            )
+            created_at_ms, size_bytes = whole_seconds_ms(listed["LastModified"]), int(listed["Size"])
+            blobs.append(BlobInfo(key=key, size_bytes=size_bytes, created_at_ms=created_at_ms, ttl_known=False))
         return ListPage(blobs=tuple(blobs), truncated=bool(answer["IsTruncated"]))
 
     # --- TTL, deletion, time ---
@@ -331,10 +320,7 @@ class S3Store(BlobStore):
             )
             with answers("list_unfinished", prefix):
                 puts += self._unfinished(answer)
-            following = {
-                "KeyMarker": str(answer.get("NextKeyMarker", "")),
-                "UploadIdMarker": str(answer.get("NextUploadIdMarker", "")),
-            }
+            following = {name: str(answer.get(f"Next{name}", "")) for name in ("KeyMarker", "UploadIdMarker")}
             if not answer.get("IsTruncated") or len(puts) >= _UNFINISHED_MAX:
                 return tuple(puts)
             if following == position or following["KeyMarker"] < position.get("KeyMarker", "") or not puts:

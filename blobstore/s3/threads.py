@@ -147,12 +147,10 @@ class _ReadBody:
 
 
 async def read_into(body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) -> None:
-    """Give the body of an answer to a sink, in a thread.
+    """Give the body of an answer, of as many bytes as were announced, to a sink, in a thread.
 
     Cancelled, it leaves that thread alone, which has no way to the sink any more and ends with its piece or the read
     timeout. (Closing its socket from here would, over TLS, give it the ciphertext to read.)
-
-    The body, of as many bytes as were announced, is closed if it is not read to its end.
 
     Raises:
         BrokenError: They did not come.

@@ -168,30 +168,21 @@ class ForwardingStore(BlobStore):
 
 
 class Meter:
-    """Counts of requests and bytes.
-
-    Attributes:
-        requests: By operation, such as "put_if_absent". A read counts as "get".
-        errors: Requests that raised a `StoreError`, by operation.
-        seconds: From asking to the end of the answer, summed over the requests of an operation.
-        retries: Attempts that were not the first, where a store counts them.
-        bytes_out: Bytes of bodies, each time that they were sent.
-        bytes_in: Bytes of blobs that came back.
-    """
+    """Counts of requests and bytes."""
 
     def __init__(self) -> None:
-        self.requests: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.retries = 0
-        self.bytes_out = 0
-        self.bytes_in = 0
+        self.reset()
 
     def reset(self) -> None:
-        self.requests.clear()
-        self.errors.clear()
-        self.seconds.clear()
+        # By operation, such as "put_if_absent"; a read counts as "get".
+        self.requests: Counter[str] = Counter()
+        # Requests that raised a `StoreError`.
+        self.errors: Counter[str] = Counter()
+        # From asking to the end of the answer, summed over the requests.
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        # Attempts that were not the first, where a store counts them.
         self.retries = 0
+        # Of bodies, each time that they were sent; and of blobs that came back.
         self.bytes_out = self.bytes_in = 0
 
     def count_retry(self) -> None:

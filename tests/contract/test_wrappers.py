@@ -12,9 +12,8 @@ from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.s3.store import S3Store
 from blobstore.wrappers.forwarding import MeteredStore
-from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
 from blobstore.wrappers.limit import Bandwidth, LimitedStore, PacedStore
-from blobstore.wrappers.retry import RetryingStore
+from blobstore.wrappers.retry import HedgedStore, HedgeSettings, RetryingStore
 from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.store_contract import StoreContract
 from tests.servers.s3_server import S3Server

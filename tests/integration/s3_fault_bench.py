@@ -34,8 +34,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, BytesBody, read_blob
 from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.s3.settings import S3Settings
-from blobstore.wrappers.hedge import HedgeSettings
-from blobstore.wrappers.retry import RetrySettings
+from blobstore.wrappers.retry import HedgeSettings, RetrySettings
 from engine.backup.backup import BackupResult
 from engine.collect.backend import InProcessBackend, Listing
 from engine.collect.report import CollectReport

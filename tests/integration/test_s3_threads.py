@@ -8,7 +8,7 @@ import pytest
 
 from blobstore.base import BlobStore
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, InvalidRequestError
-from blobstore.wrappers.hedge import HedgeSettings
+from blobstore.wrappers.retry import HedgeSettings
 from tests.contract.sink_contract import Collecting
 from tests.fault_rules import (
     Break,

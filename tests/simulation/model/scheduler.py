@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from blobstore.errors import StoreError
-from blobstore.wrappers.hedge import HedgeSettings
+from blobstore.wrappers.retry import HedgeSettings
 from engine.errors import EngineError
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings

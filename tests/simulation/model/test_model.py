@@ -10,8 +10,7 @@ import pytest
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import StoreUnavailableError
 from blobstore.local.files import open_to_read
-from blobstore.wrappers.hedge import HedgeSettings
-from blobstore.wrappers.retry import RetrySettings
+from blobstore.wrappers.retry import HedgeSettings, RetrySettings
 from engine.errors import CommitUnknownError, UnsafeStoreError
 from index.plan.commits import Retention
 from index.snapshot.model import Scope

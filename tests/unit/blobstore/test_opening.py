@@ -9,8 +9,7 @@ from blobstore.memory import MemoryStore
 from blobstore.opening import StoreSettings, check_url, open_s3, open_store, slowed
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.forwarding import Meter
-from blobstore.wrappers.hedge import HedgeSettings
-from blobstore.wrappers.retry import RetrySettings
+from blobstore.wrappers.retry import HedgeSettings, RetrySettings
 
 SECRET = "hunter2hunter2"
 

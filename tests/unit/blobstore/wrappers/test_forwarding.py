@@ -21,9 +21,8 @@ from blobstore.base import (
 from blobstore.errors import BlobNotFoundError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import ForwardingStore, Meter, MeteredStore
-from blobstore.wrappers.hedge import HedgedStore
 from blobstore.wrappers.limit import LimitedStore
-from blobstore.wrappers.retry import RetryingStore
+from blobstore.wrappers.retry import HedgedStore, RetryingStore
 from tests.contract.sink_contract import Collecting
 
 T = TypeVar("T")

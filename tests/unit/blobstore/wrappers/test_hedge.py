@@ -14,9 +14,8 @@ from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.sink import Buffer, MemorySink, Sink
 from blobstore.wrappers.forwarding import MeteredStore
-from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
 from blobstore.wrappers.limit import LimitedStore
-from blobstore.wrappers.retry import RetryingStore
+from blobstore.wrappers.retry import HedgedStore, HedgeSettings, RetryingStore
 from tests.contract.sink_contract import Collecting
 from tests.simulation.model.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, ScriptedStore, Step

@@ -9,7 +9,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, Body, BytesBody, Created, read_blob
 from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
 from blobstore.wrappers.forwarding import ForwardingStore
-from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
+from blobstore.wrappers.retry import HedgedStore, HedgeSettings
 from engine.clock import Runtime
 from engine.errors import CollectedError, DamagedError
 from engine.repository.repository import Repository
