@@ -15,6 +15,7 @@ import traceback
 from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -31,17 +32,7 @@ from typing_extensions import override
 
 from blobstore import installed_release
 from blobstore.errors import AccessDeniedError, InvalidRequestError
-from blobstore.s3.errors import (
-    FORBIDDEN,
-    STALE_CREDENTIALS,
-    UNAUTHORIZED,
-    Answer,
-    BrokenError,
-    Refusal,
-    RefusedError,
-    read_refusal,
-    store_error,
-)
+from blobstore.s3.errors import STALE_CREDENTIALS, Answer, BrokenError, Refusal, RefusedError, read_refusal, store_error
 from blobstore.s3.settings import S3Settings, may_hold_credentials
 from blobstore.s3.threads import IN_THREAD, ThreadedSession
 from blobstore.sink import Buffer
@@ -179,7 +170,7 @@ class S3Client:
         is_stale = bool(STALE_CREDENTIALS.fullmatch(outcome.code))
         # That the credentials have ended AWS says by a 400, and to a HEAD it says no more than that.
         is_stale |= method.startswith("head_") and outcome.code == "400"
-        if outcome.status not in {UNAUTHORIZED, FORBIDDEN} and not is_stale:
+        if outcome.status not in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} and not is_stale:
             self._is_proven = True
         if is_stale and await self._renew(client):
             raise BrokenError(f"{outcome}; the credentials are looked up again", sent=False)

@@ -30,14 +30,6 @@ from blobstore.errors import (
 # What the SDK makes of an answer.
 Answer = dict[str, Any]
 
-UNAUTHORIZED: Final = 401
-FORBIDDEN: Final = 403
-NOT_FOUND: Final = 404
-CONFLICT: Final = 409
-PRECONDITION_FAILED: Final = 412
-RANGE_NOT_SATISFIABLE: Final = 416
-SERVER_ERRORS: Final = 500
-SERVICE_UNAVAILABLE: Final = 503
 
 # Words of a refusal. New credentials of the standard chain may do what these could not.
 STALE_CREDENTIALS: Final = re.compile(
@@ -60,13 +52,8 @@ _MEANINGS: Final[tuple[tuple[str, Container[int], type[StoreError], str], ...]] 
         CapabilityMissingError,
         "run `tidemark doctor` to learn what this store can do",
     ),
-    (
-        "RequestTimeTooSkewed",
-        (),
-        StoreUnavailableError,
-        "set this machine's clock: it is too far from the store's",
-    ),
-    (f"{_TOO_MANY}|{_DAMAGED}|{_AGAIN}", {CONFLICT, 429, *range(SERVER_ERRORS, 1000)}, StoreUnavailableError, ""),
+    ("RequestTimeTooSkewed", (), StoreUnavailableError, "set this machine's clock: it is too far from the store's"),
+    (f"{_TOO_MANY}|{_DAMAGED}|{_AGAIN}", {409, 429, *range(500, 1000)}, StoreUnavailableError, ""),
     ("NoSuchBucket", (), StoreMissingError, ""),
     (
         "AuthorizationHeaderMalformed|IllegalLocationConstraintException|(Permanent|Temporary)Redirect",
@@ -83,11 +70,11 @@ _MEANINGS: Final[tuple[tuple[str, Container[int], type[StoreError], str], ...]] 
     ("KMS.*", (), AccessDeniedError, "the credentials may not use the KMS key, or it is disabled"),
     (
         "",
-        {UNAUTHORIZED, FORBIDDEN},
+        {401, 403},
         AccessDeniedError,
         "`tidemark doctor --policy ROLE` prints what writer, restorer and collector need",
     ),
-    ("", {NOT_FOUND}, BlobNotFoundError, ""),
+    ("", {404}, BlobNotFoundError, ""),
 )
 
 _HOST: Final = re.compile(r"[A-Za-z0-9.:_\[\]-]{1,260}")
@@ -205,7 +192,7 @@ def classify(refusal: Refusal, *, operation: str, key: str) -> StoreError:
             key=key,
             hint=hint,
             retry_after_s=refusal.retry_after_s,
-            asks_for_less=status in {429, SERVICE_UNAVAILABLE} or re.fullmatch(_TOO_MANY, code) is not None,
+            asks_for_less=status in {429, 503} or re.fullmatch(_TOO_MANY, code) is not None,
         )
     if hint == _ELSEWHERE:
         operation = "connect"  # as for all that a wrong setting leads to: exit code 2

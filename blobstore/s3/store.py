@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing, suppress
+from http import HTTPStatus
 from typing import Any, Final
 
 from typing_extensions import override
@@ -39,9 +40,6 @@ from blobstore.s3 import threads
 from blobstore.s3.bucket_rules import KEPT, TTL_TAG
 from blobstore.s3.client import S3Bucket, abandon
 from blobstore.s3.errors import (
-    FORBIDDEN,
-    NOT_FOUND,
-    RANGE_NOT_SATISFIABLE,
     Answer,
     BrokenError,
     RefusedError,
@@ -188,7 +186,7 @@ class S3Store(BlobStore):
             else:
                 await write_chunks(_checked_chunks(bucket.client.read(answer), left, key), sink)
         except RefusedError as error:
-            if error.refusal.status != RANGE_NOT_SATISFIABLE:
+            if error.refusal.status != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 raise store_error(error, "get", key) from None
             # Legal if it is the empty rest of the blob, which HTTP cannot say.
             range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes(key), key=key)
@@ -369,7 +367,7 @@ class S3Store(BlobStore):
         except BrokenError as error:
             raise store_error(error, "now_ms", "") from None
         except RefusedError as error:
-            if error.refusal.status not in {NOT_FOUND, FORBIDDEN}:
+            if error.refusal.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN}:
                 raise store_error(error, "now_ms", "") from None
             now_ms = error.refusal.date_ms
         if now_ms is None:
@@ -454,7 +452,8 @@ class S3Store(BlobStore):
         except RefusedError as error:
             status, code = error.refusal.status, error.refusal.code
             # Who may not list gets "denied" for what is not there; what really is denied shows with the next request.
-            if (status == NOT_FOUND and code != "NoSuchBucket") or (status == FORBIDDEN and code == "AccessDenied"):
+            is_missing = status == HTTPStatus.NOT_FOUND and code != "NoSuchBucket"
+            if is_missing or (status == HTTPStatus.FORBIDDEN and code == "AccessDenied"):
                 return None
             raise store_error(error, "open", PROFILE_KEY) from None
 

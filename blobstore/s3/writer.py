@@ -10,6 +10,7 @@ import hashlib
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -26,12 +27,6 @@ from blobstore.errors import (
 from blobstore.s3.bucket_rules import EXPIRING, TTL_TAG
 from blobstore.s3.client import S3Bucket, S3Client, SentBody
 from blobstore.s3.errors import (
-    CONFLICT,
-    FORBIDDEN,
-    NOT_FOUND,
-    PRECONDITION_FAILED,
-    SERVER_ERRORS,
-    SERVICE_UNAVAILABLE,
     TTL_MS,
     WRITE_ID,
     Answer,
@@ -203,7 +198,7 @@ class _MultipartUpload:
 
 def _is_refused(error: BaseException) -> bool:
     """Return whether the store said for certain that it did not and will not complete the upload."""
-    return isinstance(error, RefusedError) and error.refusal.status < SERVER_ERRORS
+    return isinstance(error, RefusedError) and error.refusal.status < HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 async def _abort(bucket: S3Bucket, upload: dict[str, Any]) -> None:
@@ -343,10 +338,10 @@ class S3Writer:
         try:
             found = await self._bucket.call("head_object", Key=blob.name)
         except (RefusedError, BrokenError) as unseen:
-            if _status(error) == PRECONDITION_FAILED and _status(unseen) == FORBIDDEN:
+            if _status(error) == HTTPStatus.PRECONDITION_FAILED and _status(unseen) == HTTPStatus.FORBIDDEN:
                 return Lost()  # the store has said that it is there, and lets nobody look at it
-            is_gone = _status(unseen) == NOT_FOUND
-            if isinstance(error, BrokenError) or _status(error) >= SERVER_ERRORS:
+            is_gone = _status(unseen) == HTTPStatus.NOT_FOUND
+            if isinstance(error, BrokenError) or _status(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 seen = "it is not there yet" if is_gone else f"nor when asked whether it is there: {unseen}"
                 return Unknown(reason=f"no answer: {error}; {seen}")
             raise _as_unavailable(error if is_gone else unseen, blob) from None
@@ -414,5 +409,6 @@ def _needs_a_look(error: RefusedError | BrokenError) -> bool:
     if isinstance(error, BrokenError):
         return error.sent
     status = error.refusal.status
-    is_lost = status >= SERVER_ERRORS and status != SERVICE_UNAVAILABLE
-    return is_lost or status in {PRECONDITION_FAILED, CONFLICT} or error.refusal.code == "NoSuchUpload"
+    if status in {HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT} or error.refusal.code == "NoSuchUpload":
+        return True
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.SERVICE_UNAVAILABLE

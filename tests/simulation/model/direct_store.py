@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from typing_extensions import override
@@ -24,7 +25,7 @@ from blobstore.base import (
 )
 from blobstore.errors import BlobNotFoundError
 from blobstore.s3.bucket_rules import EXPIRING, KEPT
-from blobstore.s3.errors import PRECONDITION_FAILED, TTL_MS, BrokenError, RefusedError, store_error
+from blobstore.s3.errors import TTL_MS, BrokenError, RefusedError, store_error
 from blobstore.sink import Sink
 from tests.simulation.faults.request_faults import Fault, Request
 from tests.simulation.model.s3 import SimObject, SimServer
@@ -90,7 +91,7 @@ class DirectStore(BlobStore):
                 return Unknown(reason=str(error))
             raise store_error(error, "put_if_absent", key) from None
         except RefusedError as error:
-            if error.refusal.status == PRECONDITION_FAILED:
+            if error.refusal.status == HTTPStatus.PRECONDITION_FAILED:
                 return Lost()
             if error.refusal.status == 500:
                 return Unknown(reason=str(error))

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
 
-from blobstore.s3.errors import CONFLICT
 from tests.simulation.faults.request_faults import Fault, Request
 from tests.simulation.model.virtual_loop import VirtualLoop
 
@@ -17,7 +17,7 @@ FOR_EVER_S: Final = float("inf")
 REFUSALS: Final = {
     Fault.ERROR_500: (500, "InternalError"),
     Fault.SLOW_DOWN: (503, "SlowDown"),
-    Fault.CONFLICT: (CONFLICT, "ConditionalRequestConflict"),
+    Fault.CONFLICT: (HTTPStatus.CONFLICT, "ConditionalRequestConflict"),
     Fault.CUT: (400, "IncompleteBody"),
     Fault.FLIPPED: (400, "XAmzContentSHA256Mismatch"),
 }

@@ -10,13 +10,14 @@ import contextvars
 import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from random import Random
 from typing import Final, TypeVar, TypeVarTuple
 
 import msgspec
 
 from blobstore.errors import StoreError
-from blobstore.s3.errors import CONFLICT, NOT_FOUND, PRECONDITION_FAILED, BrokenError, Refusal, RefusedError
+from blobstore.s3.errors import BrokenError, Refusal, RefusedError
 from tests.simulation.faults.request_faults import OF_BODIES, Fault, FaultPlan, Request
 from tests.simulation.model.pending import FOR_EVER_S, REFUSALS, UNHEARD, UNTOLD, Pending
 from tests.simulation.model.virtual_loop import VirtualLoop
@@ -255,7 +256,7 @@ class SimServer:
         request = pending.request
         if self._storing and request.creates and fault is not Fault.SLOW and self._storing.get(request.key):
             self._note(pending, "beside another")
-            self._answer(pending, self.refusal(CONFLICT, "ConditionalRequestConflict"), self._way_s())
+            self._answer(pending, self.refusal(HTTPStatus.CONFLICT, "ConditionalRequestConflict"), self._way_s())
             return
         self._is_partial = fault is Fault.PARTIAL
         answer = self._carry_out(pending, fault._value_, self.now_ms() if born_ms is None else born_ms)
@@ -340,7 +341,7 @@ class SimServer:
         if name not in self.objects:
             insort(self._names, name)
         elif if_absent:
-            raise self.refusal(PRECONDITION_FAILED, "PreconditionFailed")
+            raise self.refusal(HTTPStatus.PRECONDITION_FAILED, "PreconditionFailed")
         self.objects[name] = stored
         self._watch_expiry(name, stored)
 
@@ -352,7 +353,7 @@ class SimServer:
         """
         stored = self.objects.get(name)
         if stored is None:
-            raise self.refusal(NOT_FOUND, "NoSuchKey")
+            raise self.refusal(HTTPStatus.NOT_FOUND, "NoSuchKey")
         return stored
 
     def list_names(self, prefix: str, start_after: str, limit: int) -> tuple[list[str], bool]:

@@ -5,13 +5,14 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from email.utils import formatdate
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Any, Final
 
 from typing_extensions import override
 
 from blobstore.s3.bucket_rules import KEPT, TTL_TAG
 from blobstore.s3.client import ReadBody, SentBody
-from blobstore.s3.errors import NOT_FOUND, RANGE_NOT_SATISFIABLE, Answer, BrokenError
+from blobstore.s3.errors import Answer, BrokenError
 from blobstore.s3.settings import S3Settings
 from blobstore.s3.store import S3Store
 from blobstore.sink import Sink
@@ -123,7 +124,7 @@ class SimS3Client:
             first, _dash, last = span.removeprefix("bytes=").partition("-")
             start, end = int(first), min(len(whole), int(last) + 1 if last else len(whole))
             if start >= len(whole):
-                raise self._server.refusal(RANGE_NOT_SATISFIABLE, "InvalidRange")
+                raise self._server.refusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "InvalidRange")
             told = f"bytes {start}-{end - 1}/{len(whole)}"
             return {"ContentLength": end - start, "ContentRange": told, "Body": _AnswerBody(whole[start:end])}
 
@@ -137,7 +138,7 @@ class SimS3Client:
         def head(_: int) -> Answer:
             stored = self._server.objects.get(wanted["Key"])
             if stored is None:
-                raise self._server.refusal(NOT_FOUND, "404")
+                raise self._server.refusal(HTTPStatus.NOT_FOUND, "404")
             modified = _moment(stored.created_ms)
             return {"ContentLength": len(stored.data), "LastModified": modified, "Metadata": dict(stored.metadata)}
 
@@ -241,7 +242,7 @@ class SimS3Client:
     def _upload(self, upload: str) -> tuple[str, int, dict[int, bytes], SimObject]:
         found = self._server.uploads.get(upload)
         if found is None:
-            raise self._server.refusal(NOT_FOUND, "NoSuchUpload")
+            raise self._server.refusal(HTTPStatus.NOT_FOUND, "NoSuchUpload")
         return found
 
 
