@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from blobstore import installed_release
 from engine.cli.errors import close_quietly, describe, report, trace_of
-from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.options import COMMON_HELP, OrderedGroup, Verbs, help_sections
 from engine.cli.output import JSON as JSON_LOG
+from engine.cli.run import MEANINGS, ExitCode
 
 
 def _group(name: str, verbs: Mapping[str, str], *, short_help: str, help_: str) -> click.Group:

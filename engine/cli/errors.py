@@ -9,9 +9,9 @@ import click
 import msgspec
 
 from blobstore.errors import InvalidRequestError, StoreError
-from engine.cli.exit_codes import ExitCode, choose_exit_code, innermost, is_wrong_setting, public_class
 from engine.cli.options import origin_hint
 from engine.cli.output import SCHEMA, log
+from engine.cli.run import ExitCode, choose_exit_code, innermost, is_wrong_setting, public_class
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
 from engine.text import without_credentials
 from index.display import printable

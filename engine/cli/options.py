@@ -450,6 +450,34 @@ def limit_option(default: int, at_most: int, *, at_least: int = 1, text: str) ->
     return click.option("--limit", type=click.IntRange(at_least, at_most), default=default, metavar="N", help=text)
 
 
+def commit_options(function: Decorated) -> Decorated:
+    """Add the options that choose a commit; a verb takes them as its parameter or field `choice`."""
+    at = "The newest then: 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00' (UTC)."
+    version = "The newest of this version, or of V and unique id."
+    for add in (
+        click.option("--name", metavar="NAME", help="The commit of this name."),
+        click.option("--at", type=MOMENT, metavar="TIME", help=at),
+        click.option("--version", type=VERSION, metavar="V[_UID]", help=version),
+        click.option("--number", type=click.IntRange(min=1), metavar="N", help="The commit of this number."),
+    ):
+        function = add(function)
+    return function
+
+
+def retention_options(function: Decorated) -> Decorated:
+    """Add what is to be kept: a count, a time and names for all jobs, or a file of rules; a verb takes `rules`."""
+    policy = "Rules for many jobs, in place of the three above; docs/how-to/choose-retention.md shows one."
+    since = "Keep what was current then or later: 7d, 2026-05-01, 'yesterday 18:00' (UTC)."
+    for add in (
+        click.option("--policy", type=PATH, metavar="FILE", help=policy),
+        click.option("--keep-named/--no-keep-named", default=True, help="Keep records that have names."),
+        click.option("--keep-since", type=MOMENT, metavar="TIME", help=since),
+        click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each job."),
+    ):
+        function = add(function)
+    return function
+
+
 def repository_and_checkpoint(function: Decorated) -> Decorated:
     """Add the arguments `[REPO] CHECKPOINT`, in this order; REPO wins over `--repository`."""
     add = click.argument("places", nargs=-1, metavar="[REPO] CHECKPOINT", expose_value=False, callback=_split_places)

@@ -16,16 +16,14 @@ from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_s3, open_store
 from engine.blocking import LoopThread
-from engine.cli.choices import choose_commit, choose_rules, choose_scope
-from engine.cli.config import CommitChoice, cache_path
+from engine.cli.config import CommitChoice, cache_path, check_new_name
 from engine.cli.errors import describe
-from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Common, Verb, take_common
 from engine.cli.output import JSON as JSON_LOG
-from engine.cli.output import SCHEMA, Level, log, to_json
-from engine.cli.run import RunRecord, run_of, write_refused
-from engine.cli.terminal_progress import TerminalProgress
+from engine.cli.output import SCHEMA, Level, TerminalProgress, log, to_json
+from engine.cli.run import ExitCode, RunRecord, run_of, write_refused
 from engine.clock import Runtime, read_now_ms
+from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import Choice
@@ -33,9 +31,10 @@ from engine.records.leases import PinLease
 from engine.repository.repository import Repository, SyncRepository
 from engine.text import Moment
 from index.display import printable
-from index.plan.commits import Commit
-from index.snapshot.keys import RunId, make_run_id
-from index.snapshot.model import Scope
+from index.errors import UnsafeNameError
+from index.plan.commits import Commit, RetentionPolicy
+from index.snapshot.keys import RunId, encode_component, encode_scope, make_run_id
+from index.snapshot.model import Scope, StoreReference
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     from engine.spark.session import SparkSession
 
 SCOPES_SHOWN_MAX: Final = 8
+# Indexes of a commit that are in memory at a time.
+INDEXES_IN_FLIGHT_MAX: Final = 8
 
 
 class Session:
@@ -279,6 +280,93 @@ def some(names: Iterable[str]) -> str:
     all_ = list(names)
     more = f" and {len(all_) - SCOPES_SHOWN_MAX} more" if len(all_) > SCOPES_SHOWN_MAX else ""
     return ", ".join(all_[:SCOPES_SHOWN_MAX]) + more
+
+
+# ---------------------------------------------------------------------- what options choose together
+
+
+def choose_scope(job: str, *, commit_per_task: bool, task: str | None) -> Scope:
+    """Return the scope that a job's commits belong to; `UsageError` if the job or the task fits no key."""
+    scope = Scope(job, (task or "0") if commit_per_task else None)
+    try:
+        encode_scope(scope)
+    except UnsafeNameError as error:
+        raise UsageError(str(error), operation="read", subject="--job", hint=error.hint) from None
+    return scope
+
+
+def check_component(option: str, name: str) -> str:
+    """Return the name of a task, store or commit; `UsageError` if it fits no key."""
+    try:
+        encode_component(name)
+    except UnsafeNameError as error:
+        raise UsageError(str(error), operation="read", subject=option, hint=error.hint) from None
+    return name
+
+
+def choose_commit(
+    *, number: int | None, version: CommitChoice | None, at: Moment | None, name: str | None
+) -> CommitChoice:
+    """Return the commit that `commit_options` choose; `UsageError` if they are several, or no name is one."""
+    if sum(given is not None for given in (number, version, at, name)) > 1:
+        message, hint = "more than one of --number, --version, --at and --name", "each chooses a commit alone"
+        raise UsageError(message, operation="restore", hint=hint)
+    if name is not None:
+        check_new_name(name)
+    return version or CommitChoice(number=number, at=at, name=name)
+
+
+def select_stores(commit: Commit, task: str | None, store: str | None) -> tuple[StoreReference, ...]:
+    """Return the stores of a commit of that task and name; None is any."""
+    return tuple(s for s in commit.record.stores if task in {None, s.task} and store in {None, s.store})
+
+
+def choose_stores(commit: Commit, *, task: str | None, store: str | None, operation: str) -> tuple[StoreReference, ...]:
+    """Return the stores of a commit that were asked for, None being any; `NotFoundError` if there is none."""
+    if found := select_stores(commit, task, store):
+        return found
+    raise no_store(commit, task, store, operation)
+
+
+def no_store(commit: Commit, task: str | None, store: str | None, operation: str) -> NotFoundError:
+    """Return the error that a commit has no such store."""
+    have = ", ".join(sorted({f"{s.task}/{s.store}" for s in commit.record.stores})[:8])
+    message = f"commit {commit.pointer.number} has no store {task or '*'}/{store or '*'}"
+    return NotFoundError(
+        message, operation=operation, subject=str(commit.scope), hint=f"it has {have or 'none at all'}"
+    )
+
+
+def choose_rules(
+    keep_last: int | None, keep_since: Moment | None, policy: Path | None, *, keep_named: bool
+) -> PolicyFile | None:
+    """Return the rules that `retention_options` make; None if nothing is said; `UsageError` if they are wrong."""
+    if policy is not None:
+        if keep_last is not None or keep_since is not None or not keep_named:
+            hint = "put --keep-last, --keep-since and --no-keep-named into the file, or leave --policy out"
+            raise UsageError("--policy has the rules for all jobs", operation="collect", hint=hint)
+        return read_policy(policy)
+    if keep_last is None and keep_since is None:
+        return None
+    if keep_since is not None:
+        check_since(keep_since, subject="--keep-since")
+    entry = PolicyEntry(pattern="*", keep_last=keep_last or 0, keep_since=keep_since, keep_named=keep_named)
+    return PolicyFile(entries=(entry,))
+
+
+def resolve_rules(repository: SyncRepository, rules: PolicyFile, *, dry_run: bool = True) -> RetentionPolicy:
+    """Return the rules with times by the store's clock, which is asked only if a rule has a time.
+
+    Of a `dry_run` nothing is closed by them: this machine's clock does where the store does not say its own.
+
+    Raises:
+        UsageError: A time is yet to come.
+        StoreError: The store does not say its clock.
+    """
+    if all(entry.keep_since is None for entry in rules.entries):
+        return rules.resolve(0)
+    store = repository.asynchronous.store
+    return rules.resolve_past(repository.loop.run(read_now_ms(store) if dry_run else store.now_ms()))
 
 
 # Options that are one value together, by its name.

@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from engine.cli.exit_codes import ExitCode
+from engine.cli.run import ExitCode
 
 PROJECT: Final = Path(__file__).resolve().parent.parent.parent
 # What stands in documents for the directory that they ran in.

@@ -25,9 +25,9 @@ import engine.spark
 import index.errors
 from engine.cli.app import tidemark
 from engine.cli.errors import Failure
-from engine.cli.exit_codes import CODES, MEANINGS, ExitCode
 from engine.cli.options import Setting, Verb, table_name, walk_verbs
 from engine.cli.output import SCHEMA, LogLineView, json_fields
+from engine.cli.run import CODES, MEANINGS, ExitCode
 from tests.docs.console import PROJECT
 
 REFERENCE: Final = PROJECT / "docs" / "reference"

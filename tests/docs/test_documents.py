@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from engine.cli.exit_codes import ExitCode
+from engine.cli.run import ExitCode
 from tests.docs import reference
 from tests.docs.console import PROJECT, Block, agrees, blocks_of, run
 from tests.docs.surroundings import surroundings_of

@@ -20,7 +20,7 @@ _PARSERS: Final = [
     "engine.inspect.browse",
     "engine.checkpoint.check.logs",
     "engine.checkpoint.file_check",
-    "engine.cli.result_file",
+    "engine.cli.cmd.commit",
     "engine.collect.policy",
     "engine.cli.config",
     "engine.local.cache",

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from blobstore.s3.settings import StoreProfile, encode_profile
 from engine.backup.backup import BackupResult, BackupStats
-from engine.cli.result_file import ResultFile
+from engine.cli.cmd.commit import ResultFile
 from engine.drill.drill import FailedDrill
 from engine.metrics.exposition import expose
 from engine.metrics.names import Samples

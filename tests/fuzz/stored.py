@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from blobstore.s3.settings import decode_profile, encode_profile
+from engine.cli.cmd.commit import read_result
 from engine.cli.config import read_config
-from engine.cli.result_file import read_result
 from engine.collect.policy import read_policy
 from engine.drill.drill import decode_line as decode_drill
 from engine.drill.drill import read_history

@@ -20,7 +20,7 @@ from blobstore.errors import InvalidRequestError, StoreError, StoreFullError, St
 from blobstore.s3.settings import S3Settings
 from blobstore.s3.store import S3Store
 from engine.cli import tidemark
-from engine.cli.exit_codes import ExitCode
+from engine.cli.run import ExitCode
 from tests.contract.sink_contract import Collecting
 from tests.fuzz.target import check_refusal
 

@@ -47,8 +47,8 @@ async def tidy():
 # Draws at each step, so that a backup of a moment is seen at all.
 IMPATIENT = """
 import sys
-import engine.cli.terminal_progress
-engine.cli.terminal_progress.REDRAW_PERIOD_S = 0
+import engine.cli.output
+engine.cli.output.REDRAW_PERIOD_S = 0
 from engine.cli import main
 sys.exit(main())
 """
@@ -56,8 +56,8 @@ sys.exit(main())
 # Logs each step, so that a backup of a moment says anything at all.
 TALKATIVE = """
 import sys
-import engine.cli.terminal_progress
-engine.cli.terminal_progress.LOG_PERIOD_S = 0
+import engine.cli.output
+engine.cli.output.LOG_PERIOD_S = 0
 from engine.cli import main
 sys.exit(main())
 """

@@ -14,9 +14,9 @@ import click
 
 from engine.cli.app import tidemark
 from engine.cli.errors import Failure
-from engine.cli.exit_codes import MEANINGS
 from engine.cli.options import walk_verbs
 from engine.cli.output import SCHEMA, LogLineView, json_fields
+from engine.cli.run import MEANINGS
 from engine.metrics.names import METRICS
 from tests.docs.reference import codes_of_errors, json_type, structs_behind
 

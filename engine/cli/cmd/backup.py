@@ -7,8 +7,7 @@ import click
 import msgspec
 
 from engine.backup.backup import BackupOptions, BackupResult, BackupStats
-from engine.cli.choices import check_component
-from engine.cli.cmd.commit import commit_until_known
+from engine.cli.cmd.commit import ResultFile, commit_until_known, write_result
 from engine.cli.options import (
     CHECK_RETAINED_HELP,
     DIRECTORY_THERE,
@@ -20,8 +19,7 @@ from engine.cli.options import (
     trust_stat_option,
 )
 from engine.cli.output import committed_line
-from engine.cli.result_file import ResultFile, write_result
-from engine.cli.session import Session, verb
+from engine.cli.session import Session, check_component, verb
 from engine.errors import DamagedError, UsageError
 from engine.text import table
 from index.display import count, human_bytes, human_duration, printable

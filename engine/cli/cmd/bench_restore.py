@@ -9,10 +9,17 @@ import msgspec
 
 from blobstore import installed_release
 from blobstore.errors import StoreError
-from engine.cli.choices import commit_options
 from engine.cli.config import CommitChoice, state_path
-from engine.cli.exit_codes import ExitCode
-from engine.cli.options import DIRECTORY, DURATION, Setting, figures_option, scope_options, transfer_options
+from engine.cli.options import (
+    DIRECTORY,
+    DURATION,
+    Setting,
+    commit_options,
+    figures_option,
+    scope_options,
+    transfer_options,
+)
+from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.clock import Runtime
 from engine.drill.drill import (

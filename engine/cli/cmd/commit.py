@@ -1,4 +1,9 @@
-"""The verb `commit`, and how every verb commits."""
+"""The verb `commit`, how every verb commits, and a backup that is not committed yet, as a file.
+
+Such a file goes from the machine that backed up to the one that commits, and comes from outside. Nothing in it is
+believed that the store knows better: a writer of one could otherwise make a commit out of what is not there, or stretch
+the lease of uploads that are about to expire.
+"""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -7,19 +12,169 @@ from typing import Final, Literal
 import click
 import msgspec
 
+from blobstore.concurrency import map_bounded
 from engine.backup.backup import BackupResult
-from engine.cli.choices import choose_scope
 from engine.cli.config import CommitChoice
 from engine.cli.options import STORE, figures_option, scope_options
 from engine.cli.output import committed_line
-from engine.cli.result_file import check_uploaded, read_result
-from engine.cli.session import Session, verb
+from engine.cli.session import Session, choose_scope, verb
 from engine.commit.record import ANY
-from engine.errors import CommitUnknownError, UsageError
+from engine.errors import CommitUnknownError, DamagedError, LeaseExpiredError, StaleResultError, UsageError
+from engine.local.transfer import write_whole
+from engine.records.indexes import is_missing
 from engine.records.settle import settle_record
-from engine.repository.repository import SyncRepository
+from engine.repository.repository import Repository
+from engine.repository.sync import SyncRepository
+from index.errors import FormatError
 from index.plan.commits import Commit
-from index.snapshot.model import CommitPointer, Scope
+from index.snapshot.contents import blob_keys, files_of, new_blob_keys
+from index.snapshot.invariants import check_commit, check_index_reference
+from index.snapshot.keys import INDEXES, parse_upload_key
+from index.snapshot.model import NEVER_MS, BlobKey, CommitPointer, CommitRecord, Scope, SnapshotIndex, WriteId
+
+RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
+IN_FLIGHT_MAX: Final = 16
+# 2: the base is an index; in 1 it was a unique id, which two snapshots may share.
+SCHEMA: Final = 2
+
+
+class _Header(msgspec.Struct, frozen=True):
+    schema: int
+
+
+class ResultFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of the file, as JSON."""
+
+    tidemark: Literal["backup result"] = "backup result"
+    schema: Literal[2] = SCHEMA
+    repository_id: str
+    result: BackupResult
+
+
+def write_result(path: Path, file: ResultFile) -> None:
+    """Write a result, replacing an older one at once."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(file), indent=1))
+
+
+def read_result(path: Path, *, repository_id: str) -> BackupResult:
+    """Read a result and check what can be checked without the store; `UsageError` if it is none for this repository."""
+    try:
+        with path.open("rb") as source:
+            data = source.read(RESULT_BYTES_MAX + 1)
+    except OSError as error:
+        raise _refused(path, f"cannot be read: {error.strerror}") from error
+    if len(data) > RESULT_BYTES_MAX:
+        raise _refused(path, "is larger than 64 MiB")
+    try:
+        schema = msgspec.json.decode(data, type=_Header).schema
+        if schema < SCHEMA:
+            raise _refused(path, "was written by an older tidemark", hint="back up again, then commit the new file")
+        file = msgspec.json.decode(data, type=ResultFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _refused(path, f"not a backup result: {error}") from None
+    if file.repository_id != repository_id:
+        raise _refused(path, "was made for another repository")
+    try:
+        _check_form(file.result)
+    except FormatError as error:
+        raise _refused(path, str(error)) from None
+    return file.result
+
+
+def _check_form(result: BackupResult) -> None:
+    """Check what a commit record demands, and that the new keys are uploads of one session of this scope."""
+    reference = msgspec.structs.replace(result.reference, number=1)
+    check_commit(
+        CommitRecord(scope=result.scope, number=1, write_id=WriteId("0"), stores=(reference,), valid_until_ms=NEVER_MS)
+    )
+    session = parse_upload_key(reference.index.key).session
+    for key in result.new_keys:
+        parsed = parse_upload_key(key)
+        if parsed.scope != result.scope or parsed.session != session:
+            raise FormatError("is not an upload of this backup", subject=key)
+    if result.base is not None:
+        check_index_reference(result.base, "M17", "base")
+    if not 0 <= result.oldest_birth_ms <= NEVER_MS:
+        raise FormatError("not a time", subject="oldest_birth_ms")
+
+
+async def check_uploaded(repository: Repository, path: Path, result: BackupResult) -> BackupResult:
+    """Compare a result with what is in the store: one GET for the index (more for deltas), a HEAD for each upload.
+
+    Returns:
+        The result with the birth of its oldest upload as the store has it: a later one would stretch the lease of
+        what is about to expire (design 0002, C5).
+
+    Raises:
+        UsageError: It says something else than the store.
+        LeaseExpiredError: An upload has expired and is gone.
+        StaleResultError: Its base is gone.
+        DamagedError: The index is missing or altered.
+    """
+
+    async def birth_ms(key: BlobKey) -> int:
+        info = await repository.store.stat(key)
+        if info is None:
+            raise LeaseExpiredError(f"upload {key} is gone", operation="commit", subject=str(path))
+        return info.created_at_ms
+
+    # First: what a collection took after the TTL is not damage, also where it is the index.
+    created_ms = await map_bounded(birth_ms, result.new_keys, in_flight_max=IN_FLIGHT_MAX)
+    index = await repository.read_index(result.reference.index)
+    if not _same_snapshot(result, index):
+        raise _refused(path, "does not say what the index in the store says")
+    if not await _fits_its_base(repository, path, result, index):
+        raise _refused(path, "was not made on the base that it names")
+    if not _needs_nothing_missing(result, index):
+        raise _refused(path, "needs what it says to be missing")
+    if set(result.new_keys) != {*new_blob_keys(index), result.reference.index.key}:
+        raise _refused(path, "does not name exactly the new uploads of its index")
+    return msgspec.structs.replace(result, oldest_birth_ms=min(created_ms))
+
+
+def _needs_nothing_missing(result: BackupResult, index: SnapshotIndex) -> bool:
+    """Return whether the commit may leave alone what the base had and is said to be missing (design 0006, M1).
+
+    Where an index is, it says nothing of the blobs that came with it: none of them may be needed.
+    """
+    if any(key.startswith(INDEXES) for key in result.missing_keys):
+        return blob_keys(index) == new_blob_keys(index)
+    return blob_keys(index).isdisjoint(result.missing_keys)
+
+
+async def _fits_its_base(repository: Repository, path: Path, result: BackupResult, index: SnapshotIndex) -> bool:
+    """Return whether all that the index retains is in the base, whose commit protects it (T2): one GET or more."""
+    retained = blob_keys(index) - new_blob_keys(index)
+    if not retained or result.base is None or result.base.key in result.missing_keys:
+        return not retained
+    try:
+        return retained <= blob_keys(await repository.read_index(result.base))
+    except DamagedError as error:
+        if not is_missing(error):
+            raise
+        raise StaleResultError("its base is gone", operation="commit", subject=str(path)) from error
+
+
+def _same_snapshot(result: BackupResult, index: SnapshotIndex) -> bool:
+    reference, metadata = result.reference, index.metadata
+    sizes = [file.metadata.size_bytes for _, file in files_of(index.dir)]
+    return (
+        (metadata.job, metadata.task, metadata.store) == (result.scope.job, reference.task, reference.store)
+        and (metadata.version, metadata.unique_id) == (reference.version, reference.unique_id)
+        and (len(sizes), sum(sizes)) == (reference.files_count, reference.size_bytes)
+    )
+
+
+def _refused(path: Path, message: str, hint: str = "") -> UsageError:
+    return UsageError(
+        message,
+        operation="commit",
+        subject=str(path),
+        hint=hint or "give files that `tidemark backup --no-commit --result FILE` wrote for this repository",
+    )
+
+
+# ---------------------------------------------------------------------- the verb
 
 # The writer that got no answer is the only one that can find out at once what happened; a new process cannot.
 COMMIT_ATTEMPTS_MAX: Final = 3

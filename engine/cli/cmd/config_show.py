@@ -13,8 +13,8 @@ from blobstore.errors import InvalidRequestError
 from blobstore.opening import check_url
 from blobstore.s3.settings import S3Settings
 from engine.cli.config import S3, TRANSFER, Config, Value, config_paths, shared_place
-from engine.cli.exit_codes import ExitCode
 from engine.cli.options import CONFIG_META, Setting, setting_keys, table_name, walk_verbs
+from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import UsageError, bare_message
 from engine.settings import TransferSettings

@@ -6,11 +6,10 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
-from engine.cli.choices import INDEXES_IN_FLIGHT_MAX, no_store, select_stores
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, scope_options, store_options
 from engine.cli.output import CommitView, view_commit
-from engine.cli.session import Session, verb
+from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, no_store, select_stores, verb
 from engine.repository.repository import Repository
 from index.display import human_bytes, printable
 from index.snapshot.delta import ComparedFile, diff_indexes

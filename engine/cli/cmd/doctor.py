@@ -20,7 +20,7 @@ from blobstore.s3.bucket_rules import ROLES, Role, partition_of, role_policy
 from blobstore.s3.settings import PUT_BYTES_MAX
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
-from engine.cli.exit_codes import ExitCode, choose_exit_code
+from engine.cli.run import ExitCode, choose_exit_code
 from engine.cli.session import Session, verb
 from engine.clock import Runtime
 from engine.doctor.doctor import CLIENTS_COUNT, Check, DoctorReport, Verdict, describe_profile, examine_store

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import click
 import msgspec
 
-from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Setting
+from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError

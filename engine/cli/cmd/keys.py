@@ -8,11 +8,18 @@ from typing import Final
 import click
 import msgspec
 
-from engine.cli.choices import choose_stores, commit_options
 from engine.cli.config import CommitChoice
-from engine.cli.options import DIRECTORY, Parsed, limit_option, scope_options, store_options, transfer_options
+from engine.cli.options import (
+    DIRECTORY,
+    Parsed,
+    commit_options,
+    limit_option,
+    scope_options,
+    store_options,
+    transfer_options,
+)
 from engine.cli.output import CommitView, view_commit
-from engine.cli.session import Session, verb
+from engine.cli.session import Session, choose_stores, verb
 from engine.errors import UsageError
 from engine.inspect.browse import (
     FoundKeys,

@@ -22,7 +22,7 @@ from blobstore.s3.bucket_rules import (
 )
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, decode_profile
 from engine.blocking import LoopThread
-from engine.cli.exit_codes import ExitCode
+from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import ProblemKind

@@ -3,11 +3,9 @@
 import click
 import msgspec
 
-from engine.cli.choices import check_component
 from engine.cli.config import CommitChoice, check_new_name
 from engine.cli.options import COMMIT, scope_options
-from engine.cli.session import Session, verb
-from index.display import iso_time, printable
+from engine.cli.session import Session, check_component, verb
 from index.snapshot.model import Scope
 
 

@@ -8,13 +8,12 @@ import click
 import msgspec
 
 from blobstore.errors import StoreError
-from engine.cli.choices import choose_stores, commit_options
 from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure, describe
-from engine.cli.exit_codes import ExitCode
 from engine.cli.options import (
     OR_NEWEST_COMPLETE_HELP,
     Setting,
+    commit_options,
     figures_option,
     scope_options,
     store_options,
@@ -22,7 +21,8 @@ from engine.cli.options import (
     trust_stat_option,
 )
 from engine.cli.output import CommitView, view_commit
-from engine.cli.session import Session, verb
+from engine.cli.run import ExitCode
+from engine.cli.session import Session, choose_stores, verb
 from engine.errors import DamagedError, EngineError
 from engine.records.find import Choice
 from engine.records.missing import find_complete

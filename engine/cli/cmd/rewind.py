@@ -3,12 +3,10 @@
 import click
 import msgspec
 
-from engine.cli.choices import choose_scope
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, scope_options
 from engine.cli.output import committed_line
-from engine.cli.session import Session, verb
-from index.display import printable
+from engine.cli.session import Session, choose_scope, verb
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 

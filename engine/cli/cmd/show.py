@@ -7,11 +7,10 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
-from engine.cli.choices import INDEXES_IN_FLIGHT_MAX, choose_stores
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, scope_options, store_options
 from engine.cli.output import CommitView, extend, names_by_commit, view_commit
-from engine.cli.session import Session, verb
+from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, choose_stores, verb
 from engine.text import table
 from index.display import count, human_bytes, iso_time, printable, shortened
 from index.snapshot.contents import files_of

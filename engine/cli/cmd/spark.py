@@ -29,7 +29,6 @@ from engine.checkpoint.restore import (
     restore_checkpoint,
 )
 from engine.cli.errors import describe
-from engine.cli.exit_codes import ExitCode
 from engine.cli.options import (
     CHECK_RETAINED_HELP,
     DIRECTORY_THERE,
@@ -44,6 +43,7 @@ from engine.cli.options import (
     transfer_options,
 )
 from engine.cli.output import extend
+from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
 from engine.repository.repository import SyncRepository

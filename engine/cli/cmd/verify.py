@@ -3,8 +3,8 @@
 import click
 
 from engine.cli.config import CommitChoice
-from engine.cli.exit_codes import ExitCode
 from engine.cli.options import COMMIT, SHARE, figures_option, scope_options
+from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.verify import GONE, Level, ProblemKind, VerifyReport

@@ -11,7 +11,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.s3.errors import Refusal, classify, showable
-from engine.cli.exit_codes import ExitCode, choose_exit_code
+from engine.cli.run import ExitCode, choose_exit_code
 
 TABLE = [
     (403, "AccessDenied", AccessDeniedError),

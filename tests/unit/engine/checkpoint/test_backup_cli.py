@@ -14,7 +14,7 @@ from engine.checkpoint.backup import CheckpointBackupResult
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli import tidemark
 from engine.cli.cmd import spark as spark_module
-from engine.cli.exit_codes import ExitCode
+from engine.cli.run import ExitCode
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UnsafeSourceError
 from index.errors import VersionMissingError
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.cli.choices import choose_rules
 from engine.cli.cmd.collect import (
     PLANS_KEPT_MAX,
     choose_plan_dir,
@@ -17,6 +16,7 @@ from engine.cli.cmd.collect import (
     view_collect,
 )
 from engine.cli.output import to_json
+from engine.cli.session import choose_rules
 from engine.collect.report import CollectReport
 from engine.errors import UsageError
 from engine.text import Moment

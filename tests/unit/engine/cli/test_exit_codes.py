@@ -9,7 +9,7 @@ import engine
 import index
 from blobstore.errors import InvalidRequestError, StoreError, StoreUnavailableError
 from engine.cli.errors import describe
-from engine.cli.exit_codes import CODES, MEANINGS, ExitCode, choose_exit_code
+from engine.cli.run import CODES, MEANINGS, ExitCode, choose_exit_code
 from engine.errors import CommitUnknownError, DamagedError, EngineError, TargetError, UsageError
 from index.errors import FormatError
 

@@ -59,7 +59,7 @@ def test_a_traceback_is_a_field(run: Run) -> None:
 def test_progress_and_warnings_are_lines_and_the_result_is_as_ever(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.cli.terminal_progress.LOG_PERIOD_S", 0)
+    monkeypatch.setattr("engine.cli.output.LOG_PERIOD_S", 0)
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "state").write_bytes(b"x" * 300_000)
     environment = {"TIDEMARK_REPOSITORY": f"file://{tmp_path}/repository", "TIDEMARK_JOB": "flights"}

@@ -9,8 +9,8 @@ import pytest
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
 from engine.backup.backup import BackupResult
-from engine.cli.exit_codes import ExitCode, choose_exit_code
-from engine.cli.result_file import ResultFile, check_uploaded, read_result, write_result
+from engine.cli.cmd.commit import ResultFile, check_uploaded, read_result, write_result
+from engine.cli.run import ExitCode, choose_exit_code
 from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
 from engine.repository.repository import Repository
 from index.plan.commits import Retention

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 from typing_extensions import override
 
-from engine.cli.terminal_progress import TerminalProgress
+from engine.cli.output import TerminalProgress
 
 
 class _Clock:
@@ -116,7 +116,7 @@ def test_a_stream_that_nobody_reads_any_more_stops_no_work() -> None:
 def test_a_structured_log_that_nobody_reads_any_more_stops_no_work_and_not_the_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.cli.terminal_progress.TICK_PERIOD_S", 0.001)
+    monkeypatch.setattr("engine.cli.output.TICK_PERIOD_S", 0.001)
     told = threading.Semaphore(0)
 
     def tell(line: str, fields: Mapping[str, int]) -> None:
@@ -134,7 +134,7 @@ def test_a_structured_log_that_nobody_reads_any_more_stops_no_work_and_not_the_t
 
 
 def test_a_log_gets_its_line_also_while_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.cli.terminal_progress.TICK_PERIOD_S", 0.001)
+    monkeypatch.setattr("engine.cli.output.TICK_PERIOD_S", 0.001)
     clock, log = _Clock(), io.StringIO()
     with TerminalProgress(log, clock, what="restore") as progress:
         progress.total(files=1, bytes_=1024)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.cli.exit_codes import ExitCode, choose_exit_code
+from engine.cli.run import ExitCode, choose_exit_code
 from engine.errors import CommitDamagedError
 from index.plan.commits import Retention
 from tests.unit.engine.conftest import JOB, World

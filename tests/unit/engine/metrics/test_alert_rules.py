@@ -10,7 +10,7 @@ import promql_parser
 import pytest
 import yaml
 
-from engine.cli.exit_codes import ExitCode
+from engine.cli.run import ExitCode
 from engine.metrics.names import METRICS
 
 RULES = Path(__file__).parents[4] / "examples" / "prometheus" / "tidemark.rules.yml"
