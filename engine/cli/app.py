@@ -1,6 +1,5 @@
 """The command `tidemark`: its verbs, its help, and how it ends."""
 
-import os
 import signal
 import sys
 import threading
@@ -13,9 +12,9 @@ from typing_extensions import override
 
 from blobstore import installed_release
 from engine.cli.errors import close_quietly, describe, report, trace_of
-from engine.cli.options import COMMON_HELP, OrderedGroup, Verbs, help_sections
+from engine.cli.options import COMMON_HELP, OrderedGroup, Verb, Verbs, help_sections
 from engine.cli.output import JSON as JSON_LOG
-from engine.cli.run import MEANINGS, ExitCode
+from engine.cli.run import MEANINGS, ExitCode, readable_values
 
 
 def _group(name: str, verbs: Mapping[str, str], *, short_help: str, help_: str) -> click.Group:
@@ -149,12 +148,13 @@ class Tidemark(OrderedGroup):
             return ExitCode.UNEXPECTED
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (the edge of the program: shown, never swallowed)
             failure = describe(error, verb)
-            is_logged = meta.get("log_format", _log_format(words)) == JSON_LOG
+            # What no verb has noted is read of the words, which may name none.
+            asked = {**readable_values(Verb("tidemark"), None, words), **meta}
             report(
                 failure,
-                as_json=meta.get("json", _asked(words, "--json")),
-                log_of=verb if is_logged else None,
-                trace=trace_of(error) if meta.get("debug", _asked(words, "--debug")) else "",
+                as_json=bool(asked["json"]),
+                log_of=verb if asked["log_format"] == JSON_LOG else None,
+                trace=trace_of(error) if asked["debug"] else "",
             )
             return failure.code
 
@@ -167,22 +167,6 @@ def _verb_of(words: Sequence[str], group: click.Group) -> str:
     found = group.commands[words[at]]
     below = _verb_of(words[at + 1 :], found) if isinstance(found, click.Group) else ""
     return f"{words[at]} {below}".strip()
-
-
-def _asked(words: Sequence[str], flag: str) -> bool:
-    """Return whether a command line that could not be read has a flag."""
-    before = words[: words.index("--")] if "--" in words else words
-    variable = f"TIDEMARK_{flag.removeprefix('--').upper()}"
-    return flag in before or os.environ.get(variable, "").lower() in {"1", "true", "yes", "on", "y", "t"}
-
-
-def _log_format(words: Sequence[str]) -> str:
-    """Return the form of the log that a command line asks for which could not be read."""
-    before = list(words[: words.index("--")] if "--" in words else words)
-    if "--log-format" in before[:-1]:
-        return before[before.index("--log-format") + 1]
-    said = [word.partition("=")[2] for word in before if word.startswith("--log-format=")]
-    return said[-1] if said else os.environ.get("TIDEMARK_LOG_FORMAT", "")
 
 
 @click.group(

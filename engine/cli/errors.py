@@ -64,13 +64,7 @@ def describe(error: BaseException, verb: str) -> Failure:
 
 
 def report(failure: Failure, *, as_json: bool, log_of: str | None = None, trace: str = "") -> None:
-    """Report it on stderr.
-
-    Args:
-        as_json: As one JSON object.
-        log_of: The verb, where stderr is a structured log; then the object is the `fields` of a line.
-        trace: For `--debug`.
-    """
+    """Report it on stderr, after the `trace` of `--debug`; `log_of` is the verb where stderr is a structured log."""
     if log_of is not None:
         shown = msgspec.to_builtins(failure)
         log("error", log_of, failure.message, {**shown, "traceback": trace} if trace else shown)

@@ -300,11 +300,10 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     repository: str
     json: bool
     quiet: bool
-    debug: bool
-    cache_dir: str | None
     cache: bool
+    cache_dir: str | None = None
     transfer: TransferSettings
-    s3: S3Settings = S3Settings()
+    s3: S3Settings
     # Bytes per second; 0: as many as there may be.
     bwlimit: int = 0
     log_format: LogFormat = TEXT
@@ -377,42 +376,47 @@ def take_common(values: dict[str, Any]) -> Common:
     ctx = click.get_current_context()
     if not values["repository"] and getattr(ctx.command, "needs_repository", True):
         raise click.MissingParameter(ctx=ctx, param=next(p for p in ctx.command.params if p.name == "repository"))
-    transfer = {key: values[key] for key in TRANSFER_KEYS if values.get(key) is not None}
-    given = {key: values[f"{S3}_{key}"] for key in S3_KEYS if values[f"{S3}_{key}"] is not None}
+    given = {name: value for name, value in values.items() if value is not None}
     try:
-        s3 = S3Settings(**given)
+        s3 = S3Settings(**{key: given[f"{S3}_{key}"] for key in S3_KEYS if f"{S3}_{key}" in given})
     except ValueError as error:
         hint = "look at [s3] in tidemark.toml and at the variables TIDEMARK_S3_..."
         raise UsageError(str(error), operation="settings", subject=f"[{S3}]", hint=hint) from None
-    names = ("repository", "json", "quiet", "debug", "cache_dir", "cache", "log_format")
-    return Common(
-        transfer=TransferSettings(**transfer),
-        s3=s3,
-        bwlimit=values["bwlimit"] or 0,
-        metrics_file=values.get("metrics_file"),
-        **{name: values[name] for name in names},
-    )
+    transfer = TransferSettings(**{key: given[key] for key in TRANSFER_KEYS if key in given})
+    own = {name: given[name] for name in Common.__struct_fields__ if name in given}
+    return Common(transfer=transfer, s3=s3, **own)
 
 
-def figures_option(function: Decorated) -> Decorated:
-    """Add `--metrics-file`, for verbs that do work (`engine.cli.run`)."""
-    return click.option("--metrics-file", cls=Setting, type=FILE, hidden=True)(function)
+def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """Return a decorator that adds several options, in this order."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for add in reversed(options):
+            function = add(function)
+        return function
+
+    return decorate
 
 
-def transfer_options(function: Decorated) -> Decorated:
-    """Add the fields of `TransferSettings`."""
-    for key in reversed(TRANSFER_KEYS):
-        if key not in {"in_flight_max", TRUST_STAT}:
-            flag = f"--{key.replace('_', '-')}"
-            function = click.option(flag, cls=Setting, type=SIZE, hidden=True)(function)
-    text = f"Requests under way at once.  [default: {TransferSettings().in_flight_max}]"
-    return click.option("--in-flight-max", cls=Setting, type=int, metavar="N", help=text)(function)
-
-
-def trust_stat_option(function: Decorated) -> Decorated:
-    """Add the field of `TransferSettings` that matters only to verbs which compare local files."""
-    text = "Hash no file whose stat is as recorded."
-    return click.option("--trust-stat", cls=Setting, is_flag=True, default=None, help=text)(function)
+# For verbs that do work (`engine.cli.run`).
+figures_option: Final = click.option("--metrics-file", cls=Setting, type=FILE, hidden=True)
+# The field of `TransferSettings` that matters only to verbs which compare local files.
+trust_stat_option: Final = click.option(
+    "--trust-stat", cls=Setting, is_flag=True, default=None, help="Hash no file whose stat is as recorded."
+)
+_IN_FLIGHT: Final = f"Requests under way at once.  [default: {TransferSettings().in_flight_max}]"
+# The other fields of `TransferSettings`.
+transfer_options: Final = together(
+    click.option("--in-flight-max", cls=Setting, type=int, metavar="N", help=_IN_FLIGHT),
+    *(
+        click.option(f"--{key.replace('_', '-')}", cls=Setting, type=SIZE, hidden=True)
+        for key in TRANSFER_KEYS
+        if key not in {"in_flight_max", TRUST_STAT}
+    ),
+)
+on_spark_option: Final = click.option(
+    "--on-spark", cls=Setting, is_flag=True, help="Spread the work over the executors of a Spark session."
+)
 
 
 def scope_options(*, job_required: bool = True, task: bool = False) -> Callable[[Decorated], Decorated]:
@@ -420,68 +424,46 @@ def scope_options(*, job_required: bool = True, task: bool = False) -> Callable[
 
     A verb takes them as its parameter or field `scope`.
     """
-
-    def decorate(function: Decorated) -> Decorated:
-        if task:
-            text = "With --commit-per-task: whose commits.  [default: 0]"
-            function = click.option("--task", cls=Setting, metavar="TASK", help=text)(function)
-        text = "Each task commits by itself; --task says which."
-        function = click.option("--commit-per-task", cls=Setting, is_flag=True, help=text)(function)
-        return click.option("--job", "-j", cls=Setting, required=job_required, metavar="JOB", help="The job.")(function)
-
-    return decorate
+    by_task, which = "Each task commits by itself; --task says which.", "With --commit-per-task: whose commits."
+    return together(
+        click.option("--job", "-j", cls=Setting, required=job_required, metavar="JOB", help="The job."),
+        click.option("--commit-per-task", cls=Setting, is_flag=True, help=by_task),
+        *([click.option("--task", cls=Setting, metavar="TASK", help=f"{which}  [default: 0]")] if task else []),
+    )
 
 
 def store_options(*, default: bool) -> Callable[[Decorated], Decorated]:
     """Add the options for a store of a job; without `default` none given means all."""
+    task, store, rest = ("0", "default", "") if default else (None, None, " [default: all]")
+    return together(
+        click.option("--task", cls=Setting, metavar="TASK", default=task, help=f"The task.{rest}"),
+        click.option("--store", cls=Setting, metavar="STORE", default=store, help=f"The store.{rest}"),
+    )
 
-    def decorate(function: Decorated) -> Decorated:
-        for name, value in (("store", "default"), ("task", "0")):
-            text, chosen = (f"The {name}.", value) if default else (f"The {name}. [default: all]", None)
-            add = click.option(f"--{name}", cls=Setting, metavar=name.upper(), default=chosen, help=text)
-            function = add(function)
-        return function
 
-    return decorate
+_AT: Final = "The newest then: 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00' (UTC)."
+_VERSION: Final = "The newest of this version, or of V and unique id."
+# Which commit: a verb takes them as its parameter or field `choice`.
+commit_options: Final = together(
+    click.option("--number", type=click.IntRange(min=1), metavar="N", help="The commit of this number."),
+    click.option("--version", type=VERSION, metavar="V[_UID]", help=_VERSION),
+    click.option("--at", type=MOMENT, metavar="TIME", help=_AT),
+    click.option("--name", metavar="NAME", help="The commit of this name."),
+)
+_SINCE: Final = "Keep what was current then or later: 7d, 2026-05-01, 'yesterday 18:00' (UTC)."
+_POLICY: Final = "Rules for many jobs, in place of the three above; docs/how-to/choose-retention.md shows one."
+# What is to be kept, of all jobs or by a file of rules: a verb takes them as its parameter or field `rules`.
+retention_options: Final = together(
+    click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each job."),
+    click.option("--keep-since", type=MOMENT, metavar="TIME", help=_SINCE),
+    click.option("--keep-named/--no-keep-named", default=True, help="Keep records that have names."),
+    click.option("--policy", type=PATH, metavar="FILE", help=_POLICY),
+)
 
 
 def limit_option(default: int, at_most: int, *, at_least: int = 1, text: str) -> Callable[[Decorated], Decorated]:
     """Add `--limit`."""
     return click.option("--limit", type=click.IntRange(at_least, at_most), default=default, metavar="N", help=text)
-
-
-def commit_options(function: Decorated) -> Decorated:
-    """Add the options that choose a commit; a verb takes them as its parameter or field `choice`."""
-    at = "The newest then: 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00' (UTC)."
-    version = "The newest of this version, or of V and unique id."
-    for add in (
-        click.option("--name", metavar="NAME", help="The commit of this name."),
-        click.option("--at", type=MOMENT, metavar="TIME", help=at),
-        click.option("--version", type=VERSION, metavar="V[_UID]", help=version),
-        click.option("--number", type=click.IntRange(min=1), metavar="N", help="The commit of this number."),
-    ):
-        function = add(function)
-    return function
-
-
-def retention_options(function: Decorated) -> Decorated:
-    """Add what is to be kept: a count, a time and names for all jobs, or a file of rules; a verb takes `rules`."""
-    policy = "Rules for many jobs, in place of the three above; docs/how-to/choose-retention.md shows one."
-    since = "Keep what was current then or later: 7d, 2026-05-01, 'yesterday 18:00' (UTC)."
-    for add in (
-        click.option("--policy", type=PATH, metavar="FILE", help=policy),
-        click.option("--keep-named/--no-keep-named", default=True, help="Keep records that have names."),
-        click.option("--keep-since", type=MOMENT, metavar="TIME", help=since),
-        click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each job."),
-    ):
-        function = add(function)
-    return function
-
-
-def repository_and_checkpoint(function: Decorated) -> Decorated:
-    """Add the arguments `[REPO] CHECKPOINT`, in this order; REPO wins over `--repository`."""
-    add = click.argument("places", nargs=-1, metavar="[REPO] CHECKPOINT", expose_value=False, callback=_split_places)
-    return add(function)
 
 
 def _split_places(ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> None:
@@ -495,16 +477,14 @@ def _split_places(ctx: click.Context, _param: click.Parameter, value: tuple[str,
             raise click.UsageError(f"Got unexpected extra argument ({value[-1]})", ctx)
 
 
-def checkpoint_and_repository(function: Decorated) -> Decorated:
-    """Add the arguments `CHECKPOINT [REPO]`, in this order."""
-    function = click.argument("url", required=False, metavar="[REPO]")(function)
-    return click.argument("checkpoint", metavar="CHECKPOINT")(function)
-
-
-def on_spark_option(function: Decorated) -> Decorated:
-    """Add `--on-spark`: work on the executors of a Spark session."""
-    text = "Spread the work over the executors of a Spark session."
-    return click.option("--on-spark", cls=Setting, is_flag=True, help=text)(function)
+# `[REPO] CHECKPOINT`, in this order; REPO wins over `--repository`.
+repository_and_checkpoint: Final = click.argument(
+    "places", nargs=-1, metavar="[REPO] CHECKPOINT", expose_value=False, callback=_split_places
+)
+# And the other way round.
+checkpoint_and_repository: Final = together(
+    click.argument("checkpoint", metavar="CHECKPOINT"), click.argument("url", required=False, metavar="[REPO]")
+)
 
 
 def help_sections(rows: Mapping[str, Sequence[tuple[str, str]]], formatter: click.HelpFormatter) -> None:

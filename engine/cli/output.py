@@ -15,12 +15,11 @@ import contextlib
 import functools
 import shutil
 import threading
-import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
 from pathlib import PurePath
-from types import TracebackType, UnionType
-from typing import Annotated, Any, Final, Literal, Self, TextIO, TypeVar, Union, get_args, get_origin
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TextIO, TypeVar, get_origin
 
 import click
 import msgspec
@@ -58,7 +57,6 @@ class CommitView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """Which commit it is."""
         return f"commit {self.number}, version {self.version}, {self.committed_at}"
 
 
@@ -103,15 +101,14 @@ def committed_line(commit: Commit) -> str:
 
 
 def extend(kind: type[ViewT], result: msgspec.Struct, **more: Any) -> ViewT:  # noqa: ANN401  (the fields of any struct)
-    """Return a result as a struct that is derived from its own and has some fields more."""
+    """Return a result as a struct that is derived from its own, with some fields more."""
     return kind(**{name: getattr(result, name) for name in result.__struct_fields__}, **more)
 
 
 class JsonField(msgspec.Struct, frozen=True):
-    """A field of an object: its type in JSON, and the attribute that it shows."""
+    """A field of an object, and the attribute that it shows."""
 
     name: str
-    type: Any
     attribute: str
     # How the value is shown, if not as it is.
     form: Literal["", "time", "path"] = ""
@@ -120,69 +117,26 @@ class JsonField(msgspec.Struct, frozen=True):
 @functools.cache
 def json_fields(kind: type[msgspec.Struct]) -> tuple[JsonField, ...]:
     """Return the fields that a struct has in JSON."""
-    return tuple(_json_fields(kind))
-
-
-def _json_fields(kind: type[msgspec.Struct]) -> Iterator[JsonField]:
-    config = kind.__struct_config__
-    if config.tag_field is not None:
-        yield JsonField(config.tag_field, Literal[config.tag], "__struct_config__.tag")
-    fields = msgspec.structs.fields(kind)
+    tag = kind.__struct_config__.tag_field
+    found = [JsonField(tag, "__struct_config__.tag")] if tag is not None else []
     omitted: Collection[str] = getattr(kind, "json_omitted", ())
-    for field in fields:
+    for field in msgspec.structs.fields(kind):
         if field.name in omitted:
             continue
         if field.type is Scope:
-            yield JsonField("job", str, f"{field.name}.job")
-            yield JsonField("commit_task", str | None, f"{field.name}.task")
-            continue
-        if field.name == "path" and get_origin(field.type) is tuple:
-            yield JsonField(field.name, str, field.name, "path")
-            continue
-        yield from _with_time(field.encode_name, field.type, field.name)
+            found += [JsonField("job", f"{field.name}.job"), JsonField("commit_task", f"{field.name}.task")]
+        elif field.name == "path" and get_origin(field.type) is tuple:
+            found.append(JsonField("path", "path", "path"))
+        else:
+            found += _with_time(field.encode_name, field.name)
     properties: Mapping[str, str] = getattr(kind, "json_properties", {})
-    for name, path in properties.items():
-        yield from _with_time(name, _type_at(kind, path), path)
+    return (*found, *(field for name, path in properties.items() for field in _with_time(name, path)))
 
 
-def _with_time(name: str, kind: Any, path: str) -> Iterator[JsonField]:  # noqa: ANN401  (a type)
-    yield JsonField(name, json_type_of(kind), path)
+def _with_time(name: str, path: str) -> list[JsonField]:
     time = name.removesuffix("_ms")
-    if time != name and (time == "now" or time.endswith("_at")):
-        yield JsonField(time, str | None if type(None) in get_args(kind) else str, path, "time")
-
-
-def _type_at(kind: Any, path: str) -> Any:  # noqa: ANN401  (a type)
-    """Return the declared type of a field, or of a property, of a struct or of what is in it."""
-    is_optional = False
-    for name in path.split("."):
-        if type(None) in get_args(kind):
-            is_optional, [kind] = True, [one for one in get_args(kind) if one is not type(None)]
-        attribute = getattr(kind, name, None)
-        holder = attribute.fget if isinstance(attribute, property) else kind
-        kind = typing.get_type_hints(holder)["return" if isinstance(attribute, property) else name]
-    return kind | None if is_optional else kind
-
-
-def json_type_of(kind: Any) -> Any:  # noqa: ANN401, PLR0911  (a type: one answer for each kind)
-    """Return what a type is in JSON."""
-    kind = getattr(kind, "__supertype__", kind)
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is Commit:
-        return CommitView
-    if kind is bytes or (isinstance(kind, type) and issubclass(kind, PurePath)):
-        return str
-    if isinstance(kind, type) and issubclass(kind, IntEnum):
-        return int
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return Literal[tuple(member.name.lower() for member in kind)]
-    if origin is Annotated:
-        return json_type_of(inner[0])
-    if origin in {None, Literal}:
-        return kind
-    shown = tuple(one if one is Ellipsis else json_type_of(one) for one in inner)
-    generic: Any = Union if origin is UnionType else origin
-    return generic[shown]
+    is_time = time != name and (time == "now" or time.endswith("_at"))
+    return [JsonField(name, path), *([JsonField(time, path, "time")] if is_time else [])]
 
 
 def to_json(value: Any) -> Any:  # noqa: ANN401, PLR0911  (a result, or what is in it: one answer for each kind)
@@ -242,13 +196,8 @@ class LogLineView(msgspec.Struct, frozen=True, kw_only=True):
 
 def log(level: Level, verb: str, message: str, fields: Mapping[str, Any] | None = None) -> None:
     """Write one line of a structured log."""
-    line = LogLineView(
-        time=iso_time(Runtime().local_now_ms()),
-        level=level,
-        verb=verb,
-        message=printable(message),
-        fields=fields or {},
-    )
+    time = iso_time(Runtime().local_now_ms())
+    line = LogLineView(time=time, level=level, verb=verb, message=printable(message), fields=fields or {})
     click.echo(msgspec.json.encode(line), err=True)
 
 
@@ -278,14 +227,7 @@ class TerminalProgress:
     """
 
     def __init__(self, stream: TextIO, monotonic_s: Callable[[], float], *, what: str, log: Log | None = None) -> None:
-        """Begin to count.
-
-        Args:
-            stream: Where to write, usually stderr.
-            monotonic_s: Seconds that never go backwards.
-            what: The verb to begin each line with, such as "backup".
-            log: Is given each line with its numbers, in place of the stream: for a structured log.
-        """
+        """Begin to count; `what` begins each line, and `log` is given it with its numbers in place of the stream."""
         self._stream = stream
         self._monotonic_s = monotonic_s
         self._what = what
@@ -329,23 +271,26 @@ class TerminalProgress:
             self._bytes += bytes_
             self._tick()
 
-    def tick(self) -> None:
-        with self._lock:
-            self._tick()
-
     def _tick_on(self) -> None:
         while not self._ended.wait(TICK_PERIOD_S):
-            self.tick()
+            with self._lock:
+                self._tick()
 
     def _tick(self) -> None:
         now_s = self._monotonic_s()
         if now_s - self._drawn_s < (REDRAW_PERIOD_S if self._in_place else LOG_PERIOD_S):
             return
         self._drawn_s = now_s
-        self._measure(now_s)
+        if (passed_s := now_s - self._rated_s) > 0:
+            current = (self._bytes - self._rated_bytes) / passed_s
+            # Within its memory the rate is the plain average since the beginning.
+            weight = passed_s / min(RATE_MEMORY_S, max(passed_s, now_s - self._began_s))
+            self._rate_bytes_per_s += (current - self._rate_bytes_per_s) * min(1.0, weight)
+            self._rated_s, self._rated_bytes = now_s, self._bytes
+        line = self._line(now_s)
         if self._in_place:
             width = shutil.get_terminal_size().columns - 1
-            self._write(_CLEAR_LINE + self.line(now_s)[:width])
+            self._write(_CLEAR_LINE + line[:width])
             self._on_screen = True
         elif self._log is not None:
             numbers = {
@@ -357,25 +302,15 @@ class TerminalProgress:
             }
             # As in `_write`.
             with contextlib.suppress(OSError, ValueError):
-                self._log(self.line(now_s), numbers)
+                self._log(line, numbers)
         else:
-            self._write(self.line(now_s) + "\n")
+            self._write(line + "\n")
 
-    def _measure(self, now_s: float) -> None:
-        passed_s = now_s - self._rated_s
-        if passed_s <= 0:
-            return
-        current = (self._bytes - self._rated_bytes) / passed_s
-        # Within its memory the rate is the plain average since the beginning.
-        weight = passed_s / min(RATE_MEMORY_S, max(passed_s, now_s - self._began_s))
-        self._rate_bytes_per_s += (current - self._rate_bytes_per_s) * min(1.0, weight)
-        self._rated_s, self._rated_bytes = now_s, self._bytes
-
-    def line(self, now_s: float) -> str:
-        files = _of(f"{self._files:,}", f"{self._files_total:,}", self._files_total)
-        parts = [f"{self._what}: {files} files"]
-        parts.append(_of(human_bytes(self._bytes), human_bytes(self._bytes_total), self._bytes_total))
+    def _line(self, now_s: float) -> str:
+        files = f" of {self._files_total:,}" if self._files_total else ""
+        parts = [f"{self._what}: {self._files:,}{files} files", human_bytes(self._bytes)]
         if self._bytes_total:
+            parts[-1] += f" of {human_bytes(self._bytes_total)}"
             parts.append(f"{min(100, 100 * self._bytes // self._bytes_total)}%")
         if now_s - self._began_s >= RATE_AGE_S_MIN and self._rate_bytes_per_s >= 1:
             parts.append(f"{human_bytes(int(self._rate_bytes_per_s))}/s")
@@ -391,7 +326,3 @@ class TerminalProgress:
         except (OSError, ValueError):
             # The work goes on also where nobody reads this any more.
             self._on_screen = False
-
-
-def _of(done: str, total: str, known: int) -> str:
-    return f"{done} of {total}" if known else done

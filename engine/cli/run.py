@@ -178,11 +178,7 @@ class RunRecord:
     def write(self, path: Path, run: Mapping[str, str], ended: "Ended", warn: Callable[[str], None]) -> None:
         """Write the samples of the run to a file, to which other runs write, too, and begin to note the next one.
 
-        Args:
-            path: The file.
-            run: Its verb, as people say it, and `job_name`, empty where none was named.
-            ended: How it ended.
-            warn: Called with the reason if nothing can be written; that changes nothing of the result.
+        `run` is as `run_of` says it. If nothing can be written, that is a warning and changes nothing of the result.
         """
         try:
             # With prometheus_client, for those who asked for it.
@@ -267,14 +263,15 @@ class _Both:
 
 
 def run_of(words: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return what metrics call a run: an upload that nobody can see yet is not a backup to rely on."""
+    """Return what metrics call a run, and its job: an upload that nobody can see yet is not a backup to rely on."""
     verb = f"{words} --no-commit" if values.get("no_commit") else words
     return {"verb": verb, "job_name": str(values.get("job") or "")}
 
 
 def readable_values(command: click.Command, parent: click.Context | None, args: Sequence[str]) -> Mapping[str, Any]:
     """Return the values that can be read of a refused command line: flags, environment and settings file."""
-    ctx = click.Context(command, parent=parent, info_name=command.name, resilient_parsing=True)
+    obj: dict[str, Any] | None = None if parent is not None else {}
+    ctx = click.Context(command, parent=parent, info_name=command.name, obj=obj, resilient_parsing=True)
     ctx.ignore_unknown_options = ctx.allow_extra_args = True
     with ctx.scope(cleanup=False):
         click.Command.parse_args(command, ctx, list(args))

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import click
@@ -32,30 +32,42 @@ from engine.repository.repository import Repository, SyncRepository
 from engine.text import Moment
 from index.display import printable
 from index.errors import UnsafeNameError
-from index.plan.commits import Commit, RetentionPolicy
-from index.snapshot.keys import RunId, encode_component, encode_scope, make_run_id
-from index.snapshot.model import Scope, StoreReference
+from index.plan.commits import Commit
+from index.plan.retention import RetentionPolicy
+from index.snapshot.keys import encode_scope
+from index.snapshot.model import Scope
+from index.snapshot.records import StoreReference
+from index.text import printable
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store
     from engine.spark.access import SparkOptions
     from engine.spark.session import SparkSession
 
-SCOPES_SHOWN_MAX: Final = 8
+Named = TypeVar("Named", str, Scope)
+
+# Names in a hint.
+SHOWN_MAX: Final = 8
 # Indexes of a commit that are in memory at a time.
 INDEXES_IN_FLIGHT_MAX: Final = 8
 
 
 class Session:
-    """What every verb works with."""
+    """What every verb works with.
+
+    Attributes:
+        repository: The one that `open` opened.
+        record: What the run did, for `--metrics-file`. A dry run has no figures.
+    """
+
+    repository: SyncRepository
 
     def __init__(self, verb: Verb, common: Common, values: Mapping[str, Any]) -> None:
         self.verb = verb.words
         self.common = common
         self._prints = verb.prints
-        self._runtime = Runtime()
-        # What the run did, for `--metrics-file`. A dry run has no figures.
-        self.record = RunRecord(self._runtime)
+        self.runtime = Runtime()
+        self.record = RunRecord(self.runtime)
         self._run = run_of(self.verb, values)
         self._metrics_file = None if values.get("dry_run") else common.metrics_file
 
@@ -64,11 +76,11 @@ class Session:
         """Open the repository; warn at the end if the digest caches could not be kept."""
         with self.record.timed("open"):
             opening = self._begin(Repository.open, settings=self.common.transfer, cache_dir=self.cache_dir())
-        with opening as repository:
+        with opening as self.repository:
             try:
-                yield repository
+                yield self.repository
             finally:
-                if (error := repository.asynchronous.opened.digests.error) is not None:
+                if (error := self.repository.asynchronous.cache_error) is not None:
                     self.warn(f"file hashes are not remembered, the next run reads again: {error}")
 
     def initialised(self, **times: int) -> SyncRepository:
@@ -85,7 +97,7 @@ class Session:
 
         async def begin() -> Repository:
             try:
-                return await open_repository(store, runtime=self._runtime, **settings)
+                return await open_repository(store, runtime=self.runtime, **settings)
             except BaseException:
                 await store.close()
                 raise
@@ -97,20 +109,12 @@ class Session:
             loop.stop()
             raise
 
-    def seed(self) -> int:
-        return int(self._runtime.session()[:8], 16)
-
-    def new_id(self) -> RunId:
-        """Return an id for a new directory; such ids sort by this machine's time."""
-        return make_run_id(self._runtime.local_now_ms(), self._runtime.session())
-
     def store(self) -> BlobStore:
         """Open the store of the repository's URL; `UsageError` if it is none."""
+        url, settings = self.common.repository, self.store_settings()
         meter = self.record.meter if self._metrics_file is not None else None
         with self.checked_url():
-            return open_store(
-                self.common.repository, self.store_settings(), meter=meter, on_silence=self._warn_of_silence
-            )
+            return open_store(url, settings, meter=meter, on_silence=self._warn_of_silence)
 
     @contextlib.contextmanager
     def checked_url(self) -> Iterator[None]:
@@ -154,7 +158,7 @@ class Session:
             yield self.record.counted(NO_PROGRESS)
             return
         write = (lambda line, fields: log("info", self.verb, line, fields)) if self.logs_json else None
-        with TerminalProgress(sys.stderr, self._runtime.monotonic_s, what=what, log=write) as progress:
+        with TerminalProgress(sys.stderr, self.runtime.monotonic_s, what=what, log=write) as progress:
             yield self.record.counted(progress)
 
     @property
@@ -220,48 +224,55 @@ class Session:
 
     # ------------------------------------------------------------------ choosing
 
-    def choose(self, repository: SyncRepository, choice: CommitChoice) -> Choice:
+    def choose(self, choice: CommitChoice) -> Choice:
         """Return the arguments of `Repository.find`; an age becomes a time by the store's clock."""
-        at_ms = self.resolve_ms(repository, choice.at) if choice.at is not None else None
+        at_ms = self.resolve_ms(choice.at) if choice.at is not None else None
         return Choice(
             number=choice.number, version=choice.version, unique_id=choice.unique_id, at_ms=at_ms, name=choice.name
         )
 
-    def resolve_ms(self, repository: SyncRepository, moment: Moment) -> int:
+    def resolve_ms(self, moment: Moment) -> int:
         """Return a time in milliseconds since the epoch; only an age asks for the store's clock."""
-        now_ms = 0 if moment.at_ms is not None else repository.loop.run(read_now_ms(repository.asynchronous.store))
+        store = self.repository.asynchronous.store
+        now_ms = 0 if moment.at_ms is not None else self.repository.loop.run(read_now_ms(store))
         return max(0, moment.resolve_ms(now_ms))
 
-    def find(self, repository: SyncRepository, scope: Scope, choice: CommitChoice) -> Commit:
+    def find(self, scope: Scope, choice: CommitChoice) -> Commit:
         """Return the commit that was chosen; `NotFoundError` says what there is."""
-        with self.explaining(repository, scope):
-            return repository.find(scope, **self.choose(repository, choice))
+        with self.explaining(scope):
+            return self.repository.find(scope, **self.choose(choice))
 
     @contextlib.contextmanager
-    def pinned(
-        self, repository: SyncRepository, scope: Scope, choice: Choice, *, purpose: str
-    ) -> Iterator[tuple[Commit, PinLease]]:
+    def pinned(self, scope: Scope, choice: Choice, *, purpose: str) -> Iterator[tuple[Commit, PinLease]]:
         """Yield the commit that was chosen, protected from collections; raises as `find`."""
         with contextlib.ExitStack() as stack:
-            with self.explaining(repository, scope):
-                found = stack.enter_context(repository.find_pinned(scope, purpose=purpose, **choice))
+            with self.explaining(scope):
+                found = stack.enter_context(self.repository.find_pinned(scope, purpose=purpose, **choice))
             yield found
 
     @contextlib.contextmanager
-    def explaining(self, repository: SyncRepository, scope: Scope) -> Iterator[None]:
+    def explaining(self, scope: Scope) -> Iterator[None]:
         """Turn "nothing fits" for a scope that does not exist at all into what exists."""
         try:
             yield
         except NotFoundError:
-            there = repository.scopes()
+            there = self.repository.scopes()
             if scope in there:
                 raise
-            raise NotFoundError(
-                "no such job" if scope.task is None else "no such job and task",
-                operation=self.verb,
-                subject=str(scope),
-                hint=_hint_for_missing(scope, there),
-            ) from None
+            message = "no such job" if scope.task is None else "no such job and task"
+            hint = _hint_for_missing(scope, there)
+            raise NotFoundError(message, operation=self.verb, subject=str(scope), hint=hint) from None
+
+    def choose_stores(
+        self, commit: Commit, task: str | None, store: str | None, *, required: bool = True
+    ) -> tuple[StoreReference, ...]:
+        """Return the stores of a commit that were asked for, None being any; `NotFoundError` if one is `required`."""
+        stores = commit.record.stores
+        if (found := tuple(s for s in stores if task in {None, s.task} and store in {None, s.store})) or not required:
+            return found
+        have = ", ".join(sorted({f"{s.task}/{s.store}" for s in stores})[:SHOWN_MAX]) or "none at all"
+        message = f"commit {commit.pointer.number} has no store {task or '*'}/{store or '*'}"
+        raise NotFoundError(message, operation=self.verb, subject=str(commit.scope), hint=f"it has {have}")
 
 
 def _hint_for_missing(scope: Scope, there: Sequence[Scope]) -> str:
@@ -278,8 +289,8 @@ def _hint_for_missing(scope: Scope, there: Sequence[Scope]) -> str:
 def some(names: Iterable[str]) -> str:
     """List the first few of many names."""
     all_ = list(names)
-    more = f" and {len(all_) - SCOPES_SHOWN_MAX} more" if len(all_) > SCOPES_SHOWN_MAX else ""
-    return ", ".join(all_[:SCOPES_SHOWN_MAX]) + more
+    more = f" and {len(all_) - SHOWN_MAX} more" if len(all_) > SHOWN_MAX else ""
+    return ", ".join(all_[:SHOWN_MAX]) + more
 
 
 # ---------------------------------------------------------------------- what options choose together
@@ -287,21 +298,16 @@ def some(names: Iterable[str]) -> str:
 
 def choose_scope(job: str, *, commit_per_task: bool, task: str | None) -> Scope:
     """Return the scope that a job's commits belong to; `UsageError` if the job or the task fits no key."""
-    scope = Scope(job, (task or "0") if commit_per_task else None)
-    try:
-        encode_scope(scope)
-    except UnsafeNameError as error:
-        raise UsageError(str(error), operation="read", subject="--job", hint=error.hint) from None
-    return scope
+    return check_fits("--job", encode_scope, Scope(job, (task or "0") if commit_per_task else None))
 
 
-def check_component(option: str, name: str) -> str:
-    """Return the name of a task, store or commit; `UsageError` if it fits no key."""
+def check_fits(option: str, encode: Callable[[Named], str], value: Named) -> Named:
+    """Return what becomes a part of keys; `UsageError` if it fits none."""
     try:
-        encode_component(name)
+        encode(value)
     except UnsafeNameError as error:
         raise UsageError(str(error), operation="read", subject=option, hint=error.hint) from None
-    return name
+    return value
 
 
 def choose_commit(
@@ -314,27 +320,6 @@ def choose_commit(
     if name is not None:
         check_new_name(name)
     return version or CommitChoice(number=number, at=at, name=name)
-
-
-def select_stores(commit: Commit, task: str | None, store: str | None) -> tuple[StoreReference, ...]:
-    """Return the stores of a commit of that task and name; None is any."""
-    return tuple(s for s in commit.record.stores if task in {None, s.task} and store in {None, s.store})
-
-
-def choose_stores(commit: Commit, *, task: str | None, store: str | None, operation: str) -> tuple[StoreReference, ...]:
-    """Return the stores of a commit that were asked for, None being any; `NotFoundError` if there is none."""
-    if found := select_stores(commit, task, store):
-        return found
-    raise no_store(commit, task, store, operation)
-
-
-def no_store(commit: Commit, task: str | None, store: str | None, operation: str) -> NotFoundError:
-    """Return the error that a commit has no such store."""
-    have = ", ".join(sorted({f"{s.task}/{s.store}" for s in commit.record.stores})[:8])
-    message = f"commit {commit.pointer.number} has no store {task or '*'}/{store or '*'}"
-    return NotFoundError(
-        message, operation=operation, subject=str(commit.scope), hint=f"it has {have or 'none at all'}"
-    )
 
 
 def choose_rules(
@@ -358,10 +343,7 @@ def resolve_rules(repository: SyncRepository, rules: PolicyFile, *, dry_run: boo
     """Return the rules with times by the store's clock, which is asked only if a rule has a time.
 
     Of a `dry_run` nothing is closed by them: this machine's clock does where the store does not say its own.
-
-    Raises:
-        UsageError: A time is yet to come.
-        StoreError: The store does not say its clock.
+    `UsageError` if a time is yet to come, `StoreError` if the store does not say its clock.
     """
     if all(entry.keep_since is None for entry in rules.entries):
         return rules.resolve(0)
@@ -429,9 +411,8 @@ def _take(name: str, kind: Any, values: Mapping[str, Any]) -> object:  # noqa: A
     return kind(**{field.name: _take(field.name, field.type, values) for field in fields})
 
 
-@contextlib.contextmanager
-def spark_session() -> Iterator["SparkSession"]:
-    """Yield the Spark session that runs here, or a new one that ends with the block: only for who asked for it.
+def spark_session() -> contextlib.AbstractContextManager["SparkSession"]:
+    """Return the Spark session that runs here, or a new one that ends with the block: only for who asked for it.
 
     How it is set is Spark's own business: `spark-defaults.conf`, `spark-submit`, and the variables of the environment.
     `UsageError` if there is no Java that it could start with, or what is set is wrong.
@@ -439,5 +420,4 @@ def spark_session() -> Iterator["SparkSession"]:
     # PySpark takes a second to import, which the verbs that do without it need not wait for.
     from engine.spark.session import open_session  # noqa: PLC0415
 
-    with open_session() as session:
-        yield session
+    return open_session()

@@ -5,7 +5,7 @@ import re
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 from typing_extensions import override
@@ -47,12 +47,27 @@ class KeyPlace(msgspec.Struct, frozen=True):
 
 
 class FoundKey(msgspec.Struct, frozen=True, kw_only=True):
-    """One key, with its value if that was asked for."""
+    """One key, with its value if that was asked for; in JSON both as escaped text and as hexadecimal."""
+
+    json_omitted: ClassVar = ("key", "value")
+    json_properties: ClassVar = {"key": "text", "key_hex": "key", "value": "value_text", "value_hex": "value"}
 
     family: str
     key: bytes
     value_bytes: int
     value: bytes | None = None
+
+    @property
+    def text(self) -> str:
+        return escape_bytes(self.key)
+
+    @property
+    def value_text(self) -> str | None:
+        return escape_bytes(self.value) if self.value is not None else None
+
+    @property
+    def place(self) -> str:
+        return write_place(KeyPlace(self.family, self.key))
 
 
 class FoundKeys(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Remove one damaged object, for an operator who knows what that means (design 0002, D12)."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -33,6 +33,10 @@ _MAY_ARRIVE: Final = "discard again: the boundary may still arrive, and closes w
 
 class Discarded(msgspec.Struct, frozen=True, kw_only=True):
     """What was removed, or with `dry_run` would be."""
+
+    # The number of the boundary written in its place is null of a name or a pin.
+    json_omitted: ClassVar = ("boundary",)
+    json_properties: ClassVar = {"boundary_number": "boundary.number"}
 
     key: str
     dry_run: bool

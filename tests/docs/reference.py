@@ -12,6 +12,8 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum, IntEnum
+from pathlib import PurePath
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import click
@@ -26,8 +28,9 @@ import index.errors
 from engine.cli.app import tidemark
 from engine.cli.errors import Failure
 from engine.cli.options import Setting, Verb, table_name, walk_verbs
-from engine.cli.output import SCHEMA, LogLineView, json_fields
+from engine.cli.output import SCHEMA, CommitView, JsonField, LogLineView, json_fields
 from engine.cli.run import CODES, MEANINGS, ExitCode
+from index.plan.commits import Commit
 from tests.docs.console import PROJECT
 
 REFERENCE: Final = PROJECT / "docs" / "reference"
@@ -198,7 +201,7 @@ def structs_behind(views: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.S
             if kind not in found:
                 found[kind] = None
                 for field in json_fields(kind):
-                    visit(field.type)
+                    visit(field_type(kind, field))
             return
         for inner in get_args(kind):
             visit(inner)
@@ -213,8 +216,51 @@ def _fields(struct: type[msgspec.Struct]) -> list[str]:
     lines = ["| field | type | |", "|---|---|---|"]
     for field in json_fields(struct):
         told = comments.get(field.attribute, "").replace("|", "\\|")
-        lines.append(f"| `{field.name}` | {json_type(field.type)} | {told} |")
+        lines.append(f"| `{field.name}` | {json_type(field_type(struct, field))} | {told} |")
     return lines
+
+
+def field_type(struct: type[msgspec.Struct], field: JsonField) -> Any:
+    """Return what a field of an object is in JSON, as a type."""
+    if field.name == struct.__struct_config__.tag_field:
+        return typing.Literal[struct.__struct_config__.tag]
+    declared = _type_at(struct, field.attribute)
+    if field.form:
+        return str | None if type(None) in get_args(declared) else str
+    return _shown_type(declared)
+
+
+def _type_at(kind: Any, path: str) -> Any:
+    """The declared type of a field, or of a property, of a struct or of what is in it."""
+    is_optional = False
+    for name in path.split("."):
+        if type(None) in get_args(kind):
+            is_optional, [kind] = True, [one for one in get_args(kind) if one is not type(None)]
+        attribute = getattr(kind, name, None)
+        holder = attribute.fget if isinstance(attribute, property) else kind
+        kind = typing.get_type_hints(holder)["return" if isinstance(attribute, property) else name]
+    return kind | None if is_optional else kind
+
+
+def _shown_type(kind: Any) -> Any:  # noqa: PLR0911  (one answer for each kind)
+    """What a type is in JSON, by the rules of `engine.cli.output`."""
+    kind = getattr(kind, "__supertype__", kind)
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Commit:
+        return CommitView
+    if kind is bytes or (isinstance(kind, type) and issubclass(kind, PurePath)):
+        return str
+    if isinstance(kind, type) and issubclass(kind, IntEnum):
+        return int
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return typing.Literal[tuple(member.name.lower() for member in kind)]
+    if origin is Annotated:
+        return _shown_type(inner[0])
+    if origin in {None, typing.Literal}:
+        return kind
+    shown = tuple(one if one is Ellipsis else _shown_type(one) for one in inner)
+    generic: Any = typing.Union if origin is types.UnionType else origin
+    return generic[shown]
 
 
 def json_type(kind: Any) -> str:

@@ -18,7 +18,7 @@ from engine.cli.options import walk_verbs
 from engine.cli.output import SCHEMA, LogLineView, json_fields
 from engine.cli.run import MEANINGS
 from engine.metrics.names import METRICS
-from tests.docs.reference import codes_of_errors, json_type, structs_behind
+from tests.docs.reference import codes_of_errors, field_type, json_type, structs_behind
 
 _WIDTH: Final = 120
 _LINK: Final = re.compile(r"\[(\w+)\]\(#\w+\)")
@@ -39,7 +39,7 @@ def describe() -> Iterator[str]:
     yield f"schema {SCHEMA}"
     views = [view for verb in verbs for view in verb.prints]
     for struct in sorted(structs_behind([Failure, LogLineView, *views]), key=lambda struct: struct.__name__):
-        fields = "; ".join(f"{field.name}: {json_type(field.type)}" for field in json_fields(struct))
+        fields = "; ".join(f"{field.name}: {json_type(field_type(struct, field))}" for field in json_fields(struct))
         yield from _wrapped(f"json {struct.__name__}:", _LINK.sub(r"\1", fields))
     for _, metric in sorted(METRICS.items()):
         yield f"metric {metric.name} {metric.kind} ({', '.join(metric.labels)})"

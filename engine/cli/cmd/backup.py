@@ -19,13 +19,14 @@ from engine.cli.options import (
     trust_stat_option,
 )
 from engine.cli.output import committed_line
-from engine.cli.session import Session, check_component, verb
+from engine.cli.session import Session, check_fits, verb
 from engine.errors import DamagedError, UsageError
 from engine.text import table
 from index.display import count, human_bytes, human_duration, printable
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit
 from index.snapshot.dir_diff import DiffStats
+from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope
 
 _CHANGES: Final = ("added", "retained", "removed")
@@ -34,26 +35,22 @@ _CHANGES: Final = ("added", "retained", "removed")
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     """`backup --dry-run`."""
 
+    json_omitted: ClassVar = ("plan",)
+    json_properties: ClassVar = {
+        **{name: f"plan.changes.{name}" for did in _CHANGES for name in (f"files_{did}", f"bytes_{did}")},
+        **{f"{what}_{did}": f"plan.{what}_{did}" for did in ("repacked", "healed") for what in ("files", "bytes")},
+        "bytes_inline": "plan.inline_bytes",
+        # Packs included; the index comes on top.
+        "uploads_count": "plan.uploads_count",
+        "upload_bytes": "plan.upload_bytes",
+    }
+
     dry_run: bool = True
-    files_added: int
-    bytes_added: int
-    files_retained: int
-    bytes_retained: int
-    files_removed: int
-    bytes_removed: int
-    files_repacked: int
-    bytes_repacked: int
-    # Of these, those of which bytes are missing in the store.
-    files_healed: int
-    bytes_healed: int
+    plan: BackupPlan
     files_inline: int
-    bytes_inline: int
     files_empty: int
     packs_count: int
     packs_bytes: int
-    # Packs included; the index comes on top.
-    uploads_count: int
-    upload_bytes: int
     # Paths of all that would be read: added, or packed again.
     files: tuple[str, ...]
 
@@ -112,8 +109,8 @@ def backup(session: Session, options: BackupArguments) -> None:
 
     Example: tidemark backup /state/checkpoint -r file:///backups --job flights
     """
-    check_component("--task", options.task)
-    check_component("--store", options.store)
+    check_fits("--task", encode_component, options.task)
+    check_fits("--store", encode_component, options.store)
     if not options.dry_run and options.no_commit != (options.result is not None):
         hint = "without a result file nothing could ever commit the upload"
         raise UsageError("--no-commit and --result go together", operation="backup", hint=hint)
@@ -176,18 +173,11 @@ def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path |
 
 def _view_plan(plan: BackupPlan) -> PlanView:
     return PlanView(
-        **{f"{what}_{did}": getattr(plan.changes, f"{what}_{did}") for what in ("files", "bytes") for did in _CHANGES},
-        files_repacked=plan.files_repacked,
-        bytes_repacked=plan.bytes_repacked,
-        files_healed=plan.files_healed,
-        bytes_healed=plan.bytes_healed,
+        plan=plan,
         files_inline=len(plan.inline),
-        bytes_inline=plan.inline_bytes,
         files_empty=len(plan.empty),
         packs_count=len(plan.packs),
         packs_bytes=sum(pack.size_bytes for pack in plan.packs),
-        uploads_count=plan.uploads_count,
-        upload_bytes=plan.upload_bytes,
         files=tuple(sorted("/".join(item.path) for item in plan.files)),
     )
 
@@ -213,11 +203,7 @@ def _plan_lines(plan: BackupPlan) -> list[str]:
 
 
 def _changes(stats: BackupStats | DiffStats) -> list[tuple[str, int, int]]:
-    return [
-        ("added", stats.files_added, stats.bytes_added),
-        ("retained", stats.files_retained, stats.bytes_retained),
-        ("removed", stats.files_removed, stats.bytes_removed),
-    ]
+    return [(did, getattr(stats, f"files_{did}"), getattr(stats, f"bytes_{did}")) for did in _CHANGES]
 
 
 def _changes_table(*rows: tuple[str, int, int]) -> list[str]:

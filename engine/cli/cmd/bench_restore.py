@@ -13,7 +13,6 @@ from engine.cli.config import CommitChoice, state_path
 from engine.cli.options import (
     DIRECTORY,
     DURATION,
-    Setting,
     commit_options,
     figures_option,
     scope_options,
@@ -61,8 +60,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     "restore", "Restore a job for a drill: time of each phase, and a forecast.", group="bench", prints=(RestoreDrill,)
 )
 @click.argument("url", required=False)
-@scope_options()
-@click.option("--task", cls=Setting, metavar="TASK", help="With --commit-per-task, the task.  [default: 0]")
+@scope_options(task=True)
 @commit_options
 @click.option(
     "--to",
@@ -143,7 +141,7 @@ def _run(session: Session, repository: SyncRepository, options: BenchOptions, hi
     )
     try:
         with (
-            session.explaining(repository, options.scope),
+            session.explaining(options.scope),
             session.progress("restore drill", wanted=not options.one_line) as progress,
         ):
             work = run_restore_drill(
@@ -152,7 +150,7 @@ def _run(session: Session, repository: SyncRepository, options: BenchOptions, hi
                 drill_options,
                 runtime=runtime,
                 progress=progress,
-                **session.choose(repository, options.choice),
+                **session.choose(options.choice),
             )
             return repository.loop.run(work)
     except (NotFoundError, UsageError):

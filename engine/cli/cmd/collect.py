@@ -29,12 +29,12 @@ from engine.collect.policy import PolicyFile
 from engine.collect.report import CollectReport
 from engine.errors import TooMuchToDeleteError, UsageError, restated
 from engine.inspect.explain import Explanation, Fate, KeyPath, RootKind
-from engine.repository.sync import SyncRepository
 from engine.text import table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.errors import UnsafeNameError
-from index.plan.commits import RetentionPolicy
-from index.snapshot.keys import RunId, audit_key, check_run_id
+from index.plan.retention import RetentionPolicy
+from index.snapshot.keys import RunId, audit_key, check_run_id, make_run_id
+from index.text import count, human_bytes, human_duration, iso_time, printable
 
 # Keys of one kind that people are shown; the JSON has more.
 SHOWN_MAX: Final = 20
@@ -231,17 +231,16 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
     if options.rules is None:
         hint = "say --keep-last N, --keep-since TIME, or both; or --policy FILE"
         raise UsageError("this would keep nothing but the newest commits", operation="collect", hint=hint)
-    plan_dir = choose_plan_dir(options.plan, session.cache_dir(), session.new_id(), dry_run=options.dry_run)
+    new_id = make_run_id(session.runtime.local_now_ms(), session.runtime.session())
+    plan_dir = choose_plan_dir(options.plan, session.cache_dir(), new_id, dry_run=options.dry_run)
     with session.open() as repository:
         retention = resolve_rules(repository, options.rules, dry_run=options.dry_run)
         try:
-            with _opened(plan_dir, repository) as plan_to:
-                report = _collect(session, repository, retention, options, plan_to)
+            with _opened(session, plan_dir) as plan_to:
+                report = _collect(session, retention, options, plan_to)
         except TooMuchToDeleteError as error:
             hint = "look at the plan with -n; if it is right, say --delete-at-most 100%"
             raise restated(error, subject=error.subject, hint=hint) from None
-    if plan_dir is not None and options.plan is None:
-        plan_dir = name_after_run(plan_dir, report.run)
     for pattern in retention.unused({kept.scope.job for kept in report.kept}):
         session.warn(f"--policy: the rule for {pattern!r} matches no job")
     if report.audit_missing:
@@ -253,10 +252,6 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
     session.record.note(report)
     view = view_collect(report, plan_dir)
     session.show(view, [view.summary] if options.one_line else collect_lines(view, verbose=options.verbose))
-    return _exit_code(report)
-
-
-def _exit_code(report: CollectReport) -> ExitCode:
     if report.refused:
         return ExitCode.TOO_MUCH
     if report.damaged:
@@ -265,40 +260,31 @@ def _exit_code(report: CollectReport) -> ExitCode:
 
 
 @contextlib.contextmanager
-def _opened(plan_dir: Path | None, repository: SyncRepository) -> Iterator[BlobStore | None]:
+def _opened(session: Session, plan_dir: Path | None) -> Iterator[BlobStore | None]:
     plan_to = open_store(str(plan_dir)) if plan_dir is not None else None
     try:
         yield plan_to
     finally:
         if plan_to is not None:
-            repository.loop.run(plan_to.close())
+            session.repository.loop.run(plan_to.close())
 
 
 def _collect(
-    session: Session,
-    repository: SyncRepository,
-    retention: RetentionPolicy,
-    options: CollectOptions,
-    plan_to: BlobStore | None,
+    session: Session, retention: RetentionPolicy, options: CollectOptions, plan_to: BlobStore | None
 ) -> CollectReport:
     dry_run, share_max = options.dry_run, options.delete_at_most
     if not options.on_spark:
         with session.progress("collect", wanted=not options.one_line) as progress:
-            return repository.collect(
+            return session.repository.collect(
                 retention, dry_run=dry_run, delete_share_max=share_max, plan_to=plan_to, progress=progress
             )
     # PySpark takes a second to import, which a collection without it need not wait for.
     from engine.spark import collect as collect_with_spark  # noqa: PLC0415
 
+    url, how = session.common.repository, session.spark_options()
     with spark_session() as spark:
         return collect_with_spark(
-            spark,
-            session.common.repository,
-            retention,
-            dry_run=dry_run,
-            delete_share_max=share_max,
-            plan_to=plan_to,
-            options=session.spark_options(),
+            spark, url, retention, dry_run=dry_run, delete_share_max=share_max, plan_to=plan_to, options=how
         )
 
 
@@ -392,7 +378,7 @@ def _size(size_bytes: int) -> str:
 def choose_plan_dir(chosen: Path | None, cache_dir: Path | None, plan_id: RunId, *, dry_run: bool) -> Path | None:
     """Choose where the plan goes: as given, or for a dry run below the cache, where the oldest plans are removed.
 
-    Returns a directory that may not be there yet, None if no plan is to be written; `UsageError` if it is a file.
+    The directory need not be there yet; None: no plan is to be written. `UsageError` if it is a file.
     """
     if chosen is not None:
         if chosen.exists() and not chosen.is_dir():
@@ -400,25 +386,13 @@ def choose_plan_dir(chosen: Path | None, cache_dir: Path | None, plan_id: RunId,
         return chosen.absolute()
     if not dry_run or cache_dir is None:
         return None
-    plans = cache_dir / "plans"
-    for old in sorted(_plans_in(plans))[: -(PLANS_KEPT_MAX - 1)]:
-        # What cannot be removed is in nobody's way.
-        shutil.rmtree(old, ignore_errors=True)
-    return plans / plan_id
-
-
-def name_after_run(plan: Path, run: RunId) -> Path:
-    """Give a plan below the cache the name of its run, which was unknown before; returns where it is."""
-    try:
-        return plan.rename(plan.with_name(run))
-    except OSError:
-        # It is whole where it is.
-        return plan
-
-
-def _plans_in(directory: Path) -> Iterator[Path]:
+    plans, old = cache_dir / "plans", []
     with contextlib.suppress(OSError):
-        for path in directory.iterdir():
+        for path in plans.iterdir():
             with contextlib.suppress(UnsafeNameError):
                 check_run_id(path.name)
-                yield path
+                old.append(path)
+    for path in sorted(old)[: -(PLANS_KEPT_MAX - 1)]:
+        # What cannot be removed is in nobody's way.
+        shutil.rmtree(path, ignore_errors=True)
+    return plans / plan_id

@@ -267,7 +267,7 @@ def commit(
             already = _find_committed(repository, scope, made, dropped, version=version, offsets=offsets or "")
         else:
             scope = choose_scope(job, commit_per_task=commit_per_task, task=dropped[0][0])
-            newest = session.find(repository, scope, CommitChoice())
+            newest = session.find(scope, CommitChoice())
             parent = newest.pointer
             offsets = newest.record.offsets if offsets is None else offsets
             dropped = _still_to_drop(repository, scope, dropped, newest)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -74,17 +74,33 @@ def config_show(session: Session, of: tuple[str, ...], *, origin: bool, only_set
 
     Example: tidemark config show --origin backup
     """
-    ctx = click.get_current_context()
+    ctx, words = click.get_current_context(), " ".join(of)
     file = ctx.obj.get(CONFIG_META) or Config()
-    rows = _rows(ctx, " ".join(of), file)
-    view = ConfigView(
-        of=" ".join(of),
-        file=str(file.path or ""),
-        looked_at=tuple(map(str, config_paths(os.environ, Path.cwd()))),
-        settings=tuple(row for row in rows if row.origin != DEFAULT or row.problem or not only_set),
-    )
-    session.show(view, list(_lines(view, origin=origin)))
+    rows = _rows(ctx, words, file)
+    shown = tuple(row for row in rows if row.origin != DEFAULT or row.problem or not only_set)
+    looked_at = tuple(map(str, config_paths(os.environ, Path.cwd())))
+    where = str(file.path or "")
+    lines = [f"settings file: {where}" if where else f"no settings file: {' and '.join(looked_at)} are not there", ""]
+    columns = 4 if origin else 2
+    cells = [
+        (row.key, _text(row.value), f"{row.origin} {row.place}".strip(), ", ".join((row.flag, *row.variables)))
+        for row in shown
+    ]
+    headers = ("setting", "value", "from", "can also be set by")
+    lines += table(headers[:columns], [cell[:columns] for cell in cells])
+    lines += [
+        f"WRONG: {row.key}: {row.problem} (from {whence})"
+        for row, (_, _, whence, _) in zip(shown, cells, strict=True)
+        if row.problem
+    ]
+    session.show(ConfigView(of=words, file=where, looked_at=looked_at, settings=shown), lines)
     return ExitCode.USAGE if any(row.problem for row in rows) else ExitCode.OK
+
+
+def _text(value: Value | None) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return (", ".join(map(str, value)) if isinstance(value, tuple) else str("" if value is None else value)) or "-"
 
 
 def _rows(ctx: click.Context, words: str, file: Config) -> list[SettingView]:
@@ -97,37 +113,34 @@ def _rows(ctx: click.Context, words: str, file: Config) -> list[SettingView]:
     for param in (param for v in ([verbs[words]] if words else verbs.values()) for param in v.params):
         if isinstance(param, click.Option) and param.name != "config" and (words or isinstance(param, Setting)):
             options.setdefault(str(param.name), param)
-    own = table_name(verbs[words]) if words else ""
-    keys = setting_keys(root)
+    own, keys = table_name(verbs[words]) if words else "", setting_keys(root)
     rows: dict[tuple[str, str], SettingView] = {}
     taken: dict[str, dict[str, Any]] = {"": {}, TRANSFER: {}, S3: {}}
     for name in sorted(options, key=lambda name: (list(taken).index(shared_place(name)[0]), name)):
-        shared, key = shared_place(name)
-        variables = tuple(options[name].envvar or ())[0 if own else -1 :]
+        option, (shared, key) = options[name], shared_place(name)
+        variables = tuple(option.envvar or ())[0 if own else -1 :]
+        # Some defaults are in the structs that the options end up in.
+        own_default = option.default is True if option.is_flag else option.default
+        default = getattr(_TOGETHER[shared](), key) if shared else own_default
         row = rows[shared, key] = SettingView(
             key=_named(shared, key) if key in keys[shared] else _named(own, name),
-            flag=max(options[name].opts, key=len),
+            flag=max(option.opts, key=len),
             variables=variables,
-            value=_default(options[name]),
+            value=default if isinstance(default, str | int | float | bool) else None,
         )
         if (variable := next((v for v in variables if os.environ.get(v)), None)) is not None:
             row.value, row.origin, row.place = os.environ[variable], "environment", variable
         elif (at := file.place(own, name)) is not None:
             row.value, row.origin, row.place = file.tables[at[0]][at[1]], "file", _named(*at)
-        if row.origin != DEFAULT and (value := _take(ctx, options[name], row)) is not None:
+        if row.origin != DEFAULT and (value := _take(ctx, option, row)) is not None:
             taken[shared][key] = value
-    for group, values in taken.items():
-        _find_misfits(group, values, rows)
+    for group, settings in _TOGETHER.items():
+        _find_misfits(settings, taken[group], {key: row for (table_, key), row in rows.items() if table_ == group})
     return list(rows.values())
 
 
-def _default(option: click.Option) -> Value | None:
-    """Return the default; some are in the structs that the options end up in."""
-    group, key = shared_place(str(option.name))
-    if group:
-        return cast("Value | None", getattr(_TOGETHER[group](), key))
-    value = option.default is True if option.is_flag else option.default
-    return value if isinstance(value, str | int | float | bool) else None
+def _named(group: str, key: str) -> str:
+    return f"[{group}] {key}" if group else key
 
 
 def _take(ctx: click.Context, option: click.Option, row: SettingView) -> object:
@@ -152,42 +165,17 @@ def _take(ctx: click.Context, option: click.Option, row: SettingView) -> object:
     return taken
 
 
-def _find_misfits(group: str, values: Mapping[str, Any], rows: Mapping[tuple[str, str], SettingView]) -> None:
-    """Note what is wrong with settings that a verb takes together."""
-    rest = dict(values)
-    while group and rest:
+def _find_misfits(
+    settings: type[TransferSettings | S3Settings], values: dict[str, Any], rows: Mapping[str, SettingView]
+) -> None:
+    """Note what is wrong with settings that a verb takes together. Each refusal names one: go on without it."""
+    while values:
         try:
-            _TOGETHER[group](**rest)
+            settings(**values)
         except (UsageError, ValueError) as error:
             reason = f"{error.subject} {bare_message(error)}" if isinstance(error, UsageError) else str(error)
-            # Each refusal names one thing: look for more without what is known already.
-            for key in [key for key in rest if re.search(rf"\b{key}\b", reason)] or list(rest):
-                rows[group, key].problem = rows[group, key].problem or reason.removeprefix(f"{key} ")
-                del rest[key]
+            for key in [key for key in values if re.search(rf"\b{key}\b", reason)] or list(values):
+                rows[key].problem = rows[key].problem or reason.removeprefix(f"{key} ")
+                del values[key]
         else:
             return
-
-
-def _named(group: str, key: str) -> str:
-    return f"[{group}] {key}" if group else key
-
-
-def _lines(view: ConfigView, *, origin: bool) -> Iterator[str]:
-    missing = f"no settings file: {' and '.join(view.looked_at)} are not there"
-    yield f"settings file: {view.file}" if view.file else missing
-    yield ""
-    columns = 4 if origin else 2
-    rows = [
-        (s.key, _text(s.value), f"{s.origin} {s.place}".strip(), ", ".join((s.flag, *s.variables)))[:columns]
-        for s in view.settings
-    ]
-    yield from table(("setting", "value", "from", "can also be set by")[:columns], rows)
-    for s in view.settings:
-        if s.problem:
-            yield f"WRONG: {s.key}: {s.problem} (from {f'{s.origin} {s.place}'.strip()})"
-
-
-def _text(value: Value | None) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return (", ".join(map(str, value)) if isinstance(value, tuple) else str("" if value is None else value)) or "-"

@@ -1,6 +1,6 @@
 """The verb `diff`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 import msgspec
@@ -9,7 +9,7 @@ from blobstore.concurrency import map_bounded
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, scope_options, store_options
 from engine.cli.output import CommitView, view_commit
-from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, no_store, select_stores, verb
+from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, verb
 from engine.repository.repository import Repository
 from index.display import human_bytes, printable
 from index.snapshot.delta import ComparedFile, diff_indexes
@@ -54,12 +54,11 @@ def diff(
     Example: tidemark diff -r file:///backups --job flights 11 latest
     """
     with session.open() as repository:
-        before, after = session.find(repository, scope, a), session.find(repository, scope, b)
+        before, after = session.find(scope, a), session.find(scope, b)
         with repository.pinned(before, purpose="diff"), repository.pinned(after, purpose="diff"):
-            ours, theirs = ({(s.task, s.store): s for s in select_stores(c, task, store)} for c in (before, after))
-            if not ours and not theirs:
-                raise no_store(after, task, store, "diff")
-            differences = repository.loop.run(_compare(repository.asynchronous, ours, theirs))
+            ours = session.choose_stores(before, task, store, required=False)
+            theirs = session.choose_stores(after, task, store, required=not ours)
+            differences = repository.loop.run(_compare(repository.asynchronous, _by_place(ours), _by_place(theirs)))
     view = DiffView(before=view_commit(before), after=view_commit(after), stores=differences)
     lines = [" -> ".join(f"commit {c.number} ({c.committed_at})" for c in (view.before, view.after))]
     for compared in differences:
@@ -69,6 +68,10 @@ def diff(
 
 
 Stores = Mapping[tuple[str, str], StoreReference]
+
+
+def _by_place(stores: Sequence[StoreReference]) -> Stores:
+    return {(s.task, s.store): s for s in stores}
 
 
 async def _compare(repository: Repository, ours: Stores, theirs: Stores) -> tuple[StoreDifferenceView, ...]:

@@ -1,25 +1,14 @@
 """The verb `discard`: one damaged object less."""
 
-from typing import ClassVar
-
 import click
 
-from engine.cli.output import extend
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.discard import Discarded
 from index.display import printable
 
 
-class DiscardView(Discarded, frozen=True, kw_only=True):
-    """`discard`."""
-
-    json_omitted: ClassVar = ("boundary",)
-    # Of the boundary written in its place; null of a name or a pin.
-    json_properties: ClassVar = {"boundary_number": "boundary.number"}
-
-
-@verb("discard", "Remove one damaged record, boundary, name or pin.", prints=(DiscardView,))
+@verb("discard", "Remove one damaged record, boundary, name or pin.", prints=(Discarded,))
 @click.argument("key")
 @click.option("-n", "--dry-run", is_flag=True, help="Remove nothing; say what it means.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal it is needed.")
@@ -44,7 +33,4 @@ def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
             if not yes and not session.confirm("discard it for ever?", lines=lines, refused=refused):
                 return
             done = repository.discard(key)
-    session.show(
-        extend(DiscardView, done),
-        [printable(f"{'would discard' if dry_run else 'discarded'} {done.key}: {done.meaning}")],
-    )
+    session.show(done, [printable(f"{'would discard' if dry_run else 'discarded'} {done.key}: {done.meaning}")])

@@ -54,7 +54,7 @@ def export(session: Session, options: ExportOptions) -> None:
     if options.output.exists():
         raise TargetError("is there already", operation="export", subject=str(options.output), hint="name a new file")
     with session.open() as repository:
-        found = session.find(repository, options.scope, options.commit)
+        found = session.find(options.scope, options.commit)
         work = export_to_samza(
             repository.asynchronous,
             found,

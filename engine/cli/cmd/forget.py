@@ -67,7 +67,7 @@ def _choose_scopes(session: Session, repository: SyncRepository, scope: Scope, t
     else:
         chosen = [s for s in there if s == scope]
     if not chosen:
-        with session.explaining(repository, scope):
+        with session.explaining(scope):
             raise NotFoundError("never had a commit", operation="forget", subject=str(scope))
     return chosen
 

@@ -70,13 +70,13 @@ def history(session: Session, *, scope: Scope, limit: int, since: Moment | None,
     Example: tidemark history -r file:///backups --job flights --since 7d
     """
     with session.open() as repository:
-        since_ms = session.resolve_ms(repository, since) if since is not None else None
+        since_ms = session.resolve_ms(since) if since is not None else None
         with session.progress("history") as progress:
             found = repository.history(
                 scope, entries_max=limit, since_ms=since_ms, shares=not no_sizes, progress=progress
             )
         if not found.entries:
-            with session.explaining(repository, scope):
+            with session.explaining(scope):
                 message = "has no commits" if since_ms is None else f"has no commits since {iso_time(since_ms)}"
                 raise NotFoundError(message, operation="history", subject=str(scope))
     view = HistoryView(

@@ -1,20 +1,26 @@
 """The verb `init`."""
 
+from typing import ClassVar
+
 import click
 import msgspec
 
 from engine.cli.options import DURATION
 from engine.cli.session import Session, verb
-from index.display import human_duration, printable
+from index.snapshot.records import RepositoryRecord
+from index.text import human_duration, printable
 
 
 class InitView(msgspec.Struct, frozen=True, kw_only=True):
     """`init`."""
 
-    repository_id: str
-    ttl_ms: int
-    margin_ms: int
-    collection_period_ms: int
+    json_omitted: ClassVar = ("record",)
+    json_properties: ClassVar = {
+        "repository_id": "record.id",
+        **{name: f"record.{name}" for name in ("ttl_ms", "margin_ms", "collection_period_ms")},
+    }
+
+    record: RepositoryRecord
 
 
 @verb("init", prints=(InitView,))
@@ -31,12 +37,6 @@ def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> 
     """
     with session.initialised(ttl_ms=ttl, margin_ms=margin, collection_period_ms=collection_period) as repository:
         record = repository.record
-    view = InitView(
-        repository_id=record.id,
-        ttl_ms=record.ttl_ms,
-        margin_ms=record.margin_ms,
-        collection_period_ms=record.collection_period_ms,
-    )
     times = f"TTL {human_duration(record.ttl_ms)}, margin {human_duration(record.margin_ms)}"
     period = f"collect every {human_duration(record.collection_period_ms)}"
-    session.show(view, [f"repository {printable(record.id)}: {times}, {period}"])
+    session.show(InitView(record=record), [f"repository {printable(record.id)}: {times}, {period}"])

@@ -3,7 +3,7 @@
 import shlex
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import click
 import msgspec
@@ -18,8 +18,8 @@ from engine.cli.options import (
     store_options,
     transfer_options,
 )
-from engine.cli.output import CommitView, view_commit
-from engine.cli.session import Session, choose_stores, verb
+from engine.cli.output import CommitView, to_json, view_commit
+from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.browse import (
     FoundKeys,
@@ -31,11 +31,10 @@ from engine.inspect.browse import (
     opened_snapshot,
     parse_bytes,
     parse_place,
-    write_place,
 )
-from index.display import count, human_bytes, printable, shortened
-from index.plan.commits import Commit
-from index.snapshot.model import Scope, StoreReference
+from index.snapshot.model import Scope
+from index.snapshot.records import StoreReference
+from index.text import count, human_bytes, printable, shortened
 
 KEYS_MAX: Final = 100
 VALUE_SHOWN_MAX: Final = 160
@@ -45,35 +44,23 @@ PLACE: Final = Parsed("place", parse_place)
 _MERGES: Final = {"comma": b",", "none": b"", "bar": b"|"}
 
 
-class KeyView(msgspec.Struct, frozen=True, kw_only=True):
-    """One key, as escaped text and as hexadecimal; its value, if asked for, too."""
-
-    family: str
-    key: str
-    key_hex: str
-    value_bytes: int
-    value: str | None = None
-    value_hex: str | None = None
-
-
 class KeysView(msgspec.Struct, frozen=True, kw_only=True):
-    """`keys`."""
+    """`keys`. The key that comes next, in `next_...`, is null if these are all; `resume` is what --resume takes."""
+
+    json_omitted: ClassVar = ("reference", "found")
+    json_properties: ClassVar = {
+        **{name: f"reference.{name}" for name in ("task", "store")},
+        # What was fetched for it.
+        "restored_bytes": "reference.size_bytes",
+        **{name: f"found.{name}" for name in ("families", "keys", "count")},
+        "next_key": "found.next.text",
+        "next_family": "found.next.family",
+        "resume": "found.next.place",
+    }
 
     commit: CommitView
-    task: str
-    store: str
-    # Those of the range.
-    families: tuple[str, ...]
-    keys: tuple[KeyView, ...]
-    # Of the whole range; null without --count.
-    count: int | None
-    # The key that comes next, as escaped text, and its column family; null: these are all.
-    next_key: str | None
-    next_family: str | None
-    # What --resume takes to go on there.
-    resume: str | None
-    # What was fetched for it.
-    restored_bytes: int
+    reference: StoreReference
+    found: FoundKeys
 
 
 class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,8 +110,8 @@ def keys(session: Session, options: KeysOptions) -> None:
     where = options.scratch or session.cache_dir() or Path(tempfile.gettempdir())
     with (
         session.open() as repository,
-        session.explaining(repository, scope),
-        repository.find_pinned(scope, purpose="keys", **session.choose(repository, options.choice)) as (commit, _),
+        session.explaining(scope),
+        repository.find_pinned(scope, purpose="keys", **session.choose(options.choice)) as (commit, _),
     ):
         if is_checkpoint_backup(commit.record.offsets):
             raise UsageError(
@@ -133,7 +120,7 @@ def keys(session: Session, options: KeysOptions) -> None:
                 subject=f"commit {commit.pointer.number} of {commit.scope}",
                 hint='read its state as rows: spark.read.format("tidemark_state"), as docs/how-to/spark.md shows',
             )
-        reference = choose_stores(commit, task=options.task, store=options.store, operation="keys")[0]
+        reference = session.choose_stores(commit, options.task, options.store)[0]
         opened = repository.asynchronous
         with (
             session.progress("keys") as progress,
@@ -148,55 +135,30 @@ def keys(session: Session, options: KeysOptions) -> None:
                 counted=options.counted,
                 merge_delimiter=_MERGES[options.merge] if options.merge is not None else None,
             )
-    view = _view_keys(commit, reference, found)
+    view = KeysView(commit=view_commit(commit), reference=reference, found=found)
     session.show(view, _lines(view, options.form))
 
 
-def _view_keys(commit: Commit, reference: StoreReference, found: FoundKeys) -> KeysView:
-    following = found.next
-    keys = [
-        KeyView(
-            family=one.family,
-            key=escape_bytes(one.key),
-            key_hex=one.key.hex(),
-            value_bytes=one.value_bytes,
-            value=escape_bytes(one.value) if one.value is not None else None,
-            value_hex=one.value.hex() if one.value is not None else None,
-        )
-        for one in found.keys
-    ]
-    return KeysView(
-        commit=view_commit(commit),
-        task=reference.task,
-        store=reference.store,
-        families=found.families,
-        keys=tuple(keys),
-        count=found.count,
-        next_key=escape_bytes(following.key) if following is not None else None,
-        next_family=following.family if following is not None else None,
-        resume=write_place(KeyPlace(following.family, following.key)) if following is not None else None,
-        restored_bytes=reference.size_bytes,
-    )
-
-
 def _lines(view: KeysView, form: str) -> list[str]:
+    found = view.found
     if form == "json":
-        return [msgspec.json.encode(key).decode() for key in view.keys]
-    place = printable(f"{view.task}/{view.store}")
-    lines = [f"{view.commit.line}: {place}, {human_bytes(view.restored_bytes)}"]
+        return [msgspec.json.encode(to_json(key)).decode() for key in found.keys]
+    place = printable(f"{view.reference.task}/{view.reference.store}")
+    lines = [f"{view.commit.line}: {place}, {human_bytes(view.reference.size_bytes)}"]
     family = None
-    for key in view.keys:
-        if len(view.families) > 1 and key.family != family:
+    for key in found.keys:
+        if len(found.families) > 1 and key.family != family:
             family = key.family
             lines.append(f"column family {printable(family)}")
-        shown, value = (key.key_hex, key.value_hex) if form == "hex" else (key.key, key.value)
-        if value is not None:
-            shown += f"  {value if form == 'hex' else shortened(value, VALUE_SHOWN_MAX)}"
+        shown = key.key.hex() if form == "hex" else key.text
+        if key.value is not None:
+            shown += f"  {key.value.hex() if form == 'hex' else shortened(escape_bytes(key.value), VALUE_SHOWN_MAX)}"
         lines.append(shown)
-    if view.count is not None:
-        lines.append(count(view.count, "key"))
-    if view.next_key is not None and view.resume is not None:
+    if found.count is not None:
+        lines.append(count(found.count, "key"))
+    if found.next is not None:
         # Behind the same command line either goes on. With several families --from would begin in all of them.
-        option, place = ("--resume", view.resume) if len(view.families) > 1 else ("--from", view.next_key)
+        several = len(found.families) > 1
+        option, place = ("--resume", found.next.place) if several else ("--from", found.next.text)
         lines.append(f"more: {option} {shlex.quote(place)}")
     return lines

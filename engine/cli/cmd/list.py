@@ -80,7 +80,7 @@ def _list_commits(session: Session, repository: SyncRepository, scope: Scope) ->
     commits = log.commits[::-1]
     late = [f"record {record.number} is {NOTHING_VOUCHES}, so it is not a commit" for record in log.void]
     if not commits:
-        with session.explaining(repository, scope):
+        with session.explaining(scope):
             raise NotFoundError("has no commits", operation="list", subject=str(scope), hint="; ".join(late))
     names = repository.names(scope)
     by_commit = names_by_commit(names)

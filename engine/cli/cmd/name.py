@@ -1,22 +1,30 @@
 """The verbs `name` and `unname`."""
 
+from typing import ClassVar
+
 import click
 import msgspec
 
 from engine.cli.config import CommitChoice, check_new_name
 from engine.cli.options import COMMIT, scope_options
-from engine.cli.session import Session, check_component, verb
+from engine.cli.session import Session, check_fits, verb
+from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope
+from index.snapshot.records import NameRecord
+from index.text import iso_time, printable
 
 
 class NameView(msgspec.Struct, frozen=True, kw_only=True):
     """`name`."""
 
-    name: str
+    json_omitted: ClassVar = ("record",)
+    json_properties: ClassVar = {
+        "number": "record.source.number",
+        **{name: f"record.{name}" for name in ("name", "version", "committed_at_ms")},
+    }
+
     scope: Scope
-    number: int
-    version: int
-    committed_at_ms: int
+    record: NameRecord
 
 
 @verb("name", "Keep a commit under a name.", prints=(NameView,))
@@ -28,19 +36,11 @@ def name(session: Session, *, commit: CommitChoice, name: str, scope: Scope) -> 
 
     Example: tidemark name -r file:///backups --job flights latest before-upgrade
     """
-    check_component("NAME", check_new_name(name))
+    check_fits("NAME", encode_component, check_new_name(name))
     with session.open() as repository:
-        found = session.find(repository, scope, commit)
-        record = repository.name(found, name)
-    view = NameView(
-        name=record.name,
-        scope=scope,
-        number=record.source.number,
-        version=record.version,
-        committed_at_ms=record.committed_at_ms,
-    )
-    line = f"{printable(name)} is commit {view.number} of {printable(str(scope))}, version {view.version}"
-    session.show(view, [f"{line}, {iso_time(view.committed_at_ms)}"])
+        record = repository.name(session.find(scope, commit), name)
+    line = f"{printable(name)} is commit {record.source.number} of {printable(str(scope))}, version {record.version}"
+    session.show(NameView(scope=scope, record=record), [f"{line}, {iso_time(record.committed_at_ms)}"])
 
 
 class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +59,10 @@ def unname(session: Session, *, name: str, scope: Scope, yes: bool) -> None:
 
     Example: tidemark unname -r file:///backups --job flights before-upgrade
     """
-    check_component("NAME", name)
+    check_fits("NAME", encode_component, name)
     shown = f"{printable(name)} of {printable(str(scope))}"
     if not yes and not session.confirm(f"release {shown}, so that a collection may take what only it keeps?"):
         return
-    with session.open() as repository, session.explaining(repository, scope):
+    with session.open() as repository, session.explaining(scope):
         repository.release_name(scope, name)
     session.show(ReleasedView(name=name, scope=scope), [f"{shown} is released"])

@@ -49,7 +49,7 @@ def report(session: Session, *, scope: Scope | None, jobs: bool, output: Path, l
         with session.progress("report") as progress:
             facts = repository.loop.run(gather_report(repository.asynchronous, request, progress=progress))
         if scopes and not facts.jobs[0].history.entries:
-            with session.explaining(repository, scopes[0]):
+            with session.explaining(scopes[0]):
                 raise NotFoundError("has no commits", operation="report", subject=str(scopes[0]))
     result = write_report(facts, output)
     parts = [

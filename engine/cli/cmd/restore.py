@@ -22,11 +22,10 @@ from engine.cli.options import (
 )
 from engine.cli.output import CommitView, view_commit
 from engine.cli.run import ExitCode
-from engine.cli.session import Session, choose_stores, verb
+from engine.cli.session import Session, verb
 from engine.errors import DamagedError, EngineError
 from engine.records.find import Choice
 from engine.records.missing import find_complete
-from engine.repository.repository import SyncRepository
 from engine.restore.restore import RestoreOptions, RestoreResult, check_patterns
 from engine.restore.write import OwnerPolicy
 from engine.text import table
@@ -47,16 +46,9 @@ class RestoreArguments(msgspec.Struct, frozen=True, kw_only=True):
     choice: CommitChoice
     target: Path
     all_stores: bool
-    files: tuple[str, ...]
-    replace: bool
-    owners: str
+    how: RestoreOptions
     or_newest_complete: bool
     dry_run: bool
-
-    @property
-    def of_restore(self) -> RestoreOptions:
-        """What is restored of each store, and how."""
-        return RestoreOptions(owners=OwnerPolicy(self.owners), replace=self.replace, files=self.files)
 
 
 class TargetView(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +63,6 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The store of its task, and where it goes, for people."""
         return printable(f"{self.reference.task}/{self.reference.store}"), printable(str(self.target))
 
 
@@ -139,6 +130,7 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
     cls=Setting,
     type=click.Choice([policy.value for policy in OwnerPolicy]),
     default=OwnerPolicy.IGNORE.value,
+    callback=lambda _ctx, _param, value: OwnerPolicy(value),
     help="Recorded owners: leave, set where possible, or set or fail.",
 )
 @click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
@@ -154,43 +146,47 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
 
     Example: tidemark restore /state/new -r file:///backups -j flights --version 8
     """
-    check_patterns(options.files)
-    with session.open() as repository:
+    check_patterns(options.how.files)
+    with session.open():
         if options.dry_run:
-            return _show_plan(session, repository, options)
-        restore_them = _restore_all if options.all_stores else _restore_one
-        view = restore_them(session, repository, options)
-    for one in view.stores:
-        if one.result is not None:
-            session.record.note(one.result, task=one.reference.task, store=one.reference.store)
-    session.record.note_value("restore_stores_failed", sum(one.failure is not None for one in view.stores))
-    session.show(view, _restore_lines(view))
-    if view.instead_because:
-        session.warn(f"it is not the commit that was chosen: {view.instead_because}")
+            return _show_plan(session, options)
+        view = _restore_all(session, options) if options.all_stores else _restore_one(session, options)
+    restored = [(one, one.result) for one in view.stores if one.result is not None]
+    for one, result in restored:
+        session.record.note(result, task=one.reference.task, store=one.reference.store)
+    session.record.note_value("restore_stores_failed", len(view.stores) - len(restored))
+    rows = [
+        (
+            *one.place,
+            f"{r.files_total:,}",
+            human_bytes(r.bytes_total),
+            human_bytes(r.bytes_fetched),
+            human_bytes(r.bytes_reused),
+            f"{r.requests:,}",
+            human_duration(int(r.seconds * 1000)),
+        )
+        for one, r in restored
+    ]
+    code = _show(session, view, ("fetched", "reused", "requests", "time"), rows)
     session.warn_of_restore(pinned=view.pinned)
-    for one in view.stores:
-        if one.result is not None:
-            session.warn_of_restore(pinned=True, leftovers=one.result.leftovers)
-    return _exit_code(view.stores)
+    for _, result in restored:
+        session.warn_of_restore(pinned=True, leftovers=result.leftovers)
+    return code
 
 
-def _exit_code(stores: Sequence[TargetView]) -> ExitCode:
-    return ExitCode.PARTIAL if any(store.failure is not None for store in stores) else ExitCode.OK
-
-
-def _restore_one(session: Session, repository: SyncRepository, options: RestoreArguments) -> RestoreView:
-    with session.explaining(repository, options.scope), session.progress("restore") as progress:
-        restored = repository.find_and_restore(
+def _restore_one(session: Session, options: RestoreArguments) -> RestoreView:
+    with session.explaining(options.scope), session.progress("restore") as progress:
+        restored = session.repository.find_and_restore(
             options.scope,
             options.target,
             task=options.task,
             store=options.store,
-            options=options.of_restore,
+            options=options.how,
             or_newest_complete=options.or_newest_complete,
             progress=progress,
-            **session.choose(repository, options.choice),
+            **session.choose(options.choice),
         )
-    reference = _the_store(restored.commit, options)
+    reference = session.choose_stores(restored.commit, options.task, options.store)[0]
     return RestoreView(
         commit=view_commit(restored.commit),
         pinned=restored.pinned,
@@ -199,48 +195,28 @@ def _restore_one(session: Session, repository: SyncRepository, options: RestoreA
     )
 
 
-def _restore_all(session: Session, repository: SyncRepository, options: RestoreArguments) -> RestoreView:
+def _restore_all(session: Session, options: RestoreArguments) -> RestoreView:
     def restore(reference: StoreReference, target: Path) -> RestoredStoreView:
         # One store after the other; each by itself already uses all that it may of network and memory.
         with session.progress("restore") as progress:
-            result = repository.restore_reference(reference, target, options=options.of_restore, progress=progress)
+            result = session.repository.restore_reference(reference, target, options=options.how, progress=progress)
         return RestoredStoreView(reference=reference, target=target, result=result)
 
-    choice, instead_because = _choose_complete(session, repository, options)
-    with session.pinned(repository, options.scope, choice, purpose="restore") as (commit, lease):
-        stores = _store_by_store(repository, options, commit, restore, RestoredStoreView)
+    choice, instead_because = _choose_complete(session, options)
+    with session.pinned(options.scope, choice, purpose="restore") as (commit, lease):
+        stores = _store_by_store(session, options, commit, restore, RestoredStoreView)
     return RestoreView(commit=view_commit(commit), pinned=lease.pinned, instead_because=instead_because, stores=stores)
 
 
-def _restore_lines(view: RestoreView) -> list[str]:
-    rows = [
-        (
-            *store.place,
-            f"{r.files_total:,}",
-            human_bytes(r.bytes_total),
-            human_bytes(r.bytes_fetched),
-            human_bytes(r.bytes_reused),
-            f"{r.requests:,}",
-            human_duration(int(r.seconds * 1000)),
-        )
-        for store in view.stores
-        if (r := store.result) is not None
-    ]
-    return _lines(view, ("fetched", "reused", "requests", "time"), rows)
-
-
-# ---------------------------------------------------------------------- dry run
-
-
-def _show_plan(session: Session, repository: SyncRepository, options: RestoreArguments) -> ExitCode:
+def _show_plan(session: Session, options: RestoreArguments) -> ExitCode:
     """Show what a restore would do, without a write; it ends as the restore would, as far as reading can show."""
 
     def plan(reference: StoreReference, target: Path) -> PlannedStoreView:
-        return _view_plan(reference, target, repository.plan_restore(reference, target, options=options.of_restore))
+        return _view_plan(reference, target, session.repository.plan_restore(reference, target, options=options.how))
 
-    choice, instead_because = _choose(session, repository, options)
-    with session.pinned(repository, options.scope, choice, purpose="restore --dry-run") as (commit, _):
-        stores = _store_by_store(repository, options, commit, plan, PlannedStoreView)
+    choice, instead_because = _choose(session, options)
+    with session.pinned(options.scope, choice, purpose="restore --dry-run") as (commit, _):
+        stores = _store_by_store(session, options, commit, plan, PlannedStoreView)
     view = RestorePlanView(commit=view_commit(commit), instead_because=instead_because, stores=stores)
     rows = [
         (
@@ -254,23 +230,30 @@ def _show_plan(session: Session, repository: SyncRepository, options: RestoreArg
         for store in stores
         if store.failure is None
     ]
-    lines = _lines(view, ("would fetch", "would reuse", "requests"), rows)
-    session.show(view, [*lines, "nothing was written"])
-    if instead_because:
-        session.warn(f"it is not the commit that was chosen: {instead_because}")
-    return _exit_code(stores)
+    return _show(session, view, ("would fetch", "would reuse", "requests"), rows, "nothing was written")
 
 
-def _choose(session: Session, repository: SyncRepository, options: RestoreArguments) -> tuple[Choice, str]:
+def _choose(session: Session, options: RestoreArguments) -> tuple[Choice, str]:
     """Return which commit would be restored, and why it is not the one that was chosen."""
     if options.or_newest_complete and not options.all_stores:
         # A restore of one store finds out by restoring it, and does not mind what other stores miss.
-        chosen = session.find(repository, options.scope, options.choice)
-        alone = msgspec.structs.replace(chosen.record, stores=(_the_store(chosen, options),))
-        looked_at = [msgspec.structs.replace(chosen, record=alone)]
+        chosen = session.find(options.scope, options.choice)
+        stores = session.choose_stores(chosen, options.task, options.store)[:1]
+        looked_at = [msgspec.structs.replace(chosen, record=msgspec.structs.replace(chosen.record, stores=stores))]
+        repository = session.repository
         if repository.loop.run(find_complete(repository.asynchronous.store, looked_at)) is not None:
-            return session.choose(repository, options.choice), ""
-    return _choose_complete(session, repository, options)
+            return session.choose(options.choice), ""
+    return _choose_complete(session, options)
+
+
+def _choose_complete(session: Session, options: RestoreArguments) -> tuple[Choice, str]:
+    """Return which commit to restore all stores from, and why it is not the one that was chosen."""
+    choice = session.choose(options.choice)
+    if not options.or_newest_complete:
+        return choice, ""
+    with session.explaining(options.scope):
+        complete = session.repository.choose_complete(options.scope, **choice)
+    return complete, "" if complete == choice else "something of that one is missing"
 
 
 def _view_plan(reference: StoreReference, target: Path, plan: RestorePlan) -> PlannedStoreView:
@@ -294,25 +277,8 @@ def _view_plan(reference: StoreReference, target: Path, plan: RestorePlan) -> Pl
     )
 
 
-# ---------------------------------------------------------------------- both
-
-
-def _choose_complete(session: Session, repository: SyncRepository, options: RestoreArguments) -> tuple[Choice, str]:
-    """Return which commit to restore all stores from, and why it is not the one that was chosen."""
-    choice = session.choose(repository, options.choice)
-    if not options.or_newest_complete:
-        return choice, ""
-    with session.explaining(repository, options.scope):
-        complete = repository.choose_complete(options.scope, **choice)
-    return complete, "" if complete == choice else "something of that one is missing"
-
-
-def _the_store(commit: Commit, options: RestoreArguments) -> StoreReference:
-    return choose_stores(commit, task=options.task, store=options.store, operation="restore")[0]
-
-
 def _store_by_store(
-    repository: SyncRepository,
+    session: Session,
     options: RestoreArguments,
     commit: Commit,
     do: Callable[[StoreReference, Path], ViewT],
@@ -324,7 +290,7 @@ def _store_by_store(
         names = ((s, encode_component(s.task), encode_component(s.store)) for s in commit.record.stores)
         targets = [(s, options.target / task / store) for s, task, store in names]
     else:
-        targets = [(_the_store(commit, options), options.target)]
+        targets = [(session.choose_stores(commit, options.task, options.store)[0], options.target)]
     views: list[ViewT] = []
     first: Exception | None = None
     for reference, target in targets:
@@ -334,7 +300,7 @@ def _store_by_store(
             named = error
             if first is None and isinstance(error, DamagedError):
                 # Of the first one alone: to find out which commit is whole may take long.
-                named = repository.name_complete(options.scope, error)
+                named = session.repository.name_complete(options.scope, error)
             first = first or named
             views.append(failed(reference=reference, target=target, failure=describe(named, "restore")))
     if first is not None and all(view.failure is not None for view in views):
@@ -342,10 +308,21 @@ def _store_by_store(
     return tuple(views)
 
 
-def _lines(view: RestoreView | RestorePlanView, columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> list[str]:
-    table_ = table(("store", "target", "files", "size", *columns), rows, right=("files", "size", *columns))
-    lines = [view.commit.line, "", *table_]
+def _show(
+    session: Session,
+    view: RestoreView | RestorePlanView,
+    columns: tuple[str, ...],
+    rows: Sequence[Sequence[str]],
+    *last: str,
+) -> ExitCode:
+    right = ("files", "size", *columns)
+    lines = [view.commit.line, "", *table(("store", "target", *right), rows, right=right)]
+    code = ExitCode.OK
     for store in view.stores:
         if (failure := store.failure) is not None:
             lines += [f"FAILED {store.place[0]}: {printable(failure.message)}", f"  hint: {printable(failure.hint)}"]
-    return lines
+            code = ExitCode.PARTIAL
+    session.show(view, [*lines, *last])
+    if view.instead_because:
+        session.warn(f"it is not the commit that was chosen: {view.instead_because}")
+    return code

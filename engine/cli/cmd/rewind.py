@@ -30,7 +30,7 @@ def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
     Example: tidemark rewind -r file:///backups --job flights v7
     """
     with session.open() as repository:
-        target = session.find(repository, scope, commit)
+        target = session.find(scope, commit)
         made = repository.rewind(target)
     _show(session, made, target)
 
@@ -49,7 +49,7 @@ def fork(session: Session, *, commit: CommitChoice, new_job: str, scope: Scope, 
     """
     new_scope = choose_scope(new_job, commit_per_task=scope.task is not None, task=new_task or scope.task)
     with session.open() as repository:
-        source = session.find(repository, scope, commit)
+        source = session.find(scope, commit)
         made = repository.fork(source, new_scope)
     _show(session, made, source, f" of {printable(str(scope))}")
 

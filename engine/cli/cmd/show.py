@@ -10,7 +10,7 @@ from blobstore.concurrency import map_bounded
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, scope_options, store_options
 from engine.cli.output import CommitView, extend, names_by_commit, view_commit
-from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, choose_stores, verb
+from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, verb
 from engine.text import table
 from index.display import count, human_bytes, iso_time, printable, shortened
 from index.snapshot.contents import files_of
@@ -98,10 +98,10 @@ def show(
     Example: tidemark show -r file:///backups --job flights v8 --files
     """
     with session.open() as repository:
-        found = session.find(repository, scope, commit)
+        found = session.find(scope, commit)
         names = names_by_commit(repository.names(scope))
         with repository.pinned(found, purpose="show"):
-            references = choose_stores(found, task=task, store=store, operation="show")
+            references = session.choose_stores(found, task, store)
 
             async def view(reference: StoreReference) -> StoreView:
                 return view_store(reference, await repository.asynchronous.read_index(reference.index), files=files)

@@ -46,7 +46,6 @@ from engine.cli.output import extend
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
-from engine.repository.repository import SyncRepository
 from engine.text import Moment, table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 
@@ -112,17 +111,15 @@ def spark_backup(
         spark = open_for_all.enter_context(spark_session()) if on_spark else None
 
         def back_up() -> CheckpointBackupResult:
-            return _back_up(session, repository, spark, checkpoint, options)
+            return _back_up(session, spark, checkpoint, options)
 
         if watch is None:
             _show_backup(session, back_up())
         else:
-            _watch(session, repository, back_up, watch)
+            _watch(session, back_up, watch)
 
 
-def _watch(
-    session: Session, repository: SyncRepository, back_up: Callable[[], CheckpointBackupResult], watch_ms: int
-) -> None:
+def _watch(session: Session, back_up: Callable[[], CheckpointBackupResult], watch_ms: int) -> None:
     """Back up until interrupted, or until an error that does not pass by itself."""
     is_first = True
     while True:
@@ -136,13 +133,14 @@ def _watch(
                 _show_backup(session, done)
             is_first = False
             session.write_figures(ExitCode.OK)
-        repository.loop.run(asyncio.sleep(watch_ms / 1000))
+        session.repository.loop.run(asyncio.sleep(watch_ms / 1000))
 
 
 def _back_up(
-    session: Session, repository: SyncRepository, spark: "SparkSession | None", checkpoint: str, choice: BackupChoice
+    session: Session, spark: "SparkSession | None", checkpoint: str, choice: BackupChoice
 ) -> CheckpointBackupResult:
     if spark is None:
+        repository = session.repository
         with session.progress("backup") as progress:
             work = backup_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress)
             return repository.loop.run(work)
@@ -242,16 +240,22 @@ def spark_restore(
     restored: RestoredCheckpoint | None = None
     with session.open() as repository:
         if at is not None:
-            options = msgspec.structs.replace(options, at_ms=session.resolve_ms(repository, at))
+            options = msgspec.structs.replace(options, at_ms=session.resolve_ms(at))
         if dry_run:
             plan = repository.loop.run(plan_checkpoint_restore(repository.asynchronous, checkpoint, options))
-            session.show(extend(SparkRestorePlanView, plan), _plan_lines(plan))
+            session.show(extend(SparkRestorePlanView, plan), _restore_lines(plan))
             return
         if not on_spark:
             with session.progress("restore") as progress:
                 work = restore_checkpoint(repository.asynchronous, checkpoint, options, progress=progress)
                 restored = repository.loop.run(work)
-    restored = restored or _restore_on_spark(session, checkpoint, options)
+    if restored is None:
+        with spark_session() as spark:
+            # With PySpark and a JVM, for those who asked for them.
+            from engine.spark.checkpoint import restore  # noqa: PLC0415
+
+            url, how = session.common.repository, session.spark_options()
+            restored = restore.restore_checkpoint(spark, url, checkpoint, options, options=how)
     session.record.note(restored)
     session.show(restored, _restore_lines(restored))
     session.warn_of_restore(pinned=restored.pinned, leftovers=restored.leftovers)
@@ -260,53 +264,30 @@ def spark_restore(
 def _mappings(given: Sequence[str]) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for text in given:
-        old, equals, new = text.partition("=")
-        if not equals or not old.rstrip("/") or not new.rstrip("/"):
+        old, _, new = text.partition("=")
+        if not old.rstrip("/") or not new.rstrip("/"):
             message = f"{text!r} does not map a path"
             raise UsageError(message, operation="read", subject="--map-path", hint="use OLD=NEW")
         found[old] = new
     return found
 
 
-def _restore_on_spark(session: Session, checkpoint: str, choice: RestoreChoice) -> RestoredCheckpoint:
-    with spark_session() as spark:
-        # With PySpark and a JVM, for those who asked for them.
-        from engine.spark.checkpoint import restore  # noqa: PLC0415
-
-        url, options = session.common.repository, session.spark_options()
-        return restore.restore_checkpoint(spark, url, checkpoint, choice, options=options)
-
-
-def _restore_lines(restored: RestoredCheckpoint) -> list[str]:
+def _restore_lines(found: CheckpointRestorePlan) -> list[str]:
+    """Format what was restored or, if it is only the plan, would be."""
+    restored = found if isinstance(found, RestoredCheckpoint) else None
+    batch = f"{'' if restored else 'would be '}batch {found.batch} of query {printable(found.backup.query_id)}"
+    commit = f"commit {found.commit.pointer.number} of {printable(found.job)}"
+    held = f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
+    lines = [f"{printable(found.location)}: {batch}", f"from {commit}, {iso_time(found.commit.committed_at_ms)}"]
+    if restored is None:
+        return [*lines, f"{held}; {count(found.changelogs, 'changelog')} to apply", "nothing was written"]
     fetched = f"fetched {human_bytes(restored.bytes_fetched)} with {count(restored.requests, 'request')}"
-    lines = [
-        f"{printable(restored.location)}: batch {restored.batch} of query {printable(restored.backup.query_id)}",
-        _origin(restored),
-        f"{_sizes(restored)}; {fetched} in {human_duration(int(restored.seconds * 1000))}",
-    ]
+    lines.append(f"{held}; {fetched} in {human_duration(int(restored.seconds * 1000))}")
     if restored.changelogs:
         lines.append(f"replayed {count(restored.changelogs, 'changelog')}, {restored.records:,} records")
     if restored.moved_aside:
         lines.append(f"the former content is at {printable(restored.moved_aside)}")
     return lines
-
-
-def _plan_lines(plan: CheckpointRestorePlan) -> list[str]:
-    return [
-        f"{printable(plan.location)}: would be batch {plan.batch} of query {printable(plan.backup.query_id)}",
-        _origin(plan),
-        f"{_sizes(plan)}; {count(plan.changelogs, 'changelog')} to apply",
-        "nothing was written",
-    ]
-
-
-def _origin(found: RestoredCheckpoint | CheckpointRestorePlan) -> str:
-    commit = found.commit
-    return f"from commit {commit.pointer.number} of {printable(found.job)}, {iso_time(commit.committed_at_ms)}"
-
-
-def _sizes(found: RestoredCheckpoint | CheckpointRestorePlan) -> str:
-    return f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
 
 
 # ---------------------------------------------------------------------- check

@@ -47,7 +47,7 @@ def verify(
     if commits and scope is None:
         raise UsageError("commits are numbered by job", operation="verify", hint="say --job")
     with session.open() as repository:
-        chosen = [session.find(repository, scope, c) for c in commits] if scope is not None else []
+        chosen = [session.find(scope, c) for c in commits] if scope is not None else []
         with session.progress("verify") as progress:
             report = repository.verify(
                 chosen or None,
@@ -55,12 +55,12 @@ def verify(
                 level=Level(level),
                 sample=sample,
                 # A fixed seed would read the same sample for ever and never the rest.
-                seed=seed if seed is not None else session.seed(),
+                seed=seed if seed is not None else int(session.runtime.session()[:8], 16),
                 heal=heal,
                 progress=progress,
             )
         if scope is not None and not (report.commits_count or report.late):
-            session.find(repository, scope, CommitChoice())
+            session.find(scope, CommitChoice())
     session.record.note(report)
     session.show(report, _verify_lines(report))
     if report.damaged:

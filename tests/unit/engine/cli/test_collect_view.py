@@ -11,7 +11,6 @@ from engine.cli.cmd.collect import (
     PLANS_KEPT_MAX,
     choose_plan_dir,
     collect_lines,
-    name_after_run,
     summary_line,
     view_collect,
 )
@@ -87,12 +86,6 @@ def test_programs_are_told_why_something_is_missing() -> None:
     view = view_collect(msgspec.structs.replace(REPORT, **changes))
     assert (view.audit, view.audit_missing, view.run_left) == ("", "denied", "no answer")
     assert (view.excluded_count, view.unruled) == (2, ("ledger",))
-
-
-def test_a_plan_below_the_cache_gets_the_name_of_its_run(tmp_path: Path) -> None:
-    (tmp_path / run_id(1)).mkdir()
-    assert name_after_run(tmp_path / run_id(1), RUN) == tmp_path / RUN
-    assert name_after_run(tmp_path / "absent", RUN) == tmp_path / "absent"
 
 
 @pytest.mark.parametrize("at_ms, refused", [(-1, True), (0, False)])

@@ -8,6 +8,7 @@ import msgspec
 
 from engine.cli.output import extend, json_fields, to_json
 from index.snapshot.model import Scope
+from tests.docs.reference import field_type
 
 
 class Colour(StrEnum):
@@ -65,7 +66,7 @@ def test_a_result_is_its_own_schema() -> None:
         "size": 2,
         "first": "0f",
     }
-    types = {field.name: field.type for field in json_fields(Extended)}
+    types = {field.name: field_type(Extended, field) for field in json_fields(Extended)}
     assert list(types) == list(fields)
     assert (types["made_at"], types["seen_at"], types["size"], types["code"]) == (str, str | None, int, int)
     assert (types["place"], types["more"], types["first"]) == (str | None, frozenset[str], str)
