@@ -7,17 +7,8 @@ import click
 import msgspec
 
 from engine.backup.backup import BackupOptions, BackupResult, BackupStats
+from engine.cli import options as cli
 from engine.cli.cmd.commit import ResultFile, commit_until_known, write_result
-from engine.cli.options import (
-    CHECK_RETAINED_HELP,
-    DIRECTORY_THERE,
-    FILE,
-    figures_option,
-    scope_options,
-    store_options,
-    transfer_options,
-    trust_stat_option,
-)
 from engine.cli.output import committed_line
 from engine.cli.session import Session, check_fits, verb
 from engine.errors import DamagedError, UsageError
@@ -87,21 +78,21 @@ class BackupArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("backup", "Upload what changed in a directory, and commit it.", prints=(BackupView, PlanView))
-@click.argument("directory", type=DIRECTORY_THERE, metavar="DIR")
-@scope_options()
-@store_options(default=True)
+@click.argument("directory", type=cli.DIRECTORY_THERE, metavar="DIR")
+@cli.scope_options()
+@cli.store_options(default=True)
 @click.option(
     "--version", type=click.IntRange(min=0), metavar="N", help="Version of this state.  [default: the last plus one]"
 )
 @click.option("--unique-id", metavar="UID", help="Id of this attempt at it.  [default: random]")
 @click.option("--offsets", default=None, metavar="TEXT", help="Your position in the input, kept with the commit.")
-@click.option("--check-retained", is_flag=True, help=CHECK_RETAINED_HELP)
+@click.option("--check-retained", is_flag=True, help=cli.CHECK_RETAINED_HELP)
 @click.option("-n", "--dry-run", is_flag=True, help="Upload nothing; say what would be.")
 @click.option("--no-commit", is_flag=True, help="Upload only; `tidemark commit` makes it visible.")
-@click.option("--result", type=FILE, metavar="FILE", help="With --no-commit: where the result goes.")
-@figures_option
-@trust_stat_option
-@transfer_options
+@click.option("--result", type=cli.FILE, metavar="FILE", help="With --no-commit: where the result goes.")
+@cli.figures_option
+@cli.trust_stat_option
+@cli.transfer_options
 def backup(session: Session, options: BackupArguments) -> None:
     """Upload what changed in DIR since the newest commit, and commit it.
 

@@ -9,32 +9,13 @@ import msgspec
 
 from blobstore import installed_release
 from blobstore.errors import StoreError
+from engine.cli import options as cli
 from engine.cli.config import CommitChoice, state_path
-from engine.cli.options import (
-    DIRECTORY,
-    DURATION,
-    commit_options,
-    figures_option,
-    scope_options,
-    transfer_options,
-)
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
-from engine.clock import Runtime
-from engine.drill.drill import (
-    MESSAGE_LENGTH_MAX,
-    DrillOptions,
-    Entry,
-    FailedDrill,
-    RestoreDrill,
-    append,
-    history_path,
-    run_restore_drill,
-    summary_line,
-    summary_lines,
-)
+from engine.drill import record
+from engine.drill.drill import DrillOptions, run_restore_drill
 from engine.errors import EngineError, NotFoundError, UsageError
-from engine.repository.repository import SyncRepository
 from engine.settings import STORES_AT_ONCE
 from index.display import printable, shortened
 from index.errors import FormatError
@@ -57,14 +38,17 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb(
-    "restore", "Restore a job for a drill: time of each phase, and a forecast.", group="bench", prints=(RestoreDrill,)
+    "restore",
+    "Restore a job for a drill: time of each phase, and a forecast.",
+    group="bench",
+    prints=(record.RestoreDrill,),
 )
 @click.argument("url", required=False)
-@scope_options(task=True)
-@commit_options
+@cli.scope_options(task=True)
+@cli.commit_options
 @click.option(
     "--to",
-    type=DIRECTORY,
+    type=cli.DIRECTORY,
     metavar="DIR",
     help="Restore to a fresh directory in DIR, which must exist; removed at the end.  [default: $TMPDIR, else /tmp]",
 )
@@ -77,17 +61,17 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     metavar="N",
     help="Number of stores at once, as on an executor of Spark; 1 is as `restore --all`.",
 )
-@click.option("--slo", type=DURATION, metavar="TIME", help="End with 11 if it takes longer, such as 5m.")
+@click.option("--slo", type=cli.DURATION, metavar="TIME", help="End with 11 if it takes longer, such as 5m.")
 @click.option(
     "--report",
-    type=DIRECTORY,
+    type=cli.DIRECTORY,
     metavar="DIR",
     help="Directory of the history, restore-drills.jsonl.  [default: $XDG_STATE_HOME/tidemark/drills]",
 )
 @click.option("--no-report", is_flag=True, help="Write no history.")
 @click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")
-@figures_option
-@transfer_options
+@cli.figures_option
+@cli.transfer_options
 def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
     """Restore all stores of a job's commit as a drill: how long it takes, and would take elsewhere.
 
@@ -103,15 +87,15 @@ def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
     directory = None if options.no_report else drills_directory(options.report)
     if directory is None and not options.no_report:
         session.warn("there is no home directory for the history: say --report DIR, or --no-report")
-    history = history_path(directory) if directory is not None else None
-    with session.open() as repository:
-        drill = _run(session, repository, options, history)
+    history = record.history_path(directory) if directory is not None else None
+    with session.open():
+        drill = _run(session, options, history)
     leftovers = [drill.kept_at] if drill.kept_at and not options.keep else []
     session.warn_of_restore(pinned=drill.pinned, leftovers=leftovers)
     is_written = _append(session, history, drill)
-    lines = [summary_line(drill)]
+    lines = [record.summary_line(drill)]
     if not options.one_line:
-        lines = summary_lines(drill)
+        lines = record.summary_lines(drill)
         lines += [f"kept: {printable(drill.kept_at)}"] if drill.kept_at else []
         lines += [f"history: {printable(str(history))}"] if history is not None and is_written else []
     session.record.note_value("restore_drill_seconds", drill.total_s)
@@ -129,10 +113,9 @@ def drills_directory(given: Path | None) -> Path | None:
     return given or (state / "drills" if state is not None else None)
 
 
-def _run(session: Session, repository: SyncRepository, options: BenchOptions, history: Path | None) -> RestoreDrill:
+def _run(session: Session, options: BenchOptions, history: Path | None) -> record.RestoreDrill:
     """Run the drill; an error is noted in the history, unless there was nothing to restore."""
-    runtime = Runtime()
-    began_at_ms = runtime.local_now_ms()
+    repository, began_at_ms = session.repository, session.runtime.local_now_ms()
     drill_options = DrillOptions(
         scratch=None if options.to_nowhere else options.to or Path(tempfile.gettempdir()),
         keep=options.keep,
@@ -148,7 +131,7 @@ def _run(session: Session, repository: SyncRepository, options: BenchOptions, hi
                 repository.asynchronous,
                 options.scope,
                 drill_options,
-                runtime=runtime,
+                runtime=session.runtime,
                 progress=progress,
                 **session.choose(options.choice),
             )
@@ -156,24 +139,24 @@ def _run(session: Session, repository: SyncRepository, options: BenchOptions, hi
     except (NotFoundError, UsageError):
         raise
     except (StoreError, EngineError, FormatError, OSError) as error:
-        failed = FailedDrill(
+        failed = record.FailedDrill(
             began_at_ms=began_at_ms,
             release=installed_release(),
             repository_id=repository.record.id,
             job=options.scope.job,
             task=options.scope.task,
             error=type(error).__name__,
-            message=shortened(str(error), MESSAGE_LENGTH_MAX),
+            message=shortened(str(error), record.MESSAGE_LENGTH_MAX),
         )
         _append(session, history, failed)
         raise
 
 
-def _append(session: Session, history: Path | None, entry: Entry) -> bool:
+def _append(session: Session, history: Path | None, entry: record.Entry) -> bool:
     """Add to the history; return whether that is done, or was not asked for."""
     try:
         if history is not None:
-            append(history, entry)
+            record.append(history, entry)
     except OSError as error:
         session.warn(f"this drill is not in the history: {error}")
         return False

@@ -11,15 +11,7 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.opening import open_store
-from engine.cli.options import (
-    DIRECTORY_THERE,
-    PATH,
-    SHARE,
-    VerbGroup,
-    figures_option,
-    on_spark_option,
-    retention_options,
-)
+from engine.cli import options as cli
 from engine.cli.output import extend
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, resolve_rules, some, spark_session, verb
@@ -42,7 +34,7 @@ SHOWN_MAX: Final = 20
 
 @verb("explain", "Say what leads to a key, and what collect would do with it.", group="collect", prints=(Explanation,))
 @click.argument("key")
-@retention_options
+@cli.retention_options
 def explain(session: Session, *, key: str, rules: PolicyFile | None) -> ExitCode:
     """Say of one KEY of the repository whether it is there, what leads to it, and what collect would do with it.
 
@@ -95,8 +87,8 @@ def _path_lines(path: KeyPath) -> list[str]:
 
 
 @verb("verify-plan", "Check the plan of a dry run by deriving it another way.", group="collect", prints=(PlanCheck,))
-@click.argument("plan", type=DIRECTORY_THERE)
-@retention_options
+@click.argument("plan", type=cli.DIRECTORY_THERE)
+@cli.retention_options
 def verify_plan(session: Session, *, plan: Path, rules: PolicyFile | None) -> ExitCode:
     """Check the PLAN that `tidemark collect -n --plan PLAN` wrote, by code that shares nothing with it but the format.
 
@@ -194,16 +186,16 @@ class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
 @verb(
     "collect",
     "Delete what no commit, name or reader needs.",
-    cls=VerbGroup,
+    cls=cli.VerbGroup,
     commands={"explain": explain, "verify-plan": verify_plan},
     invoke_without_command=True,
     subcommand_metavar="[VERB [ARGS]...]",
     prints=(CollectView,),
 )
-@retention_options
+@cli.retention_options
 @click.option(
     "--delete-at-most",
-    type=SHARE,
+    type=cli.SHARE,
     default=f"{DELETE_SHARE_MAX:.0%}",
     metavar="SHARE",
     help="Refuse to delete more than this share of all bytes.",
@@ -211,14 +203,14 @@ class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; say what would go, and why.")
 @click.option(
     "--plan",
-    type=PATH,
+    type=cli.PATH,
     metavar="DIR",
     help="Write down what goes, key by key. [default with -n: below the cache directory]",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Each key with its reason, and each commit kept.")
 @click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")
-@on_spark_option
-@figures_option
+@cli.on_spark_option
+@cli.figures_option
 def collect(session: Session, options: CollectOptions) -> ExitCode:
     """Delete what no kept commit, name or reader needs. The only verb that deletes.
 

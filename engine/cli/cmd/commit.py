@@ -14,8 +14,8 @@ import msgspec
 
 from blobstore.concurrency import map_bounded
 from engine.backup.backup import BackupResult
+from engine.cli import options as cli
 from engine.cli.config import CommitChoice
-from engine.cli.options import STORE, figures_option, scope_options
 from engine.cli.output import committed_line
 from engine.cli.session import Session, choose_scope, verb
 from engine.commit.record import ANY
@@ -223,11 +223,11 @@ class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument(
     "results", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, metavar="[RESULT]..."
 )
-@scope_options()
+@cli.scope_options()
 @click.option(
     "--drop-store",
     "dropped",
-    type=STORE,
+    type=cli.STORE,
     multiple=True,
     metavar="TASK/STORE",
     help="A store that the job no longer has; may be repeated.",
@@ -236,7 +236,7 @@ class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
     "--version", type=click.IntRange(min=0), metavar="N", help="Version of the commit.  [default: the last plus one]"
 )
 @click.option("--offsets", default=None, metavar="TEXT", help="Your position in the input, kept with the commit.")
-@figures_option
+@cli.figures_option
 def commit(
     session: Session,
     *,

@@ -12,8 +12,8 @@ import msgspec
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import check_url
 from blobstore.s3.settings import S3Settings
+from engine.cli import options as cli
 from engine.cli.config import S3, TRANSFER, Config, Value, config_paths, shared_place
-from engine.cli.options import CONFIG_META, Setting, setting_keys, table_name, walk_verbs
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import UsageError, bare_message
@@ -75,7 +75,7 @@ def config_show(session: Session, of: tuple[str, ...], *, origin: bool, only_set
     Example: tidemark config show --origin backup
     """
     ctx, words = click.get_current_context(), " ".join(of)
-    file = ctx.obj.get(CONFIG_META) or Config()
+    file = ctx.obj.get(cli.CONFIG_META) or Config()
     rows = _rows(ctx, words, file)
     shown = tuple(row for row in rows if row.origin != DEFAULT or row.problem or not only_set)
     looked_at = tuple(map(str, config_paths(os.environ, Path.cwd())))
@@ -106,14 +106,14 @@ def _text(value: Value | None) -> str:
 def _rows(ctx: click.Context, words: str, file: Config) -> list[SettingView]:
     """Return the options of a verb, or the settings of all verbs: first the shared ones, then transfers, then S3."""
     root = cast("click.Group", ctx.find_root().command)
-    verbs = {command.words: command for command in walk_verbs(root)}
+    verbs = {command.words: command for command in cli.walk_verbs(root)}
     if words and words not in verbs:
         raise UsageError("no such verb", operation="config show", subject=words, hint=f"there are {', '.join(verbs)}")
     options: dict[str, click.Option] = {}
     for param in (param for v in ([verbs[words]] if words else verbs.values()) for param in v.params):
-        if isinstance(param, click.Option) and param.name != "config" and (words or isinstance(param, Setting)):
+        if isinstance(param, click.Option) and param.name != "config" and (words or isinstance(param, cli.Setting)):
             options.setdefault(str(param.name), param)
-    own, keys = table_name(verbs[words]) if words else "", setting_keys(root)
+    own, keys = cli.table_name(verbs[words]) if words else "", cli.setting_keys(root)
     rows: dict[tuple[str, str], SettingView] = {}
     taken: dict[str, dict[str, Any]] = {"": {}, TRANSFER: {}, S3: {}}
     for name in sorted(options, key=lambda name: (list(taken).index(shared_place(name)[0]), name)):

@@ -6,8 +6,8 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
+from engine.cli import options as cli
 from engine.cli.config import CommitChoice
-from engine.cli.options import COMMIT, scope_options, store_options
 from engine.cli.output import CommitView, view_commit
 from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, verb
 from engine.repository.repository import Repository
@@ -39,10 +39,10 @@ class DiffView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("diff", "Show which files differ between two commits.", prints=(DiffView,))
-@click.argument("a", type=COMMIT)
-@click.argument("b", type=COMMIT, default="latest")
-@scope_options()
-@store_options(default=False)
+@click.argument("a", type=cli.COMMIT)
+@click.argument("b", type=cli.COMMIT, default="latest")
+@cli.scope_options()
+@cli.store_options(default=False)
 def diff(
     session: Session, *, a: CommitChoice, b: CommitChoice, scope: Scope, task: str | None, store: str | None
 ) -> None:

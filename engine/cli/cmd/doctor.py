@@ -22,8 +22,8 @@ from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
 from engine.cli.run import ExitCode, choose_exit_code
 from engine.cli.session import Session, verb
-from engine.clock import Runtime
-from engine.doctor.doctor import CLIENTS_COUNT, Check, DoctorReport, Verdict, describe_profile, examine_store
+from engine.doctor.doctor import CLIENTS_COUNT, DoctorReport, examine_store
+from engine.doctor.verdict import Check, Verdict, describe_profile
 from engine.errors import NotFoundError
 from engine.text import table
 from index.display import count, printable, shortened
@@ -112,7 +112,9 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
     loop = LoopThread()
     try:
         return loop.run(
-            examine_store(open_checked, runtime=Runtime(), release=installed_release(), save=save, on_check=show_check)
+            examine_store(
+                open_checked, runtime=session.runtime, release=installed_release(), save=save, on_check=show_check
+            )
         )
     finally:
         if shows:

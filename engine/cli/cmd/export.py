@@ -6,8 +6,8 @@ from typing import ClassVar
 import click
 import msgspec
 
+from engine.cli import options as cli
 from engine.cli.config import CommitChoice
-from engine.cli.options import COMMIT, FILE, scope_options, store_options
 from engine.cli.output import extend
 from engine.cli.session import Session, verb
 from engine.errors import TargetError
@@ -38,10 +38,10 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("export", "Write a snapshot's index in Samza's form.", prints=(ExportView,))
-@click.argument("commit", type=COMMIT)
-@click.argument("output", type=FILE)
-@scope_options()
-@store_options(default=True)
+@click.argument("commit", type=cli.COMMIT)
+@click.argument("output", type=cli.FILE)
+@cli.scope_options()
+@cli.store_options(default=True)
 @click.option("--unpack", is_flag=True, help="Upload packed and inline files singly first, as job JOB.samza.")
 @click.option("--samza-job-id", metavar="ID", default="1", help="Samza's job id.")
 def export(session: Session, options: ExportOptions) -> None:

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 import click
 import msgspec
 
-from engine.cli.options import Setting
+from engine.cli import options as cli
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
-from engine.repository.repository import SyncRepository
-from index.display import count, printable
 from index.snapshot.model import Scope
 
 
@@ -24,7 +22,9 @@ class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb("forget", "Give up a job: close all its commits for ever.", prints=(ForgetView,))
 @click.argument("job")
-@click.option("--commit-per-task", cls=Setting, is_flag=True, help="Each task commits by itself; --task says which.")
+@click.option(
+    "--commit-per-task", cls=cli.Setting, is_flag=True, help="Each task commits by itself; --task says which."
+)
 @click.option("--task", metavar="TASK", help="With --commit-per-task: which task.  [default: all of them]")
 @click.option("--with-names", is_flag=True, help="Release the names of its commits too.")
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be forgotten.")
@@ -39,7 +39,7 @@ def forget(session: Session, *, scope: Scope, task: str | None, with_names: bool
     Example: tidemark forget flights -r file:///backups --yes
     """
     with session.open() as repository:
-        scopes = _choose_scopes(session, repository, scope, task)
+        scopes = _choose_scopes(session, scope, task)
         planned = [repository.forget(s, with_names=with_names, dry_run=True) for s in scopes]
         texts = [_what(report) for report in planned]
         refused = UsageError(
@@ -56,16 +56,14 @@ def forget(session: Session, *, scope: Scope, task: str | None, with_names: bool
     return ExitCode.DENIED if any(report.denied for report in done) else ExitCode.OK
 
 
-def _choose_scopes(session: Session, repository: SyncRepository, scope: Scope, task: str | None) -> Sequence[Scope]:
+def _choose_scopes(session: Session, scope: Scope, task: str | None) -> Sequence[Scope]:
     """Return the scopes to forget, each of which has, or had, commits: of a job by tasks all if no task is named."""
     if task is not None and scope.task is None:
         hint = "to leave out one store of a job, use `tidemark commit --drop-store TASK/STORE`"
         raise UsageError("--task goes with --commit-per-task", operation="forget", hint=hint)
-    there = repository.scopes()
-    if scope.task is not None and task is None:
-        chosen = [s for s in there if s.job == scope.job and s.task is not None]
-    else:
-        chosen = [s for s in there if s == scope]
+    every_task = scope.task is not None and task is None
+    there = session.repository.scopes()
+    chosen = [s for s in there if s == scope or (every_task and s.job == scope.job and s.task is not None)]
     if not chosen:
         with session.explaining(scope):
             raise NotFoundError("never had a commit", operation="forget", subject=str(scope))
@@ -73,10 +71,8 @@ def _choose_scopes(session: Session, repository: SyncRepository, scope: Scope, t
 
 
 def _what(report: ForgetReport) -> str:
-    newest = report.newest
-    if newest is None:
-        what = f"{report.scope}, which has no commits any more"
-    else:
+    what = f"{report.scope}, which has no commits any more"
+    if (newest := report.newest) is not None:
         what = f"{report.scope}, {count(report.records_count, 'record')}, newest commit {newest.pointer.number}"
         what += f" of version {newest.record.version}"
     return f"{what}, and {count(len(report.released), 'name')}" if report.released else what

@@ -5,7 +5,7 @@ from typing import ClassVar, Final
 import click
 import msgspec
 
-from engine.cli.options import MOMENT, limit_option, scope_options
+from engine.cli import options as cli
 from engine.cli.output import extend, view_commit
 from engine.cli.session import Session, verb
 from engine.errors import NotFoundError
@@ -57,9 +57,11 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("history", "Show what each commit of a job brought, and became.", prints=(HistoryView,))
-@scope_options(task=True)
-@limit_option(ENTRIES_MAX, 10_000, text="Maximum number of records, the newest first.")
-@click.option("--since", type=MOMENT, metavar="TIME", help="None from before: 7d, 2026-05-01, 'yesterday 18:00' (UTC).")
+@cli.scope_options(task=True)
+@cli.limit_option(ENTRIES_MAX, 10_000, text="Maximum number of records, the newest first.")
+@click.option(
+    "--since", type=cli.MOMENT, metavar="TIME", help="None from before: 7d, 2026-05-01, 'yesterday 18:00' (UTC)."
+)
 @click.option("--no-sizes", is_flag=True, help="No reading of indexes, and so no sizes of what each commit brought.")
 def history(session: Session, *, scope: Scope, limit: int, since: Moment | None, no_sizes: bool) -> None:
     """Show the records of a job, newest first: what each brought, what became of it, and how to restore it.

@@ -5,7 +5,7 @@ from typing import ClassVar
 import click
 import msgspec
 
-from engine.cli.options import DURATION
+from engine.cli import options as cli
 from engine.cli.session import Session, verb
 from index.snapshot.records import RepositoryRecord
 from index.text import human_duration, printable
@@ -24,9 +24,9 @@ class InitView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("init", prints=(InitView,))
-@click.option("--ttl", type=DURATION, default="24h", help="Life of an upload that is not committed.")
-@click.option("--margin", type=DURATION, default="1h", help="How much of it a commit must have left.")
-@click.option("--collection-period", type=DURATION, default="24h", help="How often collect will run.")
+@click.option("--ttl", type=cli.DURATION, default="24h", help="Life of an upload that is not committed.")
+@click.option("--margin", type=cli.DURATION, default="1h", help="How much of it a commit must have left.")
+@click.option("--collection-period", type=cli.DURATION, default="24h", help="How often collect will run.")
 def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> None:
     """Make a store a repository.
 

@@ -8,38 +8,20 @@ from typing import ClassVar, Final
 import click
 import msgspec
 
+from engine.cli import options as cli
 from engine.cli.config import CommitChoice
-from engine.cli.options import (
-    DIRECTORY,
-    Parsed,
-    commit_options,
-    limit_option,
-    scope_options,
-    store_options,
-    transfer_options,
-)
 from engine.cli.output import CommitView, to_json, view_commit
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
-from engine.inspect.browse import (
-    FoundKeys,
-    KeyPlace,
-    KeyRange,
-    escape_bytes,
-    find_keys,
-    is_checkpoint_backup,
-    opened_snapshot,
-    parse_bytes,
-    parse_place,
-)
+from engine.inspect import browse
 from index.snapshot.model import Scope
 from index.snapshot.records import StoreReference
 from index.text import count, human_bytes, printable, shortened
 
 KEYS_MAX: Final = 100
 VALUE_SHOWN_MAX: Final = 160
-KEY: Final = Parsed("key", parse_bytes)
-PLACE: Final = Parsed("place", parse_place)
+KEY: Final = cli.Parsed("key", browse.parse_bytes)
+PLACE: Final = cli.Parsed("place", browse.parse_place)
 
 _MERGES: Final = {"comma": b",", "none": b"", "bar": b"|"}
 
@@ -60,7 +42,7 @@ class KeysView(msgspec.Struct, frozen=True, kw_only=True):
 
     commit: CommitView
     reference: StoreReference
-    found: FoundKeys
+    found: browse.FoundKeys
 
 
 class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,8 +52,8 @@ class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     store: str
     choice: CommitChoice
-    wanted: KeyRange
-    resume: KeyPlace | None
+    wanted: browse.KeyRange
+    resume: browse.KeyPlace | None
     limit: int
     values: bool
     counted: bool
@@ -81,23 +63,23 @@ class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("keys", "Browse the keys of a snapshot's RocksDB.", prints=(KeysView,))
-@scope_options()
-@store_options(default=True)
-@commit_options
+@cli.scope_options()
+@cli.store_options(default=True)
+@cli.commit_options
 @click.option("--prefix", type=KEY, metavar="K", help=r"Keys that begin so: text with \xNN, or 0x and hex.")
 @click.option("--from", "start", type=KEY, metavar="K", help="From this key on, in the order of bytes.")
 @click.option("--to", "stop", type=KEY, metavar="K", help="Up to this key, and without it.")
 @click.option("--family", metavar="NAME", help="One column family.  [default: all]")
 @click.option("--resume", type=PLACE, metavar="F:K", help="Go on in family F at key K, as `more:` shows it.")
-@limit_option(KEYS_MAX, 1_000_000, at_least=0, text="Maximum number of keys.")
+@cli.limit_option(KEYS_MAX, 1_000_000, at_least=0, text="Maximum number of keys.")
 @click.option("--values", is_flag=True, help="Values too; text is cut after 160 characters.")
 @click.option("--count", "counted", is_flag=True, help="Count the whole range, which reads all of it.")
 @click.option(
     "--format", "form", type=click.Choice(["text", "hex", "json"]), default="text", help="json: one object a line."
 )
 @click.option("--merge", type=click.Choice(list(_MERGES)), help="Delimiter between merged operands.")
-@click.option("--scratch", type=DIRECTORY, metavar="DIR", help="Where to restore to.")
-@transfer_options
+@click.option("--scratch", type=cli.DIRECTORY, metavar="DIR", help="Where to restore to.")
+@cli.transfer_options
 def keys(session: Session, options: KeysOptions) -> None:
     """Browse the keys of a store, as a commit has it. Nothing in the repository changes.
 
@@ -113,7 +95,7 @@ def keys(session: Session, options: KeysOptions) -> None:
         session.explaining(scope),
         repository.find_pinned(scope, purpose="keys", **session.choose(options.choice)) as (commit, _),
     ):
-        if is_checkpoint_backup(commit.record.offsets):
+        if browse.is_checkpoint_backup(commit.record.offsets):
             raise UsageError(
                 "is the backup of a Spark checkpoint",
                 operation="keys",
@@ -124,9 +106,9 @@ def keys(session: Session, options: KeysOptions) -> None:
         opened = repository.asynchronous
         with (
             session.progress("keys") as progress,
-            repository.inside(opened_snapshot(opened.opened, reference, where, progress=progress)) as directory,
+            repository.inside(browse.opened_snapshot(opened.opened, reference, where, progress=progress)) as directory,
         ):
-            found = find_keys(
+            found = browse.find_keys(
                 directory,
                 options.wanted,
                 keys_max=options.limit,
@@ -152,7 +134,7 @@ def _lines(view: KeysView, form: str) -> list[str]:
             lines.append(f"column family {printable(family)}")
         shown = key.key.hex() if form == "hex" else key.text
         if key.value is not None:
-            shown += f"  {key.value.hex() if form == 'hex' else shortened(escape_bytes(key.value), VALUE_SHOWN_MAX)}"
+            shown += f"  {key.value.hex() if form == 'hex' else shortened(key.value_text or '', VALUE_SHOWN_MAX)}"
         lines.append(shown)
     if found.count is not None:
         lines.append(count(found.count, "key"))

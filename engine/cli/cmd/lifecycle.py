@@ -9,31 +9,20 @@ import msgspec
 
 from blobstore.base import read_blob
 from blobstore.errors import BlobNotFoundError
-from blobstore.s3.bucket_rules import (
-    DAYS_MIN,
-    LifecyclePlan,
-    Rule,
-    backstop_days,
-    backstop_rules,
-    cut_short,
-    plan_lifecycle,
-    same_rules,
-    threats,
-)
+from blobstore.s3 import bucket_rules
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, decode_profile
 from engine.blocking import LoopThread
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import ProblemKind
-from engine.repository.repository import SyncRepository
-from index.display import printable
+from index.text import printable
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store
 
 
-class LifecycleView(LifecyclePlan, frozen=True, kw_only=True):
+class LifecycleView(bucket_rules.LifecyclePlan, frozen=True, kw_only=True):
     """`lifecycle`. If one of our rules changes, both are in `removed` as they were and in `added` as they will be."""
 
     # Whether it was done, and not only shown.
@@ -63,14 +52,16 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
     try:
         days, ttls_stay = _read_needs(session, install=install)
         before = loop.run(store.read_lifecycle())
-        wanted = None if days is None or ttls_stay else backstop_rules(store.prefix, days=days)
-        plan = plan_lifecycle(before, wanted, prefix=store.prefix)
+        wanted = None if days is None or ttls_stay else bucket_rules.backstop_rules(store.prefix, days=days)
+        plan = bucket_rules.plan_lifecycle(before, wanted, prefix=store.prefix)
         after = (*plan.others, *plan.kept, *plan.added)
-        found = threats(after if install else before, store.prefix, days_min=days or DAYS_MIN, ttls_stay=ttls_stay)
+        found = bucket_rules.threats(
+            after if install else before, store.prefix, days_min=days or bucket_rules.DAYS_MIN, ttls_stay=ttls_stay
+        )
         for text in found:
             session.warn(text)
         lines = _lines(store, plan)
-        if install and (others := cut_short(before, store.prefix, days=days or DAYS_MIN)):
+        if install and (others := bucket_rules.cut_short(before, store.prefix, days=days or bucket_rules.DAYS_MIN)):
             raise UnsafeStoreError(
                 f"our rule would delete uploads of another repository after {days} days, too early: "
                 f"{printable(str(others[0].get('ID', '(no id)')))}",
@@ -107,19 +98,22 @@ def _read_needs(session: Session, *, install: bool) -> tuple[int | None, bool]:
             record = repository.record
             ttls_stay = not repository.asynchronous.store.capabilities.removes_ttl
             if install:
-                _check_harmless(session, repository, ttls_stay=ttls_stay)
+                _check_harmless(session, ttls_stay=ttls_stay)
     except NotFoundError:
         if install:
             raise
         return None, False
     period_ms = record.collection_period_ms
-    return backstop_days(ttl_ms=record.ttl_ms, margin_ms=record.margin_ms, collection_period_ms=period_ms), ttls_stay
+    return bucket_rules.backstop_days(
+        ttl_ms=record.ttl_ms, margin_ms=record.margin_ms, collection_period_ms=period_ms
+    ), ttls_stay
 
 
-def _check_harmless(session: Session, repository: SyncRepository, *, ttls_stay: bool) -> None:
+def _check_harmless(session: Session, *, ttls_stay: bool) -> None:
     """Refuse rules that would delete what is committed (design 0002, T2; 0003, L4)."""
     refused = "TTLs cannot be removed on this store: the rule would delete what is committed"
     hint = "`tidemark doctor` found that it has no tags; see what it says now"
+    repository = session.repository
     try:
         store = repository.asynchronous.store
         profile = repository.loop.run(read_blob(store, PROFILE_KEY, size_bytes_max=PROFILE_BYTES_MAX))
@@ -137,12 +131,12 @@ def _check_harmless(session: Session, repository: SyncRepository, *, ttls_stay: 
         raise UnsafeStoreError(message, operation="lifecycle", subject=at_risk[0], hint=hint)
 
 
-async def _write(store: "S3Store", before: tuple[Rule, ...], after: tuple[Rule, ...]) -> None:
+async def _write(store: "S3Store", before: tuple[bucket_rules.Rule, ...], after: tuple[bucket_rules.Rule, ...]) -> None:
     """Write the rules, and read them just before and just after: S3 has no condition for this write."""
     written = "nothing was"
-    if same_rules(await store.read_lifecycle(), before):
+    if bucket_rules.same_rules(await store.read_lifecycle(), before):
         await store.write_lifecycle(after)
-        if same_rules(await store.read_lifecycle(), after):
+        if bucket_rules.same_rules(await store.read_lifecycle(), after):
             return
         written = "ours were"
     raise ConflictError(
@@ -152,7 +146,7 @@ async def _write(store: "S3Store", before: tuple[Rule, ...], after: tuple[Rule, 
     )
 
 
-def _lines(store: "S3Store", plan: LifecyclePlan) -> list[str]:
+def _lines(store: "S3Store", plan: bucket_rules.LifecyclePlan) -> list[str]:
     groups = (("others'", plan.others), ("ours", plan.kept), ("- remove", plan.removed), ("+ add", plan.added))
     # Others may have written rules: they are printed in ASCII.
     lines = [f"  {sign:8}  {json.dumps(msgspec.to_builtins(rule))}" for sign, rules in groups for rule in rules]

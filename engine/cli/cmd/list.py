@@ -1,18 +1,16 @@
 """The verb `list`."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
-from engine.cli.options import scope_options
+from engine.cli import options as cli
 from engine.cli.output import CommitView, names_by_commit, view_commit
 from engine.cli.session import Session, verb
 from engine.errors import NotFoundError
 from engine.records.log import load_log
-from engine.repository.repository import SyncRepository
 from engine.text import table
 from index.display import human_bytes, printable, shortened
 from index.plan.commits import NOTHING_VOUCHES
@@ -47,21 +45,23 @@ class CommitsView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("list", "List jobs, or the commits of a job.", prints=(CommitsView, ScopesView))
-@scope_options(job_required=False, task=True)
+@cli.scope_options(job_required=False, task=True)
 @click.option("--jobs", is_flag=True, help="List the jobs even if a job is set.")
 def list_(session: Session, *, scope: Scope | None, jobs: bool) -> None:
     """List the jobs of a repository, or the commits of one job, newest first.
 
     Example: tidemark list -r file:///backups --job flights
     """
-    with session.open() as repository:
+    with session.open():
         if scope is None or jobs:
-            _list_scopes(session, repository)
+            _list_scopes(session)
         else:
-            _list_commits(session, repository, scope)
+            _list_commits(session, scope)
 
 
-def _list_scopes(session: Session, repository: SyncRepository) -> None:
+def _list_scopes(session: Session) -> None:
+    repository = session.repository
+
     async def look_at(scope: Scope) -> ScopeView:
         log = await load_log(repository.asynchronous.store, scope, past_damage=True)
         return ScopeView(
@@ -72,27 +72,30 @@ def _list_scopes(session: Session, repository: SyncRepository) -> None:
         )
 
     scopes = repository.loop.run(map_bounded(look_at, repository.scopes(), in_flight_max=LOGS_IN_FLIGHT_MAX))
-    session.show(ScopesView(scopes=tuple(scopes)), _scopes_table(scopes) if scopes else ["no commits yet"])
+    rows = []
+    for scope in scopes:
+        newest = ("-", "-", "forgotten" if scope.forgotten else "-", "-", "-", "-")
+        if (c := scope.newest) is not None:
+            newest = (str(c.number), str(c.version), c.committed_at, *_sizes(c))
+        rows.append((printable(str(scope.scope)), *newest))
+    headers = ("job", "newest", "version", "time (UTC)", "stores", "files", "size")
+    lines = table(headers, rows, right=("newest", "version", "stores", "files", "size"))
+    session.show(ScopesView(scopes=tuple(scopes)), lines if scopes else ["no commits yet"])
 
 
-def _list_commits(session: Session, repository: SyncRepository, scope: Scope) -> None:
+def _list_commits(session: Session, scope: Scope) -> None:
+    repository = session.repository
     log = repository.log(scope)
-    commits = log.commits[::-1]
     late = [f"record {record.number} is {NOTHING_VOUCHES}, so it is not a commit" for record in log.void]
-    if not commits:
+    if not log.commits:
         with session.explaining(scope):
             raise NotFoundError("has no commits", operation="list", subject=str(scope), hint="; ".join(late))
     names = repository.names(scope)
     by_commit = names_by_commit(names)
-    views = [view_commit(commit, by_commit) for commit in commits]
+    views = [view_commit(commit, by_commit) for commit in log.commits[::-1]]
     # A name keeps a commit of which retention has taken the record.
-    there = {commit.pointer for commit in commits}
+    there = {commit.pointer for commit in log.commits}
     views += [view_commit(repository.find(scope, name=n.name)) for n in names if n.source not in there]
-    view = CommitsView(scope=scope, commits=tuple(views), late=tuple(record.number for record in log.void))
-    session.show(view, [*_commits_table(views), *late])
-
-
-def _commits_table(commits: Sequence[CommitView]) -> list[str]:
     rows = [
         (
             str(c.number),
@@ -103,21 +106,12 @@ def _commits_table(commits: Sequence[CommitView]) -> list[str]:
             printable(shortened(c.offsets, OFFSETS_SHOWN_MAX)) or "-",
             printable(", ".join(c.names)) or "-",
         )
-        for c in commits
+        for c in views
     ]
     headers = ("number", "version", "time (UTC)", "kind", "stores", "files", "size", "offsets", "names")
-    return table(headers, rows, right=("number", "version", "stores", "files", "size"))
-
-
-def _scopes_table(scopes: Sequence[ScopeView]) -> list[str]:
-    rows = []
-    for scope in scopes:
-        newest = ("-", "-", "forgotten" if scope.forgotten else "-", "-", "-", "-")
-        if (c := scope.newest) is not None:
-            newest = (str(c.number), str(c.version), c.committed_at, *_sizes(c))
-        rows.append((printable(str(scope.scope)), *newest))
-    headers = ("job", "newest", "version", "time (UTC)", "stores", "files", "size")
-    return table(headers, rows, right=("newest", "version", "stores", "files", "size"))
+    lines = table(headers, rows, right=("number", "version", "stores", "files", "size"))
+    view = CommitsView(scope=scope, commits=tuple(views), late=tuple(record.number for record in log.void))
+    session.show(view, [*lines, *late])
 
 
 def _sizes(commit: CommitView) -> tuple[str, str, str]:

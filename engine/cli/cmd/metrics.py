@@ -9,10 +9,9 @@ from typing import Final
 import click
 import msgspec
 
+from engine.cli import options as cli
 from engine.cli.errors import describe
-from engine.cli.options import DURATION, FILE
 from engine.cli.session import Session, verb
-from engine.clock import Runtime
 from engine.errors import UsageError
 from engine.metrics.names import METRICS, Metric, Sample, Samples, labels_of
 from engine.metrics.results import gather_status
@@ -60,11 +59,11 @@ class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
     "--job", "-j", "jobs", multiple=True, metavar="JOB", help="Commits of this job; may be repeated.  [default: all]"
 )
 @click.option("--commits-only", is_flag=True, help="Read commits alone: no orphans, no blobs at risk, no collections.")
-@click.option("--textfile", type=FILE, metavar="FILE", help="Write to FILE, whole or not at all.")
+@click.option("--textfile", type=cli.FILE, metavar="FILE", help="Write to FILE, whole or not at all.")
 @click.option("--listen", metavar="[HOST:]PORT", help="Serve /metrics until interrupted.  [default of HOST: 127.0.0.1]")
 @click.option(
     "--every",
-    type=DURATION,
+    type=cli.DURATION,
     default="60s",
     metavar="TIME",
     help="With --listen: so long after a reading the next one begins.",
@@ -101,22 +100,14 @@ def metrics(
     with session.open() as repository:
 
         def read() -> Samples:
-            gathering = gather_status(
-                repository.asynchronous,
-                monotonic_s=Runtime().monotonic_s,
-                jobs=jobs,
-                commits_only=commits_only,
-            )
-            return repository.loop.run(gathering)
+            clock_s = session.runtime.monotonic_s
+            work = gather_status(repository.asynchronous, monotonic_s=clock_s, jobs=jobs, commits_only=commits_only)
+            return repository.loop.run(work)
 
         if address is not None:
             _serve(session, read, address, every)
             return
         samples = read()
-    _print(session, samples, textfile)
-
-
-def _print(session: Session, samples: Samples, textfile: Path | None) -> None:
     # With prometheus_client, for those who asked for it.
     from engine.metrics.exposition import expose, write_textfile  # noqa: PLC0415
 

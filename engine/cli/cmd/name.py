@@ -5,8 +5,8 @@ from typing import ClassVar
 import click
 import msgspec
 
+from engine.cli import options as cli
 from engine.cli.config import CommitChoice, check_new_name
-from engine.cli.options import COMMIT, scope_options
 from engine.cli.session import Session, check_fits, verb
 from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope
@@ -28,9 +28,9 @@ class NameView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("name", "Keep a commit under a name.", prints=(NameView,))
-@click.argument("commit", type=COMMIT)
+@click.argument("commit", type=cli.COMMIT)
 @click.argument("name")
-@scope_options(task=True)
+@cli.scope_options(task=True)
 def name(session: Session, *, commit: CommitChoice, name: str, scope: Scope) -> None:
     """Keep a commit under a name until the name is released, whatever retention says.
 
@@ -52,7 +52,7 @@ class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb("unname", "Release a name.", prints=(ReleasedView,))
 @click.argument("name")
-@scope_options(task=True)
+@cli.scope_options(task=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
 def unname(session: Session, *, name: str, scope: Scope, yes: bool) -> None:
     """Release a name; the next collection takes what only it kept.

@@ -5,8 +5,8 @@ from typing import Final
 
 import click
 
+from engine.cli import options as cli
 from engine.cli.cmd.bench_restore import drills_directory
-from engine.cli.options import DIRECTORY, FILE, limit_option, scope_options
 from engine.cli.session import Session, verb
 from engine.drill.drill import DrillHistory, history_path, read_history
 from engine.errors import NotFoundError, TargetError
@@ -18,12 +18,15 @@ PAGE_NAME: Final = "report.html"
 
 
 @verb("report", "Write one page on jobs, commits, bytes and risks.", prints=(ReportResult,))
-@scope_options(job_required=False, task=True)
+@cli.scope_options(job_required=False, task=True)
 @click.option("--jobs", is_flag=True, help="All jobs, even if a job is set.")
-@click.option("--output", "-o", type=FILE, default=PAGE_NAME, metavar="FILE", help="File to write the page to.")
-@limit_option(ENTRIES_MAX, 1000, text="Newest N records of each job.")
+@click.option("--output", "-o", type=cli.FILE, default=PAGE_NAME, metavar="FILE", help="File to write the page to.")
+@cli.limit_option(ENTRIES_MAX, 1000, text="Newest N records of each job.")
 @click.option(
-    "--drills", type=DIRECTORY, metavar="DIR", help="Directory of the history of `bench restore`.  [default: as there]"
+    "--drills",
+    type=cli.DIRECTORY,
+    metavar="DIR",
+    help="Directory of the history of `bench restore`.  [default: as there]",
 )
 def report(session: Session, *, scope: Scope | None, jobs: bool, output: Path, limit: int, drills: Path | None) -> None:
     """Write one page of HTML on the 20 jobs that committed last, or on one: it loads nothing from elsewhere.

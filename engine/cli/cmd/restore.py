@@ -8,18 +8,9 @@ import click
 import msgspec
 
 from blobstore.errors import StoreError
+from engine.cli import options as cli
 from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure, describe
-from engine.cli.options import (
-    OR_NEWEST_COMPLETE_HELP,
-    Setting,
-    commit_options,
-    figures_option,
-    scope_options,
-    store_options,
-    transfer_options,
-    trust_stat_option,
-)
 from engine.cli.output import CommitView, view_commit
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
@@ -117,9 +108,9 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb("restore", "Bring a store back into a directory.", prints=(RestoreView, RestorePlanView))
 @click.argument("target", type=click.Path(path_type=Path), metavar="TARGET")
-@scope_options()
-@store_options(default=True)
-@commit_options
+@cli.scope_options()
+@cli.store_options(default=True)
+@cli.commit_options
 @click.option("--all", "all_stores", is_flag=True, help="All stores of the commit, to TARGET/<task>/<store>.")
 @click.option("--files", multiple=True, metavar="GLOB", help="Only files that match, such as '*.sst'; may be repeated.")
 @click.option(
@@ -127,17 +118,17 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--owners",
-    cls=Setting,
+    cls=cli.Setting,
     type=click.Choice([policy.value for policy in OwnerPolicy]),
     default=OwnerPolicy.IGNORE.value,
     callback=lambda _ctx, _param, value: OwnerPolicy(value),
     help="Recorded owners: leave, set where possible, or set or fail.",
 )
-@click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
+@click.option("--or-newest-complete", is_flag=True, help=cli.OR_NEWEST_COMPLETE_HELP)
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be fetched and reused.")
-@figures_option
-@trust_stat_option
-@transfer_options
+@cli.figures_option
+@cli.trust_stat_option
+@cli.transfer_options
 def restore(session: Session, options: RestoreArguments) -> ExitCode:
     """Bring a store back into the directory TARGET, whole or not at all.
 

@@ -3,8 +3,8 @@
 import click
 import msgspec
 
+from engine.cli import options as cli
 from engine.cli.config import CommitChoice
-from engine.cli.options import COMMIT, scope_options
 from engine.cli.output import committed_line
 from engine.cli.session import Session, choose_scope, verb
 from index.plan.commits import Commit
@@ -19,8 +19,8 @@ class CommittedView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("rewind", "Make an older commit the newest again.", prints=(CommittedView,))
-@click.argument("commit", type=COMMIT)
-@scope_options(task=True)
+@click.argument("commit", type=cli.COMMIT)
+@cli.scope_options(task=True)
 def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
     """Make an older commit the newest again, as a new commit.
 
@@ -36,9 +36,9 @@ def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
 
 
 @verb("fork", "Begin a new job with the stores of a commit.", prints=(CommittedView,))
-@click.argument("commit", type=COMMIT)
+@click.argument("commit", type=cli.COMMIT)
 @click.argument("new_job")
-@scope_options(task=True)
+@cli.scope_options(task=True)
 @click.option("--new-task", metavar="TASK", help="With --commit-per-task: the task to begin.  [default: the same]")
 def fork(session: Session, *, commit: CommitChoice, new_job: str, scope: Scope, new_task: str | None) -> None:
     """Begin a new job with the stores of a commit. No bytes are copied.

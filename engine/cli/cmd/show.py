@@ -7,8 +7,8 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
+from engine.cli import options as cli
 from engine.cli.config import CommitChoice
-from engine.cli.options import COMMIT, scope_options, store_options
 from engine.cli.output import CommitView, extend, names_by_commit, view_commit
 from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, verb
 from engine.text import table
@@ -84,9 +84,9 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("show", "Show what a commit holds.", prints=(ShowView,))
-@click.argument("commit", type=COMMIT, default="latest")
-@scope_options()
-@store_options(default=False)
+@click.argument("commit", type=cli.COMMIT, default="latest")
+@cli.scope_options()
+@cli.store_options(default=False)
 @click.option("--files", is_flag=True, help="Each file: size, mode, and where its bytes are.")
 def show(
     session: Session, *, commit: CommitChoice, scope: Scope, task: str | None, store: str | None, files: bool
@@ -114,17 +114,15 @@ def show(
 
 def _lines(view: ShowView) -> list[str]:
     c, record = view.commit, view.record
-    lines = [f"commit   {c.number} of {printable(str(record.scope))}, version {c.version}, {c.committed_at}, {c.kind}"]
-    if record.source is not None:
-        source = record.source_scope or record.scope
-        lines.append(f"from     commit {record.source.number} of {printable(str(source))}")
-    if record.predecessor is not None:
-        lines.append(f"after    commit {record.predecessor.number}")
-    if c.names:
-        lines.append(f"names    {printable(', '.join(c.names))}")
-    if c.offsets:
-        lines.append(f"offsets  {printable(shortened(c.offsets, OFFSETS_LINE_MAX))}")
-    lines += ["", *_stores_table(view.stores)]
+    source = printable(str(record.source_scope or record.scope))
+    said = {
+        "commit": f"{c.number} of {printable(str(record.scope))}, version {c.version}, {c.committed_at}, {c.kind}",
+        "from": f"commit {record.source.number} of {source}" if record.source is not None else "",
+        "after": f"commit {record.predecessor.number}" if record.predecessor is not None else "",
+        "names": printable(", ".join(c.names)),
+        "offsets": printable(shortened(c.offsets, OFFSETS_LINE_MAX)),
+    }
+    lines = [*(f"{name:<9}{text}" for name, text in said.items() if text), "", *_stores_table(view.stores)]
     for store in view.stores:
         if len(view.stores) == 1 or store.files:
             title = [f"store {printable(store.task)}/{printable(store.store)}"] if len(view.stores) > 1 else []
@@ -141,13 +139,9 @@ def view_store(reference: StoreReference, index: SnapshotIndex, *, files: bool =
             ranges.setdefault(blob.key, set()).add((blob.blob_offset_bytes, blob.blob_offset_bytes + blob.size_bytes))
     covered = {key: _covered_bytes(spans) for key, spans in ranges.items()}
     live = {pack.key: covered.get(pack.key, 0) for pack in index.packs}
+    dead = {pack.key: max(0, pack.size_bytes - live[pack.key]) for pack in index.packs}
     packs = tuple(
-        PackView(
-            key=p.key,
-            size_bytes=p.size_bytes,
-            live_bytes=live[p.key],
-            dead_bytes=max(0, p.size_bytes - live[p.key]),
-        )
+        PackView(key=p.key, size_bytes=p.size_bytes, live_bytes=live[p.key], dead_bytes=dead[p.key])
         for p in index.packs
     )
     inline = [len(file.inline) for _, file in found if file.inline is not None]
@@ -163,7 +157,7 @@ def view_store(reference: StoreReference, index: SnapshotIndex, *, files: bool =
         blobs_bytes=sum(covered.values()),
         inline_count=len(inline),
         inline_bytes=sum(inline),
-        dead_bytes=sum(pack.dead_bytes for pack in packs),
+        dead_bytes=sum(dead.values()),
         packs=packs,
         lineage=index.metadata.lineage,
         files=tuple(_view_file(path, file, live.keys()) for path, file in found) if files else (),

@@ -28,20 +28,8 @@ from engine.checkpoint.restore import (
     plan_checkpoint_restore,
     restore_checkpoint,
 )
+from engine.cli import options as cli
 from engine.cli.errors import describe
-from engine.cli.options import (
-    CHECK_RETAINED_HELP,
-    DIRECTORY_THERE,
-    DURATION,
-    MOMENT,
-    OR_NEWEST_COMPLETE_HELP,
-    Setting,
-    checkpoint_and_repository,
-    figures_option,
-    on_spark_option,
-    repository_and_checkpoint,
-    transfer_options,
-)
 from engine.cli.output import extend
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
@@ -75,21 +63,21 @@ class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
     group="spark",
     prints=(CheckpointBackupResult, SparkBackupPlanView),
 )
-@checkpoint_and_repository
-@click.option("--job", "-j", cls=Setting, metavar="JOB", help="Job of the backups.  [default: spark-<query id>]")
-@click.option("--watch", type=DURATION, metavar="TIME", help="Look again after each TIME, until interrupted.")
+@cli.checkpoint_and_repository
+@click.option("--job", "-j", cls=cli.Setting, metavar="JOB", help="Job of the backups.  [default: spark-<query id>]")
+@click.option("--watch", type=cli.DURATION, metavar="TIME", help="Look again after each TIME, until interrupted.")
 @click.option(
     "--scratch",
-    type=DIRECTORY_THERE,
+    type=cli.DIRECTORY_THERE,
     metavar="DIR",
     help="Where files are fetched to.  [default: this machine's place for temporary files]",
 )
-@click.option("--check-retained", is_flag=True, help=CHECK_RETAINED_HELP)
+@click.option("--check-retained", is_flag=True, help=cli.CHECK_RETAINED_HELP)
 @click.option("--moved", is_flag=True, help="Go on with a job whose last backup is of another place and a later batch.")
-@on_spark_option
+@cli.on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be uploaded.")
-@figures_option
-@transfer_options
+@cli.figures_option
+@cli.transfer_options
 def spark_backup(
     session: Session, checkpoint: str, options: BackupChoice, *, watch: int | None, on_spark: bool, dry_run: bool
 ) -> None:
@@ -205,19 +193,21 @@ class SparkRestorePlanView(CheckpointRestorePlan, frozen=True, kw_only=True):
     group="spark",
     prints=(RestoredCheckpoint, SparkRestorePlanView),
 )
-@repository_and_checkpoint
-@click.option("--job", "-j", cls=Setting, metavar="JOB", help="Job name.  [default: the only job with checkpoints]")
+@cli.repository_and_checkpoint
+@click.option("--job", "-j", cls=cli.Setting, metavar="JOB", help="Job name.  [default: the only job with checkpoints]")
 @click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
-@click.option("--at", type=MOMENT, metavar="TIME", help="The newest then: 2026-05-01, 36h, 'yesterday 18:00' (UTC).")
+@click.option(
+    "--at", type=cli.MOMENT, metavar="TIME", help="The newest then: 2026-05-01, 36h, 'yesterday 18:00' (UTC)."
+)
 @click.option("--replayed", is_flag=True, help="Apply changelogs here: the query then starts at once.")
 @click.option("--move-aside", is_flag=True, help=_MOVE_ASIDE)
 @click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files are now.")
 @click.option("--spark-location", metavar="URL", help="What Spark calls CHECKPOINT, if not file: or s3a:.")
-@click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
-@on_spark_option
+@click.option("--or-newest-complete", is_flag=True, help=cli.OR_NEWEST_COMPLETE_HELP)
+@cli.on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be restored.")
-@figures_option
-@transfer_options
+@cli.figures_option
+@cli.transfer_options
 def spark_restore(
     session: Session,
     checkpoint: str,
@@ -322,11 +312,11 @@ class SparkCheckView(CheckReport, frozen=True, kw_only=True):
 @click.option("--strict", is_flag=True, help="End with 3 if there are warnings.")
 @click.option(
     "--scratch",
-    type=DIRECTORY_THERE,
+    type=cli.DIRECTORY_THERE,
     metavar="DIR",
     help="Where stores are loaded.  [default: this machine's place for temporary files]",
 )
-@on_spark_option
+@cli.on_spark_option
 def spark_check(
     session: Session, *, checkpoint: str, level: CheckLevel, strict: bool, scratch: Path | None, on_spark: bool
 ) -> ExitCode:

@@ -2,8 +2,8 @@
 
 import click
 
+from engine.cli import options as cli
 from engine.cli.config import CommitChoice
-from engine.cli.options import COMMIT, SHARE, figures_option, scope_options
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
@@ -15,18 +15,18 @@ from index.snapshot.model import Scope
 
 
 @verb("verify", "Check that what is committed is there and whole.", prints=(VerifyReport,))
-@click.argument("commits", type=COMMIT, nargs=-1, metavar="[COMMIT]...")
-@scope_options(job_required=False, task=True)
+@click.argument("commits", type=cli.COMMIT, nargs=-1, metavar="[COMMIT]...")
+@cli.scope_options(job_required=False, task=True)
 @click.option(
     "--level",
     type=click.Choice([level.value for level in Level]),
     default=Level.EXISTENCE.value,
     help="existence: sizes from a listing; content: read files and check their hashes.",
 )
-@click.option("--sample", type=SHARE, default="100%", help="With content: the share of files read.")
+@click.option("--sample", type=cli.SHARE, default="100%", help="With content: the share of files read.")
 @click.option("--seed", type=int, default=None, help="With --sample: which files.  [default: others on each run]")
 @click.option("--heal", is_flag=True, help="Remove TTLs that are still set on what commits need.")
-@figures_option
+@cli.figures_option
 def verify(
     session: Session,
     *,
