@@ -67,11 +67,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     ),
     "spark": _group(
         "spark",
-        {
-            "backup": "spark:spark_backup",
-            "restore": "spark:spark_restore",
-            "check": "spark:spark_check",
-        },
+        {"backup": "spark:spark_backup", "restore": "spark:spark_restore", "check": "spark:spark_check"},
         short_help="Back up, restore and check the checkpoints of Spark.",
         help_="Back up, restore and check the checkpoints of Spark's streaming queries.\n\nBack one up while its query "
         "runs, bring it back at a batch, and find out whether all that is committed is there.",
@@ -100,7 +96,7 @@ GROUPS_HELP: Final = {
         ("   path_style = true", "S3 settings in [s3], or TIDEMARK_S3_PATH_STYLE; docs/how-to/s3.md has all"),
     ],
     "Credentials are not settings": [
-        ("AWS_PROFILE, ~/.aws, ...", "the standard chain of AWS's tools finds them on the machine that runs"),
+        ("AWS_PROFILE, ~/.aws, ...", "the standard chain of AWS's tools finds them on the machine that runs")
     ],
 }
 

@@ -42,11 +42,7 @@ def report(session: Session, *, scope: Scope | None, jobs: bool, output: Path, l
         raise TargetError("there is no such directory", operation="report", subject=str(output.parent), hint="make it")
     history, drills_from = _read_drills(session, drills)
     request = ReportRequest(
-        location=session.common.repository,
-        scopes=scopes,
-        drills=history,
-        drills_from=drills_from,
-        entries_max=limit,
+        location=session.common.repository, scopes=scopes, drills=history, drills_from=drills_from, entries_max=limit
     )
     with session.open() as repository:
         with session.progress("report") as progress:

@@ -49,11 +49,7 @@ class StoreView(StoreReference, frozen=True, kw_only=True):
     """One store as a commit names it, with what its index says."""
 
     json_omitted: ClassVar = ("index", "number")
-    json_properties: ClassVar = {
-        "since_number": "number",
-        "index_key": "index.key",
-        "index_bytes": "index.size_bytes",
-    }
+    json_properties: ClassVar = {"since_number": "number", "index_key": "index.key", "index_bytes": "index.size_bytes"}
 
     blobs_count: int
     # Bytes of the files in blobs and packs; `inline_bytes` more are in the index.
