@@ -17,18 +17,18 @@ from engine.cli.output import JSON as JSON_LOG
 from engine.cli.run import MEANINGS, ExitCode, readable_values
 
 
+@click.pass_context
+def _show_help(ctx: click.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
 def _group(name: str, verbs: Mapping[str, str], *, short_help: str, help_: str) -> click.Group:
     """Make a group, which prints its help if no verb of it is asked for."""
-
-    @click.pass_context
-    def show_help(ctx: click.Context) -> None:
-        if ctx.invoked_subcommand is None:
-            click.echo(ctx.get_help())
-
     return OrderedGroup(
         name,
         commands=Verbs(verbs),
-        callback=show_help,
+        callback=_show_help,
         invoke_without_command=True,
         subcommand_metavar="VERB [ARGS]...",
         short_help=short_help,

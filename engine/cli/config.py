@@ -117,17 +117,11 @@ def _user_dir(environment: Mapping[str, str], variable: str, below_home: str) ->
 
 
 def read_config(path: Path, keys: Mapping[str, Mapping[str, bool]], *, is_named: bool = True) -> Config:
-    """Read a settings file and refuse what nobody would ever look at.
+    """Read a settings file; `UsageError` if it cannot be read, or has a key that nobody would ever look at.
 
-    Args:
-        path: The file.
-        keys: The keys of each table, those of the top under the empty name; whether one may have several values, which
-            are a tuple in the settings, also where the file has only one.
-        is_named: The user named this file. One that was found may send requests, signed, wherever its writer likes: it
-            has to be the user's own.
-
-    Raises:
-        UsageError: It is not the user's own, cannot be read, or has an unknown key, such as one for a credential.
+    `keys` has those of each table, those of the top under the empty name, and whether one may have several values:
+    these are a tuple in the settings, also where the file has only one. Unless the user named the file, it has to be
+    the user's own: it may send requests, signed, wherever its writer likes.
     """
     tables: dict[str, dict[str, Value]] = {}
     for name, value in _read_toml(path, is_named=is_named).items():

@@ -77,7 +77,6 @@ class _Switch(click.types.BoolParamType):
 
 
 def _parse_rate(text: str) -> int:
-    """Parse bytes per second; 0 means no limit."""
     rate = parse_size_bytes(text)
     if 0 < rate < BYTES_PER_S_MIN:
         hint = "give at least 64KiB, or 0 for no limit"
@@ -148,8 +147,7 @@ class Verb(click.Command):
 
     Attributes:
         words: As people say it: "backup", or "spark backup" of the group `spark`.
-        prints: What it shows, one of these each time: with `--json`, the fields of the object.
-        needs_repository: Whether it cannot do without one.
+        prints: What it shows, one of these each time.
         shows_settings: It runs whatever the environment and the settings file say, for it is asked what is wrong.
     """
 
@@ -298,9 +296,9 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     """The options that every verb has."""
 
     repository: str
-    json: bool
-    quiet: bool
-    cache: bool
+    json: bool = False
+    quiet: bool = False
+    cache: bool = True
     cache_dir: str | None = None
     transfer: TransferSettings
     s3: S3Settings
@@ -310,9 +308,6 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     # Where the figures of the run go, of a verb that has any.
     metrics_file: Path | None = None
 
-
-CHECK_RETAINED_HELP: Final = "Look whether what was uploaded before is still there, and upload again what is not."
-OR_NEWEST_COMPLETE_HELP: Final = "Where something is missing, take the newest of which everything is there."
 
 COMMON_HELP: Final = (
     ("-r, --repository URL", "The repository: s3://bucket/prefix, file:///absolute/path, or a path."),
@@ -365,12 +360,7 @@ def _s3_type(key: str) -> "click.ParamType[Any, Any]":
 
 
 def take_common(values: dict[str, Any]) -> Common:
-    """Take the common options from the values of a verb.
-
-    Raises:
-        UsageError: The transfer or S3 settings contradict each other.
-        click.MissingParameter: There is no repository.
-    """
+    """Take the common options from the values of a verb; `UsageError` if settings contradict each other."""
     # An argument that some verbs have says the same as the option, and is nearer.
     values["repository"] = values.get("url") or values["repository"] or ""
     ctx = click.get_current_context()
@@ -413,6 +403,16 @@ transfer_options: Final = together(
         for key in TRANSFER_KEYS
         if key not in {"in_flight_max", TRUST_STAT}
     ),
+)
+check_retained_option: Final = click.option(
+    "--check-retained",
+    is_flag=True,
+    help="Look whether what was uploaded before is still there, and upload again what is not.",
+)
+or_newest_complete_option: Final = click.option(
+    "--or-newest-complete",
+    is_flag=True,
+    help="Where something is missing, take the newest of which everything is there.",
 )
 on_spark_option: Final = click.option(
     "--on-spark", cls=Setting, is_flag=True, help="Spread the work over the executors of a Spark session."
@@ -459,6 +459,11 @@ retention_options: Final = together(
     click.option("--keep-named/--no-keep-named", default=True, help="Keep records that have names."),
     click.option("--policy", type=PATH, metavar="FILE", help=_POLICY),
 )
+
+
+def directory_option(flag: str, text: str, kind: click.Path = DIRECTORY) -> Callable[[Decorated], Decorated]:
+    """Add an option that takes a directory."""
+    return click.option(flag, type=kind, metavar="DIR", help=text)
 
 
 def limit_option(default: int, at_most: int, *, at_least: int = 1, text: str) -> Callable[[Decorated], Decorated]:

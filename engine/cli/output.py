@@ -201,6 +201,15 @@ def log(level: Level, verb: str, message: str, fields: Mapping[str, Any] | None 
     click.echo(msgspec.json.encode(line), err=True)
 
 
+def say(level: Level, verb: str, text: str, *, log_format: LogFormat) -> None:
+    """Write on stderr what changes nothing of the result, also where nobody reads this any more: the work goes on."""
+    with contextlib.suppress(OSError, ValueError):
+        if log_format == JSON:
+            log(level, verb, text)
+        else:
+            click.echo(f"{'' if level == 'info' else f'{level}: '}{printable(text)}", err=True)
+
+
 # ---------------------------------------------------------------------- progress
 
 

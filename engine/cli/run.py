@@ -1,6 +1,7 @@
 """How a run of a verb ends: its exit code, one per reaction of the caller, and its figures for `--metrics-file`."""
 
 import contextlib
+import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -11,11 +12,10 @@ import click
 
 from blobstore.errors import InvalidRequestError
 from blobstore.wrappers.forwarding import Meter
-from engine.cli.output import JSON, log
+from engine.cli.output import TEXT, say
 from engine.clock import Runtime
 from engine.errors import CommitUnknownError
 from engine.progress import CountedProgress, Progress, SummedProgress
-from index.display import printable
 
 if TYPE_CHECKING:
     from engine.metrics.names import Samples
@@ -283,11 +283,5 @@ def write_refused(words: str, values: Mapping[str, Any], error: BaseException) -
     path = values.get("metrics_file")
     if path is None or values.get("dry_run"):
         return
-
-    def warn(text: str) -> None:
-        if values.get("log_format") == JSON:
-            log("warning", words, text)
-        else:
-            click.echo(f"warning: {printable(text)}", err=True)
-
+    warn = functools.partial(say, "warning", words, log_format=values.get("log_format") or TEXT)
     RunRecord(Runtime()).write(Path(path), run_of(words, values), (ExitCode.USAGE, error), warn)

@@ -20,7 +20,7 @@ from engine.cli.config import CommitChoice, cache_path, check_new_name
 from engine.cli.errors import describe
 from engine.cli.options import Common, Verb, take_common
 from engine.cli.output import JSON as JSON_LOG
-from engine.cli.output import SCHEMA, Level, TerminalProgress, log, to_json
+from engine.cli.output import SCHEMA, TerminalProgress, log, say, to_json
 from engine.cli.run import ExitCode, RunRecord, run_of, write_refused
 from engine.clock import Runtime, read_now_ms
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
@@ -37,7 +37,6 @@ from index.plan.retention import RetentionPolicy
 from index.snapshot.keys import encode_scope
 from index.snapshot.model import Scope
 from index.snapshot.records import StoreReference
-from index.text import printable
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store
@@ -184,7 +183,7 @@ class Session:
 
     def warn(self, text: str) -> None:
         """Warn of what changes nothing of the result."""
-        self._say("warning", text, f"warning: {printable(text)}")
+        say("warning", self.verb, text, log_format=self.common.log_format)
 
     def warn_of_restore(self, *, pinned: bool, leftovers: Sequence[str] = ()) -> None:
         """Warn of what a restore could not do."""
@@ -196,15 +195,7 @@ class Session:
     def say(self, text: str) -> None:
         """Print a line on stderr, unless for `--quiet`."""
         if not self.common.quiet:
-            self._say("info", text, printable(text))
-
-    def _say(self, level: Level, text: str, line: str) -> None:
-        # The work goes on, and succeeds, also where nobody reads this any more.
-        with contextlib.suppress(OSError, ValueError):
-            if self.logs_json:
-                log(level, self.verb, text)
-            else:
-                click.echo(line, err=True)
+            say("info", self.verb, text, log_format=self.common.log_format)
 
     def can_ask(self) -> bool:
         return sys.stdin.isatty() and not (self.common.json or self.common.quiet)

@@ -46,11 +46,8 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("url", required=False)
 @cli.scope_options(task=True)
 @cli.commit_options
-@click.option(
-    "--to",
-    type=cli.DIRECTORY,
-    metavar="DIR",
-    help="Restore to a fresh directory in DIR, which must exist; removed at the end.  [default: $TMPDIR, else /tmp]",
+@cli.directory_option(
+    "--to", "Restore to a fresh directory in DIR, which must exist; removed at the end.  [default: $TMPDIR, else /tmp]"
 )
 @click.option("--to-nowhere", is_flag=True, help="Read and hash everything; write and open nothing.")
 @click.option("--keep", is_flag=True, help="Leave the fresh directory; RocksDB was open in it.")
@@ -62,11 +59,8 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     help="Number of stores at once, as on an executor of Spark; 1 is as `restore --all`.",
 )
 @click.option("--slo", type=cli.DURATION, metavar="TIME", help="End with 11 if it takes longer, such as 5m.")
-@click.option(
-    "--report",
-    type=cli.DIRECTORY,
-    metavar="DIR",
-    help="Directory of the history, restore-drills.jsonl.  [default: $XDG_STATE_HOME/tidemark/drills]",
+@cli.directory_option(
+    "--report", "Directory of the history, restore-drills.jsonl.  [default: $XDG_STATE_HOME/tidemark/drills]"
 )
 @click.option("--no-report", is_flag=True, help="Write no history.")
 @click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")

@@ -198,14 +198,11 @@ class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
     type=cli.SHARE,
     default=f"{DELETE_SHARE_MAX:.0%}",
     metavar="SHARE",
-    help="Refuse to delete more than this share of all bytes.",
+    help="Refuse to delete more of all bytes.",
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; say what would go, and why.")
 @click.option(
-    "--plan",
-    type=cli.PATH,
-    metavar="DIR",
-    help="Write down what goes, key by key. [default with -n: below the cache directory]",
+    "--plan", type=cli.PATH, metavar="DIR", help="Write down what goes, key by key. [default with -n: below the cache]"
 )
 @click.option("-v", "--verbose", is_flag=True, help="Each key with its reason, and each commit kept.")
 @click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")

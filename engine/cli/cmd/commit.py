@@ -101,14 +101,12 @@ def _check_form(result: BackupResult) -> None:
 async def check_uploaded(repository: Repository, path: Path, result: BackupResult) -> BackupResult:
     """Compare a result with what is in the store: one GET for the index (more for deltas), a HEAD for each upload.
 
-    Returns:
-        The result with the birth of its oldest upload as the store has it: a later one would stretch the lease of
-        what is about to expire (design 0002, C5).
+    The result has the birth of its oldest upload as the store has it: a later one would stretch the lease of what is
+    about to expire (design 0002, C5).
 
     Raises:
         UsageError: It says something else than the store.
-        LeaseExpiredError: An upload has expired and is gone.
-        StaleResultError: Its base is gone.
+        LeaseExpiredError, StaleResultError: An upload has expired, or its base is gone.
         DamagedError: The index is missing or altered.
     """
 
@@ -190,10 +188,7 @@ def commit_until_known(
     parent: CommitPointer | Literal["any"] | None = ANY,
     dropped: Collection[tuple[str, str]] = (),
 ) -> Commit:
-    """Commit; while the outcome is unknown ask again with the same writer, which finds out (design 0002, C3).
-
-    Raises as `CommitWriter.commit`; `CommitUnknownError` if it is unknown still.
-    """
+    """Commit; while the outcome is unknown ask again with the same writer, which finds out (design 0002, C3)."""
     left = COMMIT_ATTEMPTS_MAX
     try:
         while True:
@@ -308,10 +303,9 @@ def _scope_of(paths: Sequence[Path], results: Sequence[BackupResult], job: str, 
 def _still_to_drop(
     repository: SyncRepository, scope: Scope, dropped: tuple[tuple[str, str], ...], newest: Commit | None
 ) -> tuple[tuple[str, str], ...]:
-    """Return what is to be dropped, less what an earlier run of the command has dropped.
+    """Return what is to be dropped, less what an earlier run of the command has dropped: what only older commits had.
 
-    A store that the newest commit does not have and an older one had was dropped. One that no commit has that is still
-    there may be misspelled: it stays, and is refused.
+    One that no commit has that is still there may be misspelled: it stays, and is refused.
     """
     absent = {store for store in dropped if newest is None or newest.store(*store) is None}
     if not absent:

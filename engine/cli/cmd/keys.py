@@ -78,7 +78,7 @@ class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
     "--format", "form", type=click.Choice(["text", "hex", "json"]), default="text", help="json: one object a line."
 )
 @click.option("--merge", type=click.Choice(list(_MERGES)), help="Delimiter between merged operands.")
-@click.option("--scratch", type=cli.DIRECTORY, metavar="DIR", help="Where to restore to.")
+@cli.directory_option("--scratch", "Where to restore to.")
 @cli.transfer_options
 def keys(session: Session, options: KeysOptions) -> None:
     """Browse the keys of a store, as a commit has it. Nothing in the repository changes.

@@ -62,11 +62,7 @@ class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--textfile", type=cli.FILE, metavar="FILE", help="Write to FILE, whole or not at all.")
 @click.option("--listen", metavar="[HOST:]PORT", help="Serve /metrics until interrupted.  [default of HOST: 127.0.0.1]")
 @click.option(
-    "--every",
-    type=cli.DURATION,
-    default="60s",
-    metavar="TIME",
-    help="With --listen: so long after a reading the next one begins.",
+    "--every", type=cli.DURATION, default="60s", metavar="TIME", help="With --listen: time between two readings."
 )
 @click.option("--names", is_flag=True, help="List all metrics, with what Samza and Spark call them.")
 def metrics(

@@ -22,12 +22,7 @@ PAGE_NAME: Final = "report.html"
 @click.option("--jobs", is_flag=True, help="All jobs, even if a job is set.")
 @click.option("--output", "-o", type=cli.FILE, default=PAGE_NAME, metavar="FILE", help="File to write the page to.")
 @cli.limit_option(ENTRIES_MAX, 1000, text="Newest N records of each job.")
-@click.option(
-    "--drills",
-    type=cli.DIRECTORY,
-    metavar="DIR",
-    help="Directory of the history of `bench restore`.  [default: as there]",
-)
+@cli.directory_option("--drills", "Directory of the history of `bench restore`.  [default: as there]")
 def report(session: Session, *, scope: Scope | None, jobs: bool, output: Path, limit: int, drills: Path | None) -> None:
     """Write one page of HTML on the 20 jobs that committed last, or on one: it loads nothing from elsewhere.
 

@@ -124,7 +124,7 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
     callback=lambda _ctx, _param, value: OwnerPolicy(value),
     help="Recorded owners: leave, set where possible, or set or fail.",
 )
-@click.option("--or-newest-complete", is_flag=True, help=cli.OR_NEWEST_COMPLETE_HELP)
+@cli.or_newest_complete_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be fetched and reused.")
 @cli.figures_option
 @cli.trust_stat_option

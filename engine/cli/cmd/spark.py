@@ -51,6 +51,9 @@ PASSING: Final = (
 )
 
 
+_TEMPORARY: Final = "[default: this machine's place for temporary files]"
+
+
 class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
     """`spark backup --dry-run`."""
 
@@ -66,13 +69,8 @@ class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
 @cli.checkpoint_and_repository
 @click.option("--job", "-j", cls=cli.Setting, metavar="JOB", help="Job of the backups.  [default: spark-<query id>]")
 @click.option("--watch", type=cli.DURATION, metavar="TIME", help="Look again after each TIME, until interrupted.")
-@click.option(
-    "--scratch",
-    type=cli.DIRECTORY_THERE,
-    metavar="DIR",
-    help="Where files are fetched to.  [default: this machine's place for temporary files]",
-)
-@click.option("--check-retained", is_flag=True, help=cli.CHECK_RETAINED_HELP)
+@cli.directory_option("--scratch", f"Where files are fetched to.  {_TEMPORARY}", cli.DIRECTORY_THERE)
+@cli.check_retained_option
 @click.option("--moved", is_flag=True, help="Go on with a job whose last backup is of another place and a later batch.")
 @cli.on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be uploaded.")
@@ -203,7 +201,7 @@ class SparkRestorePlanView(CheckpointRestorePlan, frozen=True, kw_only=True):
 @click.option("--move-aside", is_flag=True, help=_MOVE_ASIDE)
 @click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files are now.")
 @click.option("--spark-location", metavar="URL", help="What Spark calls CHECKPOINT, if not file: or s3a:.")
-@click.option("--or-newest-complete", is_flag=True, help=cli.OR_NEWEST_COMPLETE_HELP)
+@cli.or_newest_complete_option
 @cli.on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be restored.")
 @cli.figures_option
@@ -310,12 +308,7 @@ class SparkCheckView(CheckReport, frozen=True, kw_only=True):
     help="quick: logs, zips and changelogs; full: every block of every SST, too, and the newest version is loaded.",
 )
 @click.option("--strict", is_flag=True, help="End with 3 if there are warnings.")
-@click.option(
-    "--scratch",
-    type=cli.DIRECTORY_THERE,
-    metavar="DIR",
-    help="Where stores are loaded.  [default: this machine's place for temporary files]",
-)
+@cli.directory_option("--scratch", f"Where stores are loaded.  {_TEMPORARY}", cli.DIRECTORY_THERE)
 @cli.on_spark_option
 def spark_check(
     session: Session, *, checkpoint: str, level: CheckLevel, strict: bool, scratch: Path | None, on_spark: bool

@@ -1,6 +1,8 @@
 """Where the value of an option comes from: command line, environment, settings file, default."""
 
+import inspect
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import click
@@ -9,12 +11,8 @@ import pytest
 
 from blobstore.s3.settings import S3Settings
 from engine.cli import tidemark
-from engine.cli.options import (
-    Common,
-    setting_keys,
-    table_name,
-    walk_verbs,
-)
+from engine.cli.options import Common, Verb, common_options, setting_keys, table_name, walk_verbs
+from engine.cli.session import _TOGETHER
 from engine.settings import TransferSettings
 from tests.unit.engine.cli.conftest import Run
 
@@ -245,3 +243,32 @@ def test_every_option_of_every_verb_can_stand_in_the_file() -> None:
     for command in walk_verbs(tidemark):
         options = {p.name for p in command.params if isinstance(p, click.Option) and p.name != "config"}
         assert keys[table_name(command)].keys() == options
+
+
+def _taken(name: str, kind: object, options: Collection[str]) -> set[str]:
+    """The options that a parameter of a verb, or a field of one, is made of, as `session._take` looks them up."""
+    if name in _TOGETHER:
+        return set(_TOGETHER[name][0])
+    if name in options:
+        return {name}
+    assert isinstance(kind, type), f"{name} is no option"
+    assert issubclass(kind, msgspec.Struct), f"{name} is no option"
+    return {one for f in msgspec.structs.fields(kind) if f.required or f.name in options
+            for one in _taken(f.name, f.type, options)}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", tuple(walk_verbs(tidemark)), ids=table_name)
+def test_every_option_of_a_verb_reaches_it_by_its_name(command: Verb) -> None:
+    assert command.callback is not None
+    # `places` is split into `checkpoint` and `url`.
+    options = {"checkpoint" if p.name == "places" else str(p.name) for p in command.params}
+    shared = {str(p.name) for p in common_options()} | {*TransferSettings.__struct_fields__, "metrics_file", "url"}
+    parameters = inspect.unwrap(command.callback).__annotations__
+    taken = {
+        one
+        for name, kind in parameters.items()
+        if name not in {"session", "return"}
+        for one in _taken(name, kind, options)
+    }
+    own = options - shared
+    assert taken == own
