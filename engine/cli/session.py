@@ -30,13 +30,10 @@ from engine.records.find import Choice
 from engine.records.leases import PinLease
 from engine.repository.repository import Repository, SyncRepository
 from engine.text import Moment
-from index.display import printable
 from index.errors import UnsafeNameError
-from index.plan.commits import Commit
-from index.plan.retention import RetentionPolicy
+from index.plan.commits import Commit, RetentionPolicy
 from index.snapshot.keys import encode_scope
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
+from index.snapshot.model import Scope, StoreReference
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store

@@ -13,8 +13,7 @@ from engine.cli import options as cli
 from engine.cli.config import CommitChoice, state_path
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
-from engine.drill import record
-from engine.drill.drill import DrillOptions, run_restore_drill
+from engine.drill import drill as restore_drill
 from engine.errors import EngineError, NotFoundError, UsageError
 from engine.settings import STORES_AT_ONCE
 from index.display import printable, shortened
@@ -41,7 +40,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     "restore",
     "Restore a job for a drill: time of each phase, and a forecast.",
     group="bench",
-    prints=(record.RestoreDrill,),
+    prints=(restore_drill.RestoreDrill,),
 )
 @click.argument("url", required=False)
 @cli.scope_options(task=True)
@@ -81,15 +80,15 @@ def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
     directory = None if options.no_report else drills_directory(options.report)
     if directory is None and not options.no_report:
         session.warn("there is no home directory for the history: say --report DIR, or --no-report")
-    history = record.history_path(directory) if directory is not None else None
+    history = restore_drill.history_path(directory) if directory is not None else None
     with session.open():
         drill = _run(session, options, history)
     leftovers = [drill.kept_at] if drill.kept_at and not options.keep else []
     session.warn_of_restore(pinned=drill.pinned, leftovers=leftovers)
     is_written = _append(session, history, drill)
-    lines = [record.summary_line(drill)]
+    lines = [restore_drill.summary_line(drill)]
     if not options.one_line:
-        lines = record.summary_lines(drill)
+        lines = restore_drill.summary_lines(drill)
         lines += [f"kept: {printable(drill.kept_at)}"] if drill.kept_at else []
         lines += [f"history: {printable(str(history))}"] if history is not None and is_written else []
     session.record.note_value("restore_drill_seconds", drill.total_s)
@@ -107,10 +106,10 @@ def drills_directory(given: Path | None) -> Path | None:
     return given or (state / "drills" if state is not None else None)
 
 
-def _run(session: Session, options: BenchOptions, history: Path | None) -> record.RestoreDrill:
+def _run(session: Session, options: BenchOptions, history: Path | None) -> restore_drill.RestoreDrill:
     """Run the drill; an error is noted in the history, unless there was nothing to restore."""
     repository, began_at_ms = session.repository, session.runtime.local_now_ms()
-    drill_options = DrillOptions(
+    drill_options = restore_drill.DrillOptions(
         scratch=None if options.to_nowhere else options.to or Path(tempfile.gettempdir()),
         keep=options.keep,
         stores_at_once=options.at_once,
@@ -121,7 +120,7 @@ def _run(session: Session, options: BenchOptions, history: Path | None) -> recor
             session.explaining(options.scope),
             session.progress("restore drill", wanted=not options.one_line) as progress,
         ):
-            work = run_restore_drill(
+            work = restore_drill.run_restore_drill(
                 repository.asynchronous,
                 options.scope,
                 drill_options,
@@ -133,24 +132,24 @@ def _run(session: Session, options: BenchOptions, history: Path | None) -> recor
     except (NotFoundError, UsageError):
         raise
     except (StoreError, EngineError, FormatError, OSError) as error:
-        failed = record.FailedDrill(
+        failed = restore_drill.FailedDrill(
             began_at_ms=began_at_ms,
             release=installed_release(),
             repository_id=repository.record.id,
             job=options.scope.job,
             task=options.scope.task,
             error=type(error).__name__,
-            message=shortened(str(error), record.MESSAGE_LENGTH_MAX),
+            message=shortened(str(error), restore_drill.MESSAGE_LENGTH_MAX),
         )
         _append(session, history, failed)
         raise
 
 
-def _append(session: Session, history: Path | None, entry: record.Entry) -> bool:
+def _append(session: Session, history: Path | None, entry: restore_drill.Entry) -> bool:
     """Add to the history; return whether that is done, or was not asked for."""
     try:
         if history is not None:
-            record.append(history, entry)
+            restore_drill.append(history, entry)
     except OSError as error:
         session.warn(f"this drill is not in the history: {error}")
         return False

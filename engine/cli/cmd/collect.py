@@ -24,9 +24,8 @@ from engine.inspect.explain import Explanation, Fate, KeyPath, RootKind
 from engine.text import table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.errors import UnsafeNameError
-from index.plan.retention import RetentionPolicy
+from index.plan.commits import RetentionPolicy
 from index.snapshot.keys import RunId, audit_key, check_run_id, make_run_id
-from index.text import count, human_bytes, human_duration, iso_time, printable
 
 # Keys of one kind that people are shown; the JSON has more.
 SHOWN_MAX: Final = 20

@@ -22,8 +22,7 @@ from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
 from engine.cli.run import ExitCode, choose_exit_code
 from engine.cli.session import Session, verb
-from engine.doctor.doctor import CLIENTS_COUNT, DoctorReport, examine_store
-from engine.doctor.verdict import Check, Verdict, describe_profile
+from engine.doctor.doctor import CLIENTS_COUNT, Check, DoctorReport, Verdict, describe_profile, examine_store
 from engine.errors import NotFoundError
 from engine.text import table
 from index.display import count, printable, shortened

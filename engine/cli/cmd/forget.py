@@ -10,6 +10,7 @@ from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
+from index.display import count, printable
 from index.snapshot.model import Scope
 
 

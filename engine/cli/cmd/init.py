@@ -7,8 +7,8 @@ import msgspec
 
 from engine.cli import options as cli
 from engine.cli.session import Session, verb
-from index.snapshot.records import RepositoryRecord
-from index.text import human_duration, printable
+from index.display import human_duration, printable
+from index.snapshot.model import RepositoryRecord
 
 
 class InitView(msgspec.Struct, frozen=True, kw_only=True):

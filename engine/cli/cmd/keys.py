@@ -14,9 +14,8 @@ from engine.cli.output import CommitView, to_json, view_commit
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect import browse
-from index.snapshot.model import Scope
-from index.snapshot.records import StoreReference
-from index.text import count, human_bytes, printable, shortened
+from index.display import count, human_bytes, printable, shortened
+from index.snapshot.model import Scope, StoreReference
 
 KEYS_MAX: Final = 100
 VALUE_SHOWN_MAX: Final = 160

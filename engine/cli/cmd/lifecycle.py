@@ -16,7 +16,7 @@ from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import ProblemKind
-from index.text import printable
+from index.display import printable
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store

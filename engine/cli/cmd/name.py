@@ -8,10 +8,9 @@ import msgspec
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice, check_new_name
 from engine.cli.session import Session, check_fits, verb
+from index.display import iso_time, printable
 from index.snapshot.keys import encode_component
-from index.snapshot.model import Scope
-from index.snapshot.records import NameRecord
-from index.text import iso_time, printable
+from index.snapshot.model import NameRecord, Scope
 
 
 class NameView(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from engine.cli import options as cli
 from engine.cli.config import CommitChoice
 from engine.cli.output import committed_line
 from engine.cli.session import Session, choose_scope, verb
+from index.display import printable
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 
