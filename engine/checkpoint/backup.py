@@ -149,6 +149,7 @@ class CheckpointBackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=
 class BackupPreview(msgspec.Struct, frozen=True, kw_only=True):
     """What is known before any file but zips and a few changelogs is read."""
 
+    dry_run: bool = True
     job: str
     query_id: str
     batch: int

@@ -101,7 +101,7 @@ class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):
 class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What came of a checkpoint."""
 
-    json_properties: ClassVar = {"waste_bytes": "waste_bytes"}
+    json_properties: ClassVar = {"sound": "is_sound"} | {n: n for n in ("damaged", "warnings", "waste", "waste_bytes")}
 
     location: str
     level: CheckLevel
@@ -128,6 +128,18 @@ class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_sound(self) -> bool:
         return not self.of_kind("damage")
+
+    @property
+    def damaged(self) -> int:
+        return len(self.of_kind("damage"))
+
+    @property
+    def warnings(self) -> int:
+        return len(self.of_kind("warning"))
+
+    @property
+    def waste(self) -> int:
+        return len(self.of_kind("waste"))
 
     @property
     def waste_bytes(self) -> int:

@@ -11,9 +11,8 @@ import click
 from typing_extensions import override
 
 from blobstore import installed_release
-from engine.cli.errors import close_quietly, describe, report, trace_of
+from engine.cli.errors import close_quietly, report
 from engine.cli.options import COMMON_HELP, OrderedGroup, Verb, Verbs, help_sections
-from engine.cli.output import JSON as JSON_LOG
 from engine.cli.run import MEANINGS, ExitCode, readable_values
 
 
@@ -143,16 +142,8 @@ class Tidemark(OrderedGroup):
             close_quietly()
             return ExitCode.UNEXPECTED
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (the edge of the program: shown, never swallowed)
-            failure = describe(error, verb)
             # What no verb has noted is read of the words, which may name none.
-            asked = {**readable_values(Verb("tidemark"), None, words), **meta}
-            report(
-                failure,
-                as_json=bool(asked["json"]),
-                log_of=verb if asked["log_format"] == JSON_LOG else None,
-                trace=trace_of(error) if asked["debug"] else "",
-            )
-            return failure.code
+            return report(error, verb, {**readable_values(Verb("tidemark"), None, words), **meta})
 
 
 def _verb_of(words: Sequence[str], group: click.Group) -> str:

@@ -212,10 +212,9 @@ def parse_version(text: str) -> CommitChoice:
     """Parse a version, `8` or `8_<uid>`, the form of Spark's lineage; `UsageError` if it is neither."""
     if _NUMBER.fullmatch(text):
         return CommitChoice(version=int(text))
-    match = _VERSION_UNIQUE_ID.fullmatch(text)
-    if match is None:
-        raise UsageError("not a version", operation="read", subject=repr(text), hint="write 8, or 8_<unique id>")
-    return CommitChoice(version=int(match[1]), unique_id=UniqueId(match[2]))
+    if match := _VERSION_UNIQUE_ID.fullmatch(text):
+        return CommitChoice(version=int(match[1]), unique_id=UniqueId(match[2]))
+    raise UsageError("not a version", operation="read", subject=repr(text), hint="write 8, or 8_<unique id>")
 
 
 def parse_commit(text: str) -> CommitChoice:

@@ -3,14 +3,15 @@
 import contextlib
 import sys
 import traceback
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 import msgspec
 
 from blobstore.errors import InvalidRequestError, StoreError
 from engine.cli.options import origin_hint
-from engine.cli.output import SCHEMA, log
+from engine.cli.output import JSON, SCHEMA, log
 from engine.cli.run import ExitCode, choose_exit_code, innermost, is_wrong_setting, public_class
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
 from engine.text import without_credentials
@@ -63,21 +64,23 @@ def describe(error: BaseException, verb: str) -> Failure:
     )
 
 
-def report(failure: Failure, *, as_json: bool, log_of: str | None = None, trace: str = "") -> None:
-    """Report it on stderr, after the `trace` of `--debug`; `log_of` is the verb where stderr is a structured log."""
-    if log_of is not None:
+def report(error: BaseException, verb: str, asked: Mapping[str, Any]) -> int:
+    """Report an error on stderr as `asked` by the options in `options.NOTED`; return the exit code."""
+    failure, trace = describe(error, verb), trace_of(error) if asked["debug"] else ""
+    if asked["log_format"] == JSON:
         shown = msgspec.to_builtins(failure)
-        log("error", log_of, failure.message, {**shown, "traceback": trace} if trace else shown)
-        return
+        log("error", verb, failure.message, {**shown, "traceback": trace} if trace else shown)
+        return failure.code
     if trace:
         click.echo(trace, err=True, nl=False)
-    if as_json:
+    if asked["json"]:
         click.echo(msgspec.json.encode(failure), err=True)
-        return
+        return failure.code
     click.echo(f"error: {printable(failure.message)}", err=True)
     for cause in failure.causes:
         click.echo(f"cause: {printable(cause)}", err=True)
     click.echo(f"hint: {printable(failure.hint)}", err=True)
+    return failure.code
 
 
 def trace_of(error: BaseException) -> str:

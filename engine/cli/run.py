@@ -130,13 +130,7 @@ _OURS: Final = ("blobstore.", "engine.", "index.")
 
 
 class RunRecord:
-    """Notes what a run does.
-
-    Attributes:
-        meter: Requests to the store of the repository.
-        seconds: How long parts of it took, by their names.
-        commit_skipped: Whether there was nothing to commit; None where it came to no such decision.
-    """
+    """Notes what a run does: requests to the store (`meter`), and the `seconds` that parts of it took."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -148,6 +142,7 @@ class RunRecord:
         self._began_s = self._runtime.monotonic_s()
         self.meter.reset()
         self.seconds: dict[str, float] = {}
+        # Whether there was nothing to commit; None where it came to no such decision.
         self.commit_skipped: bool | None = None
         self._results: list[tuple[object, Mapping[str, str]]] = []
         self._values: dict[str, float] = {}
@@ -245,8 +240,6 @@ Ended = tuple[int, BaseException | None]
 
 
 class _Both:
-    """Reports progress to two."""
-
     def __init__(self, first: Progress, second: Progress) -> None:
         self._both = (first, second)
 

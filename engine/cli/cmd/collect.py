@@ -98,12 +98,8 @@ def verify_plan(session: Session, *, plan: Path, rules: PolicyFile | None) -> Ex
 
     Example: tidemark collect verify-plan -r file:///backups plan/
     """
-    with session.open() as repository:
-        place = open_store(str(plan.absolute()))
-        try:
-            check = repository.verify_plan(place, meant=rules.resolve if rules is not None else None)
-        finally:
-            repository.loop.run(place.close())
+    with session.open() as repository, _opened(session, plan.absolute()) as place:
+        check = repository.verify_plan(place, meant=rules.resolve if rules is not None else None)
     session.show(check, _check_lines(check))
     if not check.is_right:
         return ExitCode.UNSAFE
@@ -224,11 +220,16 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
     with session.open() as repository:
         retention = resolve_rules(repository, options.rules, dry_run=options.dry_run)
         try:
-            with _opened(session, plan_dir) as plan_to:
+            with contextlib.ExitStack() as stack:
+                plan_to = stack.enter_context(_opened(session, plan_dir)) if plan_dir is not None else None
                 report = _collect(session, retention, options, plan_to)
         except TooMuchToDeleteError as error:
             hint = "look at the plan with -n; if it is right, say --delete-at-most 100%"
             raise restated(error, subject=error.subject, hint=hint) from None
+    if plan_dir is not None and options.plan is None:
+        # The run was not known before; a plan that cannot be renamed is whole where it is.
+        with contextlib.suppress(OSError):
+            plan_dir = plan_dir.rename(plan_dir.with_name(report.run))
     for pattern in retention.unused({kept.scope.job for kept in report.kept}):
         session.warn(f"--policy: the rule for {pattern!r} matches no job")
     if report.audit_missing:
@@ -248,13 +249,12 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
 
 
 @contextlib.contextmanager
-def _opened(session: Session, plan_dir: Path | None) -> Iterator[BlobStore | None]:
-    plan_to = open_store(str(plan_dir)) if plan_dir is not None else None
+def _opened(session: Session, plan: Path) -> Iterator[BlobStore]:
+    store = open_store(str(plan))
     try:
-        yield plan_to
+        yield store
     finally:
-        if plan_to is not None:
-            session.repository.loop.run(plan_to.close())
+        session.repository.loop.run(store.close())
 
 
 def _collect(

@@ -155,18 +155,15 @@ def _lines(report: DoctorReport, *, dry_run: bool) -> list[str]:
 
 def _table(report: DoctorReport) -> list[str]:
     """Format verdict, check, and what it means with what was seen, as wide as the terminal."""
-    *lines, last = table(
-        ("verdict", "check", "what it means (what was seen)"),
-        [*((row.verdict.value, row.check.value, "") for row in report.checks), ("", "", "|")],
-    )
-    indent = last.index("|")
+    begins = table(("verdict", "check"), [(row.verdict.value, row.check.value) for row in report.checks])
+    indent = max(map(len, begins)) + 2
     width = min(WIDTH_MAX, max(WIDTH_MIN, shutil.get_terminal_size().columns - 1))
-    wrapped = [lines[0]]
-    for begin, row in zip(lines[1:], report.checks, strict=True):
+    lines = [f"{begins[0]:<{indent}}what it means (what was seen)"]
+    for begin, row in zip(begins[1:], report.checks, strict=True):
         seen = f" ({row.figure})" if row.figure else ""
         text = begin.ljust(indent) + printable(shortened(row.meaning + seen, TEXT_SHOWN_MAX))
-        wrapped += textwrap.wrap(text, width, subsequent_indent=" " * indent, drop_whitespace=True)
-    return wrapped
+        lines += textwrap.wrap(text, width, subsequent_indent=" " * indent, drop_whitespace=True)
+    return lines
 
 
 def _show_policy(session: Session, role: Role) -> None:

@@ -54,17 +54,11 @@ PASSING: Final = (
 _TEMPORARY: Final = "[default: this machine's place for temporary files]"
 
 
-class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
-    """`spark backup --dry-run`."""
-
-    dry_run: bool = True
-
-
 @verb(
     "backup",
     "Back up a checkpoint while its query runs.",
     group="spark",
-    prints=(CheckpointBackupResult, SparkBackupPlanView),
+    prints=(CheckpointBackupResult, BackupPreview),
 )
 @cli.checkpoint_and_repository
 @click.option("--job", "-j", cls=cli.Setting, metavar="JOB", help="Job of the backups.  [default: spark-<query id>]")
@@ -92,7 +86,7 @@ def spark_backup(
     with session.open() as repository, contextlib.ExitStack() as open_for_all:
         if dry_run:
             found = repository.loop.run(preview_backup(repository.asynchronous, checkpoint, options))
-            session.show(extend(SparkBackupPlanView, found), _preview_lines(found))
+            session.show(found, _preview_lines(found))
             return
         spark = open_for_all.enter_context(spark_session()) if on_spark else None
 
@@ -176,13 +170,14 @@ def _backup_lines(done: CheckpointBackupResult) -> list[str]:
 
 # ---------------------------------------------------------------------- restore
 
-_MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query first: its executors write by path."
-
 
 class SparkRestorePlanView(CheckpointRestorePlan, frozen=True, kw_only=True):
     """`spark restore --dry-run`."""
 
     dry_run: bool = True
+
+
+_MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query first: its executors write by path."
 
 
 @verb(
@@ -284,21 +279,12 @@ def _restore_lines(found: CheckpointRestorePlan) -> list[str]:
 FINDINGS_SHOWN_MAX: Final = 50
 
 
-class SparkCheckView(CheckReport, frozen=True, kw_only=True):
-    """`spark check`."""
-
-    sound: bool
-    damaged: int
-    warnings: int
-    waste: int
-
-
 @verb(
     "check",
     "Check that all committed state is there and whole.",
     group="spark",
     needs_repository=False,
-    prints=(SparkCheckView,),
+    prints=(CheckReport,),
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @click.option(
@@ -332,25 +318,17 @@ def spark_check(
             report = asyncio.run(
                 check_checkpoint(checkpoint, level=level, scratch=scratch, store_settings=settings, progress=progress)
             )
-    view = extend(
-        SparkCheckView,
-        report,
-        sound=report.is_sound,
-        damaged=len(report.of_kind("damage")),
-        warnings=len(report.of_kind("warning")),
-        waste=len(report.of_kind("waste")),
-    )
-    session.show(view, list(_check_lines(view)))
-    if not view.sound:
+    session.show(report, list(_check_lines(report)))
+    if not report.is_sound:
         return ExitCode.DAMAGED
-    return ExitCode.PARTIAL if strict and view.warnings else ExitCode.OK
+    return ExitCode.PARTIAL if strict and report.warnings else ExitCode.OK
 
 
-def _check_lines(view: SparkCheckView) -> Iterator[str]:
+def _check_lines(report: CheckReport) -> Iterator[str]:
     rows: list[tuple[str, str, str, str]] = []
     hints: list[str] = []
     for kind in ("damage", "warning", "waste"):
-        found = view.of_kind(kind)
+        found = report.of_kind(kind)
         for f in found[:FINDINGS_SHOWN_MAX]:
             size = human_bytes(f.size_bytes) if f.size_bytes else ""
             rows.append((f.kind, printable(f.path), size, printable(f.message)))
@@ -367,13 +345,14 @@ def _check_lines(view: SparkCheckView) -> Iterator[str]:
                 # What to do about the lines above, back to the last such sentence.
                 yield f"         {hint}"
     verdict = [
-        "sound" if view.sound else f"DAMAGED: {count(view.damaged, 'finding')}",
-        "SSTs not read" if view.level == "quick" else "",
-        count(view.warnings, "warning") if view.warnings else "",
-        f"{human_bytes(view.waste_bytes)} of waste" if view.waste_bytes else "",
+        "sound" if report.is_sound else f"DAMAGED: {count(report.damaged, 'finding')}",
+        "SSTs not read" if report.level == "quick" else "",
+        count(report.warnings, "warning") if report.warnings else "",
+        f"{human_bytes(report.waste_bytes)} of waste" if report.waste_bytes else "",
     ]
-    what = (
-        f"{count(view.batches, 'batch', 'batches')}, {count(view.stores, 'store')}, {count(view.versions, 'version')}"
+    held = f"{count(report.stores, 'store')}, {count(report.versions, 'version')}"
+    read = f"{human_bytes(report.size_bytes)}, {count(report.blocks, 'block')} of SSTs read"
+    yield (
+        f"{', '.join(filter(None, verdict))}: {count(report.batches, 'batch', 'batches')}, {held}; "
+        f"{count(report.files, 'file')}, {read} in {human_duration(int(report.seconds * 1000))}"
     )
-    read = f"{count(view.files, 'file')}, {human_bytes(view.size_bytes)}, {count(view.blocks, 'block')} of SSTs read"
-    yield f"{', '.join(filter(None, verdict))}: {what}; {read} in {human_duration(int(view.seconds * 1000))}"
