@@ -96,21 +96,12 @@ def shared_place(option: str) -> tuple[str, str]:
 
 def config_paths(environment: Mapping[str, str], directory: Path) -> tuple[Path, ...]:
     """Return where a settings file may be; the first that is there is the only one read."""
-    of_user = _user_dir(environment, "XDG_CONFIG_HOME", ".config")
+    of_user = user_dir(environment, "XDG_CONFIG_HOME", ".config")
     return (directory / "tidemark.toml", *([of_user / "config.toml"] if of_user else []))
 
 
-def cache_path(environment: Mapping[str, str]) -> Path | None:
-    """Return the default directory of digest caches; None on a machine without a home."""
-    return _user_dir(environment, "XDG_CACHE_HOME", ".cache")
-
-
-def state_path(environment: Mapping[str, str]) -> Path | None:
-    """Return the default directory of histories; None on a machine without a home."""
-    return _user_dir(environment, "XDG_STATE_HOME", ".local/state")
-
-
-def _user_dir(environment: Mapping[str, str], variable: str, below_home: str) -> Path | None:
+def user_dir(environment: Mapping[str, str], variable: str, below_home: str) -> Path | None:
+    """Return the directory of this user that a variable names, or the default; None on a machine without a home."""
     home = environment.get("HOME", "")
     of_user = environment.get(variable) or (f"{home}/{below_home}" if home else "")
     return Path(of_user) / "tidemark" if of_user else None

@@ -16,7 +16,7 @@ from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_s3, open_store
 from engine.blocking import LoopThread
-from engine.cli.config import CommitChoice, cache_path, check_new_name
+from engine.cli.config import CommitChoice, check_new_name, user_dir
 from engine.cli.errors import describe
 from engine.cli.options import Common, Verb, take_common
 from engine.cli.output import JSON as JSON_LOG
@@ -145,7 +145,8 @@ class Session:
         """Return the directory of digest caches; None where they are not wanted."""
         if not self.common.cache:
             return None
-        return Path(self.common.cache_dir) if self.common.cache_dir else cache_path(os.environ)
+        given = self.common.cache_dir
+        return Path(given) if given else user_dir(os.environ, "XDG_CACHE_HOME", ".cache")
 
     @contextlib.contextmanager
     def progress(self, what: str, *, wanted: bool = True) -> Iterator[Progress]:

@@ -10,7 +10,7 @@ import msgspec
 from blobstore import installed_release
 from blobstore.errors import StoreError
 from engine.cli import options as cli
-from engine.cli.config import CommitChoice, state_path
+from engine.cli.config import CommitChoice, user_dir
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.drill import drill as restore_drill
@@ -102,7 +102,7 @@ def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
 
 def drills_directory(given: Path | None) -> Path | None:
     """Return where the history of drills is: the directory given, else one of this user; None without a home."""
-    state = state_path(os.environ)
+    state = user_dir(os.environ, "XDG_STATE_HOME", ".local/state")
     return given or (state / "drills" if state is not None else None)
 
 

@@ -1,6 +1,6 @@
 """The verb `diff`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import click
 import msgspec
@@ -58,7 +58,7 @@ def diff(
         with repository.pinned(before, purpose="diff"), repository.pinned(after, purpose="diff"):
             ours = session.choose_stores(before, task, store, required=False)
             theirs = session.choose_stores(after, task, store, required=not ours)
-            differences = repository.loop.run(_compare(repository.asynchronous, _by_place(ours), _by_place(theirs)))
+            differences = repository.loop.run(_compare(repository.asynchronous, ours, theirs))
     view = DiffView(before=view_commit(before), after=view_commit(after), stores=differences)
     lines = [" -> ".join(f"commit {c.number} ({c.committed_at})" for c in (view.before, view.after))]
     for compared in differences:
@@ -67,19 +67,16 @@ def diff(
     session.show(view, lines)
 
 
-Stores = Mapping[tuple[str, str], StoreReference]
+async def _compare(
+    repository: Repository, ours: Sequence[StoreReference], theirs: Sequence[StoreReference]
+) -> tuple[StoreDifferenceView, ...]:
+    befores, afters = ({(s.task, s.store): s for s in stores} for stores in (ours, theirs))
 
-
-def _by_place(stores: Sequence[StoreReference]) -> Stores:
-    return {(s.task, s.store): s for s in stores}
-
-
-async def _compare(repository: Repository, ours: Stores, theirs: Stores) -> tuple[StoreDifferenceView, ...]:
     async def directory(reference: StoreReference | None) -> DirIndex:
         return (await repository.read_index(reference.index)).dir if reference is not None else DirIndex("")
 
     async def compare(place: tuple[str, str]) -> StoreDifferenceView:
-        before, after = ours.get(place), theirs.get(place)
+        before, after = befores.get(place), afters.get(place)
         view = StoreDifferenceView(
             task=place[0],
             store=place[1],
@@ -99,7 +96,7 @@ async def _compare(repository: Repository, ours: Stores, theirs: Stores) -> tupl
             unchanged_bytes=sum(file.after_bytes or 0 for file in difference.unchanged),
         )
 
-    places = sorted(ours.keys() | theirs.keys())
+    places = sorted(befores.keys() | afters.keys())
     return tuple(await map_bounded(compare, places, in_flight_max=INDEXES_IN_FLIGHT_MAX))
 
 

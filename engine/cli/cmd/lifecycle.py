@@ -78,14 +78,13 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
     finally:
         loop.run(store.close())
         loop.stop()
+    outcome = "nothing was changed: --install adds what is missing" if plan.added else "nothing to change"
     if done:
         outcome = "the rules were installed and read back"
     elif ttls_stay:
         outcome = "nothing was changed: TTLs cannot be removed on this store, so --install is refused"
     elif days is None:
         outcome = "nothing to change: after how many days a rule may delete is known once there is a repository"
-    else:
-        outcome = "nothing was changed: --install adds what is missing" if plan.added else "nothing to change"
     view = LifecycleView(done=done, days=days, threats=found, **msgspec.structs.asdict(plan))
     session.show(view, [*([] if done and not yes else lines), outcome])
     return ExitCode.OK

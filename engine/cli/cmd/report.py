@@ -59,11 +59,9 @@ def report(session: Session, *, scope: Scope | None, jobs: bool, output: Path, l
 
 def _read_drills(session: Session, given: Path | None) -> tuple[DrillHistory, str]:
     """Read the history of drills; it belongs to this machine, and need not exist."""
-    directory = drills_directory(given)
-    if directory is None:
-        return DrillHistory(), ""
-    try:
-        return read_history(history_path(directory)), str(directory)
-    except OSError as error:
-        session.warn(f"the history of restore drills is left out: {error}")
-        return DrillHistory(), ""
+    if (directory := drills_directory(given)) is not None:
+        try:
+            return read_history(history_path(directory)), str(directory)
+        except OSError as error:
+            session.warn(f"the history of restore drills is left out: {error}")
+    return DrillHistory(), ""

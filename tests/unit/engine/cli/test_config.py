@@ -8,12 +8,12 @@ from engine.cli.config import (
     TRANSFER_KEYS,
     CommitChoice,
     Config,
-    cache_path,
     check_new_name,
     config_paths,
     parse_commit,
     parse_version,
     read_config,
+    user_dir,
 )
 from engine.errors import UsageError
 from engine.text import Moment, parse_duration_ms, parse_moment, parse_share, parse_size_bytes
@@ -174,9 +174,11 @@ def test_the_first_settings_file_there_is_is_the_one_read() -> None:
 
 
 def test_without_a_home_nothing_is_remembered() -> None:
-    assert cache_path({"HOME": "/home/ann"}) == Path("/home/ann/.cache/tidemark")
-    assert cache_path({"HOME": "/home/ann", "XDG_CACHE_HOME": "/fast"}) == Path("/fast/tidemark")
-    assert cache_path({}) is None
+    assert user_dir({"HOME": "/home/ann"}, "XDG_CACHE_HOME", ".cache") == Path("/home/ann/.cache/tidemark")
+    assert user_dir({"HOME": "/home/ann", "XDG_CACHE_HOME": "/fast"}, "XDG_CACHE_HOME", ".cache") == Path(
+        "/fast/tidemark"
+    )
+    assert user_dir({}, "XDG_CACHE_HOME", ".cache") is None
 
 
 def test_a_settings_file_is_split_into_its_top_and_its_tables(tmp_path: Path) -> None:
