@@ -76,7 +76,7 @@ class Session:
             try:
                 yield self.repository
             finally:
-                if (error := self.repository.asynchronous.cache_error) is not None:
+                if (error := self.repository.asynchronous.opened.digests.error) is not None:
                     self.warn(f"file hashes are not remembered, the next run reads again: {error}")
 
     def initialised(self, **times: int) -> SyncRepository:

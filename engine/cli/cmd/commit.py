@@ -23,8 +23,7 @@ from engine.errors import CommitUnknownError, DamagedError, LeaseExpiredError, S
 from engine.local.transfer import write_whole
 from engine.records.indexes import is_missing
 from engine.records.settle import settle_record
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.contents import blob_keys, files_of, new_blob_keys

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from engine.cli import tidemark
 from engine.cli.run import ExitCode
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.state.changelogs import open_changelog
 from engine.state.zips import read_state_zip
 from tests.spark.checkpoint.shows import Show, flip_byte

@@ -6,7 +6,7 @@ from typing_extensions import override
 from blobstore.errors import StoreFullError
 from blobstore.memory import MemoryStore
 from engine.cli.session import choose_rules, resolve_rules
-from engine.repository.sync import SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.text import parse_moment
 
 
