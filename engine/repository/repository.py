@@ -259,10 +259,8 @@ class Repository:
         options: BackupOptions,
         use: Callable[[StoreReference | None], Awaitable[Result]],
     ) -> Result:
-        """Do work that reads the base's index, which no pin protects: a commit and a collection may come before it.
-
-        One that is gone though the newest commit needs it is missing, and the work is done again without it (M1).
-        """
+        # No pin protects the base's index, which the work reads: a commit and a collection may come before it. One that
+        # is gone though the newest commit needs it is missing, and the work is done again without it (M1).
         base = await self._newest(address) if options.base == LATEST else options.base
         try:
             with self.missing_blobs.recording():
@@ -318,7 +316,6 @@ class Repository:
             raise
 
     async def _note_missing(self, scope: Scope) -> None:
-        """Look for all that the newest commit misses, once it is known that it misses something."""
         newest = await self.latest(scope)
         for reference in newest.record.stores if newest is not None else ():
             with suppress(DamagedError), self.missing_blobs.recording():
@@ -442,9 +439,7 @@ class Repository:
 
         One or more GETs for the index; no listing of the state, ever (design 0004, R6).
 
-        Raises:
-            NotFoundError: The commit has no such store, or was collected meanwhile.
-            DamagedError: The index is missing or altered.
+        A NotFoundError says that the commit has no such store, or was collected meanwhile.
         """
         reference = require_store(commit, task, store)
         async with self.pinned(commit, purpose=f"state {task}/{store}"):
@@ -542,8 +537,7 @@ class Repository:
 
         Raises:
             VersionMissingError, LineageError: The directory does not hold the version, or not all that it takes.
-            FormatError: Its snapshot is not what Spark writes, or names a file that is not a name.
-            NotFoundError, DamagedError, TargetError, StoreError: As `restore`; the target is as it was.
+            FormatError: Its snapshot is not what Spark writes. The others are as in `restore`.
         """
         reference = require_store(commit, task, store)
         async with self.pinned(commit, purpose=f"restore {task}/{store}"):

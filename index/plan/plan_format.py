@@ -1,14 +1,8 @@
 """Encode and decode what a collection writes: plan, run and audit record (design 0006).
 
-A plan is files (P1 to P3):
-
-```
-plan.json         which repository, when, which retention, and every root that was examined
-*.jsonl           one line for each upload that would go, in the order of the keys of each file
-summary.json      totals; written last, so that a plan without it is not whole
-```
-
-A plan is evidence and no order: nothing is ever deleted because of what it says (P3).
+A plan is a header, one line for each upload that would go, in the order of the keys of each file, and a summary that is
+written last, so that a plan without it is not whole (P1, P2). It is evidence and no order: nothing is ever deleted
+because of what it says (P3).
 
 A run is what a collection on Spark leaves in `runs/<run>/` while it works: shards, objects, the header (R2). Its plans
 are named by their own digests, so that of two collections that work on one run neither ever carries out what the other
@@ -263,7 +257,6 @@ class Shard(msgspec.Struct, frozen=True, order=True):
 
 
 SHARDS: Final = tuple(Shard(position) for position in range(POSITIONS_COUNT))
-
 _BY_PREFIX: Final = {shard.prefix: shard for shard in SHARDS}
 _BY_MARK: Final = {shard.done_name(b"").removesuffix("-"): shard for shard in SHARDS}
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
@@ -281,11 +274,7 @@ def carried_out_plans(names: Iterable[str]) -> dict[int, tuple[bytes, ...]]:
 
 
 def group_by_shard(keys: Iterable[str]) -> dict[Shard, list[str]]:
-    """Return the keys of blobs and indexes by their shards.
-
-    Raises:
-        CorruptIndexError: One is the key of neither.
-    """
+    """Return the keys of blobs and indexes by their shards; a CorruptIndexError if one is the key of neither."""
     groups: dict[Shard, list[str]] = {}
     for key in keys:
         # Two digits and a slash after the prefix of the kind.

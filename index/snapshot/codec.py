@@ -1,19 +1,7 @@
 """Our stored form, both directions: MessagePack in an envelope, checked before it is written and after it is read.
 
-Nothing is returned that has not passed the checksum, the size caps and every invariant (design 0001, F1 to F8). The
-envelope says what a value is and how long it is, and proves that it is whole (F1 to F5):
-
-```
-offset  bytes  content
-     0      8  magic "TIDEMARK"
-     8      1  kind, an ASCII letter
-     9      1  format version
-    10      1  compression: 0 none, 1 zlib
-    11      1  reserved, 0
-    12      8  raw size: bytes of the payload before compression, little-endian
-    20     32  SHA-256 over the 20 bytes above and the stored payload
-    52      …  stored payload, to the end of the object
-```
+Nothing is returned that has not passed the checksum, the size caps and every invariant. The envelope, of which design
+0001 has the table, says what a value is and how long it is, and proves that it is whole (F1 to F5).
 """
 
 import hashlib
@@ -109,8 +97,7 @@ def decode_index(data: bytes, *, subject: str) -> StoredIndex:
     """Decode a stored index or index delta; the subject is the key that it came from, for errors.
 
     Raises:
-        CorruptIndexError: The bytes are cut short, altered, not an index, or exceed a cap.
-        UnknownFormatError: A newer tidemark wrote them.
+        CorruptIndexError, UnknownFormatError: As `unseal`, or the payload does not decode.
         IndexInvariantError: They are whole and their content breaks an invariant.
         UnsafeNameError: They are whole and a name or key in them has a form that none has.
     """

@@ -88,10 +88,9 @@ def apply_delta(base: SnapshotIndex, delta: IndexDelta) -> SnapshotIndex:
 
 
 def resolve_deltas(whole: SnapshotIndex, deltas: Sequence[IndexDelta]) -> SnapshotIndex:
-    """Return the index at the end of a chain of deltas, oldest first, on a whole index; it is checked as a whole.
+    """Return the index at the end of a chain of deltas, oldest first, on a whole index.
 
-    Raises:
-        IndexInvariantError: A delta does not belong where it is, or the result breaks an invariant.
+    An IndexInvariantError says that a delta does not belong where it is, or that the result breaks an invariant.
     """
     index = whole
     for depth, delta in enumerate(deltas, start=1):

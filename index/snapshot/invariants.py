@@ -1,4 +1,4 @@
-"""What an index and a record must be before anything is done with them: the numbered rules M1 to M22 of design 0001.
+"""What an index and a record must be before anything is done with them: M1 to M22, as design 0001, 6 says them.
 
 The same checks run before a value is written and after it is read, so that neither a fault of ours nor hostile bytes
 get any further. What breaks a rule is refused by IndexInvariantError with the number of the rule in its message, a name
@@ -11,7 +11,7 @@ What is checked of a record is what it shows alone; whether it is valid, void or
 import itertools
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from index.errors import FormatError, IndexInvariantError, UnknownFormatError
 from index.snapshot.keys import BLOBS, INDEXES, check_file_name, encode_component, encode_scope, parse_upload_key
@@ -64,30 +64,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 
 
 def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None) -> None:
-    """Refuse a whole index that breaks one of these rules.
-
-    - M1. The root's name is empty; every other name is one safe path component (N1).
-    - M2. Every list is strictly ascending by name, in code points; in one directory no file that is present has the
-      name of a sub-directory that is present.
-    - M3. Directories nest at most DEPTH_MAX deep; there are at most ENTRIES_MAX entries; all sizes together fit 63
-      bits.
-    - M4. Sizes, offsets and times since the epoch fit 63 bits and are not negative (`modified_at_ns` may be); a mode,
-      also of a directory, is 0 to 0o7777; owner and group are short texts, an SST identity a short text and a number.
-    - M5. A file's hash has 32 bytes, and its CRC32 32 bits.
-    - M6. A file has either all its bytes inline, or blobs, or is empty and has neither.
-    - M7. Blobs are in the order of the file, each holds at least one byte, and they cover it without gap or overlap;
-      several of them have a hash of 32 bytes each, a single one has none.
-    - M8. A blob's key is the key of an upload in `blobs/`.
-    - M9. Packs are strictly ascending by key, each is used by a file that is present and not empty, and each run in one
-      ends within its size. A blob that is not a pack holds one run and nothing else: the run starts at 0 and has one
-      size wherever it is used.
-    - M10. No entry is both present and removed in one directory.
-    - M11. No run is both present and removed, anywhere in the index.
-    - M12. What is removed lists nothing as removed itself.
-    - M13. Job and task are names for a key; store and unique id are short texts; version is not negative. A lineage has
-      at most LINEAGE_ITEMS_MAX items, is strictly ascending by version, and the snapshot's own version is above it. It
-      need not end with the base: a lineage of Spark's knows nothing of what was backed up.
-    - M14. A session is 20 lower-case hexadecimal digits.
+    """Refuse a whole index that breaks one of M1 to M14.
 
     `base` is an index that was checked: of the files that are its very values (values do not change), what M1 and M4 to
     M8 say of a file by itself is not asked again. Samza's constructors of `DirIndex` and `FileIndex` miss files removed
@@ -104,12 +81,7 @@ def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None
 
 
 def check_index_delta(delta: IndexDelta) -> None:
-    """Refuse an index delta that breaks one of the rules that can be checked without its base.
-
-    - M1 to M8, M13 and M14 hold as in a whole index. M9 to M12 are checked in the index that results.
-    - M15. The depth is 1 to INDEX_DELTAS_MAX; the base is an index and the metadata names it; nothing is both set and
-      dropped, and no name is set both as file and as sub-directory.
-    """
+    """Refuse an index delta that breaks M1 to M8, or M13 to M15; M9 to M12 are checked in the index that results."""
     _check_snapshot_metadata(delta.metadata)
     check_session(delta.session, "M14", "session")
     check_number(delta.depth, "M15", "depth", low=1, high=INDEX_DELTAS_MAX)
@@ -128,7 +100,7 @@ def check_index_delta(delta: IndexDelta) -> None:
 
 
 def check_index_reference(reference: IndexReference, rule: str, what: str) -> None:
-    """Check M16: an index reference has the key of an upload in `indexes/`, a hash of 32 bytes and a positive size."""
+    """Check M16, or M15 of the base of a delta."""
     if parse_upload_key(reference.key).prefix != INDEXES:
         raise broken(rule, f"{reference.key} is not in {INDEXES}", what)
     if len(reference.sha256) != HASH_BYTES:
@@ -137,14 +109,7 @@ def check_index_reference(reference: IndexReference, rule: str, what: str) -> No
 
 
 def check_commit(record: CommitRecord) -> None:
-    """Refuse a commit record that breaks one of these rules.
-
-    - M17. Its stores are strictly ascending by task and store, at most STORES_MAX, each with a valid index reference
-      (M16), texts that fit, and counts, sizes and version that are not negative; in the scope of one task all are that
-      task's. Each was first named by a record from 1 to this record's number.
-    - M18. Its number is at least 1 and above that of its predecessor and, in a rewind, of its source. A rewind names a
-      source; a fork names a source and its scope; a commit names neither. Its version and its times are not negative.
-    """
+    """Refuse a commit record that breaks M17 or M18."""
     encode_scope(record.scope)
     check_number(record.number, "M18", "number", low=1)
     check_text(record.write_id, "M18", "write id", bytes_max=_ID_BYTES_MAX)
@@ -158,19 +123,16 @@ def check_commit(record: CommitRecord) -> None:
 
 
 def check_boundary(boundary: Boundary) -> None:
-    """Check M19: a boundary's number is at least 1; those of the records that it keeps ascend from 1 to its own."""
+    """Refuse a boundary that breaks M19."""
     encode_scope(boundary.scope)
     check_number(boundary.number, "M19", "number", low=1)
-    previous = 0
     for pointer in boundary.kept:
         _check_pointer(pointer, "M19", "kept record", number_max=boundary.number)
-        if pointer.number <= previous:
-            raise broken("M19", f"{pointer.number} comes after {previous}", "kept records")
-        previous = pointer.number
+    _check_ascending((pointer.number for pointer in boundary.kept), "M19", "kept records")
 
 
 def check_pin(pin: Pin) -> None:
-    """Check M20: a pin's id is 20 lower-case hexadecimal digits, its duration not negative, its stores as in M17."""
+    """Refuse a pin that breaks M20, its stores M17."""
     check_session(pin.id, "M20", "pin id")
     encode_scope(pin.scope)
     _check_pointer(pin.source, "M20", "source")
@@ -180,7 +142,7 @@ def check_pin(pin: Pin) -> None:
 
 
 def check_name(record: NameRecord) -> None:
-    """Check M21: a name is a name for a key; its version and time are not negative, its stores are as in M17."""
+    """Refuse a name that breaks M21, its stores M17."""
     encode_scope(record.scope)
     encode_component(record.name)
     _check_pointer(record.source, "M21", "source")
@@ -190,10 +152,7 @@ def check_name(record: NameRecord) -> None:
 
 
 def check_repository(record: RepositoryRecord) -> None:
-    """Check M22: a repository has an id, a TTL above its margin, a collection period and a known key layout.
-
-    A newer key layout is refused with an UnknownFormatError.
-    """
+    """Refuse a repository record that breaks M22; with an UnknownFormatError, if it has a newer key layout."""
     if record.key_layout > KEY_LAYOUT:
         reason = f"the repository has key layout {record.key_layout}; this version knows {KEY_LAYOUT}"
         raise UnknownFormatError(reason, subject="repository", hint="use a newer tidemark")
@@ -228,12 +187,7 @@ def _check_layout(layout: ScopeLayout) -> None:
 def _check_stores(stores: tuple[StoreReference, ...], scope: Scope, *, named_by_max: int) -> None:
     if len(stores) > STORES_MAX:
         raise broken("M17", f"more than {STORES_MAX} stores", str(scope))
-    previous = ("", "")
-    for reference in stores:
-        name = (reference.task, reference.store)
-        if name <= previous:
-            raise broken("M17", f"{name} comes after {previous}", "stores")
-        previous = name
+    _check_ascending(((reference.task, reference.store) for reference in stores), "M17", "stores")
     for task in {reference.task for reference in stores}:
         encode_component(task)
     for reference in stores:
@@ -350,7 +304,7 @@ class _IndexWalk:
                 error.add_note(f"in file {_join(path, file.name)!r}")
                 raise
         if checked:
-            _check_order((file.name for file in files), path)
+            _check_ascending((file.name for file in files), "M2", _join(path))
         self._size_bytes += sum([file.metadata.size_bytes for file in files])
         if self._size_bytes > SIZE_BYTES_MAX:
             raise broken("M3", "all sizes together do not fit 63 bits", _join(path))
@@ -381,12 +335,6 @@ def _check_names(names: Iterable[str], path: FilePath) -> None:
         if name <= previous:
             raise broken("M2", f"comes after {previous!r}", _join(path, name))
         previous = name
-
-
-def _check_order(names: Iterable[str], path: FilePath) -> None:
-    for previous, name in itertools.pairwise(names):
-        if name <= previous:
-            raise broken("M2", f"comes after {previous!r}", _join(path, name))
 
 
 def _check_file(file: FileIndex) -> None:
@@ -452,12 +400,10 @@ def _check_packs(packs: tuple[Pack, ...]) -> dict[str, int]:
     return {pack.key: pack.size_bytes for pack in packs}
 
 
-def _check_ascending(keys: Iterable[str], rule: str, what: str) -> None:
-    previous = ""
-    for key in keys:
+def _check_ascending(keys: Iterable[Any], rule: str, what: str) -> None:
+    for previous, key in itertools.pairwise(keys):
         if key <= previous:
             raise broken(rule, f"{key} comes after {previous}", what)
-        previous = key
 
 
 def _check_snapshot_metadata(metadata: SnapshotMetadata) -> None:
@@ -471,14 +417,9 @@ def _check_snapshot_metadata(metadata: SnapshotMetadata) -> None:
         _check_lineage_item(metadata.base)
     if len(metadata.lineage) > LINEAGE_ITEMS_MAX:
         raise broken("M13", f"more than {LINEAGE_ITEMS_MAX} items", "lineage")
-    previous = -1
     for item in metadata.lineage:
         _check_lineage_item(item)
-        if item.version <= previous:
-            raise broken("M13", f"version {item.version} comes after {previous}", "lineage")
-        previous = item.version
-    if previous >= metadata.version:
-        raise broken("M13", f"version {metadata.version} is not above its lineage, {previous}", "lineage")
+    _check_ascending((*(item.version for item in metadata.lineage), metadata.version), "M13", "versions of the lineage")
 
 
 def _check_lineage_item(item: LineageItem) -> None:

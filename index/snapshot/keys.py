@@ -13,8 +13,7 @@ audit/<run>                                       what a collection did (design 
 ```
 
 Records and boundaries of a scope share one prefix and sort by number, so that one LIST from a number on answers every
-question that a writer has before it acknowledges (design 0002, C4). At the end is how the rest of a long list is split
-by these keys.
+question that a writer has before it acknowledges (design 0002, C4).
 
 The `parse_` functions take a key apart. They, and those that make or decode a key, raise UnsafeNameError for what is
 not of its form. Ids of namings and pins are 20 lower-case hexadecimal digits.
@@ -276,11 +275,7 @@ def parse_audit_key(key: str) -> RunId:
 
 
 def check_file_name(name: str) -> str:
-    """Return a name from an index, once it is known to be one safe path component (design 0001, N1).
-
-    Raises:
-        UnsafeNameError: It is empty, `.` or `..`, has a separator or NUL, is not valid Unicode or exceeds 255 bytes.
-    """
+    """Return a name from an index, once it is known to be one safe path component (design 0001, N1)."""
     hint = "the index is damaged or hostile; nothing was written"
     if name in {"", ".", ".."} or any(c in name for c in "/\\\0"):
         raise UnsafeNameError("is not a single path component", subject=repr(name), hint=hint)
