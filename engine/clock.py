@@ -24,7 +24,6 @@ class Runtime:
         return UniqueId(str(uuid.uuid4()))
 
     def write_id(self) -> WriteId:
-        """Make a new random id of a record."""
         return WriteId(secrets.token_hex(16))
 
     def local_now_ms(self) -> int:
@@ -32,7 +31,6 @@ class Runtime:
         return time.time_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
-        """Return seconds that never go backwards, for durations."""
         return time.monotonic()
 
 
@@ -55,7 +53,6 @@ class Stopwatch:
         return self._phases_s.get(name, 0.0)
 
     def total_s(self) -> float:
-        """Return the time since the beginning."""
         return self._runtime.monotonic_s() - self._began_s
 
 

@@ -104,12 +104,10 @@ class BackupPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def files_count(self) -> int:
         """Number of files whose bytes are read: what progress counts."""
-        packed = sum(len(pack.files) for pack in self.packs)
-        return len(self.empty) + len(self.inline) + packed + len(self.blobs)
+        return sum(1 for _ in self.files)
 
     @property
     def files(self) -> Iterator[PlannedFile]:
-        """Each of these files once."""
         yield from self.empty
         yield from self.inline
         for pack in self.packs:
