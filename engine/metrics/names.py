@@ -239,9 +239,7 @@ class Samples:
     def add(self, name: str, value: float, **labels: str) -> None:
         """Note a value, in place of an earlier one with the same labels.
 
-        Args:
-            name: Of the metric, without `tidemark_`.
-            labels: Those that not every value has; one that is not given is empty.
+        The name is without `tidemark_`; a label that is not given is empty.
 
         Raises:
             KeyError: There is no such metric, or it has no such label.

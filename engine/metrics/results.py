@@ -186,11 +186,8 @@ async def gather_status(
     Requests: those of `Repository.commits` for each job; then, unless `commits_only`, of a collection's dry run, of
     `verify` by a listing, and a GET for the newest audit record.
 
-    Args:
-        repository: What to read.
-        monotonic_s: Seconds that never go backwards.
-        jobs: Report commits of these only; none given means all.
-        commits_only: Read the logs of commits and nothing else: no orphans, nothing at risk, no collections.
+    Commits are of `jobs` only, none given means all. `commits_only` reads nothing but the logs of commits: no orphans,
+    nothing at risk, no collections.
 
     Raises:
         EngineError, FormatError, StoreError: As the use cases named above.

@@ -53,7 +53,6 @@ from index.spark.names import (
 from index.spark.retention import (
     BaseNeeded,
     LocalStateFile,
-    SharedStatus,
     StateListing,
     choose_oldest_kept,
     deletion_is_due,
@@ -536,7 +535,7 @@ async def delete_old_versions(
         # Before the zips are looked at: an upload that ends in between is of files that are younger than what is
         # listed.
         found = [*await directory.list(SSTS), *await directory.list(LOGS)]
-        shared = tuple(SharedStatus(status.path, status.modified_at_ms) for status in found if not status.is_directory)
+        shared = {status.path: status.modified_at_ms for status in found if not status.is_directory}
         stamps = {status.name: ZipStamp(status.size_bytes, status.modified_at_ms) for status in statuses}
         files_of = await _files_of(manager, {of: stamps[snapshot_name(of)] for of in listing.snapshots}, going, chosen)
         plan = plan_deletion(listing, files_of, shared, oldest_kept=chosen, needed=needed)

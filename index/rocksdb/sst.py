@@ -367,30 +367,7 @@ class MoreBytesNeeded(msgspec.Struct, frozen=True):
 
 
 class _OutOfReach(Exception):  # noqa: N818 — never leaves this module
-    """A block starts before the tail."""
-
-    def __init__(self, tail_bytes: int) -> None:
-        self.tail_bytes = tail_bytes
-        super().__init__()
-
-
-class _Tail:
-    """The last bytes of a file, addressed by their offset in the file."""
-
-    def __init__(self, data: bytes, file_size_bytes: int) -> None:
-        self.data = data
-        self.size_bytes = file_size_bytes
-        self._start = file_size_bytes - len(data)
-
-    def block(self, handle: BlockHandle) -> bytes:
-        if handle.offset < 0 or handle.end > self.size_bytes:
-            raise ValueError("reaches beyond the file")
-        if handle.offset < self._start:
-            raise _OutOfReach(self.size_bytes - handle.offset)
-        contents = self.data[handle.offset - self._start : handle.end - self._start]
-        if contents[handle.size_bytes] != 0:
-            raise ValueError("is compressed")
-        return contents[: handle.size_bytes]
+    """A block starts before the tail; the argument is the tail that has it."""
 
 
 def parse_sst_tail(tail: bytes, file_size_bytes: int) -> SstIdentity | MoreBytesNeeded | None:
@@ -407,21 +384,30 @@ def parse_sst_tail(tail: bytes, file_size_bytes: int) -> SstIdentity | MoreBytes
     """
     if not 0 < len(tail) <= file_size_bytes:
         return None
-    view = _Tail(tail, file_size_bytes)
+    if len(tail) < min(FOOTER_BYTES, file_size_bytes):
+        return MoreBytesNeeded(min(FOOTER_BYTES, file_size_bytes))
     try:
-        metaindex = dict(decode_entries(view.block(_metaindex_handle(view))))
+        footer = decode_footer(tail[-FOOTER_BYTES:], file_size_bytes)
+        metaindex = dict(decode_entries(_block_in(tail, footer.metaindex, file_size_bytes)))
         properties, _ = decode_handle(metaindex.get(PROPERTIES_BLOCK, b""))
-        return _identity(dict(decode_entries(view.block(properties))))
+        return _identity(dict(decode_entries(_block_in(tail, properties, file_size_bytes))))
     except _OutOfReach as reach:
-        return MoreBytesNeeded(reach.tail_bytes) if reach.tail_bytes <= TAIL_BYTES_MAX else None
+        tail_bytes: int = reach.args[0]
+        return MoreBytesNeeded(tail_bytes) if tail_bytes <= TAIL_BYTES_MAX else None
     except ValueError:
         return None
 
 
-def _metaindex_handle(tail: _Tail) -> BlockHandle:
-    if len(tail.data) < min(FOOTER_BYTES, tail.size_bytes):
-        raise _OutOfReach(min(FOOTER_BYTES, tail.size_bytes))
-    return decode_footer(tail.data[-FOOTER_BYTES:], tail.size_bytes).metaindex
+def _block_in(tail: bytes, handle: BlockHandle, file_size_bytes: int) -> bytes:
+    if handle.offset < 0 or handle.end > file_size_bytes:
+        raise ValueError("reaches beyond the file")
+    start = handle.offset - (file_size_bytes - len(tail))
+    if start < 0:
+        raise _OutOfReach(file_size_bytes - handle.offset)
+    end = start + handle.size_bytes
+    if tail[end] != 0:
+        raise ValueError("is compressed")
+    return tail[start:end]
 
 
 def _identity(properties: dict[bytes, bytes]) -> SstIdentity | None:

@@ -168,10 +168,6 @@ def encode_samza_index(index: SamzaSnapshotIndex) -> bytes:
 def decode_samza_index(data: bytes, *, blob_id: str) -> SamzaSnapshotIndex:
     """Read what Samza stored. Unknown fields are ignored, as Samza ignores them.
 
-    Args:
-        data: The blob's bytes.
-        blob_id: Where they came from, for errors.
-
     Raises:
         SamzaFormatError: It is not JSON of this form, a list is missing, an offset exceeds 2^31 - 1, or Samza itself
             would refuse a value.
@@ -222,15 +218,10 @@ def to_samza(
 ) -> SamzaSnapshotIndex:
     """Convert an index of ours to what Samza would have written; blob ids are our keys.
 
-    Nothing is listed as removed: Samza deletes what is, and our older commits may need it. For the same reason leave
-    out `previous_index_blob_id` unless Samza may delete that object. Where we know no owner or group they are
-    "unknown", because Samza refuses blank ones; it then has to restore without comparing owners.
-
-    Args:
-        index: Whole, with every file in blobs of its own.
-        job_id: Samza's job id; ours has no counterpart.
-        checkpoint_id: Samza's, `<millis>-<nanos>`.
-        previous_index_blob_id: Blob id of the previous Samza index, which Samza deletes when it commits this one.
+    The index is whole, with every file in blobs of its own. Nothing is listed as removed: Samza deletes what is, and
+    our older commits may need it. So leave out `previous_index_blob_id` unless Samza may delete that object: it does
+    when it commits this one. Where we know no owner or group they are "unknown", because Samza refuses blank ones; it
+    then has to restore without comparing owners.
 
     Raises:
         SamzaFormatError: A file is inline, in a pack, or in a blob that starts beyond 2^31 - 1; or Samza would
@@ -255,9 +246,6 @@ def to_samza(
 
 def from_samza(index: SamzaSnapshotIndex) -> SamzaSnapshot:
     """Return what restoring or importing a Samza snapshot takes.
-
-    Args:
-        index: From `decode_samza_index`.
 
     Raises:
         SamzaFormatError: The offsets of a file's blobs do not divide it.

@@ -112,9 +112,7 @@ def decode_header(start: bytes, *, complete: bool, subject: str = "changelog") -
     Version 1 has none, and its first bytes are the length of a key. Whatever does not read as a version is of version
     1, however it fails to.
 
-    Args:
-        start: The first bytes of the decompressed file; at most 65,543 are ever needed.
-        complete: Whether the file has no more bytes than these.
+    `start` is of the decompressed file, of which 65,543 bytes are enough; `complete`: it has no more bytes than these.
 
     Raises:
         UnknownFormatError: The file is of a version above 4.
@@ -177,16 +175,12 @@ class ChangelogDecoder:
         # What was fed and is not a whole record yet; joined only when it can be one, so that a long record that comes
         # in many chunks is copied once and not once per chunk.
         self._pending: list[bytes] = []
-        self._pending_bytes = 0
+        self.buffered_bytes = 0
         self._needed_bytes = 1
         # Where `_pending` begins in the file.
         self._offset_bytes = 0
         self._ended = False
         self._decode: Callable[[bytes, int, list[Record]], int] = self._decode_plain
-
-    @property
-    def buffered_bytes(self) -> int:
-        return self._pending_bytes
 
     def feed(self, chunk: bytes) -> list[Record]:
         """Return the records that are whole with this chunk, in order; it may be of any size, empty too.
@@ -201,8 +195,8 @@ class ChangelogDecoder:
         if self._ended:
             raise self._damaged("has bytes after its end mark", 0)
         self._pending.append(chunk)
-        self._pending_bytes += len(chunk)
-        if self._pending_bytes < self._needed_bytes:
+        self.buffered_bytes += len(chunk)
+        if self.buffered_bytes < self._needed_bytes:
             return records
         buffer = chunk if len(self._pending) == 1 else b"".join(self._pending)
         start = 0
@@ -232,14 +226,14 @@ class ChangelogDecoder:
         if self.header is None:
             # To distinguish a cut header from a cut record: whatever it is, it has no end mark.
             self.header = decode_header(b"".join(self._pending), complete=True, subject=self._subject)
-        raise self._damaged("ends without its end mark", self._pending_bytes)
+        raise self._damaged("ends without its end mark", self.buffered_bytes)
 
     def _hold(self, buffer: bytes, used: int, needed_bytes: int) -> None:
         rest = buffer[used:]
         if rest and self._ended:
             raise self._damaged("has bytes after its end mark", used)
         self._pending = [rest] if rest else []
-        self._pending_bytes = len(rest)
+        self.buffered_bytes = len(rest)
         self._needed_bytes = needed_bytes
         self._offset_bytes += used
 
@@ -342,14 +336,10 @@ def encode_header(version: ChangelogVersion, lineage: Iterable[LineageItem] = ()
     have none.
 
     Raises:
-        UnsupportedRecordError: The version is not 1 to 4, or 1 or 2 and there is a lineage.
+        UnsupportedRecordError: The version is 1 or 2 and there is a lineage.
         LineageError: The lineage takes more than 65,535 bytes (design 0004, C6).
     """
     items = tuple(lineage)
-    if version not in {1, 2, 3, 4}:
-        raise UnsupportedRecordError(
-            "is not 1 to 4", subject=f"changelog version {version}", hint="take the version from changelog_version()"
-        )
     if version not in _WITH_LINEAGE:
         if items:
             raise UnsupportedRecordError(

@@ -15,7 +15,6 @@ from index.snapshot.model import LineageItem, SnapshotIndex, UniqueId
 from index.spark.names import (
     STATE_VERSION_MAX,
     StateVersion,
-    by_version,
     changelog_name,
     check_unique_id,
     parse_state_name,
@@ -55,12 +54,9 @@ class Present(msgspec.Struct, frozen=True):
     @classmethod
     def of_names(cls, names: Iterable[str]) -> "Present":
         """Parse what a listing or an index has; foreign names and checksums are passed over (design 0004, N1)."""
-        found: dict[str, set[StateVersion]] = {"snapshot": set(), "changelog": set()}
-        for name in names:
-            parsed = parse_state_name(name)
-            if parsed is not None and not parsed.checksum:
-                found[parsed.kind].add(parsed.of)
-        return cls(frozenset(found["snapshot"]), frozenset(found["changelog"]))
+        found = [parsed for parsed in map(parse_state_name, names) if parsed is not None and not parsed.checksum]
+        snapshots, changelogs = (frozenset(f.of for f in found if f.kind == kind) for kind in ("snapshot", "changelog"))
+        return cls(snapshots, changelogs)
 
     def with_header(self, of: StateVersion, lineage: Iterable[LineageItem]) -> "Present":
         return self.with_headers({of: tuple(lineage)})
@@ -98,8 +94,7 @@ def encode_lineage(items: Sequence[LineageItem]) -> str:
     Raises:
         UnsafeNameError: An id cannot be part of a file name.
     """
-    wire = [_SparkItem(item.version, check_unique_id(item.unique_id)) for item in items]
-    return encode_jackson(wire).decode()
+    return encode_jackson([_SparkItem(item.version, check_unique_id(item.unique_id)) for item in items]).decode()
 
 
 def decode_lineage(text: str) -> Lineage:
@@ -193,7 +188,7 @@ def _resolve_by_lineage(target: StateVersion, present: Present) -> Resolution | 
 
 def _check_header(of: StateVersion, header: Lineage) -> tuple[StateVersion, ...]:
     """Return the versions in a header, newest first, once they lead from `of` down by ones (design 0004, R5)."""
-    items = sorted((StateVersion(item.version, item.unique_id) for item in header), key=by_version, reverse=True)
+    items = sorted((StateVersion(item.version, item.unique_id) for item in header), reverse=True)
     expected = of.version - 1
     for item in items:
         if not 0 < item.version <= expected:
@@ -218,11 +213,9 @@ def _resolve_by_number(
 ) -> tuple[StateVersion | None, tuple[StateVersion, ...]]:
     """Find the newest snapshot without an id at or below `upper`, and every changelog after it (0004, R3 i.b, ii.b)."""
     snapshots = (s for s in present.snapshots if s.unique_id is None and 0 < s.version <= upper.version)
-    base = max(snapshots, key=by_version, default=None)
+    base = max(snapshots, default=None)
     first = 1 if base is None else base.version + 1
-    found = sorted(
-        (c for c in present.changelogs if c.unique_id is None and first <= c.version <= upper.version), key=by_version
-    )
+    found = sorted(c for c in present.changelogs if c.unique_id is None and first <= c.version <= upper.version)
     if len(found) != upper.version - first + 1:
         gaps = _gaps((c.version for c in found), first, upper.version)
         raise _missing_by_number(upper, target, gaps, present)
@@ -230,7 +223,7 @@ def _resolve_by_number(
 
 
 def _missing(target: StateVersion, of: StateVersion, present: Present) -> VersionMissingError:
-    others = sorted((o for o in present.changelogs | present.snapshots if o.version == of.version), key=by_version)
+    others = sorted(o for o in present.changelogs | present.snapshots if o.version == of.version)
     other = "" if not others else f"; of that version there are only {', '.join(map(str, others[:_GAPS_MAX]))}"
     return VersionMissingError(
         f"cannot be put together: neither {snapshot_name(of)} nor {changelog_name(of)} is there{other}",
@@ -242,12 +235,11 @@ def _missing(target: StateVersion, of: StateVersion, present: Present) -> Versio
 def _missing_by_number(
     upper: StateVersion, target: StateVersion, gaps: Sequence[tuple[int, int]], present: Present
 ) -> VersionMissingError:
-    first = gaps[0][0]
     hint = _COLLECTED_HINT
     if upper == target and any(o.version == target.version for o in present.changelogs | present.snapshots):
         hint = "the directory has this version with unique ids only: pass the one in the commit log"
     return VersionMissingError(
-        f"cannot be put together: {changelog_name(StateVersion(first))} is not there, nor a later snapshot to start "
+        f"cannot be put together: {changelog_name(StateVersion(gaps[0][0]))} is not there, nor a later snapshot to start "
         f"from; missing are the changelogs of {_spell(gaps)}",
         subject=f"version {target}",
         hint=hint,
@@ -345,17 +337,8 @@ def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex
     """Resolve from a snapshot index alone: no listing, and no header where the index has the lineage (design 0004, R6).
 
     Where the index knows too little, it names a changelog, which is a file of the index. Go on with `resolve(version,
-    unique_id, present_in_index(index).with_header(...))`.
-
-    Args:
-        version: The version of the index, or an older one that its directory still holds.
-        unique_id: The id of that version; None for a directory of checkpoint format V1. The index's own id is also for
-            its own version in a directory without ids, because a backup always has one.
-        index: Of the directory of a state store.
-
-    Raises:
-        VersionMissingError: As for `resolve`, and if the index is of a plain directory.
-        LineageError, UnsafeNameError: As for `resolve`.
+    unique_id, present_in_index(index).with_header(...))`. The index's own id is also for its own version in a directory
+    without ids, because a backup always has one. Errors are those of `resolve` and `present_in_index`.
     """
     return resolve(version, target_in_index(version, unique_id, index), present_in_index(index))
 

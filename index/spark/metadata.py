@@ -22,13 +22,13 @@ _HINT: Final = "the snapshot is damaged; load an older version, or restore the d
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """One SST or archived WAL of a snapshot."""
+    """One SST or archived WAL of a snapshot; encoded as Spark writes an SST."""
 
     # `000008.sst`: what RocksDB calls it.
-    local_name: str
+    local_name: str = msgspec.field(name="localFileName")
     # `000008-<uuid>.sst`: what it is called in `SSTs/` or `logs/`.
-    stored_name: str
-    size_bytes: int
+    stored_name: str = msgspec.field(name="dfsSstFileName")
+    size_bytes: int = msgspec.field(name="sizeBytes")
 
 
 class StateMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,12 +52,6 @@ class StateMetadata(msgspec.Struct, frozen=True, kw_only=True):
     column_family_id_max: int | None = None
 
 
-class _SparkSst(msgspec.Struct, frozen=True, rename="camel"):
-    local_file_name: str
-    dfs_sst_file_name: str
-    size_bytes: int
-
-
 class _SparkLog(msgspec.Struct, frozen=True, rename="camel"):
     local_file_name: str
     dfs_log_file_name: str
@@ -67,7 +61,7 @@ class _SparkLog(msgspec.Struct, frozen=True, rename="camel"):
 class _SparkMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Spark's `RocksDBCheckpointMetadata`, fields in its order."""
 
-    sst_files: tuple[_SparkSst, ...]
+    sst_files: tuple[StoredFile, ...]
     log_files: tuple[_SparkLog, ...] | None = None
     num_keys: int
     # None only in what older versions wrote.
@@ -92,7 +86,7 @@ def encode_state_metadata(metadata: StateMetadata) -> bytes:
     ids = metadata.column_family_ids
     internal = metadata.column_family_internal
     wire = _SparkMetadata(
-        sst_files=tuple(_SparkSst(f.local_name, f.stored_name, f.size_bytes) for f in metadata.sst_files),
+        sst_files=metadata.sst_files,
         log_files=tuple(_SparkLog(f.local_name, f.stored_name, f.size_bytes) for f in metadata.log_files) or None,
         num_keys=metadata.num_keys,
         num_internal_keys=metadata.num_internal_keys,
@@ -146,7 +140,7 @@ def _from_wire(wire: _SparkMetadata) -> StateMetadata:
         # Spark 4.0 has column families and no such number; before it there was nothing to count.
         internal_keys = 0 if ids is None else NOT_COUNTED
     return StateMetadata(
-        sst_files=tuple(StoredFile(f.local_file_name, f.dfs_sst_file_name, f.size_bytes) for f in wire.sst_files),
+        sst_files=wire.sst_files,
         log_files=tuple(StoredFile(f.local_file_name, f.dfs_log_file_name, f.size_bytes) for f in wire.log_files or ()),
         # Some of Spark 4.0 counts a removal of what is not there: a number below nothing is none.
         num_keys=max(NOT_COUNTED, wire.num_keys),

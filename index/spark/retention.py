@@ -116,15 +116,6 @@ class StateListing(msgspec.Struct, frozen=True, kw_only=True):
         return self.snapshots[-1].version if self.snapshots else 0
 
 
-class SharedStatus(msgspec.Struct, frozen=True):
-    """A file in `SSTs/` or `logs/`, as a listing has it."""
-
-    # Relative to the directory of the state store.
-    path: str
-    # By the store's clock.
-    modified_at_ms: int
-
-
 class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     """What goes, in the order in which it goes (G2)."""
 
@@ -142,11 +133,9 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
 def deletion_is_due(*, oldest_seen: int, newest_seen: int | None, retained_min: int, deleted_min: int) -> bool:
     """Return whether enough versions are stale, by what this process saw, for a listing to be worth its price (G1).
 
-    Args:
-        oldest_seen: The oldest version kept by the last deletion; 1 before it.
-        newest_seen: The newest snapshot that this process has put there; None if it has put none.
-        retained_min: How many versions stay loadable.
-        deleted_min: How many have to be stale; 0 or less: always due (SPARK-48931).
+    `oldest_seen` is the oldest version kept by the last deletion, 1 before it; `newest_seen` the newest snapshot that
+    this process has put there, None if none. `retained_min` versions stay loadable; a `deleted_min` of 0 or less is
+    always due (SPARK-48931).
     """
     if deleted_min <= 0 or newest_seen is None:
         return True
@@ -250,7 +239,7 @@ def snapshots_to_delete(
 def plan_deletion(
     listing: StateListing,
     files_of: Mapping[StateVersion, Collection[str]],
-    shared: Sequence[SharedStatus],
+    shared: Mapping[str, int],
     *,
     oldest_kept: int,
     needed: Resolution | None = None,
@@ -263,7 +252,7 @@ def plan_deletion(
         listing: The directory.
         files_of: The paths of SSTs and logs that each snapshot names. One that goes may be missing: it was deleted
             meanwhile or cannot be read, and what only it names is an orphan then.
-        shared: What is in `SSTs/` and `logs/`.
+        shared: What is in `SSTs/` and `logs/`: path to the time of its last change, by the store's clock.
         oldest_kept: As `choose_oldest_kept` answers.
         needed: What the caller's version is put together from; it stays (G4).
     """
@@ -289,24 +278,20 @@ def plan_deletion(
     )
 
 
-def find_orphan_files(named: Collection[str], shared: Sequence[SharedStatus], *, snapshots: int) -> tuple[str, ...]:
+def find_orphan_files(named: Collection[str], shared: Mapping[str, int], *, snapshots: int) -> tuple[str, ...]:
     """Find SSTs and logs that no snapshot names and that no upload under way can be about to name (G3).
 
     An upload puts its files before its snapshot, so what no snapshot names may be of one that is not there yet. What is
     older than every file that is named is not. A name of another form is a foreign file (G5). None is an orphan while
-    there are fewer than two snapshots (SPARK-42353; Spark `RocksDBFileManager.findOrphanFiles`).
-
-    Args:
-        named: Paths that snapshots name, those included that are about to go.
-        shared: What is there, with the store's times.
-        snapshots: How many there are.
+    there are fewer than two snapshots (SPARK-42353; Spark `RocksDBFileManager.findOrphanFiles`). `named` are the paths
+    that snapshots name, those included that are about to go.
     """
-    times = [file.modified_at_ms for file in shared if file.path in named]
+    times = [modified_at_ms for path, modified_at_ms in shared.items() if path in named]
     if snapshots < 2 or not times:  # noqa: PLR2004 — the rule says two
         return ()
     oldest_ms = min(times)
-    unnamed = (file for file in shared if file.path not in named and file.modified_at_ms < oldest_ms)
-    return tuple(sorted(file.path for file in unnamed if is_shared_path(file.path)))
+    unnamed = (path for path, modified_at_ms in shared.items() if path not in named and modified_at_ms < oldest_ms)
+    return tuple(sorted(filter(is_shared_path, unnamed)))
 
 
 # What an SST says of itself, or a hash of all bytes of a file that says nothing. Size completes either.

@@ -316,13 +316,6 @@ def test_changelogs_without_ids_take_no_lineage(version: ChangelogVersion) -> No
         encode_header(version, LINEAGE)
 
 
-@pytest.mark.spark_case(13)
-def test_no_other_version_is_written() -> None:
-    for version in (0, 5):
-        with pytest.raises(UnsupportedRecordError, match="is not 1 to 4"):
-            encode_header(version)  # type: ignore[arg-type]
-
-
 def test_a_lineage_that_java_cannot_write_is_refused_with_the_way_out() -> None:
     with pytest.raises(LineageError, match="880 versions is too long") as error:
         encode_header(3, [LineageItem(n, LINEAGE[0].unique_id) for n in range(1, 881)])

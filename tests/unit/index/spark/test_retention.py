@@ -8,7 +8,6 @@ from index.spark.lineage import HeaderNeeded, Present, Resolution
 from index.spark.names import StateVersion
 from index.spark.retention import (
     BaseNeeded,
-    SharedStatus,
     StateListing,
     choose_oldest_kept,
     deletion_is_due,
@@ -33,9 +32,9 @@ def path(name: str) -> str:
     return f"SSTs/{number:020d}-00000000-0000-4000-8000-000000000000.sst"
 
 
-def listed(**names: int) -> list[SharedStatus]:
+def listed(**names: int) -> dict[str, int]:
     """`a=3`: a file that stands for `a`, of the time 3."""
-    return [SharedStatus(path(name), time) for name, time in names.items()]
+    return {path(name): time for name, time in names.items()}
 
 
 def paths(names: str) -> tuple[str, ...]:
@@ -232,7 +231,7 @@ def test_what_only_a_snapshot_names_that_cannot_be_read_is_judged_as_an_orphan()
     ],
 )
 @pytest.mark.spark_case(16, 17)
-def test_orphans(named: str, there: list[SharedStatus], snapshots: int, orphans: str) -> None:
+def test_orphans(named: str, there: dict[str, int], snapshots: int, orphans: str) -> None:
     assert find_orphan_files(paths(named), there, snapshots=snapshots) == paths(orphans)
 
 
@@ -249,10 +248,10 @@ def test_orphans(named: str, there: list[SharedStatus], snapshots: int, orphans:
     ],
 )
 def test_what_spark_would_not_have_named_is_no_orphan(foreign: str) -> None:
-    there = [*listed(a=10, b=20, old=9), SharedStatus(foreign, 1)]
+    there = {**listed(a=10, b=20, old=9), foreign: 1}
     assert find_orphan_files(paths("a b"), there, snapshots=2) == paths("old")
 
 
 def test_a_named_file_counts_for_the_age_of_orphans_whatever_its_name() -> None:
-    there = [SharedStatus("SSTs/strange.sst", 5), *listed(a=10, younger=6)]
+    there = {"SSTs/strange.sst": 5, **listed(a=10, younger=6)}
     assert find_orphan_files(("SSTs/strange.sst", *paths("a")), there, snapshots=2) == ()
