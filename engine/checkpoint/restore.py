@@ -49,12 +49,16 @@ from index.spark.checkpoint import (
     QUERY_TASK,
     SOURCES,
     CheckpointBackup,
+    PathMap,
     StoreId,
     decode_checkpoint_backup,
+    join_entries,
+    newest_entry,
+    plan_cut,
+    relocate_operator,
     select_query_files,
 )
 from index.spark.query_logs import decode_offsets
-from index.spark.sources import PathMap, join_entries, newest_entry, plan_cut, relocate_operator
 
 _PURPOSE: Final = "restore checkpoint"
 _SPARK_LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")

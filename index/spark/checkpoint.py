@@ -1,19 +1,37 @@
-"""Describe the backup of a streaming checkpoint, and choose what of it a batch is restored from (design 0005).
+"""The backup of a streaming checkpoint: what it says, and what of it a batch is restored from (design 0005).
 
 First what the commit of a backup says and how its stores are named (P8); then which backup and which files of the
 query a batch takes (R1 and R2).
+
+The log of a file source, `sources/<n>/`, is cut back to the offsets that are restored with it (R2). A file source notes
+in an entry of its log which files it has seen, before the offsets of a batch name the entry, and reads whatever its log
+is ahead of the offsets as *one* batch. A checkpoint whose log leads further than its offsets so goes on with other rows
+under the numbers of batches that a sink has seen already.
+
+Spark keeps one file per entry, and now and then an `<entry>.compact` that has the lines of all before it, which then
+go. It takes the number of entries between two of those from their names, and fails where it then misses one
+(`CompactibleFileStreamLog.getAllValidBatches` and `compactInterval`, `FileStreamSourceLog`). Files with other names are
+passed over.
+
+Paths in the files of a checkpoint that is at another place now are rewritten (R5). Spark writes two kinds of absolute
+paths into a checkpoint: those of schema files, in the metadata of operators, and those of the files that a file source
+has seen.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Final, Self
+import itertools
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Self
 
 import msgspec
 
 from index.errors import UNDECODABLE, BatchLogError, UnknownFormatError
+from index.java_text import encode_jackson
 from index.plan.commits import Commit
+from index.snapshot.keys import check_file_name
 from index.snapshot.model import FilePath
 from index.spark.names import check_store_dir
-from index.spark.query_logs import DEFAULT_STORE, parse_batch_name
+from index.spark.query_logs import DEFAULT_STORE, SourceOffset, decode_operator, parse_batch_name
 
 # The store that has the files of the query: its logs, its metadata and its sources, laid out as in the checkpoint.
 QUERY_TASK: Final = "query"
@@ -27,6 +45,18 @@ OFFSETS: Final = "offsets"
 SOURCES: Final = "sources"
 STATE: Final = "state"
 QUERY_ID: FilePath = ("metadata",)
+
+_NAME: Final = re.compile(r"(?P<entry>0|[1-9][0-9]{0,17})(?P<compact>\.compact)?")
+_COMPACT: Final = ".compact"
+_MISSING_LISTED_MAX: Final = 16
+
+_SCHEMA_PATH: Final = re.compile(r"(?P<root>.*)/state/(?P<operator>[0-9]+)/_stateSchema/(?P<rest>.+)", re.DOTALL)
+_SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)(?P<rest>.*)", re.DOTALL)
+_S3_SCHEMES: Final = frozenset({"s3", "s3a", "s3n"})
+_FILE: Final = "file"
+# What java.net.URI leaves as it is in a path.
+_PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.~!*'(),;:$&+=@/")
+_VERSION_LINE: Final = re.compile(rb"v[0-9]+\r?")
 
 
 class StoreId(msgspec.Struct, frozen=True, order=True):
@@ -128,13 +158,12 @@ def choose_checkpoint_backup(
     """
     if batch is None:
         return next((p for p in backups if at_ms is None or p[0].committed_at_ms <= at_ms), None)
-    return _choose(_current(backups), batch) or _choose(backups, batch)
-
-
-def _choose(backups: Sequence[StoredBackup], batch: int) -> StoredBackup | None:
-    own = next((p for p in backups if p[1].batch == batch), None)
-    later = [p for p in backups if p[1].oldest_batch <= batch <= p[1].batch]
-    return own or min(reversed(later), key=lambda taken: taken[1].batch, default=None)
+    for some in (_current(backups), backups):
+        own = next((p for p in some if p[1].batch == batch), None)
+        later = [p for p in some if p[1].oldest_batch <= batch <= p[1].batch]
+        if found := own or min(reversed(later), key=lambda taken: taken[1].batch, default=None):
+            return found
+    return None
 
 
 def _current(backups: Sequence[StoredBackup]) -> list[StoredBackup]:
@@ -184,3 +213,247 @@ def belongs(path: FilePath, oldest_batch: int, batch: int) -> bool:
 def _is_within(name: str, oldest: int, newest: int) -> bool:
     found = parse_batch_name(name)
     return found is not None and oldest <= found <= newest
+
+
+# ---------------------------------------------------------------------- the logs of file sources (R2)
+
+
+class LogCut(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do with a log so that it ends where it should."""
+
+    # Names of entries that go.
+    dropped: tuple[str, ...] = ()
+    # Names of those whose lines, as far as they are of entries that stay, make up the file `written`.
+    joined: tuple[str, ...] = ()
+    # Empty if nothing is to be written.
+    written: str = ""
+
+
+class _FileOffset(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    log_offset: int
+
+
+class _Line(msgspec.Struct, rename="camel"):
+    path: str
+    batch_id: int
+
+
+def newest_entry(offset: SourceOffset) -> int | None:
+    """Return the newest log entry that an offset of a file source names, -1 for none; None for any other offset."""
+    try:
+        return msgspec.json.decode(offset.offset or "", type=_FileOffset).log_offset
+    except (*UNDECODABLE, UnicodeEncodeError):
+        return None
+
+
+def plan_cut(names: Collection[str], newest: int) -> LogCut:
+    """Plan how a log with files of these names is made to end with an entry; -1 or less: no entry stays.
+
+    There is nothing to do if nothing is beyond the entry, or if not all before it is there: then the log is not what it
+    seems.
+    """
+    plain, compacts = _sort(names)
+    if not any(entry > newest for entry in plain | compacts):
+        return LogCut()
+    older = sorted(entry for entry in compacts if entry <= newest)
+    first = older[-1] if older else -1
+    is_whole = plain.issuperset(range(first + 1, newest + 1))
+    # Spark takes the distance of compact entries from the last two, so two have to be left, or all. If none is, every
+    # entry was alone: the distance, which only the query's settings say, is greater than their number.
+    if is_whole and (not older or len(older) > 1 or compacts == set(older)):
+        return LogCut(dropped=_names(plain, compacts, above=newest))
+    later = min((entry for entry in compacts if entry > newest), default=None)
+    if later is not None:
+        joined: tuple[str, ...] = (f"{later}{_COMPACT}",)
+    elif is_whole:
+        joined = (f"{first}{_COMPACT}", *map(str, range(first + 1, newest + 1)))
+    else:
+        return LogCut()
+    # One compact entry alone fits every distance that Spark can find for it.
+    written = f"{newest}{_COMPACT}"
+    dropped = tuple(name for name in _names(plain, compacts, above=-1) if name != written)
+    return LogCut(dropped=dropped, joined=joined, written=written)
+
+
+def join_entries(files: Iterable[tuple[str, bytes]], newest: int) -> bytes:
+    """Make the compact entry that has the lines of some files up to the entry `newest`, from their names and contents.
+
+    Raises:
+        BatchLogError: A file is not what Spark writes.
+    """
+    version = b""
+    kept: list[bytes] = []
+    for name, data in files:
+        lines = _lines(name, data)
+        version = next(lines)
+        kept += [line for line in lines if _entry_of(line, name) <= newest]
+    return b"\n".join([version, *kept])
+
+
+def missing_entries(names: Collection[str], newest: int) -> tuple[str, ...]:
+    """List the first entries that a log lacks to be whole up to `newest`, which offsets name."""
+    plain, compacts = _sort(names)
+    if any(entry >= newest for entry in compacts):
+        return ()
+    first = max(compacts, default=-1) + 1
+    lacking = (str(entry) for entry in range(first, newest + 1) if entry not in plain)
+    return tuple(itertools.islice(lacking, _MISSING_LISTED_MAX))
+
+
+def is_entry(name: str) -> bool:
+    """Return whether a file in the directory of a log is an entry, compacted or not."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_entry(data: bytes, *, subject: str) -> None:
+    """Refuse an entry with a line that cannot be read.
+
+    Raises:
+        BatchLogError: It is not what Spark writes.
+    """
+    lines = _lines(subject, data)
+    next(lines)
+    for line in lines:
+        _entry_of(line, subject)
+
+
+def _entry_of(line: bytes, subject: str) -> int:
+    try:
+        return msgspec.json.decode(line, type=_Line).batch_id
+    except UNDECODABLE as error:
+        raise BatchLogError(f"has a line that cannot be read: {error}", subject=subject) from error
+
+
+def _lines(name: str, data: bytes) -> Iterator[bytes]:
+    first, *lines = data.split(b"\n")
+    if _VERSION_LINE.fullmatch(first) is None:
+        raise BatchLogError("does not begin with a version", subject=name)
+    yield first
+    yield from filter(None, lines)
+
+
+def _sort(names: Collection[str]) -> tuple[set[int], set[int]]:
+    plain: set[int] = set()
+    compacts: set[int] = set()
+    for name in names:
+        m = _NAME.fullmatch(name)
+        if m is not None:
+            (compacts if m["compact"] else plain).add(int(m["entry"]))
+    return plain, compacts
+
+
+def _names(plain: set[int], compacts: set[int], *, above: int) -> tuple[str, ...]:
+    names = {entry: str(entry) for entry in plain}, {entry: f"{entry}{_COMPACT}" for entry in compacts}
+    return tuple(name for kind in names for entry, name in sorted(kind.items()) if entry > above)
+
+
+# ---------------------------------------------------------------------- paths of another place
+
+
+def relocate_operator(data: bytes, target: str, *, exact: bool = False, subject: str) -> bytes:
+    """Rewrite the metadata of an operator in a checkpoint whose root is `target`; the same bytes if it names no path.
+
+    Args:
+        data: `_metadata/v2/<batch>`, as Spark wrote it.
+        target: An absolute path, or `s3://bucket/prefix`.
+        exact: Whether Spark is to see `target` as it is. Otherwise it gets the scheme that the file has, if that is one
+            of the same kind of store, else the one that Spark knows: `file:` or `s3a:`.
+        subject: What to call the file in an error.
+
+    Raises:
+        BatchLogError: It is not what Spark writes, or names what is not a schema file of a checkpoint.
+        UnsafeNameError: A part of what stays of a path is not a safe name.
+    """
+    if not any(store.schema_paths for store in decode_operator(data, subject=subject).stores):
+        return data
+    first, newline, text = data.partition(b"\n")
+    parsed: dict[str, Any] = msgspec.json.decode(text)
+    for store in parsed["stateStoreInfo"]:
+        paths: list[str] = store.get("stateSchemaFilePaths", [])
+        store["stateSchemaFilePaths"] = [_relocate_schema(path, target, exact=exact, subject=subject) for path in paths]
+    return first + newline + encode_jackson(parsed)
+
+
+def _relocate_schema(path: str, target: str, *, exact: bool, subject: str) -> str:
+    m = _SCHEMA_PATH.fullmatch(path)
+    if m is None:
+        raise BatchLogError(f"names {path!r}, which is not a schema file of a checkpoint", subject=subject)
+    for name in m["rest"].split("/"):
+        check_file_name(name)
+    root = target.rstrip("/") if exact else _as_spark_writes(target, m["root"])
+    return f"{root}/state/{m['operator']}/_stateSchema/{m['rest']}"
+
+
+def _as_spark_writes(target: str, before: str) -> str:
+    """Write the root of a checkpoint in the form of another root, as far as both are of the same kind of store."""
+    target = target.rstrip("/")
+    old, new = _SCHEME.fullmatch(before), _SCHEME.fullmatch(target)
+    if new is None:
+        if old is None and before.startswith("/"):
+            return target
+        # Spark writes one slash; some other writers three.
+        is_long = old is not None and old["scheme"] == _FILE and len(old["slashes"]) > 1
+        return f"{_FILE}:{'//' if is_long else ''}{target}"
+    if new["scheme"] not in _S3_SCHEMES:
+        return target
+    scheme = old["scheme"] if old is not None and old["scheme"] in _S3_SCHEMES else "s3a"
+    return f"{scheme}://{new['rest']}"
+
+
+class PathMap:
+    """Where the inputs of a query are now: prefixes of paths, by prefixes of paths, at whole components.
+
+    Args:
+        prefixes: From old to new. Without a scheme each is a path of a local file system, as people write it; with
+            one it is a part of a URL, as Spark writes it. Of two that match the longer one counts.
+
+    Attributes:
+        unused: The old ones that have matched nothing yet.
+    """
+
+    def __init__(self, prefixes: Mapping[str, str]) -> None:
+        named = {_canonical_url(_written(old)): (old, _written(new)) for old, new in prefixes.items()}
+        self._prefixes = sorted(named.items(), key=lambda item: -len(item[0]))
+        self.unused = set(prefixes)
+
+    def relocate(self, path: str) -> str:
+        found = _canonical_url(path)
+        for old, (given, new) in self._prefixes:
+            if found == old or found.startswith(f"{old}/"):
+                self.unused.discard(given)
+                return new + found[len(old) :]
+        return path
+
+    def relocate_log(self, data: bytes) -> bytes:
+        """Rewrite an entry of a file source's log, `sources/<n>/<k>` or `<k>.compact`; anything else is unchanged."""
+        first, *lines = data.split(b"\n")
+        if not self._prefixes or not lines or _VERSION_LINE.fullmatch(first) is None:
+            return data
+        return b"\n".join([first, *map(self._relocate_line, lines)])
+
+    def _relocate_line(self, line: bytes) -> bytes:
+        try:
+            entry = msgspec.json.decode(line)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return line
+        if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+            return line
+        moved = self.relocate(entry["path"])
+        return line if moved == entry["path"] else encode_jackson({**entry, "path": moved})
+
+
+def _written(path: str) -> str:
+    """Write a prefix as Spark does: a URL, percent-encoded if it was a local path."""
+    path = path.rstrip("/")
+    if _SCHEME.fullmatch(path):
+        return path
+    quoted = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in path.encode())
+    return f"{_FILE}://{quoted}"
+
+
+def _canonical_url(url: str) -> str:
+    """Return the same URL for `file:/a` and `file:///a`."""
+    m = _SCHEME.fullmatch(url)
+    if m is None or m["scheme"] != _FILE:
+        return url
+    return f"{_FILE}:///{m['rest']}"

@@ -239,8 +239,8 @@ def _missing_by_number(
     if upper == target and any(o.version == target.version for o in present.changelogs | present.snapshots):
         hint = "the directory has this version with unique ids only: pass the one in the commit log"
     return VersionMissingError(
-        f"cannot be put together: {changelog_name(StateVersion(gaps[0][0]))} is not there, nor a later snapshot to start "
-        f"from; missing are the changelogs of {_spell(gaps)}",
+        f"cannot be put together: {changelog_name(StateVersion(gaps[0][0]))} is not there, nor a later snapshot to "
+        f"start from; missing are the changelogs of {_spell(gaps)}",
         subject=f"version {target}",
         hint=hint,
     )

@@ -23,7 +23,7 @@ from index.java_text import decode_modified_utf8, decode_utf, encode_modified_ut
 from index.rocksdb import sst
 from index.rocksdb.sst import parse_sst_tail
 from index.snapshot.model import LineageItem, UniqueId
-from index.spark import changelog, query_logs, sources
+from index.spark import changelog, checkpoint, query_logs
 from index.spark import names as state_names
 from index.spark import schema as state_schema
 from index.spark.checksums import (
@@ -246,10 +246,10 @@ def run_batch_logs(data: bytes) -> None:
             StateStoreSettings.from_conf(found.conf, SPARK_OLD_CHECKPOINT)
             for offset in found.offsets:
                 is_cut_json(offset.offset)
-                newest = sources.newest_entry(offset)
+                newest = checkpoint.newest_entry(offset)
                 if newest is not None:
-                    sources.plan_cut(["0", "1", "9.compact"], newest)
-                    sources.missing_entries(["0", "1"], newest)
+                    checkpoint.plan_cut(["0", "1", "9.compact"], newest)
+                    checkpoint.missing_entries(["0", "1"], newest)
     entry_fields(data)
 
 
@@ -262,16 +262,16 @@ _LOGS: Final[tuple[tuple[Callable[[bytes], Any], Callable[[Any], bytes]], ...]] 
 
 
 def run_source_log(data: bytes) -> None:
-    moved = sources.PathMap({"/data": "/new", "s3a://b/x": "s3a://c/y"}).relocate_log(data)
-    assert sources.PathMap({}).relocate_log(moved) == moved
-    sources.PathMap({"/data": "/new"}).relocate(data.decode("utf-8", "replace"))
-    sources.check_entry(data, subject=SUBJECT)
-    sources.join_entries([("0", data), ("1", data)], 7)
+    moved = checkpoint.PathMap({"/data": "/new", "s3a://b/x": "s3a://c/y"}).relocate_log(data)
+    assert checkpoint.PathMap({}).relocate_log(moved) == moved
+    checkpoint.PathMap({"/data": "/new"}).relocate(data.decode("utf-8", "replace"))
+    checkpoint.check_entry(data, subject=SUBJECT)
+    checkpoint.join_entries([("0", data), ("1", data)], 7)
 
 
 def run_relocation(data: bytes) -> None:
     for target in ("/new", "s3://bucket/new"):
-        sources.relocate_operator(data, target, subject=SUBJECT)
+        checkpoint.relocate_operator(data, target, subject=SUBJECT)
 
 
 def run_sst_tail(data: bytes) -> None:
@@ -373,7 +373,7 @@ TARGETS: Final = (
         covers=(
             *(decode for decode, _ in _LOGS),
             StateStoreSettings.from_conf,
-            sources.newest_entry,
+            checkpoint.newest_entry,
             entry_fields,
             is_cut_json,
         ),
@@ -381,9 +381,9 @@ TARGETS: Final = (
     Target(
         name="source-log",
         run=run_source_log,
-        covers=(sources.check_entry, sources.join_entries, sources.PathMap.relocate_log),
+        covers=(checkpoint.check_entry, checkpoint.join_entries, checkpoint.PathMap.relocate_log),
     ),
-    Target(name="relocation", run=run_relocation, covers=(sources.relocate_operator,)),
+    Target(name="relocation", run=run_relocation, covers=(checkpoint.relocate_operator,)),
     Target(name="sst-tail", run=run_sst_tail, covers=(parse_sst_tail,)),
     Target(
         name="sst-blocks",

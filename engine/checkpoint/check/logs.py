@@ -17,7 +17,7 @@ from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
 from index.errors import UNDECODABLE, BatchLogError, FileChecksumError, FormatError
-from index.spark.checkpoint import SOURCES, STATE, StoreId
+from index.spark.checkpoint import SOURCES, STATE, StoreId, check_entry, is_entry, missing_entries, newest_entry
 from index.spark.names import parse_state_name
 from index.spark.query_logs import (
     BatchCommit,
@@ -30,7 +30,6 @@ from index.spark.query_logs import (
     parse_batch_name,
 )
 from index.spark.schema import decode_state_schema
-from index.spark.sources import check_entry, is_entry, missing_entries, newest_entry
 
 _METADATA: Final = "metadata"
 _OPERATOR: Final = "_metadata"

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from index.errors import BatchLogError, UnsafeNameError
+from index.spark.checkpoint import PathMap, relocate_operator
 from index.spark.query_logs import OperatorMetadata, OperatorStore, decode_operator
-from index.spark.sources import PathMap, relocate_operator
 from tests.unit.index.spark.written_metadata import encode_operator
 
 SCHEMA = "state/0/_stateSchema/default/0_abc"

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from index.errors import BatchLogError
+from index.spark.checkpoint import LogCut, join_entries, newest_entry, plan_cut
 from index.spark.query_logs import SourceOffset
-from index.spark.sources import LogCut, join_entries, newest_entry, plan_cut
 
 Log = dict[str, bytes]
 
