@@ -131,9 +131,9 @@ class Session:
         self.warn(f"no answer from {server} for {seconds:.0f} s")
 
     def store_settings(self) -> StoreSettings:
-        return StoreSettings(
-            in_flight_max=self.common.transfer.in_flight_max, bytes_per_s_max=self.common.bwlimit, s3=self.common.s3
-        )
+        common = self.common
+        in_flight_max = common.transfer.in_flight_max
+        return StoreSettings(in_flight_max=in_flight_max, bytes_per_s_max=common.bwlimit, s3=common.s3)
 
     def spark_options(self) -> "SparkOptions":
         """Return how executors are to move bytes; loads PySpark, for those who asked for it."""

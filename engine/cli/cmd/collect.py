@@ -281,13 +281,8 @@ def _collect(
 
 def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView:
     """Return the report for programs."""
-    return extend(
-        CollectView,
-        report,
-        summary=summary_line(report),
-        plan=str(plan or ""),
-        audit="" if report.dry_run or report.audit_missing else audit_key(report.run),
-    )
+    audit = "" if report.dry_run or report.audit_missing else audit_key(report.run)
+    return extend(CollectView, report, summary=summary_line(report), plan=str(plan or ""), audit=audit)
 
 
 def collect_lines(report: CollectView, *, verbose: bool = False) -> list[str]:

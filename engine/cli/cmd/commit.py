@@ -163,12 +163,8 @@ def _same_snapshot(result: BackupResult, index: SnapshotIndex) -> bool:
 
 
 def _refused(path: Path, message: str, hint: str = "") -> UsageError:
-    return UsageError(
-        message,
-        operation="commit",
-        subject=str(path),
-        hint=hint or "give files that `tidemark backup --no-commit --result FILE` wrote for this repository",
-    )
+    hint = hint or "give files that `tidemark backup --no-commit --result FILE` wrote for this repository"
+    return UsageError(message, operation="commit", subject=str(path), hint=hint)
 
 
 # ---------------------------------------------------------------------- the verb
@@ -290,12 +286,9 @@ def _scope_of(paths: Sequence[Path], results: Sequence[BackupResult], job: str, 
     scope = results[0].scope
     for path, result in zip(paths, results, strict=True):
         if result.scope != scope or result.scope.job != job or (result.scope.task is not None) != commit_per_task:
-            raise UsageError(
-                f"belongs to {result.scope}{', which commits by itself' if result.scope.task is not None else ''}",
-                operation="commit",
-                subject=str(path),
-                hint="give results of this job only; with --commit-per-task of one task only",
-            )
+            by_itself = ", which commits by itself" if result.scope.task is not None else ""
+            hint = "give results of this job only; with --commit-per-task of one task only"
+            raise UsageError(f"belongs to {result.scope}{by_itself}", operation="commit", subject=str(path), hint=hint)
     return scope
 
 

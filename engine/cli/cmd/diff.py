@@ -77,12 +77,8 @@ async def _compare(
 
     async def compare(place: tuple[str, str]) -> StoreDifferenceView:
         before, after = befores.get(place), afters.get(place)
-        view = StoreDifferenceView(
-            task=place[0],
-            store=place[1],
-            before_unique_id=before.unique_id if before else None,
-            after_unique_id=after.unique_id if after else None,
-        )
+        ids = (before.unique_id if before else None, after.unique_id if after else None)
+        view = StoreDifferenceView(task=place[0], store=place[1], before_unique_id=ids[0], after_unique_id=ids[1])
         if before is not None and after is not None and before.index == after.index:
             # The later commit carries it over: nothing differs, and nothing has to be read.
             return msgspec.structs.replace(view, unchanged_count=after.files_count, unchanged_bytes=after.size_bytes)

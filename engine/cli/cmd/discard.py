@@ -23,12 +23,8 @@ def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
     with session.open() as repository:
         done = repository.discard(key, dry_run=True)
         lines = [printable(f"to discard: {done.key}: {done.meaning}")]
-        refused = UsageError(
-            f"this is for ever, and was not confirmed: {done.meaning}",
-            operation="discard",
-            subject=key,
-            hint="say --yes to do it",
-        )
+        message = f"this is for ever, and was not confirmed: {done.meaning}"
+        refused = UsageError(message, operation="discard", subject=key, hint="say --yes to do it")
         if not dry_run:
             if not yes and not session.confirm("discard it for ever?", lines=lines, refused=refused):
                 return

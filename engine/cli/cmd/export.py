@@ -55,13 +55,9 @@ def export(session: Session, options: ExportOptions) -> None:
         raise TargetError("is there already", operation="export", subject=str(options.output), hint="name a new file")
     with session.open() as repository:
         found = session.find(options.scope, options.commit)
+        task, store, job_id = options.task, options.store, options.samza_job_id
         work = export_to_samza(
-            repository.asynchronous,
-            found,
-            task=options.task,
-            store=options.store,
-            job_id=options.samza_job_id,
-            unpack=options.unpack,
+            repository.asynchronous, found, task=task, store=store, job_id=job_id, unpack=options.unpack
         )
         made = repository.loop.run(work)
     options.output.write_bytes(made.index_json)

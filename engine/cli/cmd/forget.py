@@ -43,12 +43,9 @@ def forget(session: Session, *, scope: Scope, task: str | None, with_names: bool
         scopes = _choose_scopes(session, scope, task)
         planned = [repository.forget(s, with_names=with_names, dry_run=True) for s in scopes]
         texts = [_what(report) for report in planned]
-        refused = UsageError(
-            f"this is for ever, and was not confirmed: {'; '.join(texts)}",
-            operation="forget",
-            subject=scope.job,
-            hint="say --yes to do it, or -n to see it in full",
-        )
+        message = f"this is for ever, and was not confirmed: {'; '.join(texts)}"
+        hint = "say --yes to do it, or -n to see it in full"
+        refused = UsageError(message, operation="forget", subject=scope.job, hint=hint)
         lines = [f"to forget: {printable(text)}" for text in texts]
         if not (dry_run or yes or session.confirm("forget this for ever?", lines=lines, refused=refused)):
             return ExitCode.OK

@@ -74,19 +74,14 @@ def history(session: Session, *, scope: Scope, limit: int, since: Moment | None,
     with session.open() as repository:
         since_ms = session.resolve_ms(since) if since is not None else None
         with session.progress("history") as progress:
-            found = repository.history(
-                scope, entries_max=limit, since_ms=since_ms, shares=not no_sizes, progress=progress
-            )
+            shares = not no_sizes
+            found = repository.history(scope, entries_max=limit, since_ms=since_ms, shares=shares, progress=progress)
         if not found.entries:
             with session.explaining(scope):
                 message = "has no commits" if since_ms is None else f"has no commits since {iso_time(since_ms)}"
                 raise NotFoundError(message, operation="history", subject=str(scope))
-    view = HistoryView(
-        scope=found.scope,
-        older_count=found.older_count,
-        entries=tuple(map(_view_entry, found.entries)),
-        problems=found.problems,
-    )
+    entries = tuple(map(_view_entry, found.entries))
+    view = HistoryView(scope=found.scope, older_count=found.older_count, entries=entries, problems=found.problems)
     for problem in found.problems:
         session.warn(f"left out: {problem}")
     session.show(view, _lines(view))

@@ -95,12 +95,9 @@ def keys(session: Session, options: KeysOptions) -> None:
         repository.find_pinned(scope, purpose="keys", **session.choose(options.choice)) as (commit, _),
     ):
         if browse.is_checkpoint_backup(commit.record.offsets):
-            raise UsageError(
-                "is the backup of a Spark checkpoint",
-                operation="keys",
-                subject=f"commit {commit.pointer.number} of {commit.scope}",
-                hint='read its state as rows: spark.read.format("tidemark_state"), as docs/how-to/spark.md shows',
-            )
+            subject = f"commit {commit.pointer.number} of {commit.scope}"
+            hint = 'read its state as rows: spark.read.format("tidemark_state"), as docs/how-to/spark.md shows'
+            raise UsageError("is the backup of a Spark checkpoint", operation="keys", subject=subject, hint=hint)
         reference = session.choose_stores(commit, options.task, options.store)[0]
         opened = repository.asynchronous
         with (

@@ -62,13 +62,10 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
             session.warn(text)
         lines = _lines(store, plan)
         if install and (others := bucket_rules.cut_short(before, store.prefix, days=days or bucket_rules.DAYS_MIN)):
-            raise UnsafeStoreError(
-                f"our rule would delete uploads of another repository after {days} days, too early: "
-                f"{printable(str(others[0].get('ID', '(no id)')))}",
-                operation="lifecycle",
-                subject=store.bucket,
-                hint="give one of the two repositories a place outside of the other, or both the same TTL",
-            )
+            theirs = printable(str(others[0].get("ID", "(no id)")))
+            message = f"our rule would delete uploads of another repository after {days} days, too early: {theirs}"
+            hint = "give one of the two repositories a place outside of the other, or both the same TTL"
+            raise UnsafeStoreError(message, operation="lifecycle", subject=store.bucket, hint=hint)
         done = install and bool(plan.added)
         if done:
             refused = UsageError("nobody can be asked here", operation="lifecycle", hint="look first, then say --yes")
@@ -102,10 +99,9 @@ def _read_needs(session: Session, *, install: bool) -> tuple[int | None, bool]:
         if install:
             raise
         return None, False
-    period_ms = record.collection_period_ms
-    return bucket_rules.backstop_days(
-        ttl_ms=record.ttl_ms, margin_ms=record.margin_ms, collection_period_ms=period_ms
-    ), ttls_stay
+    ttl_ms, margin_ms, period_ms = record.ttl_ms, record.margin_ms, record.collection_period_ms
+    days = bucket_rules.backstop_days(ttl_ms=ttl_ms, margin_ms=margin_ms, collection_period_ms=period_ms)
+    return days, ttls_stay
 
 
 def _check_harmless(session: Session, *, ttls_stay: bool) -> None:
@@ -138,11 +134,8 @@ async def _write(store: "S3Store", before: tuple[bucket_rules.Rule, ...], after:
         if bucket_rules.same_rules(await store.read_lifecycle(), after):
             return
         written = "ours were"
-    raise ConflictError(
-        f"somebody else changed the rules meanwhile; {written} written",
-        operation="lifecycle",
-        hint="run `tidemark lifecycle` to see what is there now",
-    )
+    message, hint = "somebody else changed the rules meanwhile", "run `tidemark lifecycle` to see what is there now"
+    raise ConflictError(f"{message}; {written} written", operation="lifecycle", hint=hint)
 
 
 def _lines(store: "S3Store", plan: bucket_rules.LifecyclePlan) -> list[str]:

@@ -64,12 +64,9 @@ def _list_scopes(session: Session) -> None:
 
     async def look_at(scope: Scope) -> ScopeView:
         log = await load_log(repository.asynchronous.store, scope, past_damage=True)
-        return ScopeView(
-            scope=scope,
-            newest=view_commit(log.newest) if log.newest else None,
-            # Nothing else closes the newest commit (design 0002, D3).
-            forgotten=log.newest is None and bool(log.boundaries),
-        )
+        # Nothing else closes the newest commit (design 0002, D3).
+        forgotten = log.newest is None and bool(log.boundaries)
+        return ScopeView(scope=scope, newest=view_commit(log.newest) if log.newest else None, forgotten=forgotten)
 
     scopes = repository.loop.run(map_bounded(look_at, repository.scopes(), in_flight_max=LOGS_IN_FLIGHT_MAX))
     rows = []

@@ -36,9 +36,8 @@ def report(session: Session, *, scope: Scope | None, jobs: bool, output: Path, l
     if not output.absolute().parent.is_dir():
         raise TargetError("there is no such directory", operation="report", subject=str(output.parent), hint="make it")
     history, drills_from = _read_drills(session, drills)
-    request = ReportRequest(
-        location=session.common.repository, scopes=scopes, drills=history, drills_from=drills_from, entries_max=limit
-    )
+    url = session.common.repository
+    request = ReportRequest(location=url, scopes=scopes, drills=history, drills_from=drills_from, entries_max=limit)
     with session.open() as repository:
         with session.progress("report") as progress:
             facts = repository.loop.run(gather_report(repository.asynchronous, request, progress=progress))

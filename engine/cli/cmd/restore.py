@@ -177,13 +177,10 @@ def _restore_one(session: Session, options: RestoreArguments) -> RestoreView:
             progress=progress,
             **session.choose(options.choice),
         )
+    commit, because = view_commit(restored.commit), restored.instead_because
     reference = session.choose_stores(restored.commit, options.task, options.store)[0]
-    return RestoreView(
-        commit=view_commit(restored.commit),
-        pinned=restored.pinned,
-        instead_because=restored.instead_because,
-        stores=(RestoredStoreView(reference=reference, target=options.target, result=restored.result),),
-    )
+    stores = (RestoredStoreView(reference=reference, target=options.target, result=restored.result),)
+    return RestoreView(commit=commit, pinned=restored.pinned, instead_because=because, stores=stores)
 
 
 def _restore_all(session: Session, options: RestoreArguments) -> RestoreView:

@@ -142,10 +142,8 @@ def view_store(reference: StoreReference, index: SnapshotIndex, *, files: bool =
     )
     inline = [len(file.inline) for _, file in found if file.inline is not None]
     # The record says so, too; what is there is what counts.
-    metadata = [file.metadata for _, file in found]
-    reference = msgspec.structs.replace(
-        reference, files_count=len(found), size_bytes=sum(file.size_bytes for file in metadata)
-    )
+    size_bytes = sum(file.metadata.size_bytes for _, file in found)
+    reference = msgspec.structs.replace(reference, files_count=len(found), size_bytes=size_bytes)
     return extend(
         StoreView,
         reference,
