@@ -226,36 +226,23 @@ def store_error(error: OSError, operation: str, key: str) -> StoreError:
     return kind(error.strerror or str(error), operation=operation, key=key, hint=hint.format(path=path))
 
 
-_DENIED: Final = (AccessDeniedError, "give this user access to {path}")
-_FULL: Final = (StoreFullError, "")
-_CLASH: Final = (
-    InvalidRequestError,
-    "one key cannot be a directory of another, nor longer than the file system allows",
-)
-_INCAPABLE: Final = (
-    CapabilityMissingError,
-    "a directory store needs hard links, and all of the directory on one file system",
-)
 _MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
-    errno.EACCES: _DENIED,
-    errno.EPERM: _DENIED,
+    **dict.fromkeys((errno.EACCES, errno.EPERM), (AccessDeniedError, "give this user access to {path}")),
     errno.EROFS: (AccessDeniedError, "the file system of {path} is mounted read-only"),
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
-    errno.EFBIG: _FULL,
-    errno.EISDIR: _CLASH,
-    errno.ENOTDIR: _CLASH,
-    errno.EEXIST: _CLASH,
-    errno.ENAMETOOLONG: _CLASH,
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), (StoreFullError, "")),
+    **dict.fromkeys(
+        (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG),
+        (InvalidRequestError, "one key cannot be a directory of another, nor longer than the file system allows"),
+    ),
     errno.ELOOP: (
         BlobCorruptError,
         "there is a symbolic link at {path}: a directory store follows none below its root; put what it leads to there",
     ),
     errno.EINVAL: (BlobCorruptError, "there is something else than a regular file at {path}"),
-    errno.EOPNOTSUPP: _INCAPABLE,
-    errno.ENOTSUP: _INCAPABLE,  # the same number on Linux, another one on macOS
-    errno.ENOSYS: _INCAPABLE,
-    errno.EXDEV: _INCAPABLE,
-    errno.EMLINK: _INCAPABLE,
+    # The first two are the same number on Linux, and two on macOS.
+    **dict.fromkeys(
+        (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK),
+        (CapabilityMissingError, "a directory store needs hard links, and all of the directory on one file system"),
+    ),
     **dict.fromkeys(TOO_MANY_OPEN, (StoreUnavailableError, TOO_MANY_OPEN_HINT)),
 }

@@ -260,14 +260,7 @@ def role_policy(role: Role, *, bucket: str, prefix: str = "", kms_key_id: str = 
     """Return the policy of a role, a document for IAM. Each statement says by its `Sid` what it is for.
 
     Below a prefix, `TellMissingFromDenied` also lets the names of all keys of the bucket be listed: S3 has no finer
-    right for it.
-
-    Args:
-        role: Who it is for.
-        bucket: Name of the bucket.
-        prefix: Of the repository in it, without slashes at its ends; empty for the whole bucket.
-        kms_key_id: The key that the settings name: an ARN, an id, or an alias. Empty: none has to be allowed.
-        partition: `aws`, or that of another part of AWS, as `aws-cn`.
+    right for it. The prefix has no slashes at its ends; the KMS key is an ARN, an id or an alias.
     """
     arn = f"arn:{partition}:s3:::{bucket}"
     root = f"{prefix}/" if prefix else ""

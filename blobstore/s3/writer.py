@@ -242,7 +242,7 @@ class S3Writer:
         creation = self._creation(blob, _new_write_id())
         if blob.body.size_bytes > self._settings.single_put_bytes_max:
             try:
-                return await self._upload(blob, condition=None).put(creation)
+                return await self._upload(blob, self._settings.part_bytes, condition=None).put(creation)
             except (RefusedError, BrokenError) as error:
                 raise _upload_error(error, blob) from None
         sent = await _hash(self._bucket.client, blob)
@@ -286,7 +286,7 @@ class S3Writer:
     ) -> CreateOutcome:
         """Write as `create`, by a multipart upload whatever the size."""
         write_id = write_id or _new_write_id()
-        upload = self._upload(blob, condition="*", part_bytes=part_bytes)
+        upload = self._upload(blob, part_bytes or self._settings.part_bytes, condition="*")
         try:
             await upload.put(self._creation(blob, write_id))
             # It may be dated by its first request, long ago.
@@ -364,8 +364,7 @@ class S3Writer:
             "SSEKMSKeyId": self._settings.kms_key_id or None,
         }
 
-    def _upload(self, blob: NewBlob, *, condition: str | None, part_bytes: int | None = None) -> _MultipartUpload:
-        part_bytes = part_bytes or self._settings.part_bytes
+    def _upload(self, blob: NewBlob, part_bytes: int, *, condition: str | None) -> _MultipartUpload:
         return _MultipartUpload(self._bucket, blob, part_bytes=part_bytes, slots=self.part_slots, condition=condition)
 
 

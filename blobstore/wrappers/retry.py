@@ -208,10 +208,7 @@ class RetryingStore(ForwardingStore):
     ) -> None:
         """Await a read for as long as it makes progress; `deadline_s` is for its first bytes.
 
-        Raises:
-            _NoAnswerError: Nothing has come for as long as the deadline allows.
-            _TooSlowError: Since its first bytes came it has fallen behind the floor, by more than `unseen_bytes`, which
-                may be on their way unseen.
+        It is too slow when, since these came, it has fallen behind the floor by more than may be on their way unseen.
         """
         settings, clock = self._settings, asyncio.get_running_loop().time
         reading = asyncio.ensure_future(read)
@@ -258,11 +255,7 @@ class RetryingStore(ForwardingStore):
         return await self._try(attempt, tries)
 
     async def _try(self, attempt: Callable[[], Awaitable[T]], tries: _Tries | None = None) -> T:
-        """Await attempts until one does not raise `StoreUnavailableError`, or no more are allowed.
-
-        Raises:
-            StoreError: That of the last attempt, with the number of attempts.
-        """
+        """Await attempts until one does not raise `StoreUnavailableError`, or no more are allowed."""
         tries = tries or _Tries()
         clock = asyncio.get_running_loop().time
 
@@ -291,9 +284,8 @@ class RetryingStore(ForwardingStore):
             if tries.failed > 1:
                 error.add_note(f"this was attempt {tries.failed} of at most {self._settings.attempts_max}")
             if tries.is_out_of_budget:
-                error.add_note(
-                    "it was not tried again because the retry budget is spent: too many requests to this store failed"
-                )
+                why = "the retry budget is spent: too many requests to this store failed"
+                error.add_note(f"it was not tried again because {why}")
             raise
         finally:
             tries.last = None  # its traceback leads here: a cycle that would hold the body
