@@ -128,12 +128,8 @@ async def examine_store(
 ) -> DoctorReport:
     """Examine a store.
 
-    Args:
-        open_client: Opens the store without wrappers and without its profile; called once for each client.
-        runtime: Clock and random numbers.
-        release: Of this tidemark, for the profile.
-        save: Write the profile, if there is something to say.
-        on_check: Is called as each check begins.
+    `open_client` opens it without wrappers and without its profile, once for each client. `save` writes the profile,
+    with this `release` of tidemark, if there is something to say.
 
     Raises:
         StoreError: Not even the first request was answered: no such bucket, no rights at all, nobody there.

@@ -353,12 +353,9 @@ def _names(plain: set[int], compacts: set[int], *, above: int) -> tuple[str, ...
 def relocate_operator(data: bytes, target: str, *, exact: bool = False, subject: str) -> bytes:
     """Rewrite the metadata of an operator in a checkpoint whose root is `target`; the same bytes if it names no path.
 
-    Args:
-        data: `_metadata/v2/<batch>`, as Spark wrote it.
-        target: An absolute path, or `s3://bucket/prefix`.
-        exact: Whether Spark is to see `target` as it is. Otherwise it gets the scheme that the file has, if that is one
-            of the same kind of store, else the one that Spark knows: `file:` or `s3a:`.
-        subject: What to call the file in an error.
+    The data is `_metadata/v2/<batch>`, the target an absolute path or `s3://bucket/prefix`. Unless Spark is to see it
+    as it is (`exact`), it gets the scheme that the file has, if that is one of the same kind of store, else the one
+    that Spark knows: `file:` or `s3a:`.
 
     Raises:
         BatchLogError: It is not what Spark writes, or names what is not a schema file of a checkpoint.
@@ -401,14 +398,10 @@ def _as_spark_writes(target: str, before: str) -> str:
 
 
 class PathMap:
-    """Where the inputs of a query are now: prefixes of paths, by prefixes of paths, at whole components.
+    """Where the inputs of a query are now: from old prefixes of paths to new ones, at whole components.
 
-    Args:
-        prefixes: From old to new. Without a scheme each is a path of a local file system, as people write it; with
-            one it is a part of a URL, as Spark writes it. Of two that match the longer one counts.
-
-    Attributes:
-        unused: The old ones that have matched nothing yet.
+    Without a scheme each is a path of a local file system, as people write it; with one it is a part of a URL, as Spark
+    writes it. Of two that match the longer one counts. `unused` are the old ones that have matched nothing yet.
     """
 
     def __init__(self, prefixes: Mapping[str, str]) -> None:
