@@ -22,9 +22,9 @@ from engine.local.identify import FactReader
 from engine.local.scan import all_files, changed_error, file_system_now_ns, find_difference, opened_dir, scan_dir
 from engine.local.transfer import ByteBudget
 from engine.progress import NO_PROGRESS, Progress
+from engine.records.find import find_missing
 from engine.records.indexes import IndexCache, StoredSnapshot, check_is_of, read_stored_snapshot, write_index
-from engine.records.missing import find_missing, key_of
-from engine.records.repository import OpenRepository, StoreAddress
+from engine.records.repository import OpenRepository, StoreAddress, key_of
 from engine.rocksdb.lock import check_not_held
 from engine.settings import TransferSettings
 from index.display import DisplayMixin, format_files, format_seconds, human_bytes, printable

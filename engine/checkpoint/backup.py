@@ -24,8 +24,8 @@ from engine.clock import Runtime
 from engine.errors import CommitUnknownError, DamagedError, SourceChangedError, UnsafeSourceError, UsageError
 from engine.local.hashing import hash_content
 from engine.progress import NO_PROGRESS, Progress, SummedProgress
+from engine.records.find import find_complete
 from engine.records.indexes import read_index
-from engine.records.missing import find_complete
 from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from engine.state.checkpoint_dir import CheckpointDir

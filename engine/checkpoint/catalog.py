@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from engine.errors import CollectedError, IncompleteError, NotFoundError, UsageError
-from engine.records.find import CHOICES_MAX
+from engine.records.find import CHOICES_MAX, find_complete
 from engine.records.leases import PinLease
-from engine.records.missing import find_complete
 from engine.repository.repository import Repository
 from index.display import iso_time
 from index.plan.commits import Commit

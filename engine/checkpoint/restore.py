@@ -26,8 +26,7 @@ from engine.errors import DamagedError, EngineError, TargetError, UsageError
 from engine.local.scan import DIR_FLAGS
 from engine.local.transfer import ByteBudget
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.find import require_store
-from engine.records.missing import name_commit, naming_complete
+from engine.records.find import name_commit, naming_complete, require_store
 from engine.repository.repository import Repository
 from engine.restore.download import Downloader
 from engine.restore.restore import read_index_of

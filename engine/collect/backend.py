@@ -10,23 +10,35 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, BytesBody, RequestMetadata
+from blobstore.errors import StoreError
+from engine.errors import EngineError
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.roots import References, list_prefix, reachable_keys
+from engine.records.roots import Damage, References, Roots, Unread, list_prefix, reachable_keys
+from index.errors import FormatError
 from index.plan.collect import (
+    DeleteReason,
     PlannedDelete,
     PlannedUpload,
     ReasonTotal,
+    ScopePlan,
+    UnfinishedPlan,
+    UnfinishedUpload,
     Upload,
     choose_uploads,
     is_upload_key,
     sum_totals,
     waiting_until_ms,
 )
+from index.plan.commits import RetentionPolicy
 from index.plan.plan_format import LINES_SUFFIX, encode_line
 from index.snapshot.keys import BLOBS, INDEXES, RunId
+from index.snapshot.model import Boundary, IndexReference, RepositoryRecord
 
 __all__ = ["KEYS_LISTED_MAX", "CollectBackend", "Deleted", "Listing", "SweepResult"]
 
+COLLECT: Final = RequestMetadata(payload_path="collect")
+# The default share of all bytes of blobs and indexes that one run may delete.
+DELETE_SHARE_MAX: Final = 0.2
 # Keys of a kind that are listed one by one; of the others there are counts, and the plan.
 KEYS_LISTED_MAX: Final = 1000
 # Of a plan; about 20 MB.
@@ -37,15 +49,15 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """What a run has listed."""
 
     # The `now` of D2, by the store's clock; earlier than the run's own beginning where a run was resumed (R3).
-    listed_at_ms: int
+    listed_at_ms: int = 0
     # Blobs and indexes.
-    count: int
-    size_bytes: int
+    count: int = 0
+    size_bytes: int = 0
     # Of the newest of them, by the store's clock; 0: there are none.
-    newest_created_at_ms: int
+    newest_created_at_ms: int = 0
     # Keys below their prefixes that tidemark never wrote, and the first KEYS_LISTED_MAX of them.
-    foreign_count: int
-    foreign: tuple[str, ...]
+    foreign_count: int = 0
+    foreign: tuple[str, ...] = ()
     # The earlier run whose listing this is (R3); None: this run has listed for itself.
     resumed_from: RunId | None = None
 
@@ -128,15 +140,8 @@ class CollectBackend(Protocol):
     async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> SweepResult:
         """Choose by D2 among the uploads that no index leads to, and write the plan's lines if it has a place.
 
-        Called again when another collector came in between.
-
-        Args:
-            references: The indexes that are kept.
-            now_ms: The time by which ages are judged: `Listing.listed_at_ms`, or 0, at which nothing is old.
-            ttl_ms: The repository's TTL.
-
-        Raises:
-            DamagedError: As `reachable_keys`.
+        Called again when another collector came in between. `now_ms`, by which ages are judged, is
+        `Listing.listed_at_ms`, or 0, at which nothing is old. Errors as `reachable_keys`.
         """
         ...
 
@@ -164,7 +169,7 @@ class InProcessBackend(CollectBackend):
         self._store = store
         self._progress = progress
         self._plan_to = plan_to
-        self._plan_files = 0
+        self._plan_names: list[str] = []
         self._uploads: tuple[Upload, ...] = ()
         self._unreachable: tuple[Upload, ...] = ()
         self._ttl_ms = 0
@@ -193,7 +198,7 @@ class InProcessBackend(CollectBackend):
         self._planned = tuple(sorted(planned, key=lambda p: p.key))
         if self._plan_to is not None:
             await self._write_plan(self._plan_to)
-        return self._result(())
+        return self._result()
 
     @override
     async def exclude(self, keys: frozenset[str]) -> SweepResult:
@@ -223,15 +228,16 @@ class InProcessBackend(CollectBackend):
 
     async def _write_plan(self, plan_to: BlobStore) -> None:
         """Write the lines of the plan in place of those of an earlier one: a collection may plan again."""
-        starts = range(0, len(self._planned), LINES_PER_FILE)
-        for number, start in enumerate(starts):
-            await write_lines(plan_to, _plan_file(number), self._planned[start : start + LINES_PER_FILE])
-        stale = [f"{_plan_file(number)}{LINES_SUFFIX}" for number in range(len(starts), self._plan_files)]
+        names: list[str] = []
+        for start in range(0, len(self._planned), LINES_PER_FILE):
+            names.append(f"uploads-{len(names):06d}")
+            await write_lines(plan_to, names[-1], self._planned[start : start + LINES_PER_FILE])
+        stale = [f"{name}{LINES_SUFFIX}" for name in self._plan_names[len(names) :]]
         for start in range(0, len(stale), DELETE_BATCH_MAX):
             await plan_to.delete(stale[start : start + DELETE_BATCH_MAX])
-        self._plan_files = len(starts)
+        self._plan_names = names
 
-    def _result(self, excluded: Sequence[PlannedUpload]) -> SweepResult:
+    def _result(self, excluded: Sequence[PlannedUpload] = ()) -> SweepResult:
         chosen = frozenset(p.key for p in (*self._planned, *excluded))
         waiting = [u for u in self._unreachable if u.key not in chosen]
         gone = sum(p.size_bytes for p in self._planned) + sum(u.size_bytes for u in waiting)
@@ -246,10 +252,6 @@ class InProcessBackend(CollectBackend):
             excluded_bytes=sum(p.size_bytes for p in excluded),
             first=self._planned[:KEYS_LISTED_MAX],
         )
-
-
-def _plan_file(number: int) -> str:
-    return f"uploads-{number:06d}"
 
 
 async def write_lines(plan_to: BlobStore, name: str, planned: Iterable[PlannedUpload]) -> None:
@@ -281,7 +283,7 @@ async def delete_keys(
     `tally` is filled on the way, for the caller that has to know how far it came when an error ends it.
     """
     tally = tally or DeleteTally()
-    collecting = store.tagged(RequestMetadata(payload_path="collect"))
+    collecting = store.tagged(COLLECT)
     for start in range(0, len(deletes), DELETE_BATCH_MAX):
         batch = deletes[start : start + DELETE_BATCH_MAX]
         tally.asked += len(batch)
@@ -291,3 +293,155 @@ async def delete_keys(
         tally.left += sorted(failed)
         progress.add(files=len(batch) - len(failed), bytes_=sum(d.size_bytes for d in batch if d.key not in failed))
     return tuple(tally.left)
+
+
+# ---------------------------------------------------------------------- what the steps find, and may do next
+
+CollectError = EngineError | FormatError | StoreError
+
+
+class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to collect."""
+
+    # Plan only: nothing in the repository is written or deleted, no TTL is removed.
+    dry_run: bool = False
+    # A run that plans to delete more than this share of the bytes of all blobs and indexes ends before it closes or
+    # deletes anything (design 0006, P4); 1 allows everything.
+    delete_share_max: float = DELETE_SHARE_MAX
+    # An empty place outside the repository for the plan, key by key.
+    plan_to: BlobStore | None = None
+
+
+NO_OPTIONS: Final = CollectOptions()
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, and by which rules it goes."""
+
+    run: RunId
+    repository: RepositoryRecord
+    policy: RetentionPolicy
+    # When it began, by the store's clock.
+    now_ms: int
+    options: CollectOptions
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """Step 1: the uploads, and whether the store's clock may have stepped (D11)."""
+
+    # Where it may have, the policy is that of `RetentionPolicy.ageless`.
+    rules: Rules
+    listing: Listing
+    # How far the clock is ahead of this machine's and of the newest upload, where that is more than a margin.
+    clock_ahead_ms: int
+    # The time by which ages are judged; 0, at which nothing is old, where the clock may have stepped.
+    age_now_ms: int
+
+
+class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
+    """Step 2: puts that were never finished, and what earlier collections have left."""
+
+    unfinished: UnfinishedPlan
+    # Why such puts could not be looked for; empty if they were.
+    unfinished_hidden: str
+    # Of runs, in the order of its deletion.
+    runs: tuple[PlannedDelete, ...]
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """Step 3: one reading of the roots, what cannot be read, and what is kept because of either."""
+
+    roots: Roots
+    damage: Damage
+    scopes: tuple[ScopePlan, ...]
+    # The indexes that kept commits, names and pins lead to, but for those that cannot be read.
+    references: References
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        planned = [plan.boundary for plan in self.scopes if plan.boundary is not None]
+        return tuple(sorted(planned, key=lambda b: str(b.scope)))
+
+
+class Marked(msgspec.Struct, frozen=True, kw_only=True):
+    """Step 4: the uploads that nothing kept leads to."""
+
+    # The reading that was followed.
+    kept: Kept
+    sweep_result: SweepResult
+    # Indexes that are missing or altered.
+    broken: dict[IndexReference, Unread]
+    # Why newest commits could not be settled.
+    unsettled: tuple[CollectError, ...]
+
+
+class Deletion(msgspec.Struct, kw_only=True):
+    """Steps 6 and 7: what may go by the second reading of the roots (D4), and how far the deletes have come.
+
+    It outlives the error that ends them.
+    """
+
+    # That reading, with what the first one keeps.
+    kept: Kept
+    # Written; of a dry run, planned.
+    boundaries: tuple[Boundary, ...]
+    sweep_result: SweepResult
+    leftovers: Leftovers
+    # Records, boundaries, names and pins.
+    log: DeleteTally
+    # What earlier collections have left.
+    runs: DeleteTally
+    # By prefix; one that is not among them was not begun.
+    uploads: dict[str, Deleted] = {}
+    aborted: tuple[UnfinishedUpload, ...] = ()
+
+    def complete(self) -> None:
+        """Take all of it for done: what a dry run reports."""
+        for tally in (self.log, self.runs):
+            tally.asked = tally.answered = len(tally.planned)
+        self.uploads = {INDEXES: Deleted(totals=()), BLOBS: Deleted(totals=self.sweep_result.totals)}
+        self.aborted = self.leftovers.unfinished.doomed
+
+    def may_begin(self, prefix: str) -> bool:
+        """Return whether everything is gone that has to be before this prefix is begun (D1)."""
+        return not self.log.left and not any(done.failed_count for name, done in self.uploads.items() if name != prefix)
+
+    def totals(self) -> tuple[ReasonTotal, ...]:
+        uploads = (total for done in self.uploads.values() for total in done.totals)
+        return sum_totals((*sum_totals((*self._log_gone(), *self._aborted())), *uploads))
+
+    def first_keys(self) -> tuple[PlannedDelete, ...]:
+        uploads = [u for u in self.sweep_result.first if self._is_gone(u)]
+        return (*self._log_gone()[:KEYS_LISTED_MAX], *uploads, *self._aborted()[:KEYS_LISTED_MAX])
+
+    def failed_count(self) -> int:
+        gone = sum(total.count for done in self.uploads.values() for total in done.totals)
+        unknown = sum(done.unknown_count for done in self.uploads.values())
+        not_aborted = len(self.leftovers.unfinished.doomed) - len(self.aborted)
+        others = len(self.log.staying()) + len(self.runs.staying())
+        return self.sweep_result.planned_count - gone - unknown + others + not_aborted
+
+    def unknown_count(self) -> int:
+        uploads = sum(done.unknown_count for done in self.uploads.values())
+        return self.log.unknown_count + self.runs.unknown_count + uploads
+
+    def failed(self) -> tuple[str, ...]:
+        keys = self.log.staying()
+        for prefix in (INDEXES, BLOBS):
+            not_begun = (u.key for u in self.sweep_result.first if u.key.startswith(prefix))
+            keys += self.uploads[prefix].failed if prefix in self.uploads else not_begun
+        keys += sorted(put.key for put in set(self.leftovers.unfinished.doomed).difference(self.aborted))
+        return (*keys, *self.runs.staying())[:KEYS_LISTED_MAX]
+
+    def _log_gone(self) -> list[PlannedDelete]:
+        return self.log.gone() + self.runs.gone()
+
+    def _aborted(self) -> list[PlannedDelete]:
+        return [PlannedDelete(put.key, DeleteReason.UNFINISHED_UPLOAD, put.size_bytes) for put in self.aborted]
+
+    def _is_gone(self, upload: PlannedUpload) -> bool:
+        done = self.uploads.get(INDEXES if upload.key.startswith(INDEXES) else BLOBS)
+        if done is None or upload.key in done.failed:
+            return False
+        # Of failures beyond those that are listed, the keys are not known.
+        return done.failed_count == len(done.failed) or upload.key < done.failed[-1]

@@ -129,12 +129,10 @@ class PlanCheck(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing in the plan is wrong."""
         return not self.wrong_count and not self.contradictions
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is missed."""
         return not self.missed_count
 
     @property
@@ -143,7 +141,7 @@ class PlanCheck(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
         return 0 < self.planned_count == self.gone_count
 
 
-class Root(msgspec.Struct, frozen=True, kw_only=True):
+class Root(msgspec.Struct, frozen=True):
     """Something that keeps indexes now."""
 
     id: RootId
@@ -154,7 +152,7 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """The indexes that something keeps: roots of the plan, or roots that came later."""
+    """The indexes that roots of the plan keep, or roots that came later."""
 
     then: frozenset[IndexReference]
     later: frozenset[IndexReference]
@@ -174,14 +172,10 @@ async def verify_plan(
 ) -> PlanCheck:
     """Derive again what a collection may delete, and compare it with a plan.
 
-    Requests: a LIST per 1,000 uploads; the lists of logs, names and pins and a GET for each record, name
-    and pin; a GET for each index that is alive, more for deltas. Memory: the keys of all uploads, and of the plan.
+    Requests: a LIST per 1,000 uploads; the lists of logs, names and pins and a GET for each record, name and pin; a GET
+    for each index that is alive, more for deltas. Memory: the keys of all uploads, and of the plan.
 
-    Args:
-        store: The repository's.
-        repository: Its record.
-        plan: Where the plan's files are.
-        meant: What is meant to be kept, at a time by the store's clock; if not given, the plan is believed.
+    `meant` is what is meant to be kept, at a time by the store's clock; if not given, the plan is believed.
 
     Raises:
         PlanFileError: A file of the plan is missing, or is not part of one.
@@ -345,19 +339,17 @@ def _is_meant(mine: RetentionRule, low: RetentionRule, high: RetentionRule) -> b
 async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms: int) -> list[Root]:
     """Read every root as it is: pins, then names, then logs, so that what changes from one to another is seen (D4).
 
-    Raises:
-        BlobNotFoundError: Something went between its listing and its reading: read again.
-        FormatError: A record is damaged.
+    `BlobNotFoundError`: something went between its listing and its reading: read again.
     """
     roots = []
     for blob, pin in await _read_all(store, PINS, parse_pin_key, decode_pin):
         if pin.duration_ms and now_ms < blob.created_at_ms + pin.duration_ms:
-            roots.append(Root(id=("pin", pin.id), created_at_ms=blob.created_at_ms, stores=pin.stores))
+            roots.append(Root(("pin", pin.id), blob.created_at_ms, pin.stores))
     for blob, name in await _read_all(store, NAMES, parse_name_key, decode_name):
         is_late = blob.created_at_ms > name.valid_until_ms
         if not name.released and not (is_late and await _was_written_here(store, name.valid_until_ms, PIN_DURATION_MS)):
             root_id = ("name", name.scope, name.name, name.source.number)
-            roots.append(Root(id=root_id, created_at_ms=blob.created_at_ms, stores=name.stores))
+            roots.append(Root(root_id, blob.created_at_ms, name.stores))
     boundaries: defaultdict[Scope, list[Boundary]] = defaultdict(list)
     records: list[tuple[CommitRecord, int]] = []
     for blob, record in await _read_all(store, LOG, parse_log_key, _decode_log):
@@ -371,29 +363,22 @@ async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms:
     # By scope, when the commit before the next valid one was committed, as that one says (C7).
     said_ms: dict[Scope, int] = {}
     for record, created_at_ms in sorted(records, key=lambda r: -r[0].number):
-        newest.setdefault(record.scope, record.number)
-        me = CommitPointer(record.number, record.write_id)
-        closing = boundaries[record.scope]
-        is_open = all(b.number < record.number or me in b.kept for b in closing)
+        scope, number = record.scope, record.number
+        newest.setdefault(scope, number)
+        me = CommitPointer(number, record.write_id)
+        is_open = all(b.number < number or me in b.kept for b in boundaries[scope])
         # A record that came in time, or that a boundary or a later record vouches for, is valid (C5).
         is_valid = (
             created_at_ms <= record.valid_until_ms
-            or (record.scope, me) in predecessors
-            or any(me in b.kept for b in closing)
-            or (newest[record.scope] == record.number and await _is_settled(store, repository, record))
+            or (scope, me) in predecessors
+            or any(me in b.kept for b in boundaries[scope])
+            or (newest[scope] == number and await _is_settled(store, repository, record))
         )
         if is_open and is_valid:
-            said_at_ms = said_ms.get(record.scope, NEVER_MS)
-            roots.append(
-                Root(
-                    id=("commit", record.scope, record.number),
-                    created_at_ms=created_at_ms,
-                    stores=record.stores,
-                    committed_at_ms=min(max(created_at_ms, record.predecessor_committed_at_ms), said_at_ms),
-                )
-            )
+            committed_ms = min(max(created_at_ms, record.predecessor_committed_at_ms), said_ms.get(scope, NEVER_MS))
+            roots.append(Root(("commit", scope, number), created_at_ms, record.stores, committed_ms))
             if record.predecessor is not None:
-                said_ms[record.scope] = record.predecessor_committed_at_ms
+                said_ms[scope] = record.predecessor_committed_at_ms
     return roots
 
 
@@ -419,17 +404,13 @@ async def _was_written_here(store: BlobStore, valid_until_ms: int, lease_ms: int
 async def _read_all(
     store: BlobStore, prefix: str, parse: Callable[[str], object], decode: Decode[Record]
 ) -> list[tuple[BlobInfo, Record]]:
-    """Read every object below a prefix but those that tidemark never wrote.
-
-    Raises:
-        UnsafeNameError: One is a name of the first commits, which is not to be passed over.
-    """
+    """Read every object below a prefix but those that tidemark never wrote."""
     listed = []
     async for blob in list_blobs(store, prefix):
         try:
             parse(blob.key)
         except UnsafeNameError:
-            # One that ends in a slash is a console's.
+            # One that ends in a slash is a console's; a name of the first commits is not to be passed over.
             if not blob.key.endswith("/") and await _is_name(store, blob.key):
                 raise
         else:
@@ -529,7 +510,6 @@ async def follow(
 
     Raises:
         DamagedError: An index is missing or altered, and not only a pin leads to it.
-        FormatError: An index is damaged.
     """
     reached: set[str] = set()
 

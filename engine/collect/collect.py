@@ -17,7 +17,23 @@ from blobstore.base import BlobStore, BytesBody, Created, Lost, UnfinishedPut
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreError
 from engine.clock import Runtime, read_now_ms
-from engine.collect.backend import KEYS_LISTED_MAX, CollectBackend, DeleteTally, InProcessBackend, Listing, delete_keys
+from engine.collect.backend import (
+    KEYS_LISTED_MAX,
+    NO_OPTIONS,
+    CollectBackend,
+    CollectError,
+    CollectOptions,
+    DeleteTally,
+    Deletion,
+    InProcessBackend,
+    Kept,
+    Leftovers,
+    Listed,
+    Listing,
+    Marked,
+    Rules,
+    delete_keys,
+)
 from engine.collect.report import (
     Audit,
     CollectReport,
@@ -29,10 +45,9 @@ from engine.collect.report import (
     write_audit,
 )
 from engine.collect.runs import delete_leftovers, plan_leftovers
-from engine.collect.steps import CollectError, Deletion, Kept, Leftovers, Listed, Marked, Rules
 from engine.errors import DamagedError, EngineError, TargetError, TooMuchToDeleteError, UnsafeStoreError, UsageError
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.indexes import is_missing
+from engine.records.indexes import is_missing, settle_record
 from engine.records.log import ScopeLog, find_boundary, list_scopes, load_log, put_boundary
 from engine.records.repository import check_consistent_lists
 from engine.records.roots import (
@@ -42,14 +57,12 @@ from engine.records.roots import (
     Unread,
     assess,
     find_broken,
-    kept_references,
-    open_references,
     plan_log_deletes,
     plan_scopes,
     reachable_keys,
     read_roots,
+    references_of,
 )
-from engine.records.settle import settle_record
 from index.display import count
 from index.errors import FormatError, UnknownFormatError
 from index.plan.collect import UnfinishedUpload, choose_unfinished
@@ -58,8 +71,6 @@ from index.plan.plan_format import PLAN_HEADER_NAME, PLAN_SUMMARY_NAME, Outcome,
 from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id
 from index.snapshot.model import Boundary, IndexReference, RepositoryRecord, Scope
 
-# The default share of all bytes of blobs and indexes that one run may delete.
-DELETE_SHARE_MAX: Final = 0.2
 # The most often that a run plans again because the roots have changed meanwhile.
 PLANS_MAX: Final = 3
 # Unfinished puts that are given up in one call, which has the deadline of a short request.
@@ -69,21 +80,6 @@ _ERRORS: Final = (EngineError, FormatError, StoreError)
 _MAY_ARRIVE: Final = (
     "collect again before you change the retention: the boundary may still arrive, and closes what this one gave up"
 )
-
-
-class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to collect."""
-
-    # Plan only: nothing in the repository is written or deleted, no TTL is removed.
-    dry_run: bool = False
-    # A run that plans to delete more than this share of the bytes of all blobs and indexes ends before it closes or
-    # deletes anything (design 0006, P4); 1 allows everything.
-    delete_share_max: float = DELETE_SHARE_MAX
-    # An empty place outside the repository for the plan, key by key.
-    plan_to: BlobStore | None = None
-
-
-NO_OPTIONS: Final = CollectOptions()
 
 
 async def collect(
@@ -99,13 +95,9 @@ async def collect(
     """Delete what nothing keeps, in the order that D4 demands, and leave a record of it.
 
     Args:
-        store: The repository's store.
-        repository: Its record.
         retention: Which commits stay, for all jobs or for each by its name; the newest of every scope always does.
-        options: Whether only to plan, how much may go, and where the plan is written.
         backend: This process if not given. It was given `plan_to`, too.
         runtime: Its clock is compared with the store's (D11).
-        progress: Counts what is deleted.
 
     Raises:
         TooMuchToDeleteError: The plan is larger than allowed: nothing was closed or deleted; the newest commits are
@@ -125,14 +117,8 @@ async def collect(
     check_consistent_lists(store, "collect", "what a commit needs could be taken for garbage")
     if options.plan_to is not None:
         await _check_place(options.plan_to, store)
-    rules = Rules(
-        run=make_run_id(now_ms, runtime.session()),
-        repository=repository,
-        policy=as_policy(retention),
-        now_ms=now_ms,
-        dry_run=options.dry_run,
-        delete_share_max=options.delete_share_max,
-    )
+    run = make_run_id(now_ms, runtime.session())
+    rules = Rules(run=run, repository=repository, policy=as_policy(retention), now_ms=now_ms, options=options)
     audit, began_s = Audit(rules=rules), runtime.monotonic_s()
 
     async def write_record(outcome: Outcome, error: CollectError | None) -> str:
@@ -141,18 +127,18 @@ async def collect(
 
     backend = backend or InProcessBackend(store, progress, options.plan_to)
     try:
-        listed = judge_clock(rules, await backend.list_uploads(rules.run, now_ms), runtime.local_now_ms())
+        listed = judge_clock(rules, await backend.list_uploads(run, now_ms), runtime.local_now_ms())
         audit.listed = listed
-        leftovers = await _find_leftovers(store, rules, listed)
-        marking = _Marking(store, rules, listed, backend, options.plan_to, audit)
+        leftovers = await _find_leftovers(store, listed)
+        marking = _Marking(store, listed, backend, audit)
         marked = await _mark(marking)
-        if rules.dry_run:
-            return make_report(rules, listed, _plan_deletion(marked, leftovers))
-        if is_too_much(rules, listed, marked.sweep_result):
+        if options.dry_run:
+            return make_report(listed, _plan_deletion(marked, leftovers))
+        if is_too_much(listed, marked.sweep_result):
             share = marked.sweep_result.planned_bytes / listed.listing.size_bytes
-            allowed = f"may delete {rules.delete_share_max:.1%}; nothing was deleted"
+            allowed = f"may delete {options.delete_share_max:.1%}; nothing was deleted"
             message = f"would delete {share:.1%} of all bytes, and {allowed}"
-            raise TooMuchToDeleteError(message, operation="collect", subject=audit_key(rules.run))
+            raise TooMuchToDeleteError(message, operation="collect", subject=audit_key(run))
         written = [await write_boundary(store, boundary) for boundary in marked.kept.boundaries]
         audit.boundaries = boundaries = tuple(boundary for boundary in written if boundary is not None)
         deletion = await _read_again(marking, marked, boundaries, leftovers)
@@ -160,7 +146,7 @@ async def collect(
         audit.deletion = deletion
         await _delete(store, deletion, backend, progress)
     except _ERRORS as error:
-        if not rules.dry_run:
+        if not options.dry_run:
             refused = isinstance(error, TooMuchToDeleteError)
             if missing := await write_record("refused" if refused else "failed", error):
                 error.add_note(f"there is no audit record of this: {missing}")
@@ -172,20 +158,20 @@ async def collect(
     run_left = "" if failed else await _end(backend)
     if left_alone:
         raise left_alone
-    return make_report(rules, listed, deletion, audit_missing=audit_missing, run_left=run_left)
+    return make_report(listed, deletion, audit_missing=audit_missing, run_left=run_left)
 
 
 async def _check_place(plan_to: BlobStore, store: BlobStore) -> None:
     """Refuse a place for a plan that overlaps the repository (P2), or that holds anything: two plans would mix."""
     ours, theirs = await run_blocking(plan_to.place), await run_blocking(store.place)
     shared = min(len(ours), len(theirs))
-    problem, hint = "", ""
     if shared and ours[:shared] == theirs[:shared]:
         problem, hint = "overlaps the repository", "name one outside it"
     elif (await plan_to.list_page("", limit=1)).blobs:
         problem, hint = "is not empty", "name one that is absent or empty"
-    if problem:
-        raise TargetError(problem, operation="collect", subject="the plan's directory", hint=hint)
+    else:
+        return
+    raise TargetError(problem, operation="collect", subject="the plan's directory", hint=hint)
 
 
 # ---------------------------------------------------------------------- the steps, in their order
@@ -196,20 +182,19 @@ def judge_clock(rules: Rules, listing: Listing, local_now_ms: int) -> Listed:
 
     The clock of a directory is a machine's, and may step: what looks old by it may be the newest that there is.
     """
-    believed_ms = max(listing.newest_created_at_ms, local_now_ms)
-    if rules.now_ms <= believed_ms + rules.repository.margin_ms:
-        return Listed(listing=listing, clock_ahead_ms=0, age_now_ms=rules.now_ms, policy=rules.policy)
-    ahead_ms = rules.now_ms - believed_ms
-    return Listed(listing=listing, clock_ahead_ms=ahead_ms, age_now_ms=0, policy=rules.policy.ageless())
+    ahead_ms = rules.now_ms - max(listing.newest_created_at_ms, local_now_ms)
+    if ahead_ms <= rules.repository.margin_ms:
+        return Listed(rules=rules, listing=listing, clock_ahead_ms=0, age_now_ms=rules.now_ms)
+    rules = msgspec.structs.replace(rules, policy=rules.policy.ageless())
+    return Listed(rules=rules, listing=listing, clock_ahead_ms=ahead_ms, age_now_ms=0)
 
 
-async def _find_leftovers(store: BlobStore, rules: Rules, listed: Listed) -> Leftovers:
+async def _find_leftovers(store: BlobStore, listed: Listed) -> Leftovers:
     """Find puts of blobs and indexes that were begun and never finished, and what earlier runs have left.
 
-    The right to see such puts is one of its own, and a store may not list them. What nobody can see harms nobody, so
-    that the rest of the collection goes on.
+    Such puts may be hidden: the right to see them is one of its own. What nobody can see harms nobody.
     """
-    ttl_ms, hidden = rules.repository.ttl_ms, ""
+    ttl_ms, hidden = listed.rules.repository.ttl_ms, ""
     # Those of unknown keys are listed each time.
     puts: dict[UnfinishedUpload, None] = {}
     try:
@@ -225,44 +210,36 @@ async def _find_leftovers(store: BlobStore, rules: Rules, listed: Listed) -> Lef
 
 
 class _Marking(msgspec.Struct, frozen=True):
-    """What is marked: the listed uploads, by whom, and where the plan goes."""
+    """What is marked, and by whom."""
 
     store: BlobStore
-    rules: Rules
     listed: Listed
     backend: CollectBackend
-    plan_to: BlobStore | None
     audit: Audit
 
-
-async def _choose_kept(marking: _Marking, broken: dict[IndexReference, Unread], known: Roots | None = None) -> Kept:
-    """Read the roots, but no record of those that are `known` again, and plan what stays of every scope."""
-    roots, damage = await _read_roots(marking, broken, known)
-    scopes = plan_scopes(roots, marking.listed.policy, damage.scopes)
-    references = kept_references(scopes, roots).without(broken, damage.protected)
-    return Kept(roots=roots, damage=damage, scopes=scopes, references=references)
-
-
-async def _read_roots(
-    marking: _Marking, broken: dict[IndexReference, Unread], known: Roots | None
-) -> tuple[Roots, Damage]:
-    store, rules = marking.store, marking.rules
-    try:
-        roots = await read_roots(store, rules.repository, marking.listed.age_now_ms, known=known)
-    except (EngineError, StoreError):
-        if not rules.dry_run:
-            await settle_each(store)
-        raise
-    return roots, await assess(store, roots, broken)
+    async def read_roots(self, broken: dict[IndexReference, Unread], known: Roots | None) -> tuple[Roots, Damage]:
+        """Read the roots, but no record of those that are `known` again."""
+        rules = self.listed.rules
+        try:
+            roots = await read_roots(self.store, rules.repository, self.listed.age_now_ms, known=known)
+        except (EngineError, StoreError):
+            if not rules.options.dry_run:
+                await settle_each(self.store)
+            raise
+        return roots, await assess(self.store, roots, broken)
 
 
 async def _mark(marking: _Marking) -> Marked:
     """Settle the newest commits, mark and sweep; plan again while what is read shows that the roots were not whole."""
     broken: dict[IndexReference, Unread] = {}
-    followed = kept = await _choose_kept(marking, broken)
 
     async def read(known: Roots | None) -> Kept:
-        return await _choose_kept(marking, broken, known)
+        roots, damage = await marking.read_roots(broken, known)
+        scopes = plan_scopes(roots, marking.listed.rules.policy, damage.scopes)
+        references = references_of(roots, scopes).without(broken, damage.protected)
+        return Kept(roots=roots, damage=damage, scopes=scopes, references=references)
+
+    followed = kept = await read(None)
 
     async def sweep(chosen: Kept) -> Marked:
         nonlocal followed
@@ -276,7 +253,7 @@ async def _mark(marking: _Marking) -> Marked:
             if attempt == PLANS_MAX - 1:
                 raise
             # Of a scope that is left alone because of one broken index more is kept, and more may be broken.
-            found = await find_broken(marking.store, kept_references(followed.scopes, followed.roots))
+            found = await find_broken(marking.store, references_of(followed.roots, followed.scopes))
             if found.keys() <= broken.keys():
                 raise
             broken |= found
@@ -285,15 +262,15 @@ async def _mark(marking: _Marking) -> Marked:
 
 
 async def _sweep(marking: _Marking, kept: Kept, broken: dict[IndexReference, Unread]) -> Marked:
-    rules, listed, plan_to = marking.rules, marking.listed, marking.plan_to
+    listed, rules = marking.listed, marking.listed.rules
     marking.audit.kept = kept
     # Before anything that can fail or be refused every night: it protects, and nobody else may do it in time.
-    unsettled = () if rules.dry_run else await settle_newest(marking.store, kept.roots)
+    unsettled = () if rules.options.dry_run else await settle_newest(marking.store, kept.roots)
     now_ms = min(listed.listing.listed_at_ms, listed.age_now_ms)
     sweep_result = await marking.backend.sweep(kept.references, now_ms, rules.repository.ttl_ms)
     marking.audit.sweep_result = sweep_result
-    if plan_to is not None:
-        header, summary = make_header(rules, listed, kept), make_summary(rules, listed, sweep_result)
+    if (plan_to := rules.options.plan_to) is not None:
+        header, summary = make_header(listed, kept), make_summary(listed, sweep_result)
         await plan_to.put(PLAN_HEADER_NAME, BytesBody(encode_indented(header)))
         await plan_to.put(PLAN_SUMMARY_NAME, BytesBody(encode_indented(summary)))
     return Marked(kept=kept, sweep_result=sweep_result, broken=dict(broken), unsettled=unsettled)
@@ -306,8 +283,8 @@ async def _read_again(
     first = marked.kept
 
     async def read(known: Roots | None) -> Kept:
-        roots, damage = await _read_roots(marking, marked.broken, known)
-        references = open_references(roots).without(marked.broken, first.references.protected)
+        roots, damage = await marking.read_roots(marked.broken, known)
+        references = references_of(roots).without(marked.broken, first.references.protected)
         return Kept(roots=roots, damage=damage, scopes=first.scopes, references=references)
 
     async def follow(kept: Kept) -> frozenset[str]:
@@ -331,11 +308,10 @@ async def _read_again(
 def _plan_deletion(marked: Marked, leftovers: Leftovers) -> Deletion:
     """Return the deletion as it would be if nothing changed meanwhile and all of it succeeded."""
     kept, boundaries = marked.kept, marked.kept.boundaries
-    log_deletes = plan_log_deletes(kept.roots, planned=boundaries, damaged=kept.damage.scopes)
     deletion = Deletion(
         kept=kept,
         boundaries=boundaries,
-        log=DeleteTally(planned=log_deletes),
+        log=DeleteTally(planned=plan_log_deletes(kept.roots, planned=boundaries, damaged=kept.damage.scopes)),
         sweep_result=marked.sweep_result,
         leftovers=leftovers,
         runs=DeleteTally(planned=leftovers.runs),
@@ -415,10 +391,9 @@ async def _settle(store: BlobStore, log: ScopeLog) -> CollectError | None:
 
 
 async def settle_newest(store: BlobStore, roots: Roots) -> tuple[CollectError, ...]:
-    """Complete the TTL removal of the newest valid commit of every scope (T2), whatever fails in another one.
+    """Complete the TTL removal of the newest valid commit of every scope (T2); return why, where that failed.
 
     Requests: one `stat` for each index that is new in a newest commit; more only where a TTL is left.
-    Why that failed is returned, of each scope in which it did.
     """
     failures = await map_bounded(partial(_settle, store), roots.logs, in_flight_max=IN_FLIGHT_MAX)
     return tuple(error for error in failures if error is not None)
@@ -439,15 +414,13 @@ async def settle_each(store: BlobStore) -> None:
 
 
 async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary | None:
-    """Write a boundary, or adopt the one that has its number already (D3).
+    """Write a boundary, or adopt and return the one that has its number already (D3).
 
-    Returns:
-        The one that is there. None: it was another's, and is superseded and gone already; the second reading of the
-        roots finds the newer one, and nothing goes that this leaves open (D4).
+    None: it was another's, and is superseded and gone already; the second reading of the roots finds the newer one, and
+    nothing goes that this leaves open (D4).
 
     Raises:
         UnsafeStoreError: The store did not answer: the boundary may be there, or arrive later.
-        StoreError: As the store says; its hint says what may arrive later.
     """
     match await put_boundary(store, boundary, operation="collect", may_arrive=_MAY_ARRIVE):
         case Created():
@@ -468,10 +441,8 @@ async def read_until_not_overtaken(
 ) -> tuple[Kept, Found]:
     """Follow what roots lead to; read them again if something missing shows that another collector came in between.
 
-    `kept` is the first reading; `read` reads again, but no record of the earlier reading.
-
-    Returns:
-        The reading that was followed to its end, and what that found.
+    `kept` is the first reading; `read` reads again, but no record of the earlier reading. Returns the reading that was
+    followed to its end, and what that found.
 
     Raises:
         DamagedError: Something is missing though the roots still need it, or is altered.

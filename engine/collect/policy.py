@@ -126,11 +126,7 @@ def read_policy(path: Path) -> PolicyFile:
 
 
 def check_since(since: Moment, *, subject: str) -> Moment:
-    """Check a time from which on commits are kept.
-
-    Raises:
-        UsageError: Nothing is so old: something else was meant.
-    """
+    """Raise `UsageError` for a time from which on commits are kept, where nothing is so old."""
     if since.at_ms is not None and since.at_ms < 0:
         hint = "no commit is so old: write a later time, or keep_all in a policy"
         raise UsageError("is before 1970", operation="policy", subject=subject, hint=hint)
@@ -141,35 +137,29 @@ def _entry(path: Path, lines: list[str], start: int, table: Mapping[str, Any]) -
     def wrong(key: str, message: str, hint: str) -> UsageError:
         return _wrong(path, _line_of(lines, key, start) if start else 0, message, hint)
 
-    for key, value in table.items():
+    fields = dict(table)
+    for key, value in fields.items():
         if key not in _KEYS:
             nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0)[0]
             raise wrong(key, f"unknown key {key!r}", f"did you mean `{nearest}`?")
         kind, hint = _KEYS[key]
-        if not _fits(value, kind):
+        # Its own type: to `isinstance`, true is a number.
+        if type(value) is not kind or value == "" or (isinstance(value, int) and kind is int and value < 1):
             raise wrong(key, f"{key} is {value!r}", hint)
-    if "match" not in table:
+    if "match" not in fields:
         raise wrong("match", "a rule has no job to match", _KEYS["match"][1])
-    fields = {key: value for key, value in table.items() if key != "match"}
-    if "keep_since" in fields:
+    if since := fields.get("keep_since"):
         try:
-            fields["keep_since"] = check_since(parse_moment(fields["keep_since"]), subject=repr(fields["keep_since"]))
+            fields["keep_since"] = check_since(parse_moment(since), subject=repr(since))
         except UsageError as error:
             raise wrong("keep_since", f"keep_since {error.subject} {bare_message(error)}", error.hint) from None
-    entry = PolicyEntry(pattern=table["match"], **fields)
+    entry = PolicyEntry(pattern=fields.pop("match"), **fields)
     keeps_some = entry.keep_last > 0 or entry.keep_since is not None
     if entry.keep_all == keeps_some:
         message = "keeps all and not all" if keeps_some else "keeps nothing but the newest commits"
         hint = "give keep_last, keep_since or both; or keep_all"
         raise wrong("match", f"the rule for {entry.pattern!r} {message}", hint)
     return entry
-
-
-def _fits(value: object, kind: type) -> bool:
-    """Return whether a value is of a type, and not empty; to Python, true is a number."""
-    if isinstance(value, bool) or kind is bool:
-        return isinstance(value, kind) and kind is bool
-    return isinstance(value, kind) and (value > 0 if isinstance(value, int) else bool(value))
 
 
 def _line_of(lines: list[str], key: str, start: int) -> int:

@@ -9,15 +9,11 @@ from typing_extensions import override
 from blobstore import installed_release
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
-from engine.collect.backend import KEYS_LISTED_MAX, SweepResult
-from engine.collect.steps import CollectError, Deletion, Kept, Listed, Rules
+from engine.collect.backend import KEYS_LISTED_MAX, CollectError, Deletion, Kept, Listed, Listing, Rules, SweepResult
 from engine.records.log import ScopeLog
 from engine.records.roots import Roots
 from index.display import DisplayMixin, count, format_value, human_bytes, printable, shortened
-from index.plan.collect import (
-    PlannedDelete,
-    ReasonTotal,
-)
+from index.plan.collect import PlannedDelete, ReasonTotal
 from index.plan.commits import KeepReason
 from index.plan.plan_format import (
     AuditedBoundary,
@@ -143,17 +139,15 @@ def _format_keys(number: int, size_bytes: int) -> str:
     return f"{count(number, 'key')} ({human_bytes(size_bytes)})"
 
 
-def make_report(
-    rules: Rules, listed: Listed, deletion: Deletion, *, audit_missing: str = "", run_left: str = ""
-) -> CollectReport:
+def make_report(listed: Listed, deletion: Deletion, *, audit_missing: str = "", run_left: str = "") -> CollectReport:
     """Report a run that came to its end."""
     kept, sweep_result, unfinished = deletion.kept, deletion.sweep_result, deletion.leftovers.unfinished
     foreign = {*listed.listing.foreign, *unfinished.foreign, *kept.roots.foreign}
     return CollectReport(
-        run=rules.run,
-        dry_run=rules.dry_run,
+        run=listed.rules.run,
+        dry_run=listed.rules.options.dry_run,
         resumed=listed.listing.resumed_from is not None,
-        refused=is_too_much(rules, listed, sweep_result),
+        refused=is_too_much(listed, sweep_result),
         kept=tuple(
             KeptCommit(scope=plan.scope, number=c.pointer.number, version=c.record.version, reason=reason)
             for plan in kept.scopes
@@ -184,13 +178,13 @@ def make_report(
         audit_missing=audit_missing,
         run_left=run_left,
         clock_ahead_ms=listed.clock_ahead_ms,
-        unruled=listed.policy.unruled(plan.scope.job for plan in kept.scopes if plan.kept),
+        unruled=listed.rules.policy.unruled(plan.scope.job for plan in kept.scopes if plan.kept),
     )
 
 
-def is_too_much(rules: Rules, listed: Listed, sweep_result: SweepResult) -> bool:
+def is_too_much(listed: Listed, sweep_result: SweepResult) -> bool:
     """Return whether a plan has a larger share of all bytes than it may delete (design 0006, P4)."""
-    return sweep_result.planned_bytes > rules.delete_share_max * listed.listing.size_bytes
+    return sweep_result.planned_bytes > listed.rules.options.delete_share_max * listed.listing.size_bytes
 
 
 # ---------------------------------------------------------------------- the audit record
@@ -215,21 +209,21 @@ class Audit(msgspec.Struct, kw_only=True):
 
 def make_audit(audit: Audit, outcome: Outcome, *, seconds: float, error: CollectError | None = None) -> AuditRecord:
     """Return the record of a run that has come so far; what it did not come to is 0 or empty."""
-    rules, listed, sweep_result, deletion = audit.rules, audit.listed, audit.sweep_result, audit.deletion
-    listing = listed.listing if listed is not None else None
+    listed = audit.listed or Listed(rules=audit.rules, listing=Listing(), clock_ahead_ms=0, age_now_ms=0)
+    rules, listing, sweep_result, deletion = listed.rules, listed.listing, audit.sweep_result, audit.deletion
     roots = audit.kept.roots if audit.kept is not None else Roots(logs=(), names=(), pins=())
     kept = {plan.scope: len(plan.kept) for plan in audit.kept.scopes} if audit.kept is not None else {}
     return AuditRecord(
         run=rules.run,
         release=installed_release(),
         began_at_ms=rules.now_ms,
-        listed_at_ms=listing.listed_at_ms if listing is not None else 0,
-        resumed_from=listing.resumed_from if listing is not None else None,
+        listed_at_ms=listing.listed_at_ms,
+        resumed_from=listing.resumed_from,
         seconds=round(seconds, 3),
         outcome=outcome,
         error="" if error is None else _describe(error),
-        retention=listed.policy if listed is not None else rules.policy,
-        delete_share_max=rules.delete_share_max,
+        retention=rules.policy,
+        delete_share_max=rules.options.delete_share_max,
         scopes_count=len(roots.logs),
         scopes=tuple(_audit_scope(log, kept) for log in roots.logs[:SCOPES_LISTED_MAX]),
         names_count=sum(bool(name.stores) for name in roots.names),
@@ -239,8 +233,8 @@ def make_audit(audit: Audit, outcome: Outcome, *, seconds: float, error: Collect
             AuditedBoundary(scope=b.scope, number=b.number, kept_count=len(b.kept), kept=b.kept[-POINTERS_LISTED_MAX:])
             for b in audit.boundaries[:SCOPES_LISTED_MAX]
         ),
-        listed_count=listing.count if listing is not None else 0,
-        listed_bytes=listing.size_bytes if listing is not None else 0,
+        listed_count=listing.count,
+        listed_bytes=listing.size_bytes,
         live_count=sweep_result.live_count,
         live_bytes=sweep_result.live_bytes,
         waiting_count=sweep_result.waiting_count,
@@ -251,7 +245,7 @@ def make_audit(audit: Audit, outcome: Outcome, *, seconds: float, error: Collect
         failed_count=deletion.failed_count() if deletion is not None else 0,
         failed=deletion.failed()[:FAILED_LISTED_MAX] if deletion is not None else (),
         unknown_count=deletion.unknown_count() if deletion is not None else 0,
-        clock_ahead_ms=listed.clock_ahead_ms if listed is not None else 0,
+        clock_ahead_ms=listed.clock_ahead_ms,
     )
 
 
@@ -283,8 +277,9 @@ def _describe(error: CollectError) -> str:
 # ---------------------------------------------------------------------- the plan
 
 
-def make_header(rules: Rules, listed: Listed, kept: Kept) -> PlanHeader:
+def make_header(listed: Listed, kept: Kept) -> PlanHeader:
     """Return what a plan is made of: every root that was examined (design 0006, P1)."""
+    rules = listed.rules
     reasons = {(plan.scope, c.pointer): reason for plan in kept.scopes for c, reason in plan.kept}
     return PlanHeader(
         run=rules.run,
@@ -293,7 +288,7 @@ def make_header(rules: Rules, listed: Listed, kept: Kept) -> PlanHeader:
         ttl_ms=rules.repository.ttl_ms,
         now_ms=rules.now_ms,
         listed_at_ms=listed.listing.listed_at_ms,
-        retention=listed.policy,
+        retention=rules.policy,
         commits=tuple(
             RootCommit(
                 scope=log.listing.scope,
@@ -316,9 +311,9 @@ def make_header(rules: Rules, listed: Listed, kept: Kept) -> PlanHeader:
     )
 
 
-def make_summary(rules: Rules, listed: Listed, sweep_result: SweepResult) -> PlanSummary:
+def make_summary(listed: Listed, sweep_result: SweepResult) -> PlanSummary:
     return PlanSummary(
-        run=rules.run,
+        run=listed.rules.run,
         lines_count=sweep_result.planned_count,
         size_bytes=sweep_result.planned_bytes,
         totals=sweep_result.totals,

@@ -3,14 +3,16 @@
 Design 0006, R2, R3 and R6.
 """
 
+import contextlib
+from collections import defaultdict
 from itertools import groupby
 from typing import Final
 
 import msgspec
 
-from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, RequestMetadata, Unknown, list_blobs, read_blob
+from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, Unknown, list_blobs, read_blob
 from blobstore.errors import BlobNotFoundError
-from engine.collect.backend import DeleteTally, delete_keys
+from engine.collect.backend import COLLECT, DeleteTally, delete_keys
 from engine.errors import UnsafeStoreError
 from index.errors import FormatError, UnsafeNameError
 from index.plan.collect import DeleteReason, PlannedDelete
@@ -25,7 +27,6 @@ from index.plan.plan_format import (
 from index.snapshot.keys import AUDIT, RUNS, RunId, parse_audit_key, parse_run_key, run_began_at_ms, run_key, run_prefix
 from index.snapshot.model import RepositoryRecord
 
-COLLECT: Final = RequestMetadata(payload_path="collect")
 AUDITS_KEPT_MAX: Final = 1000
 # After everything else, and in this order. Without its header nobody would know that the others belong to a run, and a
 # header without the mark that the run has ended would be resumed.
@@ -46,9 +47,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def resume_run(store: BlobStore, repository: RepositoryRecord, run: RunId, now_ms: int, release: str) -> Run:
-    """Resume the newest run that is not finished and was begun less than a TTL ago, or begin `run` (R3).
+    """Resume the newest run that has not come to its end (R6) and was begun less than a TTL ago, or begin `run` (R3).
 
-    One that has come to its end is finished, though its objects may still be there (R6).
     A run whose header cannot be read, because it is damaged or a newer release wrote it, is left alone until it is old.
 
     Requests: 1 LIST for each 1,000 objects of runs + 1 GET for each run looked at, or 1 PUT.
@@ -56,13 +56,12 @@ async def resume_run(store: BlobStore, repository: RepositoryRecord, run: RunId,
     Raises:
         UnsafeStoreError: The store did not say whether it has the header.
     """
-    names: dict[RunId, set[str]] = {}
+    names: defaultdict[RunId, set[str]] = defaultdict(set)
     async for blob in list_blobs(store, RUNS):
-        try:
+        # What is none is a key of another program.
+        with contextlib.suppress(UnsafeNameError):
             found, name = parse_run_key(blob.key)
-        except UnsafeNameError:
-            continue  # a key of another program
-        names.setdefault(found, set()).add(name)
+            names[found].add(name)
     for found in sorted(names, reverse=True):
         is_current = now_ms - repository.ttl_ms < run_began_at_ms(found) <= now_ms
         is_unfinished = RUN_HEADER in names[found] and RUN_ENDED not in names[found]
@@ -83,8 +82,7 @@ async def end_run(store: BlobStore, run: RunId) -> None:
     First it is marked as ended: what a later collection did of it would be counted twice. What the store will not
     delete goes with a later collection (`plan_leftovers`).
     """
-    header = run_key(run, RUN_HEADER)
-    ended = run_key(run, RUN_ENDED)
+    header, ended = run_key(run, RUN_HEADER), run_key(run, RUN_ENDED)
     store = store.tagged(COLLECT)
     await store.put(ended, BytesBody(b""))
     keys = [blob.key async for blob in list_blobs(store, run_prefix(run)) if blob.key not in {header, ended}]
@@ -111,27 +109,22 @@ async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[Pl
 
     A run that the one which began at `now_ms` could have resumed is never among them.
     """
-    runs: list[tuple[RunId, str, int]] = []
+    runs: list[tuple[RunId, PlannedDelete]] = []
     ended: set[RunId] = set()
-    audits: list[tuple[str, int]] = []
+    audits: list[PlannedDelete] = []
     async for blob in list_blobs(store, RUNS):
-        try:
+        with contextlib.suppress(UnsafeNameError):
             run, name = parse_run_key(blob.key)
-        except UnsafeNameError:
-            continue
-        runs.append((run, blob.key, blob.size_bytes))
-        if name == RUN_ENDED or run_began_at_ms(run) + ttl_ms <= now_ms:
-            ended.add(run)
+            runs.append((run, PlannedDelete(blob.key, DeleteReason.LEFT_RUN, blob.size_bytes)))
+            if name == RUN_ENDED or run_began_at_ms(run) + ttl_ms <= now_ms:
+                ended.add(run)
     async for blob in list_blobs(store, AUDIT):
-        try:
+        with contextlib.suppress(UnsafeNameError):
             parse_audit_key(blob.key)
-        except UnsafeNameError:
-            continue
-        audits.append((blob.key, blob.size_bytes))
+            audits.append(PlannedDelete(blob.key, DeleteReason.OLD_AUDIT, blob.size_bytes))
     # One more is written at the end of this run; its id is the newest.
     old = audits[: max(0, len(audits) - (AUDITS_KEPT_MAX - 1))]
-    leftovers = [PlannedDelete(key, DeleteReason.LEFT_RUN, size) for run, key, size in runs if run in ended]
-    leftovers += [PlannedDelete(key, DeleteReason.OLD_AUDIT, size) for key, size in old]
+    leftovers = [*(planned for run, planned in runs if run in ended), *old]
     return tuple(sorted(leftovers, key=lambda planned: (_stage(planned), planned.key)))
 
 
@@ -139,9 +132,6 @@ async def delete_leftovers(store: BlobStore, leftovers: DeleteTally) -> None:
     """Delete what `plan_leftovers` has planned; once something of a run stays, begin no later stage.
 
     A request deletes its keys in any order, and some of them may fail: so each stage has requests of its own.
-
-    Raises:
-        StoreError: As the store says: nothing was deleted after it.
     """
     for _, stage in groupby(leftovers.planned, key=_stage):
         left = await delete_keys(store, list(stage), tally=leftovers)

@@ -5,7 +5,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from blobstore.base import BlobStore, Created, Lost, Unknown
+from blobstore.base import BlobStore, Created, Lost
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from engine.errors import NotFoundError
 from engine.records.leases import list_names, release_name
@@ -38,9 +38,9 @@ class ForgetReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     # What closes them; None if the scope had been forgotten before.
     boundary: Boundary | None
     # Names that go on keeping what they refer to.
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
     # Names that were given up, or with `dry_run` would be.
-    released: tuple[str, ...]
+    released: tuple[str, ...] = ()
     # Why names were not given up though they should have been: rights to write boundaries may not include names.
     denied: str = ""
 
@@ -53,13 +53,11 @@ class ForgetReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 async def forget(store: BlobStore, scope: Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:
     """Close every record of a scope; nothing is deleted by this (design 0006, F1).
 
+    With `with_names` the names are released, too; where the store denies that, the scope is forgotten all the same.
     Doing it again is harmless: names that were left, or given meanwhile, are listed or released.
 
     Requests: one LIST per 1,000 records, one GET per boundary and for the newest record, one PUT; one LIST of the names
     and a GET for each; a LIST, a GET and a PUT for each name released.
-
-    With `with_names` the names are released, too. Where the store denies that, the scope is forgotten all the same:
-    `denied` of the report says so, and `names` which are left.
 
     Raises:
         NotFoundError: The scope never had a commit.
@@ -74,9 +72,7 @@ async def forget(store: BlobStore, scope: Scope, *, with_names: bool = False, dr
     names = tuple(record.name for record in await list_names(store, scope))
     if not with_names:
         return msgspec.structs.replace(report, names=names)
-    if dry_run:
-        return msgspec.structs.replace(report, released=names)
-    for place, name in enumerate(names):
+    for place, name in enumerate(() if dry_run else names):
         try:
             # Somebody else may have released it meanwhile.
             with contextlib.suppress(NotFoundError):
@@ -97,29 +93,18 @@ async def _close(store: BlobStore, scope: Scope, *, dry_run: bool) -> ForgetRepo
         boundary = plan_forget(log.listing, log.boundaries)
         if boundary is None and first is not None:
             return first  # it was written: the answer was lost
+        records_count = len(log.listing.records)
         first = first or ForgetReport(
-            scope=scope,
-            dry_run=dry_run,
-            newest=log.newest,
-            records_count=len(log.listing.records),
-            boundary=boundary,
-            names=(),
-            released=(),
+            scope=scope, dry_run=dry_run, newest=log.newest, records_count=records_count, boundary=boundary
         )
-        if boundary is None or dry_run or await _write(store, boundary):
+        if boundary is None or dry_run:
+            return msgspec.structs.replace(first, boundary=boundary)
+        outcome = await put_boundary(store, boundary, operation=OPERATION, may_arrive=_MAY_ARRIVE)
+        # Lost: to somebody else who forgets, or to an earlier copy of this one. Unknown: the log says it.
+        if isinstance(outcome, Created) or (
+            isinstance(outcome, Lost) and await find_boundary(store, scope, boundary.number) == boundary
+        ):
             return msgspec.structs.replace(first, boundary=boundary)
     raise StoreUnavailableError(
         f"no answer in {FORGET_ATTEMPTS_MAX} attempts", operation=OPERATION, key=str(scope), hint=_MAY_ARRIVE
     )
-
-
-async def _write(store: BlobStore, boundary: Boundary) -> bool:
-    """Write the boundary; False if it is not there, or nobody knows whether it is."""
-    match await put_boundary(store, boundary, operation=OPERATION, may_arrive=_MAY_ARRIVE):
-        case Created():
-            return True
-        case Unknown():
-            return False
-        case Lost():
-            # Somebody else's who forgets, or an earlier copy of this one.
-            return await find_boundary(store, boundary.scope, boundary.number) == boundary

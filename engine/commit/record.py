@@ -22,8 +22,9 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
+from engine.records.indexes import REQUESTS_IN_FLIGHT_MAX, has_ttl
 from engine.records.log import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit, read_vouched
-from engine.records.settle import REQUESTS_IN_FLIGHT_MAX, has_ttl
+from index.display import format_texts
 from index.errors import FormatError
 from index.plan.commits import Commit, Verdict, judge_record, valid_commits
 from index.snapshot.codec import encode_record
@@ -36,13 +37,12 @@ from index.snapshot.model import (
     RepositoryRecord,
     Scope,
     ScopeLayout,
+    StoreReference,
     WriteId,
 )
 
 # Any commit may be the parent, as far as the caller is concerned; what the results were diffed against counts (C2).
 ANY: Final = "any"
-# Stores listed in the hint to a caller who names one that is not there.
-STORES_LISTED_MAX: Final = 8
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,9 +54,21 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     # When the newest boundary was created; 0 without one, and where `newest` is known, in which case nobody asks.
     closed_at_ms: int = 0
 
+    @property
+    def pointer(self) -> CommitPointer | None:
+        return self.newest.pointer if self.newest else None
+
+    @property
+    def committed_at_ms(self) -> int:
+        return self.newest.committed_at_ms if self.newest else 0
+
+    def store(self, result: BackupResult) -> StoreReference | None:
+        """Return what the newest commit holds of a result's store."""
+        return self.newest.store(result.reference.task, result.reference.store) if self.newest else None
+
     def may_know(self, result: BackupResult) -> bool:
         """Return whether a fitting result may be committed already: its base came back, or the store was gone (T4)."""
-        held = self.newest.store(result.reference.task, result.reference.store) if self.newest else None
+        held = self.store(result)
         if self.newest is None or held is None:
             return self.next_number > 1
         # A fork gives new numbers to what it takes over, also where its scope was forgotten and had the same stores.
@@ -141,14 +153,7 @@ def compose_commit(
 ) -> CommitRecord:
     """Compose the record of new backups on a head: stores without a result are carried over (C2) or dropped (F3).
 
-    Args:
-        head: The results fit it (`check_bases`).
-        request: What was asked.
-        results: What it names.
-        scope: Of the record, as is `write_id`.
-        write_id: Of the record.
-        repository: Has the TTL and the margin.
-        committed_before: Indexes among the results that are not new in this record (T4).
+    The results fit the head (`check_bases`); those of indexes that were `committed_before` are not new in it (T4).
 
     Raises:
         NotFoundError: A store is to be dropped that the head does not hold.
@@ -156,17 +161,17 @@ def compose_commit(
     """
     parent = head.newest.record if head.newest else None
     if parent is not None and request.layout is not None and request.layout != parent.layout:
-        raise UsageError(
-            f"the scope was begun with {parent.layout}, not {request.layout}",
-            operation="commit",
-            subject=str(scope),
-            hint="the number of tasks and the key hash of a job never change; start a new job",
-        )
+        message = f"the scope was begun with {parent.layout}, not {request.layout}"
+        hint = "the number of tasks and the key hash of a job never change; start a new job"
+        raise UsageError(message, operation="commit", subject=str(scope), hint=hint)
     stores = {(s.task, s.store): s for s in (parent.stores if parent else ())}
-    for dropped in request.dropped:
-        if dropped not in stores:
-            raise _no_such_store(scope, dropped, stores)
-        del stores[dropped]
+    for task, store in request.dropped:
+        if (task, store) not in stores:
+            there = format_texts(sorted("/".join(place) for place in stores)) or "no stores"
+            message = f"there is no store {store} of task {task} to drop"
+            hint = f"the newest commit has {there}"
+            raise NotFoundError(message, operation="commit", subject=str(scope), hint=hint)
+        del stores[task, store]
     for result in results:
         number = head.next_number
         if result.reference.index in committed_before:
@@ -176,20 +181,18 @@ def compose_commit(
     created_ms = [result.oldest_birth_ms for result in results]
     lease_ms = repository.ttl_ms - repository.margin_ms
     next_version = parent.version + 1 if parent else 1
-    return _chained(
-        head,
-        request,
-        CommitRecord(
-            scope=scope,
-            number=head.next_number,
-            write_id=write_id,
-            kind=request.kind,
-            version=request.version if request.version is not None else next_version,
-            offsets=request.offsets,
-            layout=request.layout or (parent.layout if parent else ScopeLayout()),
-            stores=tuple(stores[key] for key in sorted(stores)),
-            valid_until_ms=min(created_ms) + lease_ms if created_ms else NEVER_MS,
-        ),
+    return CommitRecord(
+        scope=scope,
+        number=head.next_number,
+        write_id=write_id,
+        kind=request.kind,
+        version=request.version if request.version is not None else next_version,
+        offsets=request.offsets,
+        layout=request.layout or (parent.layout if parent else ScopeLayout()),
+        stores=tuple(stores[key] for key in sorted(stores)),
+        valid_until_ms=min(created_ms) + lease_ms if created_ms else NEVER_MS,
+        predecessor=head.pointer,
+        predecessor_committed_at_ms=head.committed_at_ms,
     )
 
 
@@ -207,45 +210,27 @@ def compose_copy(
     stores = source.stores
     if request.kind == "fork":
         if head.newest is not None:
-            raise UsageError(
-                "the scope has commits already",
-                operation="fork",
-                subject=str(scope),
-                hint="fork into a job that has none, or forget this one first",
-            )
+            message = "the scope has commits already"
+            hint = "fork into a job that has none, or forget this one first"
+            raise UsageError(message, operation="fork", subject=str(scope), hint=hint)
         stores = tuple(msgspec.structs.replace(s, number=head.next_number) for s in stores)
     elif source.number >= head.next_number:
         # Made by another writer since the head was loaded: who remembers one looks again.
-        raise NotFoundError(
-            f"commit {source.number} is newer than what is there",
-            operation="rewind",
-            subject=str(scope),
-            hint="look again which commits there are, and rewind to one of them",
-        )
-    return _chained(
-        head,
-        request,
-        CommitRecord(
-            scope=scope,
-            number=head.next_number,
-            write_id=write_id,
-            kind=request.kind,
-            version=source.version,
-            offsets=source.offsets,
-            layout=source.layout,
-            stores=stores,
-            valid_until_ms=valid_until_ms,
-        ),
-    )
-
-
-def _chained(head: Head, request: Request, record: CommitRecord) -> CommitRecord:
-    """Name the head's commit as the predecessor of a record, and the source of a copy (C2, C6, C7, T1)."""
-    newest = head.newest
-    return msgspec.structs.replace(
-        record,
-        predecessor=newest.pointer if newest else None,
-        predecessor_committed_at_ms=newest.committed_at_ms if newest else 0,
+        message = f"commit {source.number} is newer than what is there"
+        hint = "look again which commits there are, and rewind to one of them"
+        raise NotFoundError(message, operation="rewind", subject=str(scope), hint=hint)
+    return CommitRecord(
+        scope=scope,
+        number=head.next_number,
+        write_id=write_id,
+        kind=request.kind,
+        version=source.version,
+        offsets=source.offsets,
+        layout=source.layout,
+        stores=stores,
+        valid_until_ms=valid_until_ms,
+        predecessor=head.pointer,
+        predecessor_committed_at_ms=head.committed_at_ms,
         source=request.source,
         source_scope=request.source_scope,
     )
@@ -261,14 +246,8 @@ def encode_commit(record: CommitRecord) -> bytes:
         ) from error
 
 
-def check_results(
-    scope: Scope, results: Sequence[BackupResult], dropped: Collection[tuple[str, str]] = frozenset()
-) -> None:
-    """Refuse results that cannot be in one record of this scope.
-
-    Raises:
-        UsageError: One is of another scope or task, two are of one store, or one is of a store that is dropped.
-    """
+def check_results(scope: Scope, results: Sequence[BackupResult], dropped: Collection[tuple[str, str]]) -> None:
+    """Raise `UsageError` for results of another scope or task, two of one store, or one of a store that is dropped."""
 
     def refuse(problem: str) -> NoReturn:
         raise UsageError(problem, operation="commit", subject=str(scope))
@@ -289,46 +268,26 @@ def check_results(
 
 def check_parent(scope: Scope, head: Head, request: Request) -> None:
     """Raise `CommitLostError` for a request whose caller has seen another newest commit."""
-    newest = head.newest.pointer if head.newest else None
-    if request.parent not in {ANY, newest}:
-        there = f"the newest commit is {newest.number}" if newest else "there is no commit any more"
+    if request.parent not in {ANY, head.pointer}:
+        there = f"the newest commit is {head.pointer.number}" if head.pointer else "there is no commit any more"
         raise CommitLostError(f"{there}: it is not the parent given", operation=request.kind, subject=str(scope))
 
 
-def _no_such_store(scope: Scope, dropped: tuple[str, str], stores: Collection[tuple[str, str]]) -> NotFoundError:
-    there = sorted("/".join(store) for store in stores)
-    more = f" and {len(there) - STORES_LISTED_MAX} more" if len(there) > STORES_LISTED_MAX else ""
-    return NotFoundError(
-        f"there is no store {dropped[1]} of task {dropped[0]} to drop",
-        operation="commit",
-        subject=str(scope),
-        hint=f"the newest commit has {', '.join(there[:STORES_LISTED_MAX]) or 'no stores'}{more}",
-    )
-
-
 def check_bases(scope: Scope, head: Head, results: Sequence[BackupResult]) -> None:
-    """Check that the index which a result was diffed against is the one that the parent holds (C2).
+    """Raise `StaleResultError` for a result that was diffed against another index than the parent holds (C2).
 
-    Raises:
-        StaleResultError: It is not, or the result was uploaded before the scope was forgotten.
+    So is one that was uploaded before the scope was forgotten (D8).
     """
     for result in results:
         place = f"store {result.reference.store} of task {result.reference.task}"
-        held = head.newest.store(result.reference.task, result.reference.store) if head.newest is not None else None
+        held = head.store(result)
         if head.newest is None and result.oldest_birth_ms < head.closed_at_ms:
-            raise StaleResultError(
-                f"{place} was uploaded before the job was forgotten",
-                operation="commit",
-                subject=str(scope),
-                hint="back up again, then commit",
-            )
+            message, hint = f"{place} was uploaded before the job was forgotten", "back up again, then commit"
+            raise StaleResultError(message, operation="commit", subject=str(scope), hint=hint)
         if result.base != (held.index if held else None):
-            raise StaleResultError(
-                f"{place} was backed up against {result.base.key if result.base else None}, but the newest commit "
-                f"holds {held.index.key if held else None}",
-                operation="commit",
-                subject=str(scope),
-            )
+            base = f"{place} was backed up against {result.base.key if result.base else None}"
+            message = f"{base}, but the newest commit holds {held.index.key if held else None}"
+            raise StaleResultError(message, operation="commit", subject=str(scope))
 
 
 async def check_granularity(store: BlobStore, scope: Scope, operation: str, first: Commit | None = None) -> None:
@@ -346,21 +305,16 @@ async def check_granularity(store: BlobStore, scope: Scope, operation: str, firs
     if began_ms is None:
         return
     if first is None or (began_ms, scope.task is None) < (first.created_at_ms, scope.task is not None):
-        raise UsageError(
-            "the job already commits " + ("task by task" if scope.task is None else "as a whole"),
-            operation=operation,
-            subject=str(scope),
-            hint="use the same kind of scope, or another job name",
-        )
+        message = "the job already commits " + ("task by task" if scope.task is None else "as a whole")
+        hint = "use the same kind of scope, or another job name"
+        raise UsageError(message, operation=operation, subject=str(scope), hint=hint)
 
 
 async def find_committed(store: BlobStore, head: Head, results: Iterable[BackupResult]) -> frozenset[IndexReference]:
-    """Find the results that were committed before: the TTL of their indexes is gone.
+    """Find the results that were committed before, as after a rewind, a drop or a forget: their indexes have no TTL.
 
-    That happens after a rewind, a drop or a forget. Such an index is not new in another record: only so does an index
-    without a TTL prove that the record that names it as new was acknowledged (T4).
-
-    Requests: one STAT for each result whose store the head has carried over or does not have.
+    Such an index is not new in another record: only so does an index without a TTL prove that the record that names it
+    as new was acknowledged (T4). One STAT for each result whose store the head has carried over or does not have.
 
     Raises:
         LeaseExpiredError: The index of a result is gone.
@@ -408,22 +362,18 @@ async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
 
 
 def _refusal(verdict: Verdict, record: CommitRecord) -> EngineError:
-    scope = str(record.scope)
+    scope, operation = str(record.scope), record.kind
     match verdict:
         case Verdict.FENCED:
-            return FencedError(f"a boundary does not list record {record.number}", operation=record.kind, subject=scope)
+            return FencedError(f"a boundary does not list record {record.number}", operation=operation, subject=scope)
         case Verdict.VOID:
             # A pin holds the blobs of a copy, not a backup.
-            hint = "" if record.kind == "commit" else f"{record.kind} again: it took longer than its pin holds"
+            hint = "" if operation == "commit" else f"{operation} again: it took longer than its pin holds"
             message = f"record {record.number} was created after the lease of its uploads: it is void"
-            return LeaseExpiredError(message, operation=record.kind, subject=scope, hint=hint)
+            return LeaseExpiredError(message, operation=operation, subject=scope, hint=hint)
         case Verdict.LOST:
-            return CommitLostError(
-                f"later records do not descend from record {record.number}", operation=record.kind, subject=scope
-            )
+            message = f"later records do not descend from record {record.number}"
+            return CommitLostError(message, operation=operation, subject=scope)
         case Verdict.NOT_LISTED:
-            return UnsafeStoreError(
-                "the record just written is not in the listing",
-                operation=record.kind,
-                subject=commit_key(record.scope, record.number),
-            )
+            key = commit_key(record.scope, record.number)
+            return UnsafeStoreError("the record just written is not in the listing", operation=operation, subject=key)

@@ -44,11 +44,10 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from engine.records.indexes import is_missing
+from engine.records.indexes import is_missing, new_indexes_of, settle_keys, settle_record
 from engine.records.leases import hold_pin
 from engine.records.log import load_log, read_commit
 from engine.records.repository import check_commits
-from engine.records.settle import new_indexes_of, settle_keys, settle_record
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.keys import commit_key
@@ -85,9 +84,7 @@ class CommitWriter:
             return await self._load_head()
 
     async def settle(self, parent: CommitPointer) -> None:
-        """Make the newest commit permanent, as the next one does first (T2).
-
-        `parent` is the one that the caller has seen as the newest.
+        """Make the newest commit, which the caller has seen (`parent`), permanent, as the next one does first (T2).
 
         Raises:
             DamagedError: Something of it is missing.
@@ -153,21 +150,18 @@ class CommitWriter:
             return await self._submit(request, compose, results, gone=gone)
 
     async def rewind(self, target: Commit) -> Commit:
-        """Make an older commit's stores the newest again, as a new commit (C6).
+        """Make an older commit's stores the newest again, as a new commit (C6); other errors as `commit`.
 
         Raises:
             NotFoundError: The target was collected meanwhile.
-            ConflictError, CommitUnknownError, StoreError: As `commit`.
         """
         return await self._submit_copy(Request(kind="rewind", source=target.pointer), target)
 
     async def fork(self, target: Commit) -> Commit:
-        """Begin this writer's scope with another scope's stores, copying no bytes.
+        """Begin this writer's scope with another scope's stores, copying no bytes; errors as `rewind`.
 
         Raises:
             UsageError: This scope has commits already, or is of the other kind (K3).
-            NotFoundError: The target was collected meanwhile.
-            ConflictError, CommitUnknownError, StoreError: As `commit`.
         """
         request = Request(kind="fork", source=target.pointer, source_scope=target.scope)
         return await self._submit_copy(request, target)
@@ -187,25 +181,20 @@ class CommitWriter:
                 await settle_record(self._store, target.record)
 
                 async def compose(head: Head) -> CommitRecord:
+                    write_id, until_ms = self._runtime.write_id(), lease.valid_until_ms
+                    source = target.record
                     return compose_copy(
-                        head,
-                        request,
-                        target.record,
-                        scope=self._scope,
-                        write_id=self._runtime.write_id(),
-                        valid_until_ms=lease.valid_until_ms,
+                        head, request, source, scope=self._scope, write_id=write_id, valid_until_ms=until_ms
                     )
 
                 # Until the outcome is known the record may land late, and has to find its blobs when it does.
-                lease.keep()
+                lease.kept = True
                 try:
                     commit = await self._submit(request, compose, ())
-                except (CommitUnknownError, UnsafeStoreError):
+                except (EngineError, StoreError) as error:
+                    lease.kept = isinstance(error, CommitUnknownError | UnsafeStoreError)
                     raise
-                except (EngineError, StoreError):
-                    lease.let_go()
-                    raise
-                lease.let_go()
+                lease.kept = False
                 return commit
 
     async def _submit(
@@ -250,31 +239,26 @@ class CommitWriter:
 
     async def _load_head(self, parent: CommitPointer | Literal["any"] | None = ANY) -> Head:
         """Return where the scope is; what is remembered does not count if the caller has seen another newest commit."""
-        newest = self._head.newest if self._head is not None else None
-        is_other = parent not in {ANY, newest.pointer if newest is not None else None}
-        may_move = self._head is None or any(p.number >= self._head.next_number for p in self._unresolved)
-        if self._head is None or may_move or is_other:
+        head = self._head
+        may_move = head is None or any(p.number >= head.next_number for p in self._unresolved)
+        if head is None or may_move or parent not in {ANY, head.pointer}:
             log = await load_log(self._store, self._scope)
-            self._head = Head(
-                newest=log.newest, next_number=log.listing.newest_number + 1, closed_at_ms=log.listing.closed_at_ms
-            )
-        return self._head
+            closed_at_ms = log.listing.closed_at_ms
+            head = Head(newest=log.newest, next_number=log.listing.newest_number + 1, closed_at_ms=closed_at_ms)
+            self._head = head
+        return head
 
     async def _is_overtaken(self, head: Head) -> bool:
         """Return whether others have moved the head: what was remembered may have been collected or forgotten."""
         self._head = None
         now = await self._load_head()
-        is_same = (now.newest and now.newest.pointer) == (head.newest and head.newest.pointer)
-        return not is_same or now.next_number != head.next_number
+        return (now.pointer, now.next_number) != (head.pointer, head.next_number)
 
     async def _resolve(self, request: Request, head: Head) -> Commit | None:
         """Find the commit of a request that was made before (C3).
 
         The newest commit is it if it names the very indexes as new, even if another process sent it. Of an own record
-        that was not answered, what is at its number decides once the log has passed it.
-
-        Raises:
-            CommitUnknownError: What is there does not decide it.
+        that was not answered, what is at its number decides once the log has passed it, or `CommitUnknownError`.
         """
         if head.newest is not None and is_answer(head.newest.record, request):
             if head.newest.record.predecessor is None:
@@ -294,8 +278,7 @@ class CommitWriter:
     async def _look_back(self, sent: Sent) -> Commit | None:
         """Read what is at the number of an own record; None if it is another's, or void or no part of the chain.
 
-        Raises:
-            CommitUnknownError: It is closed or gone, perhaps after others had built on it; or it cannot be read.
+        `CommitUnknownError`: it is closed or gone, perhaps after others had built on it; or it cannot be read.
         """
         record = sent.record
         try:
@@ -314,19 +297,16 @@ class CommitWriter:
 
     def _sent_before(self, request: Request, head: Head) -> CommitRecord | None:
         """Return the record of an unanswered attempt, if it still fits: the same bytes are sent again (C3)."""
-        newest = head.newest.pointer if head.newest else None
-        for sent in self._unresolved.values():
-            record = sent.record
-            if sent.request == request and record.number == head.next_number and record.predecessor == newest:
-                return record
-        return None
+        same = (sent.record for sent in self._unresolved.values() if sent.request == request)
+        fits = (head.next_number, head.pointer)
+        return next((record for record in same if (record.number, record.predecessor) == fits), None)
 
     async def _send(self, request: Request, record: CommitRecord, data: bytes) -> bool:
         """Write the record; False if an own earlier record turns out to have its number.
 
         Raises:
             CommitLostError: Another writer's record is there.
-            CommitUnknownError: No answer; the record is remembered.
+            CommitUnknownError: No answer, or what is there cannot be read; the record is remembered.
             StoreError: The store refused it, so that it certainly is not there.
         """
         self._head = None
@@ -354,11 +334,7 @@ class CommitWriter:
     async def _is_mine(self, record: CommitRecord) -> bool:
         """Return after Lost whether the record that is there is the one just sent, by its write id (C3).
 
-        If not, an own earlier record of another request is there.
-
-        Raises:
-            CommitLostError: Another writer's record is there.
-            CommitUnknownError: It cannot be read, or a collection has taken it.
+        If not, an own earlier record of another request is there. Raises what `_send` does.
         """
         try:
             there = (await self._read(record)).pointer
@@ -391,12 +367,9 @@ class CommitWriter:
             raise
 
     async def _finish(self, commit: Commit, results: Sequence[BackupResult]) -> Commit:
-        """Remove the TTLs of what the record names as new (T1). Interrupted here, the same request finds its commit.
+        """Remove the TTLs of what the record names as new, and of nothing else (T1).
 
-        Nothing of a result that the record does not name is touched.
-
-        Raises:
-            CommitDamagedError: Something that is new in the commit is gone (T1).
+        Interrupted here, the same request finds its commit. `CommitDamagedError`: something that is new in it is gone.
         """
         new = set(new_indexes_of(commit.record))
         new_keys = [key for result in results if result.reference.index in new for key in result.new_keys]
@@ -413,11 +386,8 @@ class CommitWriter:
             self._head = Head(newest=commit, next_number=commit.pointer.number + 1)
         self._unresolved.pop(commit.pointer, None)
         if gone is not None and not await self._is_superseded(commit):
-            raise CommitDamagedError(
-                f"is gone: commit {commit.pointer.number} of {self._scope} is committed and damaged",
-                operation=commit.record.kind,
-                subject=gone.subject,
-            ) from gone.__cause__
+            message = f"is gone: commit {commit.pointer.number} of {self._scope} is committed and damaged"
+            raise CommitDamagedError(message, operation=commit.record.kind, subject=gone.subject) from gone.__cause__
         return commit
 
     async def _is_superseded(self, commit: Commit) -> bool:
@@ -425,30 +395,23 @@ class CommitWriter:
         self._head = None
         try:
             await acknowledge(self._store, commit.record)
-        except ConflictError:
-            return True
-        except (EngineError, StoreError):
-            pass
+        except (EngineError, StoreError) as error:
+            return isinstance(error, ConflictError)
         return False
 
     async def _settle_parent(self, head: Head, gone: frozenset[str] | None) -> None:
         """Make sure that nothing which a new record retains carries a TTL any more (T2)."""
-
-        def is_needed(key: str) -> bool:
-            return gone is not None and key not in gone
-
         if head.newest is not None and not head.newest.settled:
-            await settle_record(self._store, head.newest.record, is_needed=is_needed)
+            await settle_record(
+                self._store, head.newest.record, is_needed=lambda key: gone is not None and key not in gone
+            )
             self._head = msgspec.structs.replace(head, newest=msgspec.structs.replace(head.newest, settled=True))
 
 
 def _gone(record: CommitRecord) -> CommitUnknownError:
-    return CommitUnknownError(
-        f"record {record.number} was closed or collected before its outcome was known",
-        operation=record.kind,
-        subject=str(record.scope),
-        hint="look at the newest commit, compare its offsets with yours, and go on from there",
-    )
+    message = f"record {record.number} was closed or collected before its outcome was known"
+    hint = "look at the newest commit, compare its offsets with yours, and go on from there"
+    return CommitUnknownError(message, operation=record.kind, subject=str(record.scope), hint=hint)
 
 
 def _unknown(record: CommitRecord, message: str) -> CommitUnknownError:

@@ -21,8 +21,7 @@ from engine.errors import DamagedError, TargetError
 from engine.local.hashing import ContentHasher
 from engine.local.transfer import ByteBudget, HashingSink, fetch_right
 from engine.progress import NO_PROGRESS, AddedProgress, Progress
-from engine.records.find import Choice
-from engine.records.missing import naming_complete
+from engine.records.find import Choice, naming_complete
 from engine.records.repository import OpenRepository
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of, restore_store

@@ -17,10 +17,9 @@ from engine.errors import DamagedError
 from engine.local.hashing import FileHasher
 from engine.local.transfer import HashingSink
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.indexes import StoredSnapshot, read_index, read_stored_snapshot
+from engine.records.indexes import StoredSnapshot, has_ttl, read_index, read_stored_snapshot, settle_keys
 from engine.records.log import ScopeLog, Unreadable
 from engine.records.roots import list_prefix
-from engine.records.settle import has_ttl, settle_keys
 from index.display import DisplayMixin, format_files, format_texts
 from index.errors import FormatError, UnsafeNameError
 from index.plan.commits import NOTHING_VOUCHES, Commit

@@ -1,22 +1,39 @@
-"""Find the commit that a reader wants, and protect it while it reads."""
+"""Find the commit that a reader wants, or the newest that is whole, and protect it while it reads."""
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypedDict, Unpack
 
-from blobstore.base import BlobStore
-from engine.errors import CollectedError, IncompleteError, NotFoundError, UsageError
+from blobstore.base import BlobStore, RequestMetadata
+from blobstore.concurrency import map_bounded
+from blobstore.errors import StoreError
+from engine.errors import (
+    CollectedError,
+    DamagedError,
+    EngineError,
+    IncompleteError,
+    NotFoundError,
+    UsageError,
+    bare_message,
+)
+from engine.records.indexes import is_missing, read_index
 from engine.records.leases import PinLease, hold_pin, list_names, read_name
 from engine.records.log import Noted, ScopeLog, load_log, load_scope
-from engine.records.missing import find_complete
 from engine.records.repository import OpenRepository
 from index.display import iso_time
+from index.errors import FormatError
 from index.plan.commits import Commit, commit_of_name, fits
+from index.snapshot.contents import blobs_needed
 from index.snapshot.keys import parse_log_key
-from index.snapshot.model import Scope, StoreReference
+from index.snapshot.model import BlobKey, Scope, StoreReference
 
+STATS_IN_FLIGHT_MAX: Final = 16
+COMMITS_MAX: Final = 1_000
 # Attempts of a reader whose commit is collected before its pin is there.
 CHOICES_MAX: Final = 3
+
+ReadCommits = Callable[[], Awaitable[Sequence[Commit]]]
 
 
 class Choice(TypedDict, total=False):
@@ -38,12 +55,9 @@ class Choice(TypedDict, total=False):
 
 
 async def find_commit(store: BlobStore, scope: Scope, **choice: Unpack[Choice]) -> Commit:
-    """Find the newest commit that fits everything given; the newest of all if nothing is.
+    """Find the newest commit that fits everything given, the newest of all if nothing is; errors as `Repository.find`.
 
     Raises:
-        NotFoundError: None fits.
-        FormatError: A record that may be the one that fits cannot be read.
-        UsageError: A name and something else is given.
         TypeError: Something is given that `Choice` does not have.
     """
     if unknown := choice.keys() - Choice.__annotations__.keys():
@@ -57,15 +71,15 @@ async def find_commit(store: BlobStore, scope: Scope, **choice: Unpack[Choice]) 
         return commit_of_name(await read_name(store, scope, name))
     commits: Sequence[Commit] = ()
     number, at_ms = choice.get("number"), choice.get("at_ms")
-    version, unique_id = choice.get("version"), choice.get("unique_id")
+    fitting = partial(
+        fits, number=number, version=choice.get("version"), unique_id=choice.get("unique_id"), at_ms=at_ms
+    )
     if not given:
         found = (await load_log(store, scope)).newest
     else:
         log = await load_scope(store, scope)
         commits = log.commits[::-1]
-        found = next(
-            (c for c in commits if fits(c, number=number, version=version, unique_id=unique_id, at_ms=at_ms)), None
-        )
+        found = next(filter(fitting, commits), None)
         _check_choice(log, found, number)
     if found is not None:
         return found
@@ -76,7 +90,7 @@ async def find_commit(store: BlobStore, scope: Scope, **choice: Unpack[Choice]) 
     if commits and at_ms is not None and commits[-1].committed_at_ms > at_ms:
         hint = f"the oldest is commit {commits[-1].record.number}, of {iso_time(commits[-1].committed_at_ms)}"
     for record in await list_names(store, scope) if commits and at_ms is None else ():
-        if fits(commit_of_name(record), number=number, version=version, unique_id=unique_id, at_ms=None):
+        if fitting(commit_of_name(record)):
             hint = f"only the name {record.name!r} still holds it: ask for that name"
     raise NotFoundError(f"nothing fits {text}", operation="find", subject=str(scope), hint=hint)
 
@@ -99,16 +113,15 @@ async def find_pinned(
     """Find a commit and pin it; choose again if it is collected before its pin is there (design 0002, D5).
 
     Raises:
-        NotFoundError: None fits.
-        CollectedError: Every choice was collected before its pin was there.
+        CollectedError: Every choice was.
     """
+    store = repository.store
     async with contextlib.AsyncExitStack() as stack:
         for attempt in range(CHOICES_MAX):
-            commit = await find_commit(repository.store, scope, **choice)
+            commit = await find_commit(store, scope, **choice)
+            pin = hold_pin(store, repository.runtime, commit, purpose=purpose)
             try:
-                lease = await stack.enter_async_context(
-                    hold_pin(repository.store, repository.runtime, commit, purpose=purpose)
-                )
+                lease = await stack.enter_async_context(pin)
             except CollectedError:
                 if attempt == CHOICES_MAX - 1:
                     raise
@@ -128,7 +141,6 @@ async def choose_complete(store: BlobStore, scope: Scope, choice: Choice) -> Cho
     Costs what `find_complete` says, and where the commit is not whole the reading of all others of the scope.
 
     Raises:
-        NotFoundError: None fits.
         IncompleteError: No commit is whole.
     """
     chosen = await find_commit(store, scope, **choice)
@@ -136,11 +148,8 @@ async def choose_complete(store: BlobStore, scope: Scope, choice: Choice) -> Cho
         return choice
     complete = await find_complete(store, await read_commits(store, scope))
     if complete is None:
-        raise IncompleteError(
-            f"something of commit {chosen.pointer.number} is missing, and of every other one",
-            operation="restore",
-            subject=str(scope),
-        )
+        message = f"something of commit {chosen.pointer.number} is missing, and of every other one"
+        raise IncompleteError(message, operation="restore", subject=str(scope))
     return Choice(number=complete.pointer.number)
 
 
@@ -155,11 +164,103 @@ def require_store(commit: Commit, task: str, store: str) -> StoreReference:
     """Return the reference of one store of a commit; raise `NotFoundError` if it has no such store."""
     reference = commit.store(task, store)
     if reference is None:
-        have = ", ".join(sorted({f"{s.task}/{s.store}" for s in commit.record.stores})[:8])
-        raise NotFoundError(
-            f"commit {commit.pointer.number} has no store {task}/{store}",
-            operation="find",
-            subject=str(commit.scope),
-            hint=f"it has {have or 'none'}",
-        )
+        have = ", ".join(sorted({f"{s.task}/{s.store}" for s in commit.record.stores})[:8]) or "none"
+        message = f"commit {commit.pointer.number} has no store {task}/{store}"
+        raise NotFoundError(message, operation="find", subject=str(commit.scope), hint=f"it has {have}")
     return reference
+
+
+# ---------------------------------------------------------------------- what is missing (design 0006, M1 and M2)
+
+
+async def find_missing(store: BlobStore, needed: Mapping[BlobKey, int]) -> frozenset[str]:
+    """Find blobs that are not there, or are shorter than they have to be: one `stat` for each, at most 16 at once."""
+    checked = store.tagged(RequestMetadata(payload_path="check"))
+
+    async def is_missing(item: tuple[BlobKey, int]) -> bool:
+        key, size_bytes = item
+        info = await checked.stat(key)
+        return info is None or info.size_bytes < size_bytes
+
+    gone = await map_bounded(is_missing, needed.items(), in_flight_max=STATS_IN_FLIGHT_MAX)
+    return frozenset(key for key, is_gone in zip(needed, gone, strict=True) if is_gone)
+
+
+async def find_complete(store: BlobStore, commits: Iterable[Commit]) -> Commit | None:
+    """Find the first of some commits of which everything is there, by name and size; contents are not read.
+
+    Requests: a GET for each index of each commit looked at (more for deltas), and a `stat` for each blob that none of
+    those before it had; of a commit that is not whole, as few as decide it. At most `COMMITS_MAX` are looked at.
+    """
+    there: set[str] = set()
+    gone: set[str] = set()
+    for commit, _ in zip(commits, range(COMMITS_MAX), strict=False):
+        if await _is_complete(store, commit, there, gone):
+            return commit
+    return None
+
+
+async def _is_complete(store: BlobStore, commit: Commit, there: set[str], gone: set[str]) -> bool:
+    """Return whether everything of a commit is there; add what is found out to the sets."""
+    for reference in commit.record.stores:
+        if reference.index.key in gone:
+            return False
+        try:
+            needed = blobs_needed(await read_index(store, reference.index))
+        except (DamagedError, FormatError):
+            gone.add(reference.index.key)
+            return False
+        if gone.isdisjoint(needed):
+            unknown = {key: size_bytes for key, size_bytes in needed.items() if key not in there}
+            missing = await find_missing(store, unknown)
+            gone |= missing
+            there |= unknown.keys() - missing
+        if not gone.isdisjoint(needed):
+            return False
+    return True
+
+
+def name_commit(commit: Commit) -> str:
+    """Name the commit that is the one to restore."""
+    return f"commit {commit.pointer.number} (version {commit.record.version})"
+
+
+@contextlib.asynccontextmanager
+async def naming_complete(
+    store: BlobStore, read_commits: ReadCommits, name: Callable[[Commit], str] = name_commit
+) -> AsyncIterator[None]:
+    """Let an error of a block that something is missing say which commit is whole; as `name_complete`."""
+    try:
+        yield
+    except DamagedError as error:
+        named = await name_complete(error, store, read_commits, name)
+        if named is error:
+            raise
+        raise named from error.__cause__
+
+
+async def name_complete(
+    error: DamagedError, store: BlobStore, read_commits: ReadCommits, name: Callable[[Commit], str] = name_commit
+) -> DamagedError:
+    """Make an error that something is missing an `IncompleteError` that says which commit is whole.
+
+    Any other error is returned as it is. `read_commits` reads the commits that there are, newest first, and `name` is
+    what one is called.
+    """
+    if isinstance(error, IncompleteError) or not is_missing(error):
+        return error
+    complete, notes = None, list(getattr(error, "__notes__", ()))
+    hint = "run `tidemark verify`: no commit of the job is whole"
+    try:
+        complete = await find_complete(store, await read_commits())
+    except (StoreError, EngineError, FormatError) as other:
+        hint = error.hint
+        notes.append(f"which commit is whole could not be found out: {other}")
+    if complete is not None:
+        hint = f"{name(complete)} is the newest of which everything is there; `--or-newest-complete` takes it"
+    named = IncompleteError(bare_message(error), operation=error.operation, subject=error.subject, hint=hint)
+    named.complete = complete
+    named.__cause__ = error.__cause__
+    for note in notes:
+        named.add_note(note)
+    return named.with_traceback(error.__traceback__)

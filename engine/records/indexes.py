@@ -1,23 +1,34 @@
-"""Snapshot indexes in a store: read with every check, written whole or as a delta (design 0002, P2)."""
+"""Snapshot indexes in a store: read with every check, written whole or as a delta (design 0002, P2), made permanent."""
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, Created, RequestMetadata, read_blob
-from blobstore.concurrency import run_blocking
+from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from engine.errors import DamagedError
 from engine.local.transfer import put_new
 from index.errors import IndexInvariantError
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_index, encode_index
-from index.snapshot.contents import blob_keys, files_of
+from index.snapshot.contents import blob_keys, files_of, new_blob_keys
 from index.snapshot.delta import make_delta, resolve_deltas
 from index.snapshot.invariants import HASH_BYTES, INDEX_DELTAS_MAX, check_snapshot_index
 from index.snapshot.keys import INDEXES, upload_key
-from index.snapshot.model import DirIndex, IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex, StoreReference
+from index.snapshot.model import (
+    BlobKey,
+    CommitRecord,
+    DirIndex,
+    IndexDelta,
+    IndexReference,
+    Scope,
+    SnapshotIndex,
+    StoredIndex,
+    StoreReference,
+)
 
 # A smaller index is always stored whole: a delta would save less than the request costs that it adds to a reading.
 WHOLE_BYTES_MAX: Final = 256 * 1024
@@ -32,6 +43,11 @@ CACHED_MAX: Final = 4
 CACHED_WEIGHT_MAX: Final = 20_000
 
 PAYLOAD: Final = "snapshot-index"
+_SETTLE: Final = RequestMetadata(payload_path="settle")
+REQUESTS_IN_FLIGHT_MAX: Final = 16
+
+
+IsNeeded = Callable[[str], bool]
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +59,7 @@ class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def depth(self) -> int:
-        """Number of deltas that lead to it; 0 if it is stored whole."""
+        """Number of deltas that lead to it; 0 if whole."""
         return len(self.chain) - 1
 
     @property
@@ -56,24 +72,21 @@ class IndexCache:
     """The indexes that a process has read or written last: the next backup's base is nearly always among them."""
 
     def __init__(self) -> None:
-        self._snapshots: OrderedDict[IndexReference, StoredSnapshot] = OrderedDict()
-        self._weights: dict[IndexReference, int] = {}
-        self._weight = 0
+        # With what each weighs.
+        self._snapshots: OrderedDict[IndexReference, tuple[StoredSnapshot, int]] = OrderedDict()
 
     def find(self, reference: IndexReference) -> StoredSnapshot | None:
-        return self._snapshots.get(reference)
+        snapshot, _ = self._snapshots.get(reference, (None, 0))
+        return snapshot
 
     def keep(self, snapshot: StoredSnapshot) -> None:
         """Remember an index; those that were remembered longest ago go if they are too many."""
-        reference = snapshot.chain[0]
-        self._snapshots[reference] = snapshot
-        self._snapshots.move_to_end(reference)
-        self._weight -= self._weights.pop(reference, 0)
-        self._weights[reference] = _weigh(snapshot.index)
-        self._weight += self._weights[reference]
-        while len(self._snapshots) > CACHED_MAX and self._weight > CACHED_WEIGHT_MAX:
-            oldest, _ = self._snapshots.popitem(last=False)
-            self._weight -= self._weights.pop(oldest)
+        self._snapshots[snapshot.chain[0]] = snapshot, _weigh(snapshot.index)
+        self._snapshots.move_to_end(snapshot.chain[0])
+        weight = sum(weight for _, weight in self._snapshots.values())
+        while len(self._snapshots) > CACHED_MAX and weight > CACHED_WEIGHT_MAX:
+            _, (_, gone) = self._snapshots.popitem(last=False)
+            weight -= gone
 
 
 async def read_index(store: BlobStore, reference: IndexReference) -> SnapshotIndex:
@@ -116,11 +129,8 @@ async def read_stored_snapshot(store: BlobStore, reference: IndexReference) -> S
 def check_is_of(index: SnapshotIndex, reference: StoreReference, *, operation: str) -> None:
     """Raise `DamagedError` for an index that is of another state than the reference which led to it."""
     if index.metadata.unique_id != reference.unique_id:
-        raise DamagedError(
-            f"is of {index.metadata.unique_id}, not of {reference.unique_id}",
-            operation=operation,
-            subject=reference.index.key,
-        )
+        message = f"is of {index.metadata.unique_id}, not of {reference.unique_id}"
+        raise DamagedError(message, operation=operation, subject=reference.index.key)
 
 
 def is_missing(error: DamagedError) -> bool:
@@ -136,17 +146,10 @@ def delta_pays(*, whole_bytes: int, delta_bytes: int) -> bool:
 async def write_index(
     store: BlobStore, index: SnapshotIndex, *, scope: Scope, ttl_ms: int, base: StoredSnapshot | None, counter: int = 0
 ) -> tuple[StoredSnapshot, Created]:
-    """Write an index with a TTL, whole or as a delta on its base, whichever `delta_pays` says.
+    """Write an index with a TTL (C5), whole or as a delta on its base, whichever `delta_pays` says: one PUT.
 
-    Requests: one PUT.
-
-    Args:
-        store: Where to.
-        index: Its session and `counter` make the key.
-        scope: Whose it is.
-        ttl_ms: TTL of the upload (design 0002, C5).
-        base: The snapshot that it was diffed against, as it is stored.
-        counter: 0 unless the session writes several indexes.
+    Its session and `counter`, 0 unless the session writes several indexes, make the key. `base` is the snapshot that it
+    was diffed against, as it is stored.
 
     Raises:
         IndexInvariantError: The index breaks an invariant; nothing is written.
@@ -214,7 +217,6 @@ async def _read_stored(store: BlobStore, reference: IndexReference) -> StoredInd
     store = store.tagged(RequestMetadata(payload_path=PAYLOAD, size_bytes=reference.size_bytes))
     if reference.size_bytes > INDEX_BYTES_MAX:
         raise DamagedError(f"is said to have {reference.size_bytes} bytes", operation="read index", subject=key)
-    data = b""
     # Bytes that are wrong are fetched once more: a fault on the way is not yet a fault of the blob.
     for fresh in (False, True):
         try:
@@ -224,13 +226,86 @@ async def _read_stored(store: BlobStore, reference: IndexReference) -> StoredInd
                 raise DamagedError(f"cannot be had: {error}", operation="read index", subject=key) from error
         else:
             if len(data) == reference.size_bytes and hashlib.sha256(data).digest() == reference.sha256:
-                break
-    else:
-        raise DamagedError(
-            "is not what the reference to it says: cut short or altered", operation="read index", subject=key
-        )
-    return await run_blocking(decode_index, data, subject=key)
+                return await run_blocking(decode_index, data, subject=key)
+    message = "is not what the reference to it says: cut short or altered"
+    raise DamagedError(message, operation="read index", subject=key)
 
 
 def _broken_chain(reference: IndexReference, reason: str) -> DamagedError:
     return DamagedError(f"its chain of deltas is broken: {reason}", operation="read index", subject=reference.key)
+
+
+# ---------------------------------------------------------------------- TTL removal (design 0002, T1 and T2)
+
+
+async def settle_keys(store: BlobStore, keys: Iterable[BlobKey], *, is_needed: IsNeeded = lambda _: True) -> None:
+    """Remove the TTL of each key, of the indexes last; one request each, none where TTLs cannot be removed.
+
+    An index without a TTL vouches for the blobs that are new in it (T1): give it together with all of them, or after
+    them. `is_needed` says whether a key that is not there matters: what is gone has no TTL that could be left.
+
+    Raises:
+        DamagedError: A key that is needed is not there.
+        StoreError: The store could not do it; doing it again is safe.
+    """
+    if not store.capabilities.removes_ttl:
+        return
+    settling = store.tagged(_SETTLE)
+
+    async def settle(key: BlobKey) -> None:
+        try:
+            await settling.remove_ttl(key)
+        except BlobNotFoundError as error:
+            if not is_needed(key):
+                return
+            raise DamagedError(
+                "a blob of a commit is gone before its TTL was removed",
+                operation="settle",
+                subject=key,
+                hint="back up again with `--check-retained` where the files are still there; `tidemark verify` says "
+                "what is lost, `tidemark rewind` goes on from an older commit",
+            ) from error
+
+    keys = list(keys)
+    for are_indexes in (False, True):
+        group = [key for key in keys if key.startswith(INDEXES) is are_indexes]
+        await map_bounded(settle, group, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
+
+
+def new_indexes_of(record: CommitRecord) -> tuple[IndexReference, ...]:
+    """Return the indexes that came with a record; those of its other stores came with an earlier one."""
+    return tuple(reference.index for reference in record.stores if reference.number == record.number)
+
+
+async def has_ttl(store: BlobStore, key: str) -> bool | None:
+    """Return whether a blob carries a TTL, by a `stat`; None if there is no such blob."""
+    info = await store.tagged(_SETTLE).stat(key)
+    return None if info is None else info.expires_at_ms is not None
+
+
+async def settle_record(store: BlobStore, record: CommitRecord, *, is_needed: IsNeeded = lambda _: True) -> None:
+    """Make the indexes that came with a record, and the blobs that are new in them, permanent; idempotent.
+
+    A record of which the predecessor is valid has a settled predecessor, because its writer saw to that (T2): so it is
+    enough to settle the newest valid record.
+
+    Requests: one `stat` for each index; only of one that still carries a TTL the rest: a GET (more for deltas), and a
+    removal for each of its new keys. None at all where TTLs cannot be removed.
+
+    `is_needed` and errors are as for `settle_keys`. Of an index that is not needed and cannot be read nothing is done.
+    """
+    if not store.capabilities.removes_ttl:
+        return
+    indexes = new_indexes_of(record)
+    carry = await map_bounded(lambda i: has_ttl(store, i.key), indexes, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
+    for index, carries_ttl in zip(indexes, carry, strict=True):
+        if carries_ttl is False:
+            continue
+        # One that is missing is found to be so when it is read.
+        try:
+            new_keys = sorted(new_blob_keys(await read_index(store, index)))
+        except DamagedError:
+            if is_needed(index.key):
+                raise
+            continue
+        await settle_keys(store, [*new_keys, index.key], is_needed=is_needed)

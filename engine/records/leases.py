@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown, list_blobs
+from blobstore.base import BlobStore, BytesBody, Created, Unknown, list_blobs
 from blobstore.errors import (
     REFUSALS,
     AccessDeniedError,
@@ -25,6 +25,7 @@ from blobstore.errors import (
 )
 from engine.clock import Runtime
 from engine.errors import CollectedError, LeaseExpiredError, NotFoundError, UsageError
+from engine.records.indexes import settle_record
 from engine.records.log import (
     Noted,
     Unreadable,
@@ -35,7 +36,6 @@ from engine.records.log import (
     repository_created_ms,
 )
 from engine.records.repository import check_consistent_lists
-from engine.records.settle import settle_record
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.commits import Commit, Naming, choose_naming, is_closed
 from index.snapshot.codec import decode_name, encode_record
@@ -50,9 +50,7 @@ RENEWALS_PER_DURATION: Final = 3
 async def list_names(store: BlobStore, scope: Scope, noted: Noted | None = None) -> tuple[NameRecord, ...]:
     """Return every name of a scope that holds, sorted: not released, and written in time (design 0002, D5).
 
-    One that cannot be read is passed over, and noted.
-
-    Requests: one LIST per 1,000 namings, one GET for each.
+    One that cannot be read is passed over, and noted. Requests: one LIST per 1,000 namings, one GET for each.
     """
     by_name: defaultdict[str, list[Naming]] = defaultdict(list)
     for naming in await list_namings(store, noted or Noted(), names_prefix(scope)):
@@ -67,15 +65,11 @@ async def read_name(store: BlobStore, scope: Scope, name: str) -> NameRecord:
     Raises:
         NotFoundError: There is none, it was released, or it came too late to protect anything.
     """
-    return find_name(await read_namings(store, scope, name), scope, name).record
+    return _choose(await read_namings(store, scope, name), scope, name).record
 
 
 async def read_namings(store: BlobStore, scope: Scope, name: str) -> tuple[Naming, ...]:
-    """Read every record of a name, released and void ones too: one LIST, and a GET for each, mostly one.
-
-    Raises:
-        FormatError: One cannot be read.
-    """
+    """Read every record of a name, released and void ones too: one LIST, and a GET for each, mostly one."""
     noted = Noted()
     namings = await list_namings(store, noted, name_prefix(scope, name))
     if noted.unreadable:
@@ -83,14 +77,13 @@ async def read_namings(store: BlobStore, scope: Scope, name: str) -> tuple[Namin
     return namings
 
 
-async def release_naming(store: BlobStore, naming: Naming) -> None:
+async def _release(store: BlobStore, naming: Naming) -> None:
     """Overwrite one naming as released: one PUT, harmless to every other naming."""
     released = msgspec.structs.replace(naming.record, released=True)
     await store.put(naming.key, BytesBody(encode_record(released)))
 
 
-def find_name(namings: tuple[Naming, ...], scope: Scope, name: str) -> Naming:
-    """Find the naming that a name refers to; errors as `read_name`."""
+def _choose(namings: tuple[Naming, ...], scope: Scope, name: str) -> Naming:
     chosen = choose_naming(namings)
     if chosen is None:
         what = "was released" if any(n.record.released for n in namings) else "is not there"
@@ -121,12 +114,11 @@ async def list_namings(store: BlobStore, noted: Noted, prefix: str = NAMES) -> t
             if first is None:
                 noted.foreign.append(blob.key)
                 continue
+            commit = f"commit {first.source.number} of {first.scope}"
             error = UnknownFormatError(
-                f"is the name {first.name!r} of commit {first.source.number} of {first.scope}, "
-                "as the first commits of tidemark wrote it",
+                f"is the name {first.name!r} of {commit}, as the first commits of tidemark wrote it",
                 subject=blob.key,
-                hint="give that commit a name once more with `tidemark name`, then remove this one with "
-                "`tidemark discard`",
+                hint="name that commit once more with `tidemark name`, then remove this with `tidemark discard`",
             )
             noted.unreadable.append(Unreadable(key=blob.key, error=error))
             continue
@@ -156,6 +148,7 @@ class PinLease:
             the end of the pin as first written, which is what the check for a boundary has followed. Renewing does not
             move it. 0 if not pinned.
         last_error: Why the newest renewal failed, if it did.
+        kept: The pin is left to expire, not released: a record that rests on it may still land late (C3).
     """
 
     def __init__(self, store: BlobStore, pin: Pin, margin_ms: int) -> None:
@@ -163,18 +156,10 @@ class PinLease:
         self._pin = pin
         self._margin_ms = margin_ms
         self._ends_at_ms = 0
-        self._kept = False
         self.pinned = False
         self.valid_until_ms = 0
         self.last_error: StoreError | None = None
-
-    def keep(self) -> None:
-        """Leave the pin to expire: a record that rests on it is on its way and may land late (C3)."""
-        self._kept = True
-
-    def let_go(self) -> None:
-        """Release the pin at the end after all: the outcome of that record is known."""
-        self._kept = False
+        self.kept = False
 
     async def begin(self) -> None:
         created = await self._put(self._pin)
@@ -184,7 +169,7 @@ class PinLease:
 
     async def release(self) -> None:
         """Overwrite the pin as released, unless it is kept; only a collector deletes it (D1)."""
-        if not self._kept:
+        if not self.kept:
             await self._put(msgspec.structs.replace(self._pin, duration_ms=0, stores=()))
 
     async def renew_for_ever(self) -> None:
@@ -218,10 +203,8 @@ async def hold_pin(
     Requests: one PUT, one LIST and a GET per boundary before the block; one PUT after it.
 
     Who writes a record that rests on the pin gives the repository's `margin_ms`, and `required`: then
-    `AccessDeniedError` or `StoreFullError` is raised where no pin can be written. Readers go on without one.
-
-    Yields:
-        The lease; `pinned` is False where the store denies writing pins or is full, and the block runs unprotected.
+    `AccessDeniedError` or `StoreFullError` is raised where no pin can be written. Readers go on without one
+    (`PinLease.pinned`).
 
     Raises:
         CollectedError: The commit was closed before the pin was there. Choose again.
@@ -294,8 +277,8 @@ async def give_name(
 
     A name that refers to this commit already is left as it is: a call that got no answer can be repeated.
 
-    Requests: one LIST of the name; those of `pinned` and of settling the commit; one PUT; the LIST again, with a
-    GET for each record there.
+    Requests: one LIST of the name; those of `hold_pin` and of settling the commit; one PUT; the LIST again, with a GET
+    for each record there.
 
     Raises:
         UsageError: The name is taken in this scope, or was given to another commit at the same moment.
@@ -322,27 +305,20 @@ async def give_name(
             offsets=commit.record.offsets,
             layout=commit.record.layout,
         )
-        key = name_key(commit.scope, name, runtime.session())
-        await _put_naming(store, lease, key, record)
+        key, data = name_key(commit.scope, name, runtime.session()), encode_record(record)
+        # Until the outcome is known the naming may land late, and has to find its blobs when it does.
+        lease.kept = True
+        try:
+            outcome = await store.put_if_absent(key, BytesBody(data))
+        except REFUSALS:
+            lease.kept = False
+            raise
+        if isinstance(outcome, Unknown):
+            raise StoreUnavailableError(outcome.reason, operation="name", key=key)
+        # Lost: nobody else has this key, so an earlier copy of the request was there first. One that came too late is
+        # judged by the listing, as for every reader.
+        lease.kept = isinstance(outcome, Created) and outcome.created_at_ms > record.valid_until_ms
         return await _judge_naming(store, key, record)
-
-
-async def _put_naming(store: BlobStore, lease: PinLease, key: str, record: NameRecord) -> None:
-    # Until the outcome is known the naming may land late, and has to find its blobs when it does.
-    data = encode_record(record)
-    lease.keep()
-    try:
-        outcome = await store.put_if_absent(key, BytesBody(data))
-    except REFUSALS:
-        lease.let_go()
-        raise
-    match outcome:
-        case Unknown(reason=reason):
-            raise StoreUnavailableError(reason, operation="name", key=key)
-        case Created(created_at_ms=created_at_ms) if created_at_ms > record.valid_until_ms:
-            pass  # judged by the listing, as for every reader
-        case Created() | Lost():  # nobody else has this key: an earlier copy of the request was there first
-            lease.let_go()
 
 
 async def _judge_naming(store: BlobStore, key: str, record: NameRecord) -> NameRecord:
@@ -353,24 +329,21 @@ async def _judge_naming(store: BlobStore, key: str, record: NameRecord) -> NameR
         # One that was in time holds until its pin is over, even if it is released.
         raise LeaseExpiredError("the name came after its pin had ended", operation="name", subject=record.name)
     if any(n.is_live and n.record.source != record.source for n in namings):
-        await release_naming(store, mine)
+        await _release(store, mine)
         raise _name_is_taken(record.name)
     return record
 
 
 async def release_name(store: BlobStore, scope: Scope, name: str) -> None:
-    """Give up a name; the next collection frees what only it kept.
+    """Give up a name; the next collection frees what only it kept. Errors as `read_name`.
 
     What is released is what has the name now; a naming that comes later is not touched.
-
-    Raises:
-        NotFoundError: There is none, it was released, or it came too late to protect anything.
     """
     namings = await read_namings(store, scope, name)
-    chosen = find_name(namings, scope, name)
+    chosen = _choose(namings, scope, name)
     # The one that the name refers to comes last: should this end in between, the name still means the same.
     for naming in (*(n for n in namings if n.is_live and n is not chosen), chosen):
-        await release_naming(store, naming)
+        await _release(store, naming)
 
 
 def _name_is_taken(name: str) -> UsageError:

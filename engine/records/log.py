@@ -1,6 +1,7 @@
 """Reading and listing a scope's log in a store."""
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -10,7 +11,7 @@ from blobstore.base import BlobStore, BytesBody, CreateOutcome, list_blobs, read
 from blobstore.concurrency import map_bounded
 from blobstore.errors import REFUSALS, BlobNotFoundError, InvalidRequestError, StoreError, StoreUnavailableError
 from engine.errors import UnsafeStoreError
-from engine.records.settle import has_ttl, new_indexes_of
+from engine.records.indexes import has_ttl, new_indexes_of
 from index.errors import CorruptIndexError, FormatError, IndexInvariantError, UnsafeNameError
 from index.plan.collect import choose_superseded_boundaries
 from index.plan.commits import (
@@ -49,13 +50,12 @@ class Noted(msgspec.Struct):
     """What a reading that goes on past damage has met."""
 
     unreadable: list[Unreadable] = []
-    # Keys that tidemark never wrote, and that it passes over.
+    # Keys that tidemark never wrote.
     foreign: list[str] = []
     # Keys of pins that cannot be read, and are older than any pin lasts.
     outlived: list[str] = []
 
     async def read(self, key: str, reading: Awaitable[Loaded]) -> Loaded | None:
-        """Return what is read; None if it cannot be read, which is noted."""
         try:
             return await reading
         except FormatError as error:
@@ -83,8 +83,7 @@ class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def newest(self) -> Commit | None:
         """The newest commit that is neither void nor closed; None for a new or forgotten scope."""
-        commits = self.commits
-        return commits[-1] if commits else None
+        return next(reversed(self.commits), None)
 
     @property
     def void(self) -> tuple[CommitRecord, ...]:
@@ -116,31 +115,26 @@ async def read_record(store: BlobStore, key: str, decode: Decode[Loaded]) -> Loa
         BlobNotFoundError: It is not there (any more).
         FormatError: Its bytes are not what `decode` takes, twice.
     """
+
+    async def read(*, fresh: bool) -> Loaded:
+        try:
+            data = await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX, fresh=fresh)
+        except InvalidRequestError as error:
+            if error.operation != "get":
+                raise  # a wrong setting: nothing was read
+            raise CorruptIndexError("larger than any record, or cut short while it was read", subject=key) from error
+        return decode(data, subject=key)
+
     try:
-        return await _read_once(store, key, decode)
+        return await read(fresh=False)
     except FormatError:
         # Perhaps it was altered on the way; one bit makes another format version or another kind of it, too. Perhaps it
         # was overwritten between two parts of a read that broke off, as a pin is.
-        return await _read_once(store, key, decode, fresh=True)
-
-
-async def _read_once(store: BlobStore, key: str, decode: Decode[Loaded], *, fresh: bool = False) -> Loaded:
-    try:
-        data = await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX, fresh=fresh)
-    except InvalidRequestError as error:
-        if error.operation != "get":
-            raise  # a wrong setting: nothing was read
-        raise CorruptIndexError("larger than any record, or cut short while it was read", subject=key) from error
-    return decode(data, subject=key)
+        return await read(fresh=True)
 
 
 async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitRecord:
-    """Read one commit record.
-
-    Raises:
-        BlobNotFoundError: It is not there (any more).
-        FormatError: Its bytes or its content are not a valid record of this scope and number.
-    """
+    """Read one commit record; errors as `read_record`, `FormatError` also for one of another scope or number."""
     key = commit_key(scope, number)
     record = await read_record(store, key, decode_commit)
     if record.scope != scope or record.number != number:
@@ -158,10 +152,9 @@ async def read_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary
 
 
 async def find_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary | None:
-    """Read the boundary of a number that was found taken; other errors as `read_commit`.
+    """Read the boundary of a number that was found taken.
 
-    Returns:
-        None: a collector has met a newer one, which closes at least as much, and has taken this one away (D3).
+    None: a collector has met a newer one, which closes at least as much, and has taken this one away (D3).
     """
     with contextlib.suppress(BlobNotFoundError):
         return await read_boundary(store, scope, number)
@@ -197,18 +190,14 @@ async def list_log(store: BlobStore, scope: Scope, *, from_number: int = 0) -> L
 
 async def list_all_logs(store: BlobStore, noted: Noted | None = None) -> tuple[LogListing, ...]:
     """Return the logs of all scopes, from one LIST per 1,000 keys; foreign keys are passed over, and noted."""
-    by_scope: dict[Scope, list[tuple[str, int]]] = {}
+    noted = noted or Noted()
+    by_scope: defaultdict[Scope, list[tuple[str, int]]] = defaultdict(list)
     async for blob in list_blobs(store, LOG):
         try:
-            scope = parse_log_key(blob.key).scope
+            by_scope[parse_log_key(blob.key).scope].append((blob.key, blob.created_at_ms))
         except UnsafeNameError:
-            if noted is not None:
-                noted.foreign.append(blob.key)
-            continue
-        by_scope.setdefault(scope, []).append((blob.key, blob.created_at_ms))
-    return tuple(
-        listing_of(scope, entries) for scope, entries in sorted(by_scope.items(), key=lambda item: str(item[0]))
-    )
+            noted.foreign.append(blob.key)
+    return tuple(listing_of(scope, by_scope[scope]) for scope in sorted(by_scope, key=str))
 
 
 async def list_scopes(store: BlobStore) -> tuple[Scope, ...]:
@@ -241,8 +230,7 @@ async def load_log(store: BlobStore, scope: Scope, *, past_damage: bool = False)
     Requests: one LIST per 1,000 keys, one GET per boundary (one, normally), one GET per record from the newest down
     to the newest valid one (one, normally).
 
-    Args:
-        past_damage: Go on where something cannot be read, and say so in the result, and where the listing has holes.
+    With `past_damage` it goes on where something cannot be read, or the listing has holes, and the result says so.
 
     Raises:
         UnsafeStoreError: The listing has holes however often it is repeated (C1).
@@ -255,10 +243,24 @@ async def load_log(store: BlobStore, scope: Scope, *, past_damage: bool = False)
         boundaries = await _note_boundaries(store, listing, noted)
         if not past_damage:
             check_dense(listing, boundaries)
-        log = await _read_newest(store, listing, boundaries, noted)
+        records: dict[int, CommitRecord] = {}
+        vouched: frozenset[CommitPointer] = frozenset()
+        # From the newest record down until one is valid; those above it say whether they built on it.
+        for number, created_at_ms in reversed(listing.records):
+            if is_number_closed(number, boundaries):
+                continue  # the log of a forgotten scope may be long
+            record = await noted.read(commit_key(scope, number), read_commit(store, scope, number))
+            if record is None:
+                continue
+            records[number] = record
+            if is_late(record, created_at_ms):
+                vouched |= await read_vouched(store, listing, records, boundaries)
+            if valid_commits(listing, records, boundaries, vouched):
+                break
         if noted.unreadable and not past_damage:
             raise noted.unreadable[0].error
-        return log
+        unreadable = tuple(noted.unreadable)
+        return ScopeLog(listing=listing, records=records, boundaries=boundaries, unreadable=unreadable, vouched=vouched)
 
     return await repeat_reading(load, operation="load", subject=str(scope))
 
@@ -272,9 +274,7 @@ async def load_scope(store: BlobStore, scope: Scope) -> ScopeLog:
     return await repeat_reading(load, operation="load", subject=str(scope))
 
 
-async def read_scope(
-    store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] | None = None
-) -> ScopeLog:
+async def read_scope(store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] = {}) -> ScopeLog:
     """Read what one listing promises and no boundary closes by its number; `known` records are not read again.
 
     Raises:
@@ -284,7 +284,6 @@ async def read_scope(
     noted = Noted()
     boundaries = await _note_boundaries(store, listing, noted)
     check_dense(listing, boundaries)
-    known = known or {}
 
     async def read(number: int) -> CommitRecord | None:
         key = commit_key(listing.scope, number)
@@ -339,41 +338,17 @@ async def repository_created_ms(store: BlobStore) -> int:
 async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: str, subject: str = "") -> Loaded:
     """Read logs again when a collection beside us took away what a listing had promised.
 
-    Of many logs (no `subject`) the error names the one that had changed or had holes.
-
     Raises:
-        UnsafeStoreError: That, or a hole, was met in every reading (C1).
+        UnsafeStoreError: That, or a hole, was met in every reading (C1); of many logs it names that one.
     """
-    for attempt in range(LOAD_ATTEMPTS_MAX):
-        try:
+    for _ in range(LOAD_ATTEMPTS_MAX - 1):
+        with contextlib.suppress(BlobNotFoundError, ShortListingError):
             return await read()
-        except (BlobNotFoundError, ShortListingError) as error:
-            if attempt == LOAD_ATTEMPTS_MAX - 1:
-                raise UnsafeStoreError(
-                    f"the log changed or had holes in each of {LOAD_ATTEMPTS_MAX} readings",
-                    operation=operation,
-                    subject=subject or (error.key if isinstance(error, BlobNotFoundError) else error.subject),
-                ) from error
-    raise AssertionError("unreachable: the last attempt returns or raises")
-
-
-async def _read_newest(
-    store: BlobStore, listing: LogListing, boundaries: tuple[Boundary, ...], noted: Noted
-) -> ScopeLog:
-    """Read from the newest record down until one is valid; those above it say whether they built on it."""
-    records: dict[int, CommitRecord] = {}
-    vouched: frozenset[CommitPointer] = frozenset()
-    for number, created_at_ms in reversed(listing.records):
-        if is_number_closed(number, boundaries):
-            continue  # the log of a forgotten scope may be long
-        record = await noted.read(commit_key(listing.scope, number), read_commit(store, listing.scope, number))
-        if record is None:
-            continue
-        records[number] = record
-        if is_late(record, created_at_ms):
-            vouched |= await read_vouched(store, listing, records, boundaries)
-        if valid_commits(listing, records, boundaries, vouched):
-            break
-    return ScopeLog(
-        listing=listing, records=records, boundaries=boundaries, unreadable=tuple(noted.unreadable), vouched=vouched
-    )
+    try:
+        return await read()
+    except (BlobNotFoundError, ShortListingError) as error:
+        raise UnsafeStoreError(
+            f"the log changed or had holes in each of {LOAD_ATTEMPTS_MAX} readings",
+            operation=operation,
+            subject=subject or (error.key if isinstance(error, BlobNotFoundError) else error.subject),
+        ) from error

@@ -5,7 +5,7 @@ store says of itself (design 0002; `blobstore.base.Capabilities`).
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -15,26 +15,61 @@ from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, InvalidRequestError, StoreUnavailableError
 from blobstore.opening import open_store
 from engine.clock import Runtime
-from engine.errors import NotFoundError, UnsafeStoreError, UsageError
+from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
 from engine.local.cache import DigestCaches
 from engine.records.indexes import IndexCache
 from engine.records.log import read_record
-from engine.records.missing import MissingBlobs
 from engine.settings import TransferSettings
 from index.snapshot.codec import decode_repository, encode_record
-from index.snapshot.keys import PREFIXES, REPOSITORY
+from index.snapshot.keys import BLOBS, INDEXES, PREFIXES, REPOSITORY
 from index.snapshot.model import RepositoryRecord, Scope
 
 # Empty keys that consoles make of a prefix, as `log/`.
 MARKERS_MAX: Final = 8
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
+# More missing blobs than this are found again, by the next backup or by one that is asked to look.
+MISSING_BLOBS_MAX: Final = 10_000
 # What is in the place of the repository record where `init` found that the store lets a create replace what is
 # there: nobody opens it, and a reader of the object learns why.
 REFUSED_STORE: Final = (
     b"tidemark init refused this store: a create-if-absent replaced what was there already, so two writers could both\n"
     b"win. Run `tidemark doctor`. Once the store is right, delete this object and run `tidemark init` again.\n"
 )
+
+
+class MissingBlobs:
+    """Blobs and indexes that were found missing or altered, by their keys; what was noted longest ago goes first."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, None] = {}
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(self._keys)
+
+    def note(self, keys: Iterable[str]) -> None:
+        """Remember those of the keys that are of uploads."""
+        for key in keys:
+            if key.startswith((BLOBS, INDEXES)):
+                self._keys[key] = None
+        while len(self._keys) > MISSING_BLOBS_MAX:
+            del self._keys[next(iter(self._keys))]
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Remember what a block fails on, if it fails because something is missing or altered."""
+        try:
+            yield
+        except DamagedError as error:
+            self.note([key_of(error)])
+            raise
+
+
+def key_of(error: DamagedError) -> str:
+    """Return the key of what is missing or altered; an error about a file may name that in its place."""
+    cause = error.__cause__
+    return cause.key if isinstance(cause, BlobNotFoundError) and cause.key else error.subject
 
 
 class OpenRepository(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,33 +130,25 @@ async def read_repository_record(store: BlobStore, operation: str) -> Repository
 
     def decode(data: bytes, *, subject: str) -> RepositoryRecord:
         if data == REFUSED_STORE:
-            raise UnsafeStoreError(
-                "`tidemark init` has refused this store: it lets a create replace what is there",
-                operation=operation,
-                subject=subject,
-                hint="run `tidemark doctor`; once the store is right, delete this object and run `tidemark init` again",
-            )
+            message = "`tidemark init` has refused this store: it lets a create replace what is there"
+            hint = "run `tidemark doctor`; once the store is right, delete this object and run `tidemark init` again"
+            raise UnsafeStoreError(message, operation=operation, subject=subject, hint=hint)
         return decode_repository(data, subject=subject)
 
     try:
         return await read_record(store, REPOSITORY, decode)
     except BlobNotFoundError as error:
-        raise NotFoundError(
-            "this store is not a repository",
-            operation=operation,
-            hint="make it one with `tidemark init`, or check the URL",
-        ) from error
+        hint = "make it one with `tidemark init`, or check the URL"
+        raise NotFoundError("this store is not a repository", operation=operation, hint=hint) from error
 
 
 def check_times(record: RepositoryRecord) -> None:
     """Raise `UsageError` for times that do not fit together, whatever the store."""
     ttl_ms, margin_ms, period_ms = record.ttl_ms, record.margin_ms, record.collection_period_ms
     if not 0 < margin_ms * 2 < ttl_ms or period_ms <= 0:
-        raise UsageError(
-            f"ttl {ttl_ms} ms, margin {margin_ms} ms and collection period {period_ms} ms do not fit",
-            operation="init",
-            hint="all are positive, and the margin is less than half of the TTL",
-        )
+        message = f"ttl {ttl_ms} ms, margin {margin_ms} ms and collection period {period_ms} ms do not fit"
+        hint = "all are positive, and the margin is less than half of the TTL"
+        raise UsageError(message, operation="init", hint=hint)
 
 
 async def write_repository_record(store: BlobStore, record: RepositoryRecord) -> None:
@@ -131,19 +158,24 @@ async def write_repository_record(store: BlobStore, record: RepositoryRecord) ->
         UsageError: It is one already, keys of one are there, or its times do not fit the store.
         UnsafeStoreError: What would be committed to this store is not safe there.
     """
+    is_one = UsageError("is a repository already", operation="init", hint="open it instead of initialising it")
     # Before the record is written: a store that creates twice would let it replace another one.
     with contextlib.suppress(NotFoundError):
         await read_repository_record(store, "init")
-        raise _is_repository_error()
+        raise is_one
     await check_unused(store, "init")
-    await _check_empty(store)
+    # Where a repository was, another TTL would apply to uploads that were made with the old one.
+    for prefix in PREFIXES:
+        page = await store.list_page(prefix, limit=MARKERS_MAX)
+        if key := next((blob.key for blob in page.blobs if not blob.key.endswith("/")), ""):
+            message = "the object `repository` is missing, and others of a repository are there"
+            hint = "put `repository` back from a copy or an older version, or choose another place"
+            raise UsageError(message, operation="init", subject=key, hint=hint)
     check_commits(store, "init")
     if record.margin_ms <= store.capabilities.created_late_ms:
-        raise UsageError(
-            f"a margin of {record.margin_ms} ms is within the error of the store's times",
-            operation="init",
-            hint=f"use more than {store.capabilities.created_late_ms} ms (design 0003, C3)",
-        )
+        message = f"a margin of {record.margin_ms} ms is within the error of the store's times"
+        hint = f"use more than {store.capabilities.created_late_ms} ms (design 0003, C3)"
+        raise UsageError(message, operation="init", hint=hint)
     match await store.put_if_absent(REPOSITORY, BytesBody(encode_record(record))):
         case Created():
             await _check_refuses_a_second(store)
@@ -151,62 +183,41 @@ async def write_repository_record(store: BlobStore, record: RepositoryRecord) ->
             raise StoreUnavailableError(reason, operation="init", key=REPOSITORY)
         case Lost():
             if (await read_repository_record(store, "init")).id != record.id:
-                raise _is_repository_error()
-
-
-async def _check_empty(store: BlobStore) -> None:
-    """Refuse a place where a repository was: another TTL would apply to uploads that were made with the old one."""
-    for prefix in PREFIXES:
-        page = await store.list_page(prefix, limit=MARKERS_MAX)
-        if key := next((blob.key for blob in page.blobs if not blob.key.endswith("/")), ""):
-            raise UsageError(
-                "the object `repository` is missing, and others of a repository are there",
-                operation="init",
-                subject=key,
-                hint="put `repository` back from a copy or an older version, or choose another place",
-            )
-
-
-def _is_repository_error() -> UsageError:
-    return UsageError("is a repository already", operation="init", hint="open it instead of initialising it")
+                raise is_one
 
 
 async def _check_refuses_a_second(store: BlobStore) -> None:
     """Create the record a second time, with bytes that nobody opens: they are there only if the store lets them."""
-    match await store.put_if_absent(REPOSITORY, BytesBody(REFUSED_STORE)):
-        case Created():
-            raise UnsafeStoreError(
-                "the store said Created to a second create of one key: two writers could both win",
-                operation="init",
-                subject=REPOSITORY,
-                hint="run `tidemark doctor`. Nothing opens this store now: an object that says why is at this key; "
-                "once the store is right, delete it and run `tidemark init` again",
-            )
-        case Unknown(reason=reason):
-            raise StoreUnavailableError(
-                f"the repository is made, but whether the store refuses a second create is not known: {reason}",
-                operation="init",
-                key=REPOSITORY,
-                hint="run `tidemark doctor` before you use it",
-            )
-        case Lost():
-            pass
+    outcome = await store.put_if_absent(REPOSITORY, BytesBody(REFUSED_STORE))
+    if isinstance(outcome, Created):
+        raise UnsafeStoreError(
+            "the store said Created to a second create of one key: two writers could both win",
+            operation="init",
+            subject=REPOSITORY,
+            hint="run `tidemark doctor`. Nothing opens this store now: an object that says why is at this key; "
+            "once the store is right, delete it and run `tidemark init` again",
+        )
+    if isinstance(outcome, Unknown):
+        raise StoreUnavailableError(
+            f"the repository is made, but whether the store refuses a second create is not known: {outcome.reason}",
+            operation="init",
+            key=REPOSITORY,
+            hint="run `tidemark doctor` before you use it",
+        )
 
 
 def check_commits(store: BlobStore, operation: str) -> None:
-    """Refuse a store on which what is committed, named or pinned would not be safe. Asks nothing of the store.
+    """Refuse a store whose create-if-absent is not atomic, so that two writers could both win (K4); ask it nothing.
 
     Reading is not refused anywhere: what such a store still has can be restored.
 
     Raises:
-        UnsafeStoreError: Its create-if-absent is not atomic, so that two writers could both win (K4).
+        UnsafeStoreError: It is not atomic.
     """
     if not store.capabilities.atomic_create:
-        raise UnsafeStoreError(
-            "of two creates of one key the store may let both win",
-            operation=operation,
-            hint="use a store with atomic create-if-absent; `tidemark doctor` shows it, and a restore still works",
-        )
+        message = "of two creates of one key the store may let both win"
+        hint = "use a store with atomic create-if-absent; `tidemark doctor` shows it, and a restore still works"
+        raise UnsafeStoreError(message, operation=operation, hint=hint)
 
 
 def check_consistent_lists(
@@ -219,18 +230,15 @@ def check_consistent_lists(
     """
     check_commits(store, operation)
     if not store.capabilities.consistent_lists:
-        raise UnsafeStoreError(
-            f"the store's lists may be stale: {danger}",
-            operation=operation,
-            hint=f"{operation} only on a store, or a mount of it, with consistent lists; `tidemark doctor` shows which",
-        )
+        message = f"the store's lists may be stale: {danger}"
+        hint = f"{operation} only on a store, or a mount of it, with consistent lists; `tidemark doctor` shows which"
+        raise UnsafeStoreError(message, operation=operation, hint=hint)
 
 
 async def check_unused(store: BlobStore, operation: str) -> None:
-    """Refuse a place that holds what no store has put there, or lies within a repository, before it becomes one.
+    """Raise `UnsafeStoreError` for a place that holds what no store has put there, or lies within a repository.
 
-    Raises:
-        UnsafeStoreError: It does: sooner or later one of the two would be taken for the other.
+    Sooner or later one of the two would be taken for the other.
     """
     try:
         await store.check_unused(operation, marker=REPOSITORY, prefixes=PREFIXES)

@@ -3,6 +3,7 @@
 Then which scopes a collection leaves alone because something of them cannot be read (D9).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Final, NamedTuple, TypeVar
@@ -45,7 +46,6 @@ from index.snapshot.model import (
     PIN_DURATION_MS,
     Boundary,
     CommitPointer,
-    CommitRecord,
     IndexReference,
     RepositoryRecord,
     Scope,
@@ -139,21 +139,19 @@ async def read_roots(
     Raises:
         UnsafeStoreError: The logs keep changing or have holes (C1).
     """
-    remembered: Mapping[Scope, Mapping[int, CommitRecord]] = (
-        {log.listing.scope: log.records for log in known.logs} if known else {}
-    )
+    remembered = {log.listing.scope: log.records for log in known.logs} if known else {}
 
     async def read() -> Roots:
         # Pins first: a name, fork or rewind releases its pin only once its own record is there, so that a pin already
         # gone here has left a record that the later readings find (D4). The other way round both could be missed.
         noted = Noted()
         pins = await read_pins(store, repository, now_ms, noted)
-        names = tuple(_lease_of(naming, now_ms) for naming in await list_namings(store, noted))
+        namings = await list_namings(store, noted)
         listings = await list_all_logs(store, noted)
-        logs = [await read_scope(store, listing, remembered.get(listing.scope)) for listing in listings]
+        logs = [await read_scope(store, listing, remembered.get(listing.scope, {})) for listing in listings]
         return Roots(
             logs=tuple(logs),
-            names=names,
+            names=tuple(_lease_of(naming, now_ms) for naming in namings),
             pins=pins,
             unreadable=tuple(noted.unreadable),
             outlived=tuple(noted.outlived),
@@ -185,13 +183,13 @@ async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int,
         if not is_pin_key(blob.key):
             noted.foreign.append(blob.key)
             continue
-        unread = Noted()
-        pin = await unread.read(blob.key, read_record(store, blob.key, decode_pin))
-        if pin is None:
+        try:
+            pin = await read_record(store, blob.key, decode_pin)
+        except FormatError as error:
             if blob.created_at_ms + PIN_DURATION_MS + 2 * repository.margin_ms <= now_ms:
                 noted.outlived.append(blob.key)
             else:
-                noted.unreadable += unread.unreadable
+                noted.unreadable.append(Unreadable(key=blob.key, error=error))
             continue
         removable = pin_is_removable(pin, blob.created_at_ms, now_ms, repository.margin_ms)
         leases.append(
@@ -210,27 +208,16 @@ def plan_scopes(
     roots: Roots, policy: RetentionPolicy, damaged: Collection[Scope] = frozenset()
 ) -> tuple[ScopePlan, ...]:
     """Return what stays and what is to be closed of every scope; of a damaged one nothing is closed."""
-
-    def plan(log: ScopeLog) -> ScopePlan:
+    plans: list[ScopePlan] = []
+    for log in roots.logs:
         scope = log.listing.scope
         is_damaged = log.is_damaged or scope in damaged
         retention = None if is_damaged else policy.choose(scope.job)
         named = roots.named(scope)
         planned = plan_scope(log.listing, log.records, log.boundaries, retention, named, vouched=log.vouched)
         # A boundary would close what it cannot name.
-        return msgspec.structs.replace(planned, boundary=None) if is_damaged else planned
-
-    return tuple(plan(log) for log in roots.logs)
-
-
-def kept_references(plans: Iterable[ScopePlan], roots: Roots) -> References:
-    """Return the indexes that kept commits, names and pins lead to."""
-    return _references((commit for plan in plans for commit, _ in plan.kept), roots)
-
-
-def open_references(roots: Roots) -> References:
-    """Return the indexes that open commits and live leases lead to: those of the second reading (D4)."""
-    return _references((commit for log in roots.logs for commit in log.commits), roots)
+        plans.append(msgspec.structs.replace(planned, boundary=None) if is_damaged else planned)
+    return tuple(plans)
 
 
 def root_stores(commits: Iterable[Commit], leases: Iterable[Lease]) -> Iterator[RootStore]:
@@ -241,7 +228,12 @@ def root_stores(commits: Iterable[Commit], leases: Iterable[Lease]) -> Iterator[
         yield from (RootStore(lease.source, lease.scope, s, lease) for s in lease.stores)
 
 
-def _references(commits: Iterable[Commit], roots: Roots) -> References:
+def references_of(roots: Roots, plans: Iterable[ScopePlan] | None = None) -> References:
+    """Return the indexes that live names and pins lead to, and the commits that plans keep; without, all open ones."""
+    if plans is None:
+        commits = [commit for log in roots.logs for commit in log.commits]
+    else:
+        commits = [commit for plan in plans for commit, _ in plan.kept]
     required = list(root_stores(commits, roots.names))
     pinned = list(root_stores((), roots.pins))
     places = {s.index: (str(scope), s.task, s.store, s.number, s.index.key) for _, scope, s, _ in (*required, *pinned)}
@@ -256,10 +248,8 @@ async def reachable_keys(
 ) -> frozenset[str]:
     """Return every key that some indexes keep alive: themselves, the bases of deltas (P2), and the blobs.
 
-    Those that are `optional` keep nothing alive where they, or what they are a delta on, are missing.
-
     Raises:
-        DamagedError: An index is missing or altered.
+        DamagedError: An index is altered, or it or what it is a delta on is missing, unless it is `optional`.
     """
 
     async def read(reference: IndexReference) -> frozenset[str]:
@@ -296,8 +286,9 @@ def plan_log_deletes(
             for number in choose_superseded_boundaries(boundaries, unread)
         ]
     others += [PlannedDelete(key, DeleteReason.EXPIRED_PIN) for key in roots.outlived]
-    leases = [lease for lease in (*roots.names, *roots.pins) if lease.scope not in damaged]
-    others += [PlannedDelete(lease.key, lease.removable) for lease in leases if lease.removable is not None]
+    for lease in (*roots.names, *roots.pins):
+        if lease.removable is not None and lease.scope not in damaged:
+            others.append(PlannedDelete(lease.key, lease.removable))
     return (*records, *others)
 
 
@@ -365,7 +356,7 @@ async def find_broken(store: BlobStore, references: References) -> dict[IndexRef
 
 
 async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference, Unread]) -> Damage:
-    """Find out which scopes are to be left alone: those of what cannot be read, and those that it may refer to.
+    """Find out which scopes are to be left alone: those of what cannot be read, and those that it may refer to (D9).
 
     A record or an index may refer to uploads of its own scope, and of those that its neighbours refer to. Where no
     other index of a store can be read, or a record may be the first of a fork, nobody knows: every upload stays.
@@ -382,26 +373,28 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
         except UnsafeNameError:
             everything = True  # a pin's key does not say whose it is
     for log in roots.logs:
+        scope = log.listing.scope
         if log.is_adrift:
-            late = log.void[-1]
-            reasons[commit_key(late.scope, late.number)] = NOTHING_VOUCHES
+            reasons[commit_key(scope, log.void[-1].number)] = NOTHING_VOUCHES
         # A void record says nothing about a fork that came after it.
-        lowest = min((commit.record.number for commit in log.commits), default=None)
+        lowest = min((commit.record.number for commit in log.commits), default=log.listing.newest_number + 1)
         unread = {one.key for one in log.unreadable}
-        everything |= any(
-            commit_key(log.listing.scope, number) in unread and (lowest is None or number < lowest)
-            for number, _ in log.listing.records
-        )
-    stores = _stores_by_scope(roots)
+        everything |= any(commit_key(scope, n) in unread and n < lowest for n, _ in log.listing.records)
+    stores: defaultdict[Scope, list[StoreReference]] = defaultdict(list)
+    for log in roots.logs:
+        for record in log.records.values():
+            stores[log.listing.scope] += record.stores
+    for lease in (*roots.names, *roots.pins):
+        stores[lease.scope] += lease.stores
     scopes |= {scope for scope, held in stores.items() if any(s.index in broken for s in held)}
     covered = set(scopes) | {parse_upload_key(reference.key).scope for reference in broken}
     for scope in scopes:
-        held = stores.get(scope, ())
-        readable = [s for s in held if s.index not in broken]
+        readable = [s for s in stores[scope] if s.index not in broken]
         found = await _scopes_of(store, {s.index for s in readable})
         covered |= found
         # What one store was forked from another one's index does not say.
-        everything |= not found or not {_place(s) for s in held} <= {_place(s) for s in readable}
+        is_whole = {(s.task, s.store) for s in stores[scope]} <= {(s.task, s.store) for s in readable}
+        everything |= not found or not is_whole
     if not scopes and not everything:
         return Damage()
     return Damage(
@@ -412,22 +405,8 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
     )
 
 
-def _stores_by_scope(roots: Roots) -> dict[Scope, list[StoreReference]]:
-    found: dict[Scope, list[StoreReference]] = {}
-    for log in roots.logs:
-        for record in log.records.values():
-            found.setdefault(log.listing.scope, []).extend(record.stores)
-    for lease in (*roots.names, *roots.pins):
-        found.setdefault(lease.scope, []).extend(lease.stores)
-    return found
-
-
-def _place(reference: StoreReference) -> tuple[str, str]:
-    return reference.task, reference.store
-
-
 async def _scopes_of(store: BlobStore, references: Iterable[IndexReference]) -> frozenset[Scope]:
-    """Return the scopes of everything that some indexes keep; one that cannot be read adds only its own."""
+    """Return the scopes of everything that some indexes keep; one that cannot be read adds none."""
 
     async def read(reference: IndexReference) -> frozenset[Scope]:
         try:

@@ -20,9 +20,9 @@ from engine.backup.backup import (
 )
 from engine.blocking import Blocking, Facade, Opening
 from engine.clock import Runtime, read_now_ms
-from engine.collect.backend import CollectBackend
+from engine.collect.backend import DELETE_SHARE_MAX, CollectBackend, CollectOptions
 from engine.collect.check import PlanCheck, verify_plan
-from engine.collect.collect import DELETE_SHARE_MAX, CollectOptions, collect
+from engine.collect.collect import collect
 from engine.collect.report import CollectReport
 from engine.commit.forget import ForgetReport, forget
 from engine.commit.record import ANY
@@ -34,17 +34,28 @@ from engine.inspect.history import ENTRIES_MAX, History, read_history
 from engine.inspect.verify import Level, ProblemKind, VerifyReport, verify, with_logs
 from engine.local.cache import DigestCaches
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.find import Choice, choose_complete, commits_with_named, find_commit, find_pinned, require_store
+from engine.records.find import (
+    Choice,
+    choose_complete,
+    commits_with_named,
+    find_commit,
+    find_missing,
+    find_pinned,
+    name_complete,
+    naming_complete,
+    require_store,
+)
 from engine.records.indexes import is_missing, read_index
 from engine.records.leases import PinLease, give_name, hold_pin, list_names, release_name
 from engine.records.log import Noted, ScopeLog, list_scopes, load_log, load_scope
-from engine.records.missing import MissingBlobs, find_missing, key_of, name_complete, naming_complete
 from engine.records.repository import (
     DAY_MS,
     HOUR_MS,
+    MissingBlobs,
     OpenRepository,
     StoreAddress,
     check_times,
+    key_of,
     opened_store,
     read_repository_record,
     write_repository_record,

@@ -16,7 +16,7 @@ from blobstore.memory import MemoryStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.inspect.verify import Level
-from engine.records.missing import find_complete
+from engine.records.find import find_complete
 from engine.repository.repository import Repository
 from index.plan.commits import Retention
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin

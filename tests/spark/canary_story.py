@@ -25,7 +25,7 @@ from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
-from engine.collect.collect import CollectOptions
+from engine.collect.backend import CollectOptions
 from engine.repository.repository import Repository, SyncRepository
 from engine.rocksdb.store import RocksDbSettings
 from engine.settings import TransferSettings

@@ -10,7 +10,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
-from engine.collect.collect import NO_OPTIONS, CollectOptions
+from engine.collect.backend import NO_OPTIONS, CollectOptions
 from engine.repository.repository import Repository, SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.access import Access

@@ -13,7 +13,8 @@ from blobstore.errors import AccessDeniedError, StoreError, StoreUnavailableErro
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine.backup.backup import BackupResult
-from engine.collect.collect import CollectOptions, collect
+from engine.collect.backend import CollectOptions
+from engine.collect.collect import collect
 from engine.collect.report import CollectReport
 from engine.collect.runs import end_run, resume_run
 from engine.errors import ConflictError, DamagedError, UnsafeStoreError

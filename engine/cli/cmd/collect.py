@@ -15,8 +15,8 @@ from engine.cli import options as cli
 from engine.cli.output import extend
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, resolve_rules, some, spark_session, verb
+from engine.collect.backend import DELETE_SHARE_MAX
 from engine.collect.check import PlanCheck
-from engine.collect.collect import DELETE_SHARE_MAX
 from engine.collect.policy import PolicyFile
 from engine.collect.report import CollectReport
 from engine.errors import TooMuchToDeleteError, UsageError, restated

@@ -21,8 +21,7 @@ from engine.cli.session import Session, choose_scope, verb
 from engine.commit.record import ANY
 from engine.errors import CommitUnknownError, DamagedError, LeaseExpiredError, StaleResultError, UsageError
 from engine.local.transfer import write_whole
-from engine.records.indexes import is_missing
-from engine.records.settle import settle_record
+from engine.records.indexes import is_missing, settle_record
 from engine.repository.repository import Repository, SyncRepository
 from index.errors import FormatError
 from index.plan.commits import Commit

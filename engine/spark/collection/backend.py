@@ -19,8 +19,17 @@ from typing_extensions import override
 
 from blobstore import installed_release
 from blobstore.base import BlobStore
-from engine.collect.backend import KEYS_LISTED_MAX, CollectBackend, Deleted, Listing, SweepResult, write_lines
-from engine.collect.collect import DELETE_SHARE_MAX, NO_OPTIONS, CollectOptions
+from engine.collect.backend import (
+    DELETE_SHARE_MAX,
+    KEYS_LISTED_MAX,
+    NO_OPTIONS,
+    CollectBackend,
+    CollectOptions,
+    Deleted,
+    Listing,
+    SweepResult,
+    write_lines,
+)
 from engine.collect.report import CollectReport
 from engine.collect.runs import Run, end_run, resume_run
 from engine.errors import UnsafeStoreError

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from blobstore.base import BlobStore, BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreError
-from engine.collect.runs import COLLECT
+from engine.collect.backend import COLLECT
 from engine.errors import DamagedError, EngineError
 from engine.records.indexes import is_missing
 from engine.spark.errors import RunEndedError

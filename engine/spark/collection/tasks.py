@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, Created, Unknown
 from blobstore.concurrency import map_bounded
-from engine.collect.backend import KEYS_LISTED_MAX, Deleted, Listing, SweepResult, delete_keys, list_uploads
-from engine.collect.runs import COLLECT
+from engine.collect.backend import COLLECT, KEYS_LISTED_MAX, Deleted, Listing, SweepResult, delete_keys, list_uploads
 from engine.errors import UnsafeStoreError
 from engine.records.roots import reachable_keys
 from engine.spark.access import Access

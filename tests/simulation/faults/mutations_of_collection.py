@@ -13,8 +13,7 @@ from engine.backup.backup import BackupResult
 from engine.clock import Runtime
 from engine.collect import backend as in_process_backend
 from engine.collect import collect as run
-from engine.collect.backend import CollectBackend, Listing, SweepResult
-from engine.collect.steps import Deletion, Listed, Rules
+from engine.collect.backend import CollectBackend, Deletion, Listed, Listing, Rules, SweepResult
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, EngineError
 from engine.inspect import discard
@@ -388,7 +387,7 @@ def discarded_at_the_newest() -> Iterator[None]:
 )
 def any_clock_is_believed() -> Iterator[None]:
     def judge(rules: Rules, listing: Listing, _local_now_ms: int) -> Listed:
-        return Listed(listing=listing, clock_ahead_ms=0, age_now_ms=rules.now_ms, policy=rules.policy)
+        return Listed(rules=rules, listing=listing, clock_ahead_ms=0, age_now_ms=rules.now_ms)
 
     with everywhere(run.judge_clock, judge):
         yield

@@ -16,8 +16,8 @@ from engine.commit import record as commit_record
 from engine.commit.record import Head, Request
 from engine.commit.writer import CommitWriter
 from engine.errors import CommitLostError, DamagedError, StaleResultError
+from engine.records.indexes import settle_keys
 from engine.records.log import list_log, read_vouched
-from engine.records.settle import settle_keys
 from index.plan import commits as log
 from index.plan.commits import Commit
 from index.snapshot.keys import BLOBS, INDEXES

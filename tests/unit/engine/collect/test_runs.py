@@ -14,11 +14,10 @@ from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.wrappers.forwarding import ForwardingStore
-from engine.collect.backend import Deleted, InProcessBackend, Listing
+from engine.collect.backend import CollectOptions, Deleted, InProcessBackend, Listing, Rules
 from engine.collect.collect import collect
 from engine.collect.report import POINTERS_LISTED_MAX, Audit, make_audit
 from engine.collect.runs import AUDITS_KEPT_MAX, end_run, resume_run
-from engine.collect.steps import Rules
 from engine.errors import TargetError, TooMuchToDeleteError, UsageError
 from engine.records.roots import References
 from engine.repository.repository import Repository
@@ -365,8 +364,7 @@ async def test_of_a_long_boundary_the_newest_records_are_told(world: World) -> N
         repository=repository.record,
         policy=as_policy(LAST),
         now_ms=0,
-        dry_run=False,
-        delete_share_max=1,
+        options=CollectOptions(delete_share_max=1),
     )
     audit = Audit(rules=rules, boundaries=(Boundary(scope=JOB, number=99, kept=kept),))
     (listed,) = make_audit(audit, "done", seconds=0).boundaries
@@ -556,7 +554,7 @@ async def test_an_audit_record_that_stays_keeps_no_run(world: World, monkeypatch
 
 
 async def test_of_many_keys_some_are_told_and_all_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("report", "steps", "backend"):
+    for module in ("report", "backend"):
         monkeypatch.setattr(f"engine.collect.{module}.KEYS_LISTED_MAX", 2)
     repository = await world.process()
     await world.old_history(repository, *(f"text {n}" for n in range(6)))
@@ -592,17 +590,21 @@ class _Backend(InProcessBackend):
         self.ended = bool(await keys(self._store, AUDIT))
 
 
+@pytest.mark.parametrize(
+    "listed_max, failed",
+    [(1, ["indexes"]), (4, ["indexes"] * 3 + ["blobs"]), (1000, ["indexes"] * 3 + ["blobs"] * 5)],
+)
 async def test_what_the_store_would_not_delete_is_counted_and_no_later_prefix_is_begun(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, listed_max: int, failed: list[str]
 ) -> None:
-    monkeypatch.setattr("engine.collect.backend.KEYS_LISTED_MAX", 1)
+    monkeypatch.setattr("engine.collect.backend.KEYS_LISTED_MAX", listed_max)
     repository = await world.process()
     await world.old_history(repository, "one", "two", "three", "four")
     backend = _Backend(_Refusing(world.store, INDEXES))
     report = await repository.collect(LAST, delete_share_max=1, backend=backend)
     assert not backend.ended
     assert report.failed_count == 3 + 3 + 2
-    assert [key.split("/")[0] for key in report.failed] == ["indexes", "blobs"]
+    assert [key.split("/")[0] for key in report.failed] == failed
     assert [(t.reason, t.count) for t in report.totals] == [(DeleteReason.CLOSED_COMMIT, 3)]
     assert not [d for d in report.deletes if not d.key.startswith("log/")]
     (audit,) = await audits(world)
