@@ -1,8 +1,8 @@
-"""Read a file of a checkpoint whole, and refuse it if it is not what was written (design 0005, K2 to K4 and K7).
+"""Read a file of a checkpoint whole, and refuse it if it is not what was written (design 0005, K2 to K4).
 
 A changelog or a zip is read more strictly than by a load: Spark reads a zip from its front, by what is before and
-behind each entry, and we by the list at its end; so both are looked at. Hadoop's hidden checksums and left-overs, which
-no store lists, are there on this machine's file systems only.
+behind each entry, and we by the list at its end; so both are looked at. Hadoop's hidden checksums, which no store
+lists, are there on this machine's file systems only.
 
 An SST is walked block by block, each against its stored checksum. RocksDB verifies a block when it reads it, and
 Spark's iterators pass over what it says then: a bad block is an early end. So every block is looked at here, whether a
@@ -22,7 +22,6 @@ from typing import Final
 import msgspec
 
 from engine.checkpoint.errors import unreadable
-from engine.checkpoint.findings import Findings
 from engine.errors import DamagedError
 from engine.local.hashing import BLOCK_SUMS, crc32c, sum_block
 from engine.local.scan import READ_FLAGS
@@ -229,29 +228,6 @@ def check_hidden(path: Path) -> None:
         sums.finish()
     except OSError as error:
         raise unreadable(path, error, _HIDDEN_HINT) from error
-
-
-def find_left_overs(root: Path, before_ms: int, findings: Findings) -> None:
-    """Find what writers that died left under hidden names, and checksums of files that are gone (K7).
-
-    What is not from before a time may still be written.
-    """
-    message = "was left by a writer that ended before its file was whole, or by a file that is gone"
-    for directory, _, names in os.walk(root):
-        here = set(names)
-        is_ours = Path(directory).name == ".tmp"
-        for name in names:
-            if name.startswith(".") and name.endswith(".crc") and (name[1:-4] in here):
-                continue
-            if not is_ours and not (name.startswith(".") and name.endswith((".tmp", ".crc"))):
-                continue
-            path = Path(directory, name)
-            try:
-                status = path.lstat()
-            except OSError:
-                continue
-            if status.st_mtime_ns // 1_000_000 < before_ms:
-                findings.waste(path.relative_to(root).as_posix(), message, status.st_size)
 
 
 _WINDOW_BYTES: Final = 1024 * 1024

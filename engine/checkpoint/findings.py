@@ -1,6 +1,6 @@
 """What a check of a checkpoint finds (design 0005, section 4), in a form that can be printed and sent."""
 
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -9,13 +9,11 @@ from index.display import DisplayMixin
 from index.errors import FormatError
 
 # Damage: something committed is missing, or not what was written. A warning: it will become that, or it cannot be
-# decided. Waste: bytes that are not needed.
-FindingKind = Literal["damage", "warning", "waste"]
+# decided.
+FindingKind = Literal["damage", "warning"]
 CheckLevel = Literal["quick", "full"]
 
 MEND_HINT: Final = "take the file from a backup, or restore the checkpoint"
-# What to do with waste. A query that runs may just be writing it.
-_DELETE_HINT: Final = "it may be deleted while no query runs here"
 # Hints that fit a repository, or an error with a cause.
 _OF_A_REPOSITORY: Final = frozenset(
     {EngineError.default_hint, DamagedError.default_hint, UsageError.default_hint, FormatError("").hint}
@@ -33,8 +31,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     hint: str
     # The rule of design 0005 that it breaks, such as "K3".
     rule: str
-    # How much it is, of waste.
-    size_bytes: int = 0
 
 
 class Findings:
@@ -72,13 +68,9 @@ class Findings:
     def warn(self, path: str, message: str, hint: str, rule: str) -> None:
         self._add("warning", path, message, hint, rule)
 
-    def waste(self, path: str, message: str, size_bytes: int) -> None:
-        """Note bytes that are not needed (K7)."""
-        self._add("waste", path, message, _DELETE_HINT, "K7", size_bytes)
-
-    def _add(self, kind: FindingKind, path: str, message: str, hint: str, rule: str, size_bytes: int = 0) -> None:
+    def _add(self, kind: FindingKind, path: str, message: str, hint: str, rule: str) -> None:
         path = "/".join(filter(None, (self._root, path)))
-        self.found.append(Finding(kind=kind, path=path, message=message, hint=hint, rule=rule, size_bytes=size_bytes))
+        self.found.append(Finding(kind=kind, path=path, message=message, hint=hint, rule=rule))
 
 
 class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +93,7 @@ class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):
 class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What came of a checkpoint."""
 
-    json_properties: ClassVar = {"sound": "is_sound"} | {n: n for n in ("damaged", "warnings", "waste", "waste_bytes")}
+    json_properties: ClassVar = {"sound": "is_sound"} | {n: n for n in ("damaged", "warnings")}
 
     location: str
     level: CheckLevel
@@ -136,11 +128,3 @@ class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def warnings(self) -> int:
         return len(self.of_kind("warning"))
-
-    @property
-    def waste(self) -> int:
-        return len(self.of_kind("waste"))
-
-    @property
-    def waste_bytes(self) -> int:
-        return sum(finding.size_bytes for finding in self.of_kind("waste"))

@@ -11,12 +11,11 @@ from pathlib import Path
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
 from engine.checkpoint.check.logs import LogsChecked, check_logs
 from engine.checkpoint.check.stores import StoreWork, check_store
-from engine.checkpoint.file_check import find_left_overs
-from engine.checkpoint.findings import CheckLevel, CheckReport, Findings, StoreChecked
+from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.clock import Runtime
 from engine.progress import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir
@@ -24,8 +23,6 @@ from engine.state.query import StreamingCheckpoint
 
 # How often logs that a running query has moved are read again.
 _LOOKS_MAX = 3
-_WASTE_HINT = "leave it until what is damaged is mended: it may be needed then"
-_ORDER = {"damage": 0, "warning": 1, "waste": 2}
 
 
 class CheckPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,13 +101,7 @@ async def finish_check(
         if not logs.findings or await StreamingCheckpoint(root).committed_batches() == logs.batches:
             break
         logs = await check_logs(root)
-    left_overs = Findings()
-    if root.local_root is not None:
-        await run_blocking(find_left_overs, root.local_root, logs.newest_commit_ms, left_overs)
-    findings = [*logs.findings, *(f for store in stores for f in store.findings), *left_overs.found]
-    if any(finding.kind == "damage" for finding in findings):
-        # A log that is damaged may have meant the very files that nothing seems to need now.
-        findings = [msgspec.structs.replace(f, hint=_WASTE_HINT) if f.kind == "waste" else f for f in findings]
+    findings = [*logs.findings, *(finding for store in stores for finding in store.findings)]
     return CheckReport(
         location=root.location,
         level=plan.level,
@@ -119,7 +110,7 @@ async def finish_check(
         newest_batch=max(logs.batches, default=-1),
         batches=len(logs.batches),
         stores=len(stores),
-        findings=tuple(sorted(findings, key=lambda finding: (_ORDER[finding.kind], finding.path))),
+        findings=tuple(sorted(findings, key=lambda finding: (finding.kind, finding.path))),
         versions=sum(store.versions for store in stores),
         versions_gone=sum(store.versions_gone for store in stores),
         files=logs.files + sum(store.files for store in stores),

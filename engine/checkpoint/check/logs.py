@@ -1,4 +1,4 @@
-"""Check what the logs and the metadata of a query say, one by one and together (design 0005, K1, K2, K7 and K8)."""
+"""Check what the logs and the metadata of a query say, one by one and together (design 0005, K1, K2 and K8)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -52,8 +52,6 @@ class LogsChecked(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreWork, ...]
     findings: tuple[Finding, ...]
     files: int
-    # By the store's clock; 0 without one.
-    newest_commit_ms: int
 
 
 async def check_logs(root: CheckpointDir) -> LogsChecked:
@@ -70,27 +68,23 @@ class _LogsCheck:
         self._sound: list[str] = []
 
     async def run(self) -> LogsChecked:
-        statuses = {
-            number: status
-            for status in await self._root.list(COMMITS)
-            if not status.is_directory and (number := parse_batch_name(status.name)) is not None
-        }
+        committed = await self._checkpoint.committed_batches()
         offset_batches = await self._checkpoint.offsets.batches()
         query_id = await self._read(_METADATA, decode_query_id)
         if query_id is None and not self._findings.found:
-            if not statuses and not offset_batches:
+            if not committed and not offset_batches:
                 hint = "name the checkpointLocation of a query"
                 raise NotFoundError("there is no checkpoint here", operation="check", hint=hint)
             self._damaged(_METADATA, "is not there, and without it the query does not start")
-        commits = await self._read_all(COMMITS, statuses, decode_commit)
+        commits = await self._read_all(COMMITS, committed, decode_commit)
         offsets = await self._read_all(OFFSETS, offset_batches, decode_offsets)
         for batch, entry in offsets.items():
             for source in entry.offsets:
                 if is_cut_json(source.offset):
                     self._damaged(f"{OFFSETS}/{batch}", f"has an offset of source {source.source} that is not JSON")
-        self._check_numbers(tuple(statuses), offset_batches)
+        self._check_numbers(committed, offset_batches)
         self._check_watermarks(commits, offsets)
-        newest_batch = max(statuses, default=-1)
+        newest_batch = max(committed, default=-1)
         sources = [status.path for status in await self._root.walk(SOURCES)]
         if newest_batch in offsets:
             await self._check_sources(offsets[newest_batch], sources)
@@ -101,17 +95,16 @@ class _LogsCheck:
             # Beside the rows of each store's first partition, where there are any (K2).
             first = [store.id.path for store in queries[-1].stores if store.id.partition == 0]
             await self._read_schemas(f"{path}/{_ROW_SCHEMA}" for path in first)
-            await self._find_unknown_state(operators, {work.id for work in stores}, queries[-1])
+            await self._check_counted(operators, {work.id for work in stores}, queries[-1])
         if self._root.local_root is not None:
             paths = dict.fromkeys([*self._sound, *sources])
             await run_blocking(self._check_hidden, self._root.local_root, paths)
         return LogsChecked(
             query_id=query_id or "",
-            batches=tuple(sorted(statuses)),
+            batches=committed,
             stores=stores,
             findings=tuple(self._findings.found),
             files=len(self._sound),
-            newest_commit_ms=max((status.modified_at_ms for status in statuses.values()), default=0),
         )
 
     async def _read_all(self, log: str, batches: Iterable[int], decode: Callable[..., T]) -> dict[int, T]:
@@ -180,7 +173,6 @@ class _LogsCheck:
         for status in await self._root.list(STATE):
             operator = parse_batch_name(status.name) if status.is_directory else None
             if operator is None:
-                self._findings.waste(status.path, "is not an operator of a query", status.size_bytes)
                 continue
             schemas = [entry.path for entry in await self._root.walk(f"{status.path}/{_SCHEMA}")]
             await self._read_schemas(schemas)
@@ -258,44 +250,34 @@ class _LogsCheck:
                 self._findings.damage(f"{OFFSETS}/{batch}", refused, "K2")
         return queries
 
-    async def _find_unknown_state(self, operators: tuple[int, ...], stores: set[StoreId], newest: QueryAt) -> None:
-        """Find operators, partitions and stores that no committed batch has (K7).
+    async def _check_counted(self, operators: tuple[int, ...], stores: set[StoreId], newest: QueryAt) -> None:
+        """Check that the newest batch counts all state that it wrote (K2): without ids, only its offsets say how much.
 
-        What is said of an operator whose metadata was not read would be a guess; and what has just been begun, a batch
-        that is under way may be the first to have.
+        What is said of an operator whose metadata was not read would be a guess.
         """
+        if newest.commit.unique_ids is not None:
+            return
         known = {store.path for store in stores}
         above = {path.rpartition("/")[0] for path in known} - known
-        unknown: dict[str, str] = {}
+        unknown: list[str] = []
         for status in await self._numbered(STATE):
             operator = parse_batch_name(status.name)
             if operator not in operators:
                 continue
             if operator not in {store.operator for store in stores}:
-                unknown[status.path] = "an operator"
+                unknown.append(status.path)
                 continue
-            partitions = [partition.path for partition in await self._numbered(status.path)]
-            unknown |= dict.fromkeys((path for path in partitions if path not in known | above), "a partition")
+            unknown += [found.path for found in await self._numbered(status.path) if found.path not in known | above]
             for path in sorted(above):
                 if path.startswith(f"{status.path}/"):
-                    there = [store.path for store in await self._root.list(path)]
-                    unknown |= dict.fromkeys((store for store in there if store not in known), "a store")
+                    unknown += [store.path for store in await self._root.list(path) if store.path not in known]
         # Offsets are written before state: what was seen above without them belongs to no batch.
-        if unknown and max(await self._checkpoint.offsets.batches(), default=-1) <= newest.batch:
-            for path, what in unknown.items():
-                await self._judge_unknown(path, f"is the state of {what} that no committed batch has", newest)
-
-    async def _judge_unknown(self, path: str, message: str, newest: QueryAt) -> None:
-        statuses = await self._root.walk(path)
-        written = (parse_state_name(status.name) for status in statuses)
-        if newest.commit.unique_ids is None and any(name and name.of.version == newest.batch + 1 for name in written):
-            # Without ids only the offsets say how many partitions there are.
-            message = f"does not count {path}, which was written by its batch"
-            self._damaged(f"{OFFSETS}/{newest.batch}", message)
+        if not unknown or max(await self._checkpoint.offsets.batches(), default=-1) > newest.batch:
             return
-        size_bytes = sum(status.size_bytes for status in statuses)
-        if size_bytes:
-            self._findings.waste(path, message, size_bytes)
+        for path in unknown:
+            names = [parse_state_name(status.name) for status in await self._root.walk(path)]
+            if any(name is not None and name.of.version == newest.batch + 1 for name in names):
+                self._damaged(f"{OFFSETS}/{newest.batch}", f"does not count {path}, which was written by its batch")
 
     async def _numbered(self, path: str) -> list[FileStatus]:
         listed = await self._root.list(path)

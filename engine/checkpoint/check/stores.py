@@ -2,14 +2,13 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
-from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.checkpoint.errors import lacks
@@ -25,7 +24,6 @@ from engine.state.query import StreamingCheckpoint
 from engine.state.replay import KeyCounts, count_store
 from engine.state.settings import CodecName, StateStoreSettings
 from engine.state.sources import StateFiles, resolve_with
-from engine.state.zips import ZIP_BYTES_MAX
 from index.errors import (
     DamagedChangelogError,
     FileChecksumError,
@@ -43,12 +41,10 @@ from index.spark.names import (
     CHECKSUM_SUFFIX,
     LOGS,
     SSTS,
-    StateFileName,
     StateVersion,
     by_version,
     changelog_name,
     checksum_name,
-    is_shared_path,
     parse_state_name,
     snapshot_name,
 )
@@ -173,9 +169,9 @@ class _StoreCheck:
         if not self._is_local:
             for subdirectory in (SSTS, LOGS):
                 await run_blocking((self._here / subdirectory).mkdir, parents=True, exist_ok=True)
-        statuses = await self._directory.list()
-        shared = [*await self._directory.list(SSTS), *await self._directory.list(LOGS)]
-        self._sizes = {status.path: status.size_bytes for status in (*statuses, *shared) if not status.is_directory}
+        for place in ("", SSTS, LOGS):
+            statuses = await self._directory.list(place)
+            self._sizes |= {status.path: status.size_bytes for status in statuses if not status.is_directory}
         present = Present.of_names(self._sizes)
         resolutions, failed, gone = await self._resolve_all(present)
         # Also what is beside what is replayed, such as the changelog of a version that is a snapshot.
@@ -196,15 +192,7 @@ class _StoreCheck:
             self._check_lineage(newest)
             if self._level == "full" and newest.target == self._work.versions[-1] and not self._findings.damaged:
                 keys = await self._load(newest)
-        needed = {name for of in chained for name in (changelog_name(of), snapshot_name(of))}
-        newest_batch = self._work.newest_batch
-        if any((name := parse_state_name(path)) and name.of.version > newest_batch + 1 for path in self._sizes):
-            # The query may have gone on since the logs were read: what counts is what it had committed by the listing.
-            newest_batch = max(newest_batch, *await self._checkpoint.committed_batches())
-        self._find_waste(statuses, needed, newest_batch)
-        times = [status.modified_at_ms for status in statuses if status.name.endswith(".zip")]
-        named = await self._named({status.path for status in shared}, present)
-        self._find_unnamed(shared, named, max(times, default=0))
+        await self._check_names()
         return StoreChecked(
             path=self._work.id.path,
             findings=tuple(self._findings.found),
@@ -417,26 +405,6 @@ class _StoreCheck:
                     return StateVersion(item.version, item.unique_id)
         return None
 
-    async def _named(self, shared: set[str], present: Present) -> set[str]:
-        """Collect the paths that any snapshot names, needed or not; zips are read until every path is named."""
-        if None in self._zips.values():
-            return shared  # what a damaged snapshot names is not known
-        named = {path for state in self._zips.values() if state is not None for path in _paths_of(state)}
-        for of in sorted(present.snapshots - set(self._zips), key=by_version, reverse=True):
-            if shared <= named:
-                break
-            name = snapshot_name(of)
-            try:
-                data = await self._directory.read(name, size_bytes_max=ZIP_BYTES_MAX)
-                state = (await run_blocking(check_zip_file, data, checksum=None, subject=name)).metadata
-            except TargetError:
-                raise
-            except (EngineError, FormatError, BlobNotFoundError):
-                # Not needed. What it names is not known: nothing is called waste then.
-                return shared | named
-            named |= _paths_of(state)
-        return named
-
     def _check_chain(self, resolution: Resolution) -> None:
         """Check that each changelog was written on what it is replayed on (0004, R8)."""
         before = (resolution.base or StateVersion(0), *resolution.changelogs)
@@ -509,64 +477,26 @@ class _StoreCheck:
         finally:
             await run_blocking(place.close)
 
-    def _find_waste(self, statuses: Iterable[FileStatus], needed: Collection[str], newest_batch: int) -> None:
-        """Find names that no committed version needs and no retention explains (K7).
-
-        Files of the batch after the newest one (by the time the directory had been listed) are its attempts, and of
-        what comes before the oldest committed one, retention has the say.
-        """
-        files = {status.name: status for status in statuses if not status.is_directory}
-        committed = {of.version: of for of in self._work.versions}
-        oldest = min(committed, default=0)
-        # A batch that runs writes the version after that of the newest committed one.
-        running = newest_batch + 2
-        for name, status in files.items():
-            parsed = parse_state_name(name)
-            if parsed is None:
-                self._note_foreign(status)
-            elif parsed.checksum:
-                # One is there before its file, and may outlive it for a moment: that of a committed version says
-                # nothing.
-                if name.removesuffix(CHECKSUM_SUFFIX) not in files and _is_lost(parsed, committed):
-                    self._findings.waste(name, "is the checksum of a file that is not there", status.size_bytes)
-            elif name in needed or parsed.of.version < oldest or parsed.of.version == running:
-                continue
-            elif parsed.of.version > running:
-                self._findings.warn(
-                    name,
-                    f"is of version {parsed.of.version}, and the newest committed batch is {newest_batch}",
-                    "unless a query runs here, another history left it: Spark's maintenance would count from it, and "
-                    "delete what the committed versions need; restore the checkpoint to an empty directory",
-                    "K7",
-                )
-            elif _is_lost(parsed, committed):
-                self._findings.waste(name, "is of an attempt that was not committed", status.size_bytes)
-
-    def _find_unnamed(self, shared: Iterable[FileStatus], named: Collection[str], newest_snapshot_ms: int) -> None:
-        """Find SSTs and logs that no snapshot names, needed or not (K7).
-
-        What is younger than the newest zip may be of a snapshot that is on its way.
-        """
-        for status in shared:
-            if status.is_directory or status.path in named:
-                continue
-            if not is_shared_path(status.path):
-                self._note_foreign(status)
-            elif status.modified_at_ms < newest_snapshot_ms:
-                self._findings.waste(status.path, "is named by no snapshot", status.size_bytes)
-
-    def _note_foreign(self, status: FileStatus) -> None:
-        if status.name.startswith("."):
-            return
-        message = "has a name that Spark does not write"
-        if status.path.endswith(_SUFFIXES):
-            hint = (
-                "nothing of Spark's wrote it, so it may be moved away: Spark's listing of the directory fails on it, "
-            )
-            hint += "and its maintenance stops"
-            self._findings.warn(status.path, f"{message}, with an ending of Spark's", hint, "K7")
-        else:
-            self._findings.waste(status.path, message, status.size_bytes)
+    async def _check_names(self) -> None:
+        """Warn of what another history left, and of names that Spark's listing fails on (K7)."""
+        newest_batch = self._work.newest_batch
+        parsed = {path: parse_state_name(path) for path in self._sizes}
+        if any(name is not None and name.of.version > newest_batch + 1 for name in parsed.values()):
+            # The query may have gone on since the logs were read: what counts is what it had committed by the listing.
+            newest_batch = max((newest_batch, *await self._checkpoint.committed_batches()))
+        for path, name in parsed.items():
+            if name is None:
+                if path.endswith(_SUFFIXES) and not path.rpartition("/")[2].startswith("."):
+                    message = "has a name that Spark does not write, with an ending of Spark's"
+                    hint = "nothing of Spark's wrote it, so it may be moved away: Spark's listing of the directory "
+                    hint += "fails on it, and its maintenance stops"
+                    self._findings.warn(path, message, hint, "K7")
+            # A batch that runs writes the version after that of the newest committed one.
+            elif name.of.version > newest_batch + 2 and not name.checksum:
+                message = f"is of version {name.of.version}, and the newest committed batch is {newest_batch}"
+                hint = "unless a query runs here, another history left it: Spark's maintenance would count from it, "
+                hint += "and delete what the committed versions need; restore the checkpoint to an empty directory"
+                self._findings.warn(path, message, hint, "K7")
 
 
 def check_counts(metadata: StateMetadata, counted: KeyCounts, *, subject: str) -> str:
@@ -596,12 +526,3 @@ def check_counts(metadata: StateMetadata, counted: KeyCounts, *, subject: str) -
         hint = "rows are missing, though every block is what was written; restore an older batch"
         raise StateMetadataError(message, subject=subject, hint=hint)
     return message if found else ""
-
-
-def _paths_of(state: StateMetadata) -> set[str]:
-    return {shared_path(file.stored_name) for file in (*state.sst_files, *state.log_files)}
-
-
-def _is_lost(parsed: StateFileName, committed: Mapping[int, StateVersion]) -> bool:
-    of = committed.get(parsed.of.version)
-    return of is not None and of != parsed.of

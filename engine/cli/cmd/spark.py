@@ -301,8 +301,8 @@ def spark_check(
 ) -> ExitCode:
     """Check CHECKPOINT, a directory or s3://bucket/prefix, without changing it; its query may run.
 
-    Every committed batch has to be there whole, block by block. Ends with 4 if something is damaged. Warnings and waste
-    are shown, and do not count, unless --strict says that warnings do.
+    Every committed batch has to be there whole, block by block. Ends with 4 if something is damaged. Warnings are
+    shown, and count with --strict only.
 
     Example: tidemark spark check /checkpoints/flights --json
     """
@@ -325,19 +325,18 @@ def spark_check(
 
 
 def _check_lines(report: CheckReport) -> Iterator[str]:
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[tuple[str, str, str]] = []
     hints: list[str] = []
-    for kind in ("damage", "warning", "waste"):
+    for kind in ("damage", "warning"):
         found = report.of_kind(kind)
         for f in found[:FINDINGS_SHOWN_MAX]:
-            size = human_bytes(f.size_bytes) if f.size_bytes else ""
-            rows.append((f.kind, printable(f.path), size, printable(f.message)))
+            rows.append((f.kind, printable(f.path), printable(f.message)))
             hints.append(printable(f.hint))
         if len(found) > FINDINGS_SHOWN_MAX:
-            rows.append((kind, f"and {len(found) - FINDINGS_SHOWN_MAX} more", "", ""))
+            rows.append((kind, f"and {len(found) - FINDINGS_SHOWN_MAX} more", ""))
             hints.append(hints[-1])
     if rows:
-        header, *lines = table(("finding", "file", "size", "what is wrong"), rows, right=("size",))
+        header, *lines = table(("finding", "file", "what is wrong"), rows)
         yield header
         for line, hint, following in zip(lines, hints, [*hints[1:], ""], strict=True):
             yield line
@@ -348,7 +347,6 @@ def _check_lines(report: CheckReport) -> Iterator[str]:
         "sound" if report.is_sound else f"DAMAGED: {count(report.damaged, 'finding')}",
         "SSTs not read" if report.level == "quick" else "",
         count(report.warnings, "warning") if report.warnings else "",
-        f"{human_bytes(report.waste_bytes)} of waste" if report.waste_bytes else "",
     ]
     held = f"{count(report.stores, 'store')}, {count(report.versions, 'version')}"
     read = f"{human_bytes(report.size_bytes)}, {count(report.blocks, 'block')} of SSTs read"

@@ -28,18 +28,18 @@ def test_damage_is_told_as_a_table_and_ends_with_4(checkpoint: Path, capsys: pyt
     (checkpoint / "commits/3").write_bytes(b"v9\n{}")
     assert run(str(checkpoint), "--level", "quick") == 4
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["finding", "file", "size", "what", "is", "wrong"]
+    assert lines[0].split() == ["finding", "file", "what", "is", "wrong"]
     assert lines[1].startswith("damage   commits/3 ")
     assert "a newer Spark wrote it" in lines[2]
     assert lines[-1].startswith("DAMAGED: 1 finding, SSTs not read: ")
 
 
 def test_json_has_every_finding(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (checkpoint / "state/0/0/notes.txt").write_bytes(b"mine")
+    (checkpoint / "state/0/0/copy.zip").write_bytes(b"mine")
     assert run(f"file://{checkpoint}", "--json") == 0
     view = json.loads(capsys.readouterr().out)
-    assert (view["verb"], view["sound"], view["waste"], view["waste_bytes"]) == ("spark check", True, 1, 4)
-    assert [(f["kind"], f["path"]) for f in view["findings"]] == [("waste", "state/0/0/notes.txt")]
+    assert (view["verb"], view["sound"], view["warnings"]) == ("spark check", True, 1)
+    assert [(f["kind"], f["path"]) for f in view["findings"]] == [("warning", "state/0/0/copy.zip")]
 
 
 def test_warnings_count_if_somebody_is_strict(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,16 +51,6 @@ def test_warnings_count_if_somebody_is_strict(checkpoint: Path, capsys: pytest.C
     lines = said.splitlines()
     at = next(number for number, line in enumerate(lines) if "copy.zip" in line)
     assert "it may be moved away" in lines[at + 1]
-
-
-def test_nobody_is_told_to_delete_what_a_damaged_log_may_have_meant(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (checkpoint / "state/0/0/notes.txt").write_bytes(b"mine")
-    (checkpoint / "commits/3").write_bytes(b"v9\n{}")
-    assert run(str(checkpoint), "--json") == 4
-    findings = json.loads(capsys.readouterr().out)["findings"]
-    assert [f["hint"][:14] for f in findings if f["kind"] == "waste"] == ["leave it until"]
 
 
 def test_what_a_quick_check_has_not_read_is_told(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

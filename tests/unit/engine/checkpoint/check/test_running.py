@@ -1,4 +1,4 @@
-"""What a check warns of, what is waste, and what a running query or a poor machine makes of it (0005, 4)."""
+"""What a check warns of, and what a running query or a poor machine makes of it (0005, 4)."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ from index.spark.names import snapshot_name
 from tests.unit.engine.checkpoint.checked import GOLDEN, LEFT_OUT, first, flip, found
 from tests.unit.engine.checkpoint.live_query import NewQuery
 
-# ---------------------------------------------------------------------- warnings and waste
+# ---------------------------------------------------------------------- warnings
 
 
 async def test_a_lineage_near_its_limit_is_a_warning(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,8 +42,9 @@ async def test_a_newer_history_is_a_warning(checkpoint: Path) -> None:
     assert await found(checkpoint) == [("warning", "state/0/0/12_abandoned.changelog")]
 
 
+# What no committed version needs, and Spark's own maintenance deletes or passes over.
 Change = Callable[[Path], object]
-WASTE: dict[str, Change] = {
+UNNEEDED: dict[str, Change] = {
     "state/0/0/4_lost.changelog": lambda path: path.write_bytes(b"of another attempt"),
     "state/0/0/3_gone.zip.crc": lambda path: path.write_bytes(b"{}"),
     "state/0/1/notes.txt": lambda path: path.write_bytes(b"what is this"),
@@ -54,20 +55,9 @@ WASTE: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("path", WASTE)
-async def test_what_nobody_needs_is_waste(checkpoint: Path, path: str) -> None:
-    WASTE[path](checkpoint / path)
-    if (checkpoint / path).is_file():
-        os.utime(checkpoint / path, (1, 1))
-    report = await check_checkpoint(checkpoint)
-    assert [(f.kind, f.path) for f in report.findings] == [("waste", path)]
-    assert report.is_sound
-    assert report.waste_bytes > 0
-
-
-async def test_what_is_being_written_is_no_waste(checkpoint: Path) -> None:
-    (checkpoint / "state/0/0/.9.changelog.5b0a2b5e.tmp").write_bytes(b"half")
-    (checkpoint / "state/0/0/SSTs/000099-00000000-0000-4000-8000-000000000000.sst").write_bytes(b"on its way")
+@pytest.mark.parametrize("path", UNNEEDED)
+async def test_what_nobody_needs_is_no_finding(checkpoint: Path, path: str) -> None:
+    UNNEEDED[path](checkpoint / path)
     assert await found(checkpoint) == []
 
 
@@ -77,13 +67,11 @@ async def test_a_foreign_name_that_spark_fails_on_is_a_warning(checkpoint: Path,
     assert await found(checkpoint) == [("warning", f"state/0/1/{name}")]
 
 
-async def test_attempts_that_lost_are_waste_and_their_damage_is_nobodys(tmp_path: Path) -> None:
+async def test_damage_of_attempts_that_lost_is_nobodys(tmp_path: Path) -> None:
     root = shutil.copytree(GOLDEN / "lost-attempts", tmp_path / "query")
-    lost = first(root, "state/0/0/8_bf09*.zip")
-    lost.write_bytes(b"damaged")
+    first(root, "state/0/0/8_bf09*.zip").write_bytes(b"damaged")
     report = await check_checkpoint(root)
     assert {f.path.rpartition("/")[0] for f in report.of_kind("damage")} <= LEFT_OUT
-    assert f"state/0/0/{lost.name}" in {finding.path for finding in report.of_kind("waste")}
 
 
 # ---------------------------------------------------------------------- a query that runs, and what is none
