@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from engine.backup.backup import BackupResult as BackupResult
     from engine.checkpoint.backup import BackupChoice as BackupChoice
     from engine.checkpoint.backup import backup_checkpoint as backup_checkpoint
-    from engine.checkpoint.check.check import check_checkpoint as check_checkpoint
+    from engine.checkpoint.check import check_checkpoint as check_checkpoint
     from engine.checkpoint.restore import RestoreChoice as RestoreChoice
     from engine.checkpoint.restore import restore_checkpoint as restore_checkpoint
     from engine.collect.report import CollectReport as CollectReport
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "engine.backup.backup": "BackupOptions BackupResult",
     "engine.checkpoint.backup": "BackupChoice backup_checkpoint",
-    "engine.checkpoint.check.check": "check_checkpoint",
+    "engine.checkpoint.check": "check_checkpoint",
     "engine.checkpoint.restore": "RestoreChoice restore_checkpoint",
     "engine.collect.report": "CollectReport",
     "engine.inspect.history": "History",

@@ -18,7 +18,7 @@ _PARSERS: Final = [
     "blobstore.s3.bucket_rules",
     "blobstore.s3.settings",
     "engine.inspect.browse",
-    "engine.checkpoint.check.logs",
+    "engine.checkpoint.check",
     "engine.checkpoint.file_check",
     "engine.cli.cmd.commit",
     "engine.collect.policy",

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.checkpoint.check.logs import entry_fields, is_cut_json
+from engine.checkpoint.check import entry_fields, is_cut_json
 from engine.checkpoint.file_check import check_sst, check_zip_file
 from engine.local.hashing import crc32c
 from engine.state.compression import (

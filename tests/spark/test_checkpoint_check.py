@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from engine.checkpoint.check.check import check_checkpoint as check_here
+from engine.checkpoint.check import check_checkpoint as check_here
 from engine.checkpoint.findings import CheckReport
 from engine.errors import NotFoundError
 from engine.spark.checkpoint.check import check_checkpoint

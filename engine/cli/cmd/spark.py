@@ -18,7 +18,7 @@ from engine.checkpoint.backup import (
     backup_checkpoint,
     preview_backup,
 )
-from engine.checkpoint.check.check import check_checkpoint
+from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.findings import CheckLevel, CheckReport
 from engine.checkpoint.restore import (

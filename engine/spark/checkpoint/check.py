@@ -16,10 +16,10 @@ from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
 from engine.checkpoint.backup import opened_checkpoint
-from engine.checkpoint.check.check import begin_check, finish_check
-from engine.checkpoint.check.stores import StoreWork, check_store
+from engine.checkpoint.check import check_logs, finish_check
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
-from engine.clock import Runtime
+from engine.checkpoint.store_check import StoreWork, check_store
+from engine.clock import Runtime, Stopwatch
 from engine.spark.access import absolute
 from engine.spark.spread import default_partitions, evaluate, placed_work, works_of
 
@@ -65,14 +65,14 @@ def check_checkpoint(
     Args:
         spark: The session.
         location: A directory that every executor sees under this path, or a URL.
-        level: As `engine.checkpoint.check.check.check_checkpoint`.
+        level: As `engine.checkpoint.check.check_checkpoint`.
         scratch: As there, on each executor.
         partitions_max: Maximum number of partitions of the work; see `default_partitions` if not given.
         store_settings: How the checkpoint's store is asked.
 
     Raises:
         TaskFailedError: A store could not be looked at as often as Spark tried, or Spark itself gave up.
-        NotFoundError, ProviderError, StoreError: As `engine.checkpoint.check.check.check_checkpoint`.
+        NotFoundError, ProviderError, StoreError: As `engine.checkpoint.check.check_checkpoint`.
     """
     task = CheckStores(location=absolute(location), level=level, settings=store_settings, scratch=scratch)
     # A notebook has an event loop of its own.
@@ -84,7 +84,7 @@ def check_checkpoint(
 
 
 async def _check(spark: SparkSession, task: CheckStores, partitions_max: int) -> CheckReport:
-    runtime = Runtime()
+    watch = Stopwatch(Runtime())
 
     def spread(stores: tuple[StoreWork, ...]) -> list[StoreChecked]:
         if not stores:
@@ -96,6 +96,6 @@ async def _check(spark: SparkSession, task: CheckStores, partitions_max: int) ->
         return [msgspec.msgpack.decode(row, type=StoreChecked) for row in rows]
 
     async with opened_checkpoint(task.location, task.settings) as root:
-        plan = await begin_check(root, level=task.level, runtime=runtime)
-        checked = await asyncio.to_thread(spread, plan.stores)
-        return await finish_check(root, plan, checked, runtime=runtime)
+        logs = await check_logs(root)
+        checked = await asyncio.to_thread(spread, logs.stores)
+        return await finish_check(root, logs, checked, level=task.level, watch=watch)

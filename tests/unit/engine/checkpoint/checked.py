@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.check.check import check_checkpoint
+from engine.checkpoint.check import check_checkpoint
 from tests.unit.engine.checkpoint.live_query import LiveQuery
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "spark"

@@ -9,8 +9,8 @@ import pytest
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
-from engine.checkpoint.check.check import check_checkpoint
-from engine.checkpoint.check.stores import check_counts
+from engine.checkpoint.check import check_checkpoint
+from engine.checkpoint.store_check import check_counts
 from engine.state.replay import KeyCounts
 from engine.state.zips import build_state_zip, read_state_zip
 from index.errors import StateMetadataError

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoint.check.check import check_checkpoint
-from engine.checkpoint.check.logs import judge_watermarks
+from engine.checkpoint.check import check_checkpoint, judge_watermarks
 from index.spark.checksums import hadoop_checksum_name
 from tests.unit.engine.checkpoint.checked import below, first, flip, found
 from tests.unit.engine.checkpoint.written_query import WrittenQuery

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.checkpoint.check import stores as check_store_module
-from engine.checkpoint.check.check import begin_check, check_checkpoint, finish_check
-from engine.checkpoint.check.stores import check_store
+from engine.checkpoint import store_check as check_store_module
+from engine.checkpoint.check import check_checkpoint, check_logs, finish_check
 from engine.checkpoint.findings import CheckReport, Finding
-from engine.clock import Runtime
+from engine.checkpoint.store_check import check_store
+from engine.clock import Runtime, Stopwatch
 from engine.errors import NotFoundError, ProviderError, TargetError
 from engine.rocksdb import store as rocksdb_module
 from engine.state.checkpoint_dir import CheckpointDir
@@ -81,13 +81,13 @@ async def test_what_a_running_query_deletes_meanwhile_is_no_finding(new_query: N
     query = new_query(versions_retained_min=2, versions_deleted_min=1)
     await query.run(6)
     root = await CheckpointDir.open(query.root)
-    plan = await begin_check(root, level="full", runtime=Runtime())
+    logs = await check_logs(root)
     await query.run(10)
     for batch in range(10):
         (query.root / f"commits/{batch}").unlink()
         (query.root / f"offsets/{batch}").unlink()
-    checked = [await check_store(root, work, scratch=None, level="full") for work in plan.stores]
-    report = await finish_check(root, plan, checked, runtime=Runtime())
+    checked = [await check_store(root, work, scratch=None, level="full") for work in logs.stores]
+    report = await finish_check(root, logs, checked, level="full", watch=Stopwatch(Runtime()))
     assert (report.findings, report.newest_batch) == ((), 5)
     assert {store.versions for store in checked} == {1}
 
@@ -96,14 +96,14 @@ async def test_what_a_running_query_writes_meanwhile_is_no_finding(new_query: Ne
     query = new_query()
     await query.run(4)
     root = await CheckpointDir.open(query.root)
-    plan = await begin_check(root, level="full", runtime=Runtime())
+    logs = await check_logs(root)
     # The batch after the next one, too, and it has just begun to write; an older snapshot is on its way, too.
     await query.run(3)
     for partition in range(2):
-        at = plan.stores[partition].versions[1]
+        at = logs.stores[partition].versions[1]
         (query.root / f"state/0/{partition}/{snapshot_name(at)}.crc").write_bytes(b"{}")
         (query.root / f"state/0/{partition}/8_{uuid.uuid4()}.changelog.crc").write_bytes(b"{}")
-    checked = [await check_store(root, work, scratch=None, level="full") for work in plan.stores]
+    checked = [await check_store(root, work, scratch=None, level="full") for work in logs.stores]
     assert [finding for store in checked for finding in store.findings] == []
 
 
@@ -113,7 +113,7 @@ async def test_a_store_that_stays_damaged_while_its_query_runs_is_looked_at_twic
     query = new_query(deltas_per_snapshot=100)
     await query.run(4)
     root = await CheckpointDir.open(query.root)
-    plan = await begin_check(root, level="full", runtime=Runtime())
+    logs = await check_logs(root)
     await query.run(1)
     changelog = first(query.root, "state/0/0/2_*.changelog")
     changelog.unlink()
@@ -126,7 +126,7 @@ async def test_a_store_that_stays_damaged_while_its_query_runs_is_looked_at_twic
         return await look_at(*looked_at)
 
     monkeypatch.setattr(check_store_module, "_look_at", count)
-    checked = await check_store(root, plan.stores[0], scratch=None, level="full")
+    checked = await check_store(root, logs.stores[0], scratch=None, level="full")
     assert changelog.name in checked.findings[0].path
     assert len(looks) == 2
 
@@ -134,9 +134,9 @@ async def test_a_store_that_stays_damaged_while_its_query_runs_is_looked_at_twic
 async def test_of_zips_only_what_they_name_is_kept(checkpoint: Path, tmp_path: Path) -> None:
     """A store may have a hundred, each of many megabytes inside."""
     root = await CheckpointDir.open(checkpoint)
-    plan = await begin_check(root, level="quick", runtime=Runtime())
+    logs = await check_logs(root)
     check = check_store_module._StoreCheck(
-        root.child(plan.stores[0].id.path), StreamingCheckpoint(root), plan.stores[0], tmp_path, "quick"
+        root.child(logs.stores[0].id.path), StreamingCheckpoint(root), logs.stores[0], tmp_path, "quick"
     )
     await check.run()
     assert {type(state) for state in check._zips.values()} == {StateMetadata}

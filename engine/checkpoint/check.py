@@ -1,19 +1,28 @@
-"""Check what the logs and the metadata of a query say, one by one and together (design 0005, K1, K2 and K8)."""
+"""Whether everything that a streaming checkpoint has committed is there and is what was written (design 0005, 4).
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+Three moves, so that the middle one can be spread over executors: `check_logs` reads the logs and the metadata, one by
+one and together (K1, K2 and K8), and says which stores there are; `store_check.check_store` reads one; `finish_check`
+puts it together. Each looks again at what a running query has moved.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
+from blobstore.base import BlobStore
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
-from engine.checkpoint.check.stores import StoreWork
+from blobstore.opening import StoreSettings
 from engine.checkpoint.file_check import check_hidden
-from engine.checkpoint.findings import MEND_HINT, Finding, Findings
+from engine.checkpoint.findings import MEND_HINT, CheckLevel, CheckReport, Finding, Findings, StoreChecked
+from engine.checkpoint.store_check import StoreWork, check_store
+from engine.clock import Runtime, Stopwatch
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
+from engine.progress import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
 from index.errors import UNDECODABLE, BatchLogError, FileChecksumError, FormatError
@@ -31,6 +40,8 @@ from index.spark.query_logs import (
 )
 from index.spark.schema import decode_state_schema
 
+# How often logs that a running query has moved are read again.
+_LOOKS_MAX = 3
 _METADATA: Final = "metadata"
 _OPERATOR: Final = "_metadata"
 _SCHEMA: Final = "_stateSchema"
@@ -52,6 +63,83 @@ class LogsChecked(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreWork, ...]
     findings: tuple[Finding, ...]
     files: int
+
+
+async def check_checkpoint(
+    location: str | Path | BlobStore,
+    *,
+    store_settings: StoreSettings | None = None,
+    scratch: Path | None = None,
+    level: CheckLevel = "full",
+    stores_at_once: int = 4,
+    progress: Progress = NO_PROGRESS,
+    runtime: Runtime | None = None,
+) -> CheckReport:
+    """Check a checkpoint; nothing in it changes, and its query may run meanwhile.
+
+    Args:
+        location: Of the checkpoint: a path, a URL as `open_store` takes it, or a store.
+        store_settings: Of the store that is opened.
+        scratch: Where private directories are made, of the size of `stores_at_once` stores; None: where this machine
+            keeps such files.
+        level: `quick` leaves out the content of SSTs, and loading the newest version.
+        stores_at_once: How many.
+        progress: Hears of stores, as files, and of bytes.
+        runtime: The clock.
+
+    Raises:
+        NotFoundError: There is no checkpoint here.
+        ProviderError: Its state is not RocksDB's (K8).
+        TargetError: The scratch directory cannot be written, or this machine lacks what it takes to read a file.
+        StoreError: The store did not answer.
+    """
+    watch = Stopwatch(runtime or Runtime())
+    root = await CheckpointDir.open(location, settings=store_settings)
+    try:
+        logs = await check_logs(root)
+        progress.total(files=len(logs.stores), bytes_=0)
+
+        async def check(work: StoreWork) -> StoreChecked:
+            checked = await check_store(root, work, scratch=scratch, level=level)
+            progress.add(files=1, bytes_=checked.size_bytes)
+            return checked
+
+        checked = await map_bounded(check, logs.stores, in_flight_max=stores_at_once)
+        return await finish_check(root, logs, checked, level=level, watch=watch)
+    finally:
+        await root.close()
+
+
+async def finish_check(
+    root: CheckpointDir, logs: LogsChecked, stores: Sequence[StoreChecked], *, level: CheckLevel, watch: Stopwatch
+) -> CheckReport:
+    """Put together what came of the logs and of all stores.
+
+    What a query has deleted since the logs were listed is not a finding: if it has gone on, they are read again.
+    """
+    for _ in range(_LOOKS_MAX):
+        if not logs.findings or await StreamingCheckpoint(root).committed_batches() == logs.batches:
+            break
+        logs = await check_logs(root)
+    findings = [*logs.findings, *(finding for store in stores for finding in store.findings)]
+    return CheckReport(
+        location=root.location,
+        level=level,
+        query_id=logs.query_id,
+        oldest_batch=min(logs.batches, default=-1),
+        newest_batch=max(logs.batches, default=-1),
+        batches=len(logs.batches),
+        stores=len(stores),
+        findings=tuple(sorted(findings, key=lambda finding: (finding.kind, finding.path))),
+        versions=sum(store.versions for store in stores),
+        versions_gone=sum(store.versions_gone for store in stores),
+        files=logs.files + sum(store.files for store in stores),
+        size_bytes=sum(store.size_bytes for store in stores),
+        ssts=sum(store.ssts for store in stores),
+        blocks=sum(store.blocks for store in stores),
+        keys=sum(max(0, store.keys) for store in stores),
+        seconds=watch.total_s(),
+    )
 
 
 async def check_logs(root: CheckpointDir) -> LogsChecked:
