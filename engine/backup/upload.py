@@ -1,7 +1,4 @@
-"""Carrying out a backup plan: every planned file read, hashed and put, in parallel within the limits.
-
-`FileRunBody` is a run of bytes of a file that was scanned, on its way into a store: hashed whenever it is read.
-"""
+"""Carry out a backup plan: every planned file read, hashed and put, in parallel within the limits."""
 
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -23,7 +20,6 @@ from engine.local.scan import (
     READ_FLAGS,
     SourceDir,
     changed_error,
-    check_unchanged,
     is_still,
     refusing,
     unreadable_error,
@@ -61,16 +57,17 @@ class FileRunBody(msgspec.Struct, kw_only=True):
         path = self.source.path.joinpath(*self.item.path)
         with refusing(path):
             async with open_to_read("/".join(self.item.path), dir_fd=self.source.descriptor) as source:
-                check_unchanged(path, file, await source.stat())
+                if not is_still(file, await source.stat()):
+                    raise changed_error(path)
                 while hasher.size_bytes < self.size_bytes:
                     left = self.size_bytes - hasher.size_bytes
                     at = self.start + hasher.size_bytes
                     chunk = await run_blocking(_read_hashed, source, at, min(left, self.chunk_bytes), hasher)
-                    if not chunk:
+                    # Before the last chunk is handed out: a store that has all it asked for comes for no more.
+                    is_last = hasher.size_bytes == self.size_bytes
+                    if not chunk or (is_last and not is_still(file, await source.stat())):
                         raise changed_error(path)
-                    if hasher.size_bytes == self.size_bytes:
-                        # Before the last chunk is handed out: a store that has all it asked for comes for no more.
-                        check_unchanged(path, file, await source.stat())
+                    if is_last:
                         self._note(hasher)
                     yield chunk
 
@@ -136,7 +133,6 @@ class Uploader(msgspec.Struct, kw_only=True):
     runs_read_again: dict[int, list[bytes]] = msgspec.field(default_factory=dict)
 
     def key(self, counter: int) -> BlobKey:
-        """Return the key of a blob by its number in the plan."""
         return upload_key(BLOBS, self.address.scope, self.session, counter)
 
     async def upload(self, plan: BackupPlan) -> None:
@@ -149,13 +145,12 @@ class Uploader(msgspec.Struct, kw_only=True):
             StoreError: As the store says; the others are cancelled.
             DamagedError: A key that is ours alone was taken.
         """
-        in_flight_max = self.repository.settings.in_flight_max
         self.progress.total(files=plan.files_count, bytes_=plan.upload_bytes + plan.inline_bytes)
         nothing = hash_bytes(b"")
         for empty in plan.empty:
             self._enter(empty, nothing, None)
         self.progress.add(files=len(plan.empty))
-        await run_all(lambda job: job(), self._jobs(plan), in_flight_max=in_flight_max)
+        await run_all(lambda job: job(), self._jobs(plan), in_flight_max=self.repository.settings.in_flight_max)
         for planned in plan.blobs:
             self._check_runs(planned)
             sst = self.ssts.get(planned.file.path)
@@ -167,10 +162,9 @@ class Uploader(msgspec.Struct, kw_only=True):
         for pack in plan.packs:
             yield partial(self._put_pack, pack)
         for item in plan.blobs:
-            runs = item.runs
-            for position, (start, size_bytes) in enumerate(runs):
+            for position, (start, size_bytes) in enumerate(item.runs):
                 yield partial(self._put_run, item, position, start, size_bytes)
-            if len(runs) > 1:
+            if len(item.runs) > 1:
                 yield partial(self._hash_whole, item)
 
     async def _read_inline(self, items: tuple[PlannedFile, ...]) -> None:
@@ -192,7 +186,6 @@ class Uploader(msgspec.Struct, kw_only=True):
         self.progress.add(files=len(pack.files), bytes_=pack.size_bytes)
 
     async def _put_run(self, planned: PlannedBlobs, position: int, start: int, size_bytes: int) -> None:
-        """Put one blob of a file."""
         key = self.key(planned.counter + position)
         body = self._body(planned.file, start, size_bytes)
         async with self.budget.hold(2 * body.chunk_bytes):
@@ -281,7 +274,6 @@ class _RunHasher:
         self.hashes: list[bytes] = []
 
     def update(self, data: bytes) -> None:
-        """Add the next bytes; blocks."""
         left = memoryview(data)
         while left:
             missing_bytes = self._sizes_bytes[len(self.hashes)] - self._hasher.size_bytes

@@ -18,8 +18,7 @@ from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from engine.backup.backup import BackupOptions, BackupResult, BackupStats
 from engine.checkpoint.errors import QueryMovedOnError, error_context, redact_paths
-from engine.checkpoint.live import LiveStore, QueryFiles
-from engine.checkpoint.live_files import live_files
+from engine.checkpoint.live import LiveStore, QueryFiles, live_files
 from engine.clock import Runtime
 from engine.errors import CommitUnknownError, DamagedError, SourceChangedError, UnsafeSourceError, UsageError
 from engine.local.hashing import hash_content

@@ -67,7 +67,7 @@ class ChangelogReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum: bytes | None) -> ChangelogReport:
-    """Read a changelog from its beginning to its end. Blocks, and holds a bounded part of it.
+    """Read a changelog from its beginning to its end, a bounded part of it at a time. Blocks.
 
     Its name says what it is `at`, the offset log the codec, and `checksum` is the `.crc` beside it, if there is one.
 
@@ -242,20 +242,10 @@ _SST_HINT: Final = "the file was altered or cut short; take it from a backup, or
 class SstReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was looked at of an SST in which nothing is wrong."""
 
-    size_bytes: int
-    # False: it could not be checked, and `reason` says why.
-    checked: bool = True
-    reason: str = ""
-    format_version: int = 0
-    # Which checksum its blocks have.
-    checksum: str = ""
-    data_blocks: int = 0
-    # All blocks, data or not.
+    # Blocks that fit their checksums, data or not.
     blocks: int = 0
-    # Bytes between blocks, all of them zero.
-    padding_bytes: int = 0
-    # Of all kinds: a key may have several. None: the file does not say.
-    entries: int | None = None
+    # Why it could not be checked; "" if it was.
+    unchecked: str = ""
 
 
 def check_sst(path: Path) -> SstReport:
@@ -264,7 +254,7 @@ def check_sst(path: Path) -> SstReport:
     Whether it is still the file that was meant when all of it was read is for the caller to know.
 
     Returns:
-        What there was; `checked` is False for a table without checksums, and for one of a kind, version, checksum or
+        What there was; a table without checksums is unchecked, and so is one of a kind, version, checksum or
         compression of its index that is unknown here.
 
     Raises:
@@ -299,7 +289,7 @@ class _Walk:
     def report(self) -> SstReport:
         tail = self._read(max(0, self._size_bytes - sst.FOOTER_BYTES), sst.FOOTER_BYTES)
         if other := sst.OTHER_TABLES.get(int.from_bytes(tail[-8:], "little")):
-            return self._unchecked(f"is {other}, which has no checksums of blocks")
+            return SstReport(unchecked=f"is {other}, which has no checksums of blocks")
         try:
             footer = sst.decode_footer(tail, self._size_bytes)
         except ValueError as error:
@@ -313,25 +303,16 @@ class _Walk:
             if found & _UINT32 != footer.stored_sum:
                 raise self._damaged(f"footer at offset {footer.offset} does not fit its checksum")
         if footer.format_version > sst.FORMAT_VERSION_MAX:
-            return self._unchecked(
-                f"is of format version {footer.format_version}, and {sst.FORMAT_VERSION_MAX} is known"
-            )
+            known = sst.FORMAT_VERSION_MAX
+            return SstReport(unchecked=f"is of format version {footer.format_version}, and {known} is known")
         try:
-            form, data_blocks = self._walk(footer)
+            self._walk(footer)
         except NotImplementedError as error:
-            return self._unchecked(f"has {error}, which nobody here knows")
-        return SstReport(
-            size_bytes=self._size_bytes,
-            format_version=footer.format_version,
-            checksum=sst.CHECKSUM_NAMES[footer.checksum],
-            data_blocks=data_blocks,
-            blocks=self._blocks,
-            padding_bytes=self._check_coverage(footer.offset),
-            entries=form.entries,
-        )
+            return SstReport(unchecked=f"has {error}, which nobody here knows")
+        self._check_coverage(footer.offset)
+        return SstReport(blocks=self._blocks)
 
-    def _walk(self, footer: sst.SstFooter) -> tuple[sst.IndexForm, int]:
-        """Check every block; return the number of data blocks."""
+    def _walk(self, footer: sst.SstFooter) -> None:
         contents = self._contents("metaindex", footer.metaindex)
         with self._parsing("metaindex", footer.metaindex):
             meta = dict(sst.decode_entries(contents))
@@ -359,7 +340,6 @@ class _Walk:
             data_blocks, _ = self._check_index("data", index, form)
         if form.data_blocks not in (None, data_blocks):
             raise self._damaged(f"properties block counts {form.data_blocks} data blocks, and {data_blocks} are there")
-        return form, data_blocks
 
     def _check_partitions(self, index: sst.BlockHandle, form: sst.IndexForm) -> int:
         """Check every block that an index of two levels leads to; return the number of data blocks."""
@@ -485,18 +465,16 @@ class _Walk:
         else:
             runs.append([offset, end])
 
-    def _check_coverage(self, footer_offset: int) -> int:
-        """Check that there are only blocks, and zeros between them; return the number of zeros."""
-        padding_bytes = reached = 0
+    def _check_coverage(self, footer_offset: int) -> None:
+        """Check that there are only blocks, and zeros between them."""
+        reached = 0
         for offset, end in [*sorted(self._runs), [footer_offset, footer_offset]]:
             if offset < reached:
                 raise self._damaged(f"two blocks have the bytes from offset {offset} on")
             for at in range(reached, offset, _WINDOW_BYTES):
                 if any(self._read(at, min(_WINDOW_BYTES, offset - at))):
                     raise self._damaged(f"the {offset - reached} bytes from offset {reached} on belong to no block")
-            padding_bytes += offset - reached
             reached = end
-        return padding_bytes
 
     def _without_sums(self, footer: sst.SstFooter) -> SstReport:
         """Report a checksum type that is none or unknown: the byte that says so may be what is damaged."""
@@ -511,11 +489,8 @@ class _Walk:
                 footer.base_context_checksum, handle.offset
             ):
                 what = "no checksums" if footer.checksum == sst.NO_CHECKSUM else f"checksums of the unknown type {name}"
-                return self._unchecked(f"was written with {what}")
+                return SstReport(unchecked=f"was written with {what}")
         raise self._damaged(f"footer says checksum type {name}, and leads to no block of that kind")
-
-    def _unchecked(self, reason: str) -> SstReport:
-        return SstReport(size_bytes=self._size_bytes, checked=False, reason=reason)
 
     def _misfit(self, kind: str, handle: sst.BlockHandle) -> DamagedError:
         if handle.end > self._size_bytes:

@@ -1,6 +1,6 @@
 """What a check of a checkpoint finds (design 0005, section 4), in a form that can be printed and sent."""
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 

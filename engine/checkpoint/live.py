@@ -1,6 +1,13 @@
-"""Choose what a backup takes of a running query: of each state store (design 0005, P3) and of its own files (P7)."""
+"""Choose what a backup takes of a running query: of each state store (design 0005, P3) and of its own files (P7).
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+On a local file system the files are read in place, and nothing is made there. From another store those that are wanted
+are fetched into a scratch directory, each with one GET (P6).
+"""
+
+import os
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -10,20 +17,22 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.concurrency import run_all, run_blocking
+from blobstore.errors import BlobNotFoundError
 from engine.backup.backup import BackupSource
 from engine.checkpoint.errors import DAMAGE_HINT, error_context, with_subject
 from engine.checkpoint.file_check import check_changelog_file, check_hidden, check_sst, check_zip_file
-from engine.checkpoint.live_files import LiveFiles, read_small
-from engine.errors import DamagedError, EngineError
-from engine.local.scan import changed_error, refusing
+from engine.errors import DamagedError, EngineError, UnsafeSourceError, restated
+from engine.local.scan import changed_error, is_unchanged, local_file, refusing, special_error
 from engine.state.changelogs import open_changelog
+from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt
 from engine.state.sources import resolve_with
-from index.errors import FileChecksumError, FormatError
+from index.errors import FileChecksumError, FormatError, UnsafeNameError
 from index.plan.backup import PlannedFile
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import LocalDir, LocalFile, local_dir_of
-from index.snapshot.model import FileIndex, FilePath, SnapshotIndex, UniqueId
+from index.snapshot.keys import check_file_name
+from index.snapshot.model import FileIndex, FileMetadata, FilePath, SnapshotIndex, UniqueId
 from index.spark.checkpoint import QUERY_ID, SOURCES, STATE, StoreId, belongs
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX
 from index.spark.lineage import Lineage, Present, Resolution, resolve
@@ -47,8 +56,209 @@ _METADATA: Final = "_metadata"
 _SCHEMA: Final = "_stateSchema"
 # The store of an id that no store of the backup has: the batch cannot be restored from it.
 _NO_STORE: Final = ("",)
+FETCHES_MAX: Final = 8
+# What a file may have that is fetched by its name alone.
+FETCHED_BYTES_MAX: Final = 64 * 1024 * 1024
+_MODE: Final = 0o644
 
 Result = TypeVar("Result")
+
+
+class FilesInPlace:
+    """Files below one directory of a checkpoint on a file system of this machine. Paths are components from there."""
+
+    # Whether `directory` is the checkpoint itself.
+    is_lasting = True
+    # Number of requests made of a store so far.
+    requests = 0
+
+    def __init__(self, directory: CheckpointDir) -> None:
+        # What errors call it.
+        self.location = directory.location
+        # Where `bring` leaves files to be read. Resolved: a reader below it follows no links.
+        self.directory = (directory.local_root or Path()).resolve()
+        self._seen: dict[FilePath, LocalFile] = {}
+
+    async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
+        """List every file in these directories and below, without those of Hadoop and left-overs (P7).
+
+        Of a store it costs a list for each. A directory that is not there has no files. What was brought before is
+        brought again. UnsafeSourceError: what has a name that is kept is neither a file nor a directory.
+        """
+        found: dict[FilePath, LocalFile] = {}
+        for path in below:
+            found |= await run_blocking(lambda parts: dict(_walk(self.directory, parts)), _components(path))
+        self._seen |= found
+        return found
+
+    async def bring(self, paths: Collection[FilePath]) -> dict[FilePath, LocalFile]:
+        """Bring files to where they can be read, and return their stat there. Of a store it costs a GET for each.
+
+        UnsafeSourceError: one is not there any more, or not what was listed.
+        """
+        new = [path for path in paths if path not in self._seen]
+        self._seen |= await run_blocking(lambda: {path: self._stat(path) for path in new})
+        return {path: self._seen[path] for path in paths}
+
+    async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
+        """Return the first of these files that is another than was listed or brought, or, if that counts, gone.
+
+        Of a store it costs a list of each directory that was listed.
+        """
+        return await run_blocking(lambda: next((path for path in paths if self._is_changed(path, gone=gone)), None))
+
+    def _stat(self, path: FilePath) -> LocalFile:
+        at = self.directory.joinpath(*path)
+        with refusing(at):
+            status = at.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise special_error(at, status.st_mode)
+        return local_file(path[-1], status)
+
+    def _is_changed(self, path: FilePath, *, gone: bool) -> bool:
+        if not self.directory.joinpath(*path).exists():
+            return gone
+        try:
+            return not is_unchanged(self._seen[path], self._stat(path))
+        except UnsafeSourceError:
+            return True
+
+
+class FetchedFiles:
+    """Files on another store, as `FilesInPlace`."""
+
+    is_lasting = False
+
+    def __init__(self, source: CheckpointDir, scratch: Path) -> None:
+        self.location = source.location
+        self.directory = scratch.resolve()
+        self.requests = 0
+        self._source = source
+        self._listed: dict[FilePath, LocalFile] = {}
+        self._brought: dict[FilePath, LocalFile] = {}
+        self._below: tuple[str, ...] = ()
+
+    async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
+        self._below = tuple(below)
+        self._brought = {}
+        self._listed = await self._list()
+        return self._listed
+
+    async def _list(self) -> dict[FilePath, LocalFile]:
+        found: dict[FilePath, LocalFile] = {}
+        for below in self._below:
+            statuses = await self._source.walk(below)
+            self.requests += 1 + len(statuses) // 1000
+            for status in statuses:
+                path = _components(status.path)
+                if path and all(map(_is_kept, path)):
+                    metadata = FileMetadata(status.size_bytes, _MODE, status.modified_at_ms * 1_000_000, 0, "", "")
+                    found[path] = LocalFile(name=path[-1], metadata=metadata, device=0, inode=0, changed_at_ns=0)
+        return found
+
+    async def bring(self, paths: Collection[FilePath]) -> dict[FilePath, LocalFile]:
+        new = [path for path in paths if path not in self._brought]
+        await run_all(self._fetch, new, in_flight_max=FETCHES_MAX)
+        return {path: self._brought[path] for path in paths}
+
+    async def _fetch(self, path: FilePath) -> None:
+        target = self.directory.joinpath(*path)
+        listed = self._listed.get(path)
+        await run_blocking(lambda: target.parent.mkdir(parents=True, exist_ok=True))
+        self.requests += 1
+        size_bytes = FETCHED_BYTES_MAX if listed is None else listed.metadata.size_bytes
+        try:
+            got_bytes = await self._source.fetch("/".join(path), target, size_bytes_max=size_bytes)
+        except BlobNotFoundError as error:
+            message = "is not there, or vanished meanwhile"
+            raise UnsafeSourceError(message, operation="backup", subject=self._subject(path)) from error
+        except DamagedError as error:
+            raise changed_error(self._subject(path)) from error
+        if listed is not None and got_bytes != size_bytes:
+            raise changed_error(self._subject(path))
+        self._brought[path] = await run_blocking(_settle, target, listed)
+
+    def _subject(self, path: FilePath) -> str:
+        return f"{self.location}/{'/'.join(path)}"
+
+    async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
+        now = await self._list()
+        for path in paths:
+            listed = self._listed.get(path)
+            if listed is not None and (gone if path not in now else now[path].metadata != listed.metadata):
+                return path
+        return None
+
+
+LiveFiles = FilesInPlace | FetchedFiles
+
+
+@asynccontextmanager
+async def live_files(directory: CheckpointDir, scratch: Path | None = None) -> AsyncIterator[LiveFiles]:
+    """Open the files of a directory of a checkpoint for a block; what has to be fetched is put below `scratch`."""
+    if directory.local_root is not None:
+        yield FilesInPlace(directory)
+        return
+    made = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-", dir=scratch))
+    try:
+        yield FetchedFiles(directory, Path(made.name))
+    finally:
+        await run_blocking(made.cleanup)
+
+
+def read_small(path: Path, size_bytes_max: int) -> bytes:
+    """Read a file that can be held in memory. UnsafeSourceError: it is gone. DamagedError: it is larger. Blocks."""
+    with refusing(path), path.open("rb") as source:
+        data = source.read(size_bytes_max + 1)
+    if len(data) > size_bytes_max:
+        raise DamagedError(f"has more than {size_bytes_max} bytes", operation="backup", subject=str(path))
+    return data
+
+
+def _settle(target: Path, listed: LocalFile | None) -> LocalFile:
+    """Give a fetched file the time that it has in the checkpoint (design 0005, R8), and look at it."""
+    if listed is not None:
+        at_ns = listed.metadata.modified_at_ns
+        os.utime(target, ns=(at_ns, at_ns))
+    target.chmod(_MODE)
+    return local_file(target.name, target.lstat())
+
+
+def _walk(root: Path, path: FilePath) -> Iterator[tuple[FilePath, LocalFile]]:
+    """Yield the regular files below a directory that others write to: what vanishes meanwhile was not there."""
+    at = root.joinpath(*path)
+    with refusing(at):
+        try:
+            names = [name for name in os.listdir(at) if _is_kept(name)]  # noqa: PTH208  (names, not paths)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in names:
+            try:
+                status = (at / name).lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield (*path, name), local_file(name, status)
+            elif stat.S_ISDIR(status.st_mode):
+                yield from _walk(root, (*path, name))
+            else:
+                error = special_error(at / name, status.st_mode)
+                raise restated(error, subject=error.subject, hint="put a file or a directory in its place")
+
+
+def _components(path: str) -> FilePath:
+    return tuple(path.split("/")) if path else ()
+
+
+def _is_kept(name: str) -> bool:
+    """Return whether a name may be Spark's: not hidden, not a left-over, and one that a backup can hold."""
+    if name.startswith(".") or name.endswith(".tmp"):
+        return False
+    try:
+        check_file_name(name)
+    except UnsafeNameError:
+        return False
+    return True
 
 
 class _LiveSource(BackupSource):
@@ -184,8 +394,8 @@ class LiveStore(_LiveSource):
         if path[0] == SSTS:
             with self._named(path):
                 report = await run_blocking(check_sst, self._path(path))
-            if not report.checked:
-                self.unchecked.append(f"{self._store.id.path}/{'/'.join(path)}: {report.reason}")
+            if report.unchecked:
+                self.unchecked.append(f"{self._store.id.path}/{'/'.join(path)}: {report.unchecked}")
             return
         parsed = parse_state_name(path[0])
         if parsed is not None and parsed.kind == "changelog" and not parsed.checksum:
@@ -206,8 +416,7 @@ class LiveStore(_LiveSource):
             await self._check_same(rest, gone=self._store.at.unique_id is None)
 
     async def _check_same(self, paths: Sequence[FilePath], *, gone: bool = True) -> None:
-        changed = await self._files.find_changed(paths, gone=gone)
-        if changed is not None:
+        if (changed := await self._files.find_changed(paths, gone=gone)) is not None:
             raise changed_error(f"{self._files.location}/{'/'.join(changed)}")
 
     @asynccontextmanager
@@ -234,12 +443,9 @@ class LiveStore(_LiveSource):
 class QueryFiles(_LiveSource):
     """The files of a query at a batch. They are small, and all are read. Made for one backup, after the stores.
 
-    Args:
-        files: The checkpoint.
-        at: The newest batch of the backup, as its logs were when its stores were taken.
-        base_version_max: The greatest version that a store of the backup begins with, 0 being nothing; None if the
-            query has no state.
-        lineages: Of every store of the backup, the versions with ids that it grew from.
+    `at` is its newest batch, as its logs were when its stores were taken; `base_version_max` the greatest version that
+    a store of it begins with, 0 being nothing, None if the query has no state; `lineages` has, for every store of it,
+    the versions with ids that it grew from.
     """
 
     def __init__(
@@ -282,8 +488,7 @@ class QueryFiles(_LiveSource):
                     raise self._missing(path, f"no reader knows the rows of operator {operator.id}")
 
     def _missing(self, path: FilePath, without: str) -> DamagedError:
-        subject = f"{self._files.location}/{'/'.join(path)}"
-        message = f"is not there, and without it {without}"
+        subject, message = f"{self._files.location}/{'/'.join(path)}", f"is not there, and without it {without}"
         return DamagedError(message, operation="backup", subject=subject, hint=DAMAGE_HINT)
 
     def _check_batch(self) -> None:

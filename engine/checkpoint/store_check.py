@@ -298,8 +298,8 @@ class _StoreCheck:
             return
         self._counts["ssts"] += 1
         self._counts["blocks"] += report.blocks
-        if not report.checked:
-            message = f"{report.reason}: it cannot be decided whether it is whole"
+        if report.unchecked:
+            message = f"{report.unchecked}: it cannot be decided whether it is whole"
             self._findings.warn(path, message, "only a comparison with a backup can show it", "K3")
 
     async def _read(self, path: str, read: Callable[[Path], T], rule: str) -> T | None:

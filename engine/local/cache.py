@@ -93,13 +93,13 @@ class DigestCache:
 
     def _find(self, file: LocalFile) -> CachedFile | None:
         known = self._files.get((file.device, file.inode))
-        same = (
+        is_same = (
             known is not None
             and known.changed_at_ns == file.changed_at_ns
             and known.modified_at_ns == file.metadata.modified_at_ns
             and known.size_bytes == file.metadata.size_bytes
         )
-        return known if same else None
+        return known if is_same else None
 
     def record(self, file: LocalFile, *, looked_at_ns: int, sst_read: bool = False) -> None:
         """Remember the identity facts that a file carries. Facts about the same stat add up.
@@ -165,11 +165,7 @@ class DigestCache:
         return cache
 
     def save(self, cache_dir: Path, directory: Path) -> None:
-        """Write the cache for a directory, replacing an older one at once; makes `cache_dir` if it is not there.
-
-        Raises:
-            OSError: It cannot be written. Nothing depends on it but the time that the next backup takes.
-        """
+        """Write the cache for a directory, replacing an older one at once. OSError: it cannot be written."""
         stored = _Stored(str(directory.absolute()), tuple(self._files.values()))
         payload = msgspec.msgpack.encode(stored)
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -177,19 +173,14 @@ class DigestCache:
 
 
 class DigestCaches:
-    """The caches of the directories that one repository has used last.
-
-    Where there is a place for them they are kept for the next process.
-
-    Attributes:
-        error: Why the newest one could not be kept. That costs the next run time and nothing else: nothing is raised.
-    """
+    """The caches of the directories that one repository has used last, kept for the next process in `cache_dir`."""
 
     def __init__(self, cache_dir: Path | None = None, *, trust_stat: bool = False) -> None:
         self._cache_dir = cache_dir
         self._trust_stat = trust_stat
         # By directory, the one used last at the end.
         self._caches: dict[Path, DigestCache] = {}
+        # Why the newest one could not be kept. That costs the next run time and nothing else: nothing is raised.
         self.error: OSError | None = None
 
     @contextlib.asynccontextmanager
@@ -204,10 +195,9 @@ class DigestCaches:
     def _load(self, directory: Path) -> DigestCache:
         directory = directory.absolute()
         cache = self._caches.pop(directory, None)
-        if cache is None:
-            cache = DigestCache(trust_stat=self._trust_stat)
-            if self._cache_dir is not None:
-                cache = DigestCache.load(self._cache_dir, directory, trust_stat=self._trust_stat)
+        if cache is None and self._cache_dir is not None:
+            cache = DigestCache.load(self._cache_dir, directory, trust_stat=self._trust_stat)
+        cache = cache if cache is not None else DigestCache(trust_stat=self._trust_stat)
         self._caches[directory] = cache
         # A job that backs up a checkpoint of another name each time would otherwise remember them all.
         for oldest in list(self._caches)[:-DIRECTORIES_REMEMBERED_MAX]:
@@ -215,10 +205,9 @@ class DigestCaches:
         return cache
 
     def _save(self, cache: DigestCache, directory: Path) -> None:
-        if self._cache_dir is None:
-            return
         try:
-            cache.save(self._cache_dir, directory)
+            if self._cache_dir is not None:
+                cache.save(self._cache_dir, directory)
         except OSError as error:
             self.error = error
 
@@ -230,8 +219,7 @@ def _entry(file: LocalFile) -> CachedFile:
 
 
 def _cache_path(cache_dir: Path, directory: Path) -> Path:
-    name = hash_content(os.fsencode(directory.absolute()))[:16].hex()
-    return cache_dir / f"{name}.digests"
+    return cache_dir / f"{hash_content(os.fsencode(directory.absolute()))[:16].hex()}.digests"
 
 
 def _read_own_file(path: Path) -> bytes:

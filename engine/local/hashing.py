@@ -1,7 +1,4 @@
-"""The only importer of blake3 and crc32c: the two hashes of a file, taken in one pass over its bytes; Spark's checksum.
-
-And RocksDB's checksums of blocks, which are more: `block_sum`.
-"""
+"""The only importer of blake3 and crc32c: both hashes of a file in one pass, Spark's checksum, those of SST blocks."""
 
 import zlib
 from collections.abc import Callable, Iterable
@@ -71,10 +68,7 @@ def hash_bytes(data: bytes | bytearray | memoryview) -> Digest:
 
 
 def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
-    """Return the CRC32C of bytes, unsigned, continuing from that of what came before them.
-
-    Spark protects files and rows with it; its files hold the same 32 bits as a signed number.
-    """
+    """Return Spark's checksum of bytes, unsigned (its files hold it signed), continuing from what came before them."""
     return _crc32c(data, crc)
 
 

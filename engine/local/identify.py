@@ -50,13 +50,10 @@ class StoppedError(Exception):
 
 
 class FactReader:
-    """Reads identity facts of the files below one directory, where a cache does not know them.
+    """Reads identity facts of the files below a directory that was scanned, where a cache does not know them.
 
-    Args:
-        root: Where the files were scanned.
-        cache: Asked first; records what was read.
-        stop: Set by a caller that does not want the result any more: `StoppedError` is raised.
-        looked_at_ns: As `engine.local.scan.file_system_now_ns` said, after the scan.
+    A caller that does not want the result any more sets `stop`, and `StoppedError` is raised. `looked_at_ns` is what
+    `engine.local.scan.file_system_now_ns` said, after the scan.
     """
 
     def __init__(self, root: Path, cache: DigestCache, *, stop: threading.Event, looked_at_ns: int = 0) -> None:
@@ -75,28 +72,26 @@ class FactReader:
         Raises:
             UnsafeSourceError: A file cannot be read, or has changed since the scan (I3).
         """
-        known: dict[FilePath, dict[str, LocalFile]] = {}
+        identified: dict[FilePath, dict[str, LocalFile]] = {}
         wanted: list[Wanted] = []
         for parents, pairs in pairs_to_identify(local, remote):
-            known_here = known[parents] = {}
+            identified_here = identified[parents] = {}
             for file, entry in pairs:
-                # What carries its hash already is known by its name.
-                if file.blake3 is None:
-                    found = self._from_cache(parents, file, entry)
-                    if isinstance(found, LocalFile):
-                        known_here[file.name] = found
-                    else:
-                        wanted.append(found)
+                if file.blake3 is not None:
+                    continue  # what carries its hash already is known by its name
+                known = self._cache.find(file)
+                by_sst = entry.sst is not None and (known is None or not known.sst_read or known.sst is not None)
+                if known is None or not (known.sst_read if by_sst else known.blake3 is not None):
+                    wanted.append(Wanted((*parents, file.name), file, sst=by_sst, digest=True))
+                else:
+                    facts = {"sst": known.sst, "blake3": known.blake3, "crc32": known.crc32}
+                    identified_here[file.name] = msgspec.structs.replace(file, **facts)
         for path, file in self._read(wanted).items():
-            known[path[:-1]][path[-1]] = file
-        return _with_files(local, known, ())
+            identified[path[:-1]][path[-1]] = file
+        return _with_files(local, identified, ())
 
     def identify_ssts(self, files: Iterable[tuple[FilePath, LocalFile]]) -> dict[FilePath, SstIdentity]:
-        """Return the identities of those files whose name ends in `.sst` and that have one.
-
-        Raises:
-            UnsafeSourceError: A file cannot be read, or has changed since the scan (I3).
-        """
+        """Return the identities of those files whose name ends in `.sst` and that have one. Raises as `identify`."""
         found: dict[FilePath, SstIdentity] = {}
         wanted: list[Wanted] = []
         for path, file in files:
@@ -131,14 +126,6 @@ class FactReader:
             present.update((item.path, item.file) for (item, _), is_equal in found if is_equal)
         return present
 
-    def _from_cache(self, parents: FilePath, file: LocalFile, entry: FileIndex) -> LocalFile | Wanted:
-        """Return the file with the fact that decides, if the cache has it; otherwise what to read."""
-        known = self._cache.find(file)
-        by_sst = entry.sst is not None and (known is None or not known.sst_read or known.sst is not None)
-        if known is not None and (known.sst_read if by_sst else known.blake3 is not None):
-            return msgspec.structs.replace(file, sst=known.sst, blake3=known.blake3, crc32=known.crc32)
-        return Wanted((*parents, file.name), file, sst=by_sst, digest=True)
-
     def _read(self, wanted: Sequence[Wanted]) -> dict[FilePath, LocalFile]:
         """Read facts from the disk, several files at once where there is much to hash, and remember them."""
         if not wanted:
@@ -146,9 +133,11 @@ class FactReader:
         size_bytes = sum(item.file.metadata.size_bytes for item in wanted if item.digest)
         with opened_dir(self._root) as source:
             read = _map_read(functools.partial(_read_one, source, self._stop), wanted, size_bytes, self._stop)
+        found: dict[FilePath, LocalFile] = {}
         for item, file in zip(wanted, read, strict=True):
             self._cache.record(file, looked_at_ns=self._looked_at_ns, sst_read=item.sst)
-        return {item.path: file for item, file in zip(wanted, read, strict=True)}
+            found[item.path] = file
+        return found
 
 
 def _map_read(
@@ -233,9 +222,6 @@ def _read_digest(descriptor: int, size_bytes: int, stop: threading.Event) -> Dig
 
 def _with_files(local: LocalDir, known: dict[FilePath, dict[str, LocalFile]], path: FilePath) -> LocalDir:
     known_here = known.get(path)
-    return LocalDir(
-        name=local.name,
-        files=tuple([known_here.get(file.name, file) for file in local.files]) if known_here else local.files,
-        sub_dirs=tuple(_with_files(sub, known, (*path, sub.name)) for sub in local.sub_dirs),
-        mode=local.mode,
-    )
+    files = tuple([known_here.get(file.name, file) for file in local.files]) if known_here else local.files
+    sub_dirs = tuple(_with_files(sub, known, (*path, sub.name)) for sub in local.sub_dirs)
+    return LocalDir(name=local.name, files=files, sub_dirs=sub_dirs, mode=local.mode)

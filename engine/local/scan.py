@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
@@ -26,7 +26,6 @@ from index.snapshot.keys import check_file_name
 from index.snapshot.model import FileMetadata, FilePath
 from index.spark.names import parse_state_name
 
-# Names that `check_file_name` accepts at one look; every other one is asked about.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 _name = attrgetter("name")
 
@@ -66,22 +65,17 @@ def scan_dir(path: Path, known: LocalDir | None = None) -> LocalDir:
 
 
 class SourceDir(NamedTuple):
-    """A directory that is held open while its files are read, so that all of them come from the one that was scanned.
+    """A directory that is held open, so that all files that are read come from the one that was scanned."""
 
-    Files are opened by its descriptor; its path is for errors.
-    """
-
+    # For errors.
     path: Path
+    # By which files are opened.
     descriptor: int
 
 
 @contextmanager
 def opened_dir(path: Path) -> Iterator[SourceDir]:
-    """Hold a directory open for a block.
-
-    Raises:
-        UnsafeSourceError: It is not a directory, or cannot be read.
-    """
+    """Hold a directory open for a block. UnsafeSourceError: it is not a directory, or cannot be read."""
     with refusing(path):
         descriptor = os.open(path, DIR_FLAGS)
     try:
@@ -176,14 +170,13 @@ def _scan(descriptor: int, path: Path, known: LocalDir, depth: int) -> LocalDir:
 
 
 def _check_name(path: Path, name: str) -> None:
-    if _PLAIN_NAME.fullmatch(name) is not None:
-        return
     try:
-        check_file_name(name)
+        # Nothing else is asked about a name that is plain at one look.
+        if _PLAIN_NAME.fullmatch(name) is None:
+            check_file_name(name)
     except UnsafeNameError as error:
-        raise UnsafeSourceError(
-            f"has an entry {name!r}: {error}", operation="backup", subject=str(path), hint="rename it"
-        ) from error
+        message = f"has an entry {name!r}: {error}"
+        raise UnsafeSourceError(message, operation="backup", subject=str(path), hint="rename it") from error
 
 
 def local_file(name: str, status: os.stat_result) -> LocalFile:
@@ -195,8 +188,8 @@ def local_file(name: str, status: os.stat_result) -> LocalFile:
             status.st_mode & _PERMISSIONS,
             status.st_mtime_ns,
             0,
-            _user_name(status.st_uid),
-            _group_name(status.st_gid),
+            _name_of(status.st_uid, pwd.getpwuid),
+            _name_of(status.st_gid, grp.getgrgid),
         ),
         device=status.st_dev,
         inode=status.st_ino,
@@ -240,12 +233,6 @@ def is_still(file: LocalFile, status: os.stat_result) -> bool:
     return is_untouched(file, status) or is_unchanged(file, local_file(file.name, status))
 
 
-def check_unchanged(path: Path, file: LocalFile, status: os.stat_result) -> None:
-    """Refuse a file that has changed since the scan, or whose name another one has taken (I3)."""
-    if not is_still(file, status):
-        raise changed_error(path)
-
-
 def changed_error(path: Path | str) -> SourceChangedError:
     """Make the error for a source that did not hold still (I3)."""
     return SourceChangedError("changed while it was backed up", operation="backup", subject=str(path))
@@ -282,16 +269,8 @@ def unreadable_error(path: Path, error: OSError) -> UnsafeSourceError:
 
 
 @functools.lru_cache(maxsize=1024)
-def _user_name(uid: int) -> str:
+def _name_of(number: int, look_up: Callable[[int], pwd.struct_passwd | grp.struct_group]) -> str:
     try:
-        return pwd.getpwuid(uid).pw_name
+        return look_up(number)[0]
     except KeyError:
-        return str(uid)
-
-
-@functools.lru_cache(maxsize=1024)
-def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
+        return str(number)

@@ -240,14 +240,8 @@ def write_at(descriptor: int, offset: int, data: Buffer) -> None:
 def write_whole(path: Path, data: bytes, *, mode: int = _PRIVATE, is_durable: bool = False) -> None:
     """Write a file, replacing an older one at once. Its temporary name is hidden, and ends otherwise.
 
-    Args:
-        path: Where; its directory is there.
-        data: All of it.
-        mode: Its permissions, whatever the umask is.
-        is_durable: Whether its bytes survive a loss of power once it has its name.
-
-    Raises:
-        OSError: It cannot be written; an older one is as it was.
+    Its permissions are `mode`, whatever the umask is; if durable, its bytes survive a loss of power once it has its
+    name. OSError: it cannot be written; an older one is as it was.
     """
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:

@@ -116,7 +116,6 @@ class Downloader(msgspec.Struct, kw_only=True):
             yield partial(self._write_whole, files)
 
     async def _write_whole(self, files: Sequence[RestoredFile]) -> None:
-        """Write files that the index itself has."""
         pieces = [(file, file.entry.inline or b"") for file in files]
         with target_errors(self.target):
             written = await run_blocking(write_files, self.root, pieces, self.owners)
@@ -173,10 +172,9 @@ class Downloader(msgspec.Struct, kw_only=True):
                 wrong = writer.wrong
                 writer.close()
                 self.written.extend(writer.written)
-                self.files_fetched += len(writer.written)
-                self.progress.add(
-                    files=len(writer.written), bytes_=sum(written.file.size_bytes for written in writer.written)
-                )
+                files = len(writer.written)
+                self.files_fetched += files
+                self.progress.add(files=files, bytes_=sum(written.file.size_bytes for written in writer.written))
             return not wrong
 
         await fetch_right(fetch, lambda reason: self._damaged(wrong[0], run.key, reason))
@@ -217,8 +215,6 @@ class Downloader(msgspec.Struct, kw_only=True):
         self.streams.add(stream)
 
     async def _stream_verified(self, stream: _Stream, blob: FileBlob) -> None:
-        """Write a blob's bytes as they come."""
-
         async def fetch(*, fresh: bool) -> bool:
             place = FilePlace(stream.descriptor, blob.file_offset_bytes, size_bytes_max=blob.size_bytes)
             store = self._counted(stream.file, blob.size_bytes)
@@ -242,17 +238,15 @@ class Downloader(msgspec.Struct, kw_only=True):
         self.requests += 1
         self.bytes_fetched += size_bytes
         snapshot, path = self.snapshot, "/".join(file.path)
-        return self.store.tagged(
-            RequestMetadata(
-                job=snapshot.job, task=snapshot.task, store=snapshot.store, payload_path=path, size_bytes=size_bytes
-            )
+        metadata = RequestMetadata(
+            job=snapshot.job, task=snapshot.task, store=snapshot.store, payload_path=path, size_bytes=size_bytes
         )
+        return self.store.tagged(metadata)
 
     def _damaged(self, file: RestoredFile, key: str, reason: str) -> DamagedError:
         version = f"{self.snapshot.version}_{self.snapshot.unique_id}"
-        return DamagedError(
-            f"file {'/'.join(file.path)} of version {version}: {reason}", operation="restore", subject=key
-        )
+        message = f"file {'/'.join(file.path)} of version {version}: {reason}"
+        return DamagedError(message, operation="restore", subject=key)
 
 
 def _copies(copies: Sequence[ReusedFile]) -> Iterator[Sequence[ReusedFile]]:

@@ -208,7 +208,7 @@ class StagedRestore(msgspec.Struct, kw_only=True):
         staging, settings = self.staging, self.repository.settings
         plan = await _plan(index, staging.target, settings, self.options, self.cache if staging.replaces else None)
         self.progress.total(files=plan.files_count, bytes_=plan.size_bytes)
-        await run_blocking(_prepare, staging, plan)
+        await run_blocking(staging.prepare, plan.dirs, [file.size_bytes for file in plan.written])
         self.watch.end_phase("prepare")
         source = -1
         with target_errors(staging.target):
@@ -265,25 +265,17 @@ class StagedRestore(msgspec.Struct, kw_only=True):
 
 def check_patterns(patterns: Sequence[str]) -> None:
     """Refuse empty patterns with a `UsageError`."""
-    for pattern in patterns:
-        if is_empty_pattern(pattern):
-            raise UsageError(
-                "is an empty pattern",
-                operation="restore",
-                subject=repr(pattern),
-                hint="write a name or a pattern such as '*.sst'; for all files none at all",
-            )
+    for pattern in filter(is_empty_pattern, patterns):
+        hint = "write a name or a pattern such as '*.sst'; for all files none at all"
+        raise UsageError("is an empty pattern", operation="restore", subject=repr(pattern), hint=hint)
 
 
 def _check_asked(target: Path, options: RestoreOptions) -> None:
     check_patterns(options.files)
     if options.files and options.replace:
-        raise TargetError(
-            "a few files would take the place of the whole directory",
-            operation="restore",
-            subject=str(target),
-            hint="restore them to a new directory, and copy what you need",
-        )
+        message = "a few files would take the place of the whole directory"
+        hint = "restore them to a new directory, and copy what you need"
+        raise TargetError(message, operation="restore", subject=str(target), hint=hint)
 
 
 async def _read_chosen(
@@ -295,12 +287,9 @@ async def _read_chosen(
         return index, requests
     chosen, unmatched = choose_files(index, patterns)
     if unmatched:
-        raise NotFoundError(
-            f"no file matches {unmatched[0]!r}",
-            operation="restore",
-            subject=f"{reference.task}/{reference.store}",
-            hint="`tidemark show` lists the files; `*` matches within one directory",
-        )
+        subject = f"{reference.task}/{reference.store}"
+        hint = "`tidemark show` lists the files; `*` matches within one directory"
+        raise NotFoundError(f"no file matches {unmatched[0]!r}", operation="restore", subject=subject, hint=hint)
     return chosen, requests
 
 
@@ -386,9 +375,3 @@ async def plan_restore_store(
         _, has_content = await asyncio.to_thread(look_at_target, target, replace=options.replace)
         index, _ = await _read_chosen(repository.store, reference, options.files)
         return await _plan(index, target, repository.settings, options, cache if has_content else None)
-
-
-def _prepare(staging: Staging, plan: RestorePlan) -> None:
-    sizes_bytes = [file.size_bytes for file in plan.written]
-    staging.check_space(size_bytes=sum(sizes_bytes), files_count=len(sizes_bytes))
-    staging.make_dirs(plan.dirs)

@@ -104,18 +104,16 @@ class Staging:
             os.mkdir(_NEW, _PRIVATE, dir_fd=self._staging)
             self.descriptor = os.open(_NEW, DIR_FLAGS, dir_fd=self._staging)
 
-    def make_dirs(self, dirs: Sequence[FilePath]) -> None:
-        """Make directories in the one that is being built, parents first."""
+    def prepare(self, dirs: Sequence[FilePath], sizes_bytes: Sequence[int]) -> None:
+        """Make directories in the one that is being built, parents first.
+
+        Refuses with a `TargetError`, before the first byte is fetched, files that the file system has no space for.
+        """
         with target_errors(self.target):
+            if lack := find_lack_of_space(self.descriptor, sum(sizes_bytes), len(sizes_bytes)):
+                raise _full(self.target, lack)
             for path in dirs:
                 os.mkdir("/".join(path), _PRIVATE, dir_fd=self.descriptor)
-
-    def check_space(self, *, size_bytes: int, files_count: int) -> None:
-        """Refuse with a `TargetError`, before the first byte is fetched, what the file system has no space for."""
-        with target_errors(self.target):
-            lack = find_lack_of_space(self.descriptor, size_bytes, files_count)
-        if lack:
-            raise _full(self.target, lack)
 
     def publish(self, dirs: Sequence[FilePath], modes: Mapping[FilePath, int]) -> None:
         """Put what was built at the target, durably. What was there goes, or comes back if that fails.

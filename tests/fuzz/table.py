@@ -25,7 +25,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "blobstore.checkpoint_files.CheckpointWriter.read_chunks",
             "blobstore.local.files.read_chunks",
             "blobstore.wrappers.forwarding.PassedBody.read_chunks",
-            "engine.checkpoint.live_files.read_small",
+            "engine.checkpoint.live.read_small",
             "engine.local.transfer.FileBody.read_chunks",
             "engine.backup.upload.FileRunBody.read_chunks",
             "engine.backup.upload.FileRunBody.read_digest",

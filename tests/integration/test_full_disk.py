@@ -86,7 +86,7 @@ async def test_disk_that_gets_full_meanwhile_leaves_the_target_as_it_was(
     bench: Workbench, small_disk: Path, monkeypatch: pytest.MonkeyPatch, tree: tuple[int, int], replace: bool
 ) -> None:
     files, size = tree
-    monkeypatch.setattr(staging.Staging, "check_space", lambda *_, **__: None)
+    monkeypatch.setattr(staging, "find_lack_of_space", lambda *_: "")
     target = small_disk / "target"
     if replace:
         target.mkdir()

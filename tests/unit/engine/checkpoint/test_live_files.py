@@ -7,7 +7,7 @@ import pytest
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
-from engine.checkpoint.live_files import LiveFiles, live_files, read_small
+from engine.checkpoint.live import LiveFiles, live_files, read_small
 from engine.errors import DamagedError, SourceChangedError, UnsafeSourceError
 from engine.state.checkpoint_dir import CheckpointDir
 from tests.doubles import InterposedStore

@@ -76,18 +76,16 @@ def check_flips(path: Path) -> None:
                     unseen.append(at)
             os.pwrite(file.fileno(), bytes([byte]), at)
     assert not unseen
-    assert check_sst(path).checked
+    assert not check_sst(path).unchecked
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("version", [0, 5])
 def test_whole_files_of_every_compression_pass(tmp_path: Path, compression: str, version: int) -> None:
     report = check_sst(write_sst(tmp_path / "db", compression=compression, version=version))
-    assert report.checked
-    assert (report.checksum, report.entries) == ("XXH3", 300)
-    assert report.format_version == max(1, version)
-    # Properties, metaindex, index and filter.
-    assert report.blocks == report.data_blocks + 4 > 30
+    assert not report.unchecked
+    # Properties, metaindex, index and filter beside those of the data.
+    assert report.blocks > 30
 
 
 @pytest.mark.parametrize("checksum", ["crc32c", "xxhash", "xxhash64", "xxh3"])
@@ -96,10 +94,8 @@ def test_whole_files_of_every_compression_pass(tmp_path: Path, compression: str,
 def test_whole_files_of_every_form_pass(tmp_path: Path, checksum: str, version: int, partitioned: bool) -> None:
     form: dict[str, Any] = {"version": version, "partitioned": partitioned, "restart_interval": 4 * partitioned + 1}
     report = check_sst(write_sst(tmp_path / "db", checksum=checksum, **form))
-    assert report.checked
-    assert report.format_version == version
-    assert (report.blocks > report.data_blocks + 10) == partitioned
-    assert report.padding_bytes == 0
+    assert not report.unchecked
+    assert (report.blocks > 40) == partitioned
 
 
 @pytest.mark.parametrize(
@@ -118,12 +114,15 @@ def test_whole_files_of_every_form_pass(tmp_path: Path, checksum: str, version: 
 def test_whole_files_of_every_size_pass(tmp_path: Path, form: dict[str, Any], data_blocks: int) -> None:
     path = write_sst(tmp_path / "db", **form)
     report = check_sst(path)
-    assert (report.checked, report.data_blocks, report.size_bytes) == (True, data_blocks, path.stat().st_size)
+    others = report.blocks - data_blocks
+    assert not report.unchecked
+    # Metaindex, properties and index; a filter, what is deleted by range, and a dictionary.
+    assert 3 <= others <= 6
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*/state/0/0/SSTs/*.sst")), ids=lambda path: path.parts[-6])
 def test_files_that_spark_wrote_pass(path: Path) -> None:
-    assert check_sst(path).checked
+    assert not check_sst(path).unchecked
 
 
 @pytest.mark.parametrize(
@@ -179,16 +178,13 @@ def test_a_block_of_another_place_is_found_only_by_checksums_of_places(tmp_path:
 @pytest.mark.parametrize("version", [5, 6])
 def test_a_file_without_checksums_is_no_damage_and_not_checked(tmp_path: Path, version: int) -> None:
     report = check_sst(write_sst(tmp_path / "db", checksum="no_checksum", version=version))
-    assert not report.checked
-    assert "no checksums" in report.reason
+    assert "no checksums" in report.unchecked
 
 
 def test_a_table_of_another_kind_is_not_checked(tmp_path: Path) -> None:
     path = tmp_path / "000007.sst"
     path.write_bytes(bytes(100) + 0x8242229663BF9564.to_bytes(8, "little"))
-    assert check_sst(path) == SstReport(
-        size_bytes=108, checked=False, reason="is a plain table, which has no checksums of blocks"
-    )
+    assert check_sst(path) == SstReport(unchecked="is a plain table, which has no checksums of blocks")
 
 
 def test_a_file_that_is_not_there_is_told_with_its_cause(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ class TestPutNew:
             path.write_bytes(b"y" * 10_000)
 
         inner.after("put_if_absent", KEY, rewrite)
-        monkeypatch.setattr("engine.backup.upload.check_unchanged", lambda *_: None)
+        monkeypatch.setattr("engine.backup.upload.is_still", lambda *_: True)
         with opened_dir(tmp_path) as source:
             (file,) = scan_dir(tmp_path).files
             body = FileRunBody(
