@@ -5,9 +5,9 @@ until a commit names the index; everything uploaded carries a TTL until then (de
 """
 
 import asyncio
-import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Final, Literal, Protocol
 
 import msgspec
@@ -64,37 +64,22 @@ class BackupSource(Protocol):
         return None
 
     async def look(self, previous: SnapshotIndex | None) -> LocalDir:
-        """List what there is to back up.
+        """List what there is to back up, sorted by name; raises if it cannot be backed up.
 
-        Args:
-            previous: What it will be compared with; None: nothing.
-
-        Returns:
-            Files and directories, sorted by name. A file that carries its `blake3` already is known to be the one of
-            `previous`: it is not read, and need not be in the directory.
-
-        Raises:
-            EngineError, FormatError, StoreError: It cannot be backed up.
+        A file that carries its `blake3` already is known to be the one of `previous`, which it will be compared with:
+        it is not read, and need not be in the directory.
         """
         ...
 
     async def prepare(self, planned: Sequence[PlannedFile]) -> LocalDir | None:
-        """Get ready for the reading of some files.
+        """Get ready for the reading of some files; raises if one of them must not be backed up.
 
-        Returns:
-            What `look` would say now if files came into the directory for it; None if all were there.
-
-        Raises:
-            EngineError, FormatError, StoreError: One of them must not be backed up.
+        Returns what `look` would say now if files came into the directory for it; None if all were there.
         """
         ...
 
     async def check_held_still(self) -> None:
-        """Make sure, after the last byte was read, that nothing has changed since `look`.
-
-        Raises:
-            UnsafeSourceError: What was looked at is not what was read (design 0002, I3).
-        """
+        """Raise an `UnsafeSourceError`, after the last byte was read, if what was looked at has changed (0002, I3)."""
         ...
 
 
@@ -110,13 +95,13 @@ class WholeDirectory(BackupSource):
 
     @override
     async def look(self, previous: SnapshotIndex | None) -> LocalDir:
-        self._scanned = await asyncio.to_thread(self._scan)
-        return self._scanned
+        def scan() -> LocalDir:
+            scanned = scan_dir(self.directory)
+            check_not_held(self.directory, scanned)
+            return scanned
 
-    def _scan(self) -> LocalDir:
-        scanned = scan_dir(self.directory)
-        check_not_held(self.directory, scanned)
-        return scanned
+        self._scanned = await asyncio.to_thread(scan)
+        return self._scanned
 
     @override
     async def prepare(self, planned: Sequence[PlannedFile]) -> LocalDir | None:
@@ -263,13 +248,9 @@ async def backup_source(
             )
             await uploader.upload(plan)
         await source.check_held_still()
+    packs = [Pack(uploader.key(pack.counter), pack.size_bytes) for pack in plan.packs]
     index = await run_blocking(
-        build_snapshot,
-        plan,
-        metadata=metadata,
-        session=session,
-        uploaded=uploader.files,
-        packs=[Pack(uploader.key(pack.counter), pack.size_bytes) for pack in plan.packs],
+        build_snapshot, plan, metadata=metadata, session=session, uploaded=uploader.files, packs=packs
     )
     snapshot, created = await write_index(
         repository.store, index, scope=address.scope, ttl_ms=repository.record.ttl_ms, base=facts.base.snapshot
@@ -334,9 +315,9 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
 def _as_asked(repository: OpenRepository, source: BackupSource, options: BackupOptions) -> OpenRepository:
     """Return the repository with the settings of a backup; nothing is kept of a directory that will be gone."""
     settings = options.settings or repository.settings
-    if not source.is_lasting:
-        return repository.without_digests(settings)
-    return msgspec.structs.replace(repository, settings=settings)
+    if source.is_lasting:
+        return msgspec.structs.replace(repository, settings=settings)
+    return repository.without_digests(settings)
 
 
 async def _gather_facts(
@@ -354,11 +335,9 @@ async def _gather_facts(
     settings = repository.settings
 
     async def compare(scanned: LocalDir) -> _Facts:
-        stop = threading.Event()
+        stop = Event()
         try:
-            facts = await asyncio.to_thread(
-                _compare, source.directory, scanned, base, settings=settings, cache=cache, stop=stop
-            )
+            facts = await asyncio.to_thread(_compare, source.directory, scanned, base, settings, cache, stop)
         finally:
             # The thread of a cancelled backup stops at its next megabyte, and holds nothing that anybody waits for.
             stop.set()
@@ -411,10 +390,9 @@ def _compare(
     directory: Path,
     scanned: LocalDir,
     base: _Base,
-    *,
     settings: TransferSettings,
     cache: DigestCache,
-    stop: threading.Event,
+    stop: Event,
 ) -> _Facts:
     """Read of the directory all that decides what to upload, in one hop to a thread."""
     previous = base.snapshot.index if base.snapshot is not None else None

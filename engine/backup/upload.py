@@ -47,9 +47,8 @@ class FileRunBody(msgspec.Struct, kw_only=True):
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of the run.
 
-        Raises:
-            UnsafeSourceError: The file is no longer what was scanned, at the start or at the end (design 0002, I3); or
-                what was read before had other bytes.
+        UnsafeSourceError: the file is no longer what was scanned, at the start or at the end (design 0002, I3), or what
+        was read before had other bytes.
         """
         file, is_whole = self.item.file, self.size_bytes == self.item.size_bytes
         # A CRC32 takes longer than BLAKE3, and adds nothing for bytes that were read before.
@@ -72,11 +71,7 @@ class FileRunBody(msgspec.Struct, kw_only=True):
                     yield chunk
 
     async def read_digest(self) -> Digest:
-        """Return the hashes of the run; read it now if no store has read it to its end.
-
-        Raises:
-            UnsafeSourceError: As `read_chunks`.
-        """
+        """Return the hashes of the run; read it now, as `read_chunks`, if no store has read it to its end."""
         if self.digest is None:
             async with aclosing(self.read_chunks()) as chunks:
                 async for _ in chunks:

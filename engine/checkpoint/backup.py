@@ -16,7 +16,7 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
-from engine.backup.backup import BackupOptions, BackupResult, BackupStats
+from engine.backup.backup import BackupOptions, BackupResult
 from engine.checkpoint.errors import QueryMovedOnError, error_context, redact_paths
 from engine.checkpoint.live import LiveStore, QueryFiles, live_files
 from engine.clock import Runtime
@@ -177,14 +177,8 @@ async def backup_checkpoint(
 ) -> CheckpointBackupResult:
     """Back up a query's newest committed batch. The query may run meanwhile.
 
-    Requests: section 7 of design 0005.
-
-    Args:
-        repository: Where to.
-        location: The checkpointLocation: a path, a URL as `open_store` takes it, or a store that has it as its root.
-        choice: What, and how.
-        progress: Receives what there is to do and what is done.
-        runtime: The clock that measures the time.
+    Requests: section 7 of design 0005. `location` is the checkpointLocation: a path, a URL as `open_store` takes it, or
+    a store that has it as its root.
 
     Raises:
         NotFoundError: There is no checkpoint, or no batch is committed.
@@ -314,12 +308,9 @@ async def begin_backup(repository: Repository, root: CheckpointDir, choice: Back
     entries = [(COMMITS, newest.batch), (OFFSETS, newest.batch)]
     if is_elsewhere and not await _has_logs(repository, root, plan, entries):
         # Two copies share a job: this one lacks the newest backed-up batch, or has run another one under its number.
-        raise UsageError(
-            f"{location} does not have batch {newest.batch} that was backed up from {newest.location}",
-            operation=OPERATION,
-            subject=str(scope),
-            hint="give each copy of a checkpoint a job of its own (--job); to go on with this one alone, say --moved",
-        )
+        message = f"{location} does not have batch {newest.batch} that was backed up from {newest.location}"
+        hint = "give each copy of a checkpoint a job of its own (--job); to go on with this one alone, say --moved"
+        raise UsageError(message, operation=OPERATION, subject=str(scope), hint=hint)
     # A query may have been taken back and come to this number again, which its logs say; and the offsets of the batch
     # that follows are part of the backup (P7).
     entries += [(OFFSETS, newest.batch + 1)]
@@ -388,22 +379,18 @@ async def backup_store(
         StoreError: As the stores say.
     """
     store = work.store
+    options = BackupOptions(
+        version=store.at.version,
+        unique_id=store.at.unique_id,
+        base=work.base,
+        check_retained=choice.check_retained,
+        settings=settings,
+    )
     async with live_files(root.child(store.id.path), choice.scratch) as files:
         live = LiveStore(files, store)
         with redact_paths(files.location, files.directory):
             result = await repository.backup(
-                scope,
-                live,
-                task=store.id.task,
-                store=store.id.store,
-                options=BackupOptions(
-                    version=store.at.version,
-                    unique_id=store.at.unique_id,
-                    base=work.base,
-                    check_retained=choice.check_retained,
-                    settings=settings,
-                ),
-                progress=progress,
+                scope, live, task=store.id.task, store=store.id.store, options=options, progress=progress
             )
     return StoreBackup(
         id=store.id,
@@ -437,16 +424,10 @@ async def finish_backup(
             lineages={store.id: store.lineage for store in stores if store.id is not None},
         )
         with redact_paths(found.location, found.directory):
-            base = plan.base(QUERY_TASK, QUERY_STORE)
+            base, check = plan.base(QUERY_TASK, QUERY_STORE), choice.check_retained
+            options = BackupOptions(version=at.batch + 1, base=base, lineage=(), check_retained=check)
             result = await repository.backup(
-                plan.scope,
-                files,
-                task=QUERY_TASK,
-                store=QUERY_STORE,
-                options=BackupOptions(
-                    version=at.batch + 1, base=base, lineage=(), check_retained=choice.check_retained
-                ),
-                progress=progress,
+                plan.scope, files, task=QUERY_TASK, store=QUERY_STORE, options=options, progress=progress
             )
     query = StoreBackup(id=None, result=result, source_requests=files.requests)
     backup = CheckpointBackup(
@@ -476,16 +457,12 @@ async def _commit(
         (s.task, s.store) for s in had if (s.task, s.store) not in taken and StoreId.parse(s.task, s.store) is not None
     ]
     left = COMMIT_ATTEMPTS_MAX
+    version, offsets = backup.batch + 1, backup.encode()
     while True:
         left -= 1
         try:
             return await repository.commit(
-                plan.scope,
-                results,
-                version=backup.batch + 1,
-                offsets=backup.encode(),
-                parent=parent,
-                dropped=dropped,
+                plan.scope, results, version=version, offsets=offsets, parent=parent, dropped=dropped
             )
         except CommitUnknownError:
             if not left:
@@ -497,17 +474,13 @@ def _backup_of(parent: Commit, query_id: str) -> CheckpointBackup:
     backup = decode_checkpoint_backup(parent.record.offsets)
     if backup is None or backup.query_id != query_id:
         has = "no checkpoint backup" if backup is None else f"one of query {backup.query_id}"
-        raise UsageError(
-            f"the newest commit is {has}, and this is query {query_id}",
-            operation=OPERATION,
-            subject=str(parent.scope),
-            hint="give each query a job of its own",
-        )
+        message, hint = f"the newest commit is {has}, and this is query {query_id}", "give each query a job of its own"
+        raise UsageError(message, operation=OPERATION, subject=str(parent.scope), hint=hint)
     return backup
 
 
 def _totals(stores: Sequence[StoreBackup]) -> BackupTotals:
-    stats: list[BackupStats] = [store.result.stats for store in stores]
+    stats = [store.result.stats for store in stores]
     return BackupTotals(
         stores=len(stores),
         files=sum(item.files_total for item in stats),

@@ -22,9 +22,7 @@ _HINT: Final = "take one with `tidemark spark backup`"
 async def find_job(repository: Repository) -> str:
     """Return the only job of a repository that has backups; a list, and for each job two requests or three.
 
-    Raises:
-        NotFoundError: There is none.
-        UsageError: There are several; it names them, with their places and newest batches.
+    NotFoundError: there is none. UsageError: there are several; it names them, with their places and newest batches.
     """
     found: list[tuple[str, CheckpointBackup]] = []
     for scope in await repository.scopes():
@@ -45,9 +43,7 @@ async def find_checkpoint_backup(
 ) -> StoredBackup:
     """Find the backup that a batch, or a time, is restored from; the newest if neither is given (R1).
 
-    Raises:
-        NotFoundError: There is none; it says which there are.
-        UsageError: Both are given.
+    NotFoundError: there is none; it says which there are. UsageError: both are given.
     """
     if batch is not None and at_ms is not None:
         raise UsageError("a batch and a time are given", operation=_FIND, subject=job, hint="give one of them")
@@ -90,20 +86,12 @@ async def _or_newest_complete(repository: Repository, job: str, chosen: StoredBa
 
 @contextlib.asynccontextmanager
 async def pinned_checkpoint_backup(
-    repository: Repository,
-    job: str,
-    *,
-    batch: int | None,
-    at_ms: int | None,
-    purpose: str,
-    or_newest_complete: bool = False,
+    repository: Repository, job: str, batch: int | None, at_ms: int | None, *, or_newest_complete: bool
 ) -> AsyncIterator[tuple[Commit, CheckpointBackup, PinLease]]:
     """Find a backup and keep it from being collected while the block runs (R9, and design 0002, D5).
 
-    Raises:
-        CollectedError: Every choice was collected before its pin was written.
-        IncompleteError: The newest complete one was asked for, and none is.
-        As `find_checkpoint_backup`.
+    Raises as `find_checkpoint_backup`. CollectedError: every choice was collected before its pin was written.
+    IncompleteError: the newest complete one was asked for, and none is.
     """
     async with contextlib.AsyncExitStack() as stack:
         for attempt in range(CHOICES_MAX):
@@ -112,7 +100,7 @@ async def pinned_checkpoint_backup(
                 chosen = await _or_newest_complete(repository, job, chosen)
             commit, backup = chosen
             try:
-                lease = await stack.enter_async_context(repository.pinned(commit, purpose))
+                lease = await stack.enter_async_context(repository.pinned(commit, "restore checkpoint"))
             except CollectedError:
                 if attempt == CHOICES_MAX - 1:
                     raise

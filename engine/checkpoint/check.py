@@ -42,12 +42,8 @@ from index.spark.schema import decode_state_schema
 
 # How often logs that a running query has moved are read again.
 _LOOKS_MAX = 3
-_METADATA: Final = "metadata"
-_OPERATOR: Final = "_metadata"
 _SCHEMA: Final = "_stateSchema"
-_ROW_SCHEMA: Final = "_metadata/schema"
 _READS_MAX: Final = 16
-_JSON_STARTS: Final = ("{", "[")
 # With fewer entries it is not certain which one is altered.
 _ENTRIES_MIN: Final = 3
 
@@ -78,7 +74,7 @@ async def check_checkpoint(
     """Check a checkpoint; nothing in it changes, and its query may run meanwhile.
 
     Args:
-        location: Of the checkpoint: a path, a URL as `open_store` takes it, or a store.
+        location: Of the checkpoint: a path, a URL as `open_store` takes it, with its `store_settings`, or a store.
         store_settings: Of the store that is opened.
         scratch: Where private directories are made, of the size of `stores_at_once` stores; None: where this machine
             keeps such files.
@@ -158,12 +154,12 @@ class _LogsCheck:
     async def run(self) -> LogsChecked:
         committed = await self._checkpoint.committed_batches()
         offset_batches = await self._checkpoint.offsets.batches()
-        query_id = await self._read(_METADATA, decode_query_id)
+        query_id = await self._read("metadata", decode_query_id)
         if query_id is None and not self._findings.found:
             if not committed and not offset_batches:
                 hint = "name the checkpointLocation of a query"
                 raise NotFoundError("there is no checkpoint here", operation="check", hint=hint)
-            self._damaged(_METADATA, "is not there, and without it the query does not start")
+            self._damaged("metadata", "is not there, and without it the query does not start")
         commits = await self._read_all(COMMITS, committed, decode_commit)
         offsets = await self._read_all(OFFSETS, offset_batches, decode_offsets)
         for batch, entry in offsets.items():
@@ -182,7 +178,7 @@ class _LogsCheck:
         if queries and queries[-1].batch == newest_batch:
             # Beside the rows of each store's first partition, where there are any (K2).
             first = [store.id.path for store in queries[-1].stores if store.id.partition == 0]
-            await self._read_schemas(f"{path}/{_ROW_SCHEMA}" for path in first)
+            await self._read_schemas(f"{path}/_metadata/schema" for path in first)
             await self._check_counted(operators, {work.id for work in stores}, queries[-1])
         if self._root.local_root is not None:
             paths = dict.fromkeys([*self._sound, *sources])
@@ -265,7 +261,7 @@ class _LogsCheck:
             schemas = [entry.path for entry in await self._root.walk(f"{status.path}/{_SCHEMA}")]
             await self._read_schemas(schemas)
             read: dict[int, OperatorMetadata] = {}
-            for entry in await self._root.walk(f"{status.path}/{_OPERATOR}"):
+            for entry in await self._root.walk(f"{status.path}/_metadata"):
                 metadata = await self._read(entry.path, decode_operator)
                 if metadata is not None:
                     read[parse_batch_name(entry.name) or 0] = metadata
@@ -430,7 +426,7 @@ def find_altered(entries: Mapping[int, EntryFields]) -> Iterator[tuple[int, str]
 
 def is_cut_json(text: str | None) -> bool:
     """Return whether the offset of a source begins as JSON and is not: not every source writes JSON, but none half."""
-    if text is None or not text.startswith(_JSON_STARTS):
+    if text is None or not text.startswith(("{", "[")):
         return False
     try:
         msgspec.json.decode(text)
@@ -443,15 +439,8 @@ def judge_watermarks(batch: int, announced: int, begun: Mapping[int, int]) -> st
     """Decide which file is altered, where `commits/<batch>` announces another watermark than the next batch has.
 
     Watermarks never go back: one that is below that of the batch itself, or above that of the batch after the next, was
-    not written by a query.
-
-    Args:
-        batch: The committed one.
-        announced: By its commit.
-        begun: What each batch in `offsets/` begins with.
-
-    Returns:
-        "commits" or "offsets", or "" if that is not certain.
+    not written by a query. `begun` has what each batch in `offsets/` begins with. Returns "commits" or "offsets", or ""
+    if that is not certain.
     """
     if batch not in begun or batch + 2 not in begun:
         return ""

@@ -12,9 +12,6 @@ from engine.errors import DamagedError, E, EngineError, TargetError, UnsafeSourc
 from engine.local.scan import LACKING
 from index.errors import FormatError, UnknownFormatError
 
-LACKING_HINT: Final = (
-    "check permissions, free space, memory and open files on this machine; nothing is known of the file"
-)
 DAMAGE_HINT: Final = (
     "nothing was backed up; `tidemark spark check` lists all that is damaged, and an older backup may have it whole"
 )
@@ -30,9 +27,8 @@ class QueryMovedOnError(EngineError):
 def unreadable(path: Path, error: OSError, hint: str) -> EngineError:
     """Make the error for a file that cannot be read: damage, unless this machine lacks something."""
     if error.errno in LACKING:
-        return TargetError(
-            f"cannot be read here: {error.strerror}", operation="check", subject=str(path), hint=LACKING_HINT
-        )
+        hint = "check permissions, free space, memory and open files on this machine; nothing is known of the file"
+        return TargetError(f"cannot be read here: {error.strerror}", operation="check", subject=str(path), hint=hint)
     return DamagedError(f"cannot be read: {error.strerror}", operation="check", subject=str(path), hint=hint)
 
 
@@ -54,9 +50,8 @@ def error_context(location: str, path: str | None = "", *, private: Path | None 
     try:
         yield
     except (EngineError, FormatError) as error:
-        raise with_subject(
-            error, location, error.subject if path is None else path, private=private
-        ) from error.__cause__
+        path = error.subject if path is None else path
+        raise with_subject(error, location, path, private=private) from error.__cause__
 
 
 @contextmanager
@@ -71,13 +66,10 @@ def redact_paths(location: str, private: Path) -> Iterator[None]:
 
 
 def with_subject(error: E, location: str, path: str = "", *, private: Path | None = None) -> E:
-    """Restate an error so that it names the file of the checkpoint, with a hint for a backup.
+    """Restate an error about a file, or a copy of it, to name that of the checkpoint, with a hint for a backup.
 
-    Args:
-        error: What was raised of a file, or of a copy of it on this machine.
-        location: A directory of the checkpoint.
-        path: Of the file from there; "": the error names a file in there, or the directory is all that is known.
-        private: Where this machine has the files; never shown.
+    `path` is from the directory `location`; if empty, the error names a file in there, or the directory is all that is
+    known. What is below `private`, where this machine has the files, is never shown.
     """
     if isinstance(error, TargetError):
         return error  # of this machine's own directories

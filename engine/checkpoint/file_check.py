@@ -204,12 +204,9 @@ def _check_entry(data: bytes, at: int, name: bytes, kind: tuple[int, int, int], 
 
 
 def check_hidden(path: Path) -> None:
-    """Compare a file with Hadoop's hidden checksum, if it has one.
+    """Compare a file with Hadoop's hidden checksum, if it has one; FileChecksumError: they do not fit.
 
-    Raises:
-        FileChecksumError: They do not fit.
-        DamagedError: One of them cannot be read.
-        TargetError: This machine lacks what it takes to read them.
+    DamagedError: one of them cannot be read. TargetError: this machine lacks what it takes to read them.
     """
     hidden = path.with_name(hadoop_checksum_name(path.name))
     try:

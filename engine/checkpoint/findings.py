@@ -34,30 +34,17 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings:
-    """What was found so far in a checkpoint, or in one directory of it.
-
-    Args:
-        root: The directory, in the checkpoint; the paths that are noted are from there, and "" is itself.
-
-    Attributes:
-        found: In the order in which it was noted.
-        damaged: The paths that a finding of damage is about; of one file the first counts.
-    """
+    """What was found so far in a checkpoint, or in one directory of it, `root`, from which paths are noted."""
 
     def __init__(self, root: str = "") -> None:
         self._root = root
+        # In the order in which it was noted.
         self.found: list[Finding] = []
+        # The paths that a finding of damage is about; of one file the first counts.
         self.damaged: set[str] = set()
 
     def damage(self, path: str, error: EngineError | FormatError, rule: str, *, note: str = "") -> None:
-        """Note the error that a file has raised.
-
-        Args:
-            path: Of the file: what the error names may be a copy on this machine.
-            error: What was raised.
-            rule: Of design 0005.
-            note: Whatever else there is to say.
-        """
+        """Note the error that a file has raised by its path: what the error names may be a copy on this machine."""
         if path in self.damaged:
             return
         self.damaged.add(path)
@@ -76,7 +63,6 @@ class Findings:
 class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one state store."""
 
-    path: str
     findings: tuple[Finding, ...] = ()
     # Committed versions that can be put together, and those that retention has taken.
     versions: int = 0

@@ -80,10 +80,10 @@ class FilesInPlace:
         self._seen: dict[FilePath, LocalFile] = {}
 
     async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
-        """List every file in these directories and below, without those of Hadoop and left-overs (P7).
+        """List every file in these directories, if they are there, and below, without Hadoop's and left-overs (P7).
 
-        Of a store it costs a list for each. A directory that is not there has no files. What was brought before is
-        brought again. UnsafeSourceError: what has a name that is kept is neither a file nor a directory.
+        Of a store it costs a list for each. What was brought before is brought again. UnsafeSourceError: what has a
+        name that is kept is neither a file nor a directory.
         """
         found: dict[FilePath, LocalFile] = {}
         for path in below:
@@ -101,10 +101,7 @@ class FilesInPlace:
         return {path: self._seen[path] for path in paths}
 
     async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
-        """Return the first of these files that is another than was listed or brought, or, if that counts, gone.
-
-        Of a store it costs a list of each directory that was listed.
-        """
+        """Return the first of these files that is another than was listed or brought, or, if that counts, gone."""
         return await run_blocking(lambda: next((path for path in paths if self._is_changed(path, gone=gone)), None))
 
     def _stat(self, path: FilePath) -> LocalFile:
@@ -324,10 +321,7 @@ class LiveStore(_LiveSource):
         """Find out what the version is made of: all that it takes, and what of that `previous` has for certain (P4).
 
         Costs a list, on another store than a file system a GET of the zip, and of a changelog if its header decides.
-
-        Raises:
-            VersionMissingError: A file that it takes is not there.
-            FormatError, EngineError, StoreError: As they say.
+        VersionMissingError: a file that it takes is not there.
         """
         self._brought = {}
         listed = await self._files.list()

@@ -21,16 +21,13 @@ from blobstore.opening import StoreSettings, local_path_of
 from engine.checkpoint.catalog import find_job, pinned_checkpoint_backup
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart
-from engine.clock import Runtime
+from engine.clock import Runtime, Stopwatch
 from engine.errors import DamagedError, EngineError, TargetError, UsageError
-from engine.local.scan import DIR_FLAGS
-from engine.local.transfer import ByteBudget
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import name_commit, naming_complete, require_store
 from engine.repository.repository import Repository
-from engine.restore.download import Downloader
+from engine.restore.download import download_index
 from engine.restore.restore import read_index_of
-from engine.restore.staging import target_errors
 from engine.settings import STORES_AT_ONCE, share_among
 from engine.state.checkpoint_dir import store_url
 from engine.state.query import StreamingCheckpoint
@@ -38,10 +35,9 @@ from engine.state.restore import StateRestoreOptions, choose_state
 from index.display import DisplayMixin
 from index.errors import FormatError
 from index.plan.commits import Commit
-from index.plan.restore import plan_restore
 from index.snapshot.contents import files_of, select_files
 from index.snapshot.keys import check_file_name
-from index.snapshot.model import FilePath, Scope, SnapshotIndex
+from index.snapshot.model import Scope
 from index.spark.checkpoint import (
     OFFSETS,
     QUERY_STORE,
@@ -59,7 +55,6 @@ from index.spark.checkpoint import (
 )
 from index.spark.query_logs import decode_offsets
 
-_PURPOSE: Final = "restore checkpoint"
 _SPARK_LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")
 
 
@@ -140,13 +135,8 @@ async def restore_checkpoint(
 ) -> RestoredCheckpoint:
     """Restore a checkpoint; a query that is started on it goes on after the batch.
 
-    Args:
-        repository: Where its backups are.
-        target: A directory, or the URL of a prefix of an object store. With the latter everything is gathered on this
-            machine first, in the system's place for temporary files; on Spark it is not.
-        choice: What, and how; the newest backup of the only job that has any, if not given.
-        progress: Receives files and bytes.
-        runtime: Clock and random numbers.
+    Without a choice it is the newest backup of the only job that has any. To the URL of a prefix of an object store,
+    everything is gathered on this machine first, in the system's place for temporary files; on Spark it is not.
 
     Raises:
         NotFoundError: There is no such job, backup or batch.
@@ -247,9 +237,8 @@ async def plan_checkpoint_restore(
 class CheckpointRestore:
     """One restore, from the choice of the backup to the last file; `close` ends it, and closes the target.
 
-    Attributes:
-        job: Whose backup it is; empty until it is found.
-        directory: Where the checkpoint is gathered, once it has begun; a store belongs to `StoreId.path` below it.
+    `job` is empty until it is found; `directory` is where the checkpoint is gathered, once it has begun: a store
+    belongs to `StoreId.path` below it.
     """
 
     def __init__(
@@ -259,20 +248,15 @@ class CheckpointRestore:
         self._target = target
         self._choice = choice
         self.job = choice.job or ""
-        self._runtime = runtime
-        self._begun_s = runtime.monotonic_s()
+        self._watch = Stopwatch(runtime)
         self._resources = contextlib.AsyncExitStack()
         self._wanted: set[StoreId] = set()
         self._requests = self._files = self._size_bytes = self._bytes_fetched = 0
 
     async def begin(self, scratch: Path | None = None) -> tuple[StoreToRestore, ...]:
-        """Choose and pin the backup, claim the target, and restore the files of the query.
+        """Choose and pin the backup, claim the target, and restore the files of the query; return its stores.
 
-        Args:
-            scratch: Gather them in this directory, and do not touch the target: it is only looked at.
-
-        Returns:
-            The stores that are to be restored.
+        With `scratch` they are gathered there, and the target is only looked at.
         """
         choice = self._choice
         if choice.spark_location is not None and not _SPARK_LOCATION.match(choice.spark_location):
@@ -283,12 +267,7 @@ class CheckpointRestore:
         self.job = self.job or await find_job(self._repository)
         self.commit, self.backup, self._lease = await self._resources.enter_async_context(
             pinned_checkpoint_backup(
-                self._repository,
-                self.job,
-                batch=choice.batch,
-                at_ms=choice.at_ms,
-                purpose=_PURPOSE,
-                or_newest_complete=choice.or_newest_complete,
+                self._repository, self.job, choice.batch, choice.at_ms, or_newest_complete=choice.or_newest_complete
             )
         )
         # Another backup than the one that was asked for need not have the batch.
@@ -305,19 +284,16 @@ class CheckpointRestore:
         else:
             await self._target.check(self.backup.query_id, self.batch)
         self.directory = scratch or self._target.directory
-        await self._fetch_query(selected)
+        fetched = await download_index(self._repository.store, selected, self.directory, self._repository.settings)
+        self._requests += fetched.requests
+        self._bytes_fetched += fetched.bytes_fetched
         work = await self._stores()
         self._wanted = {item.id for item in work}
         await run_blocking(self._adapt)
         return work
 
     async def finish(self, restored: Sequence[StoreRestored]) -> RestoredCheckpoint:
-        """Put everything in its place.
-
-        Raises:
-            UsageError: A store is missing, and the checkpoint would not be whole.
-            TargetError, StoreError: As `publish` of the target.
-        """
+        """Put everything in its place. UsageError: a store is missing, and the checkpoint would not be whole."""
         if missing := self._wanted - {store.id for store in restored}:
             names = ", ".join(map(str, sorted(missing)))
             raise UsageError(f"stores were not restored: {names}", operation="restore", subject=self._target.location)
@@ -329,7 +305,7 @@ class CheckpointRestore:
             bytes_fetched=self._bytes_fetched + sum(store.bytes_fetched for store in restored),
             requests=self._requests + sum(store.requests for store in restored),
             records=sum(store.records for store in restored),
-            seconds=self._runtime.monotonic_s() - self._begun_s,
+            seconds=self._watch.total_s(),
             pinned=self._lease.pinned,
             leftovers=leftovers,
         )
@@ -353,25 +329,6 @@ class CheckpointRestore:
             await self._target.close()
         finally:
             await self._resources.aclose()
-
-    async def _fetch_query(self, index: SnapshotIndex) -> None:
-        repository = self._repository
-        plan = plan_restore(index, {}, range_bytes=repository.settings.range_bytes, owners_count=False)
-        root = await run_blocking(_open_with_dirs, self.directory, plan.dirs)
-        try:
-            downloader = Downloader(
-                store=repository.store,
-                snapshot=index.metadata,
-                target=self.directory,
-                root=root,
-                settings=repository.settings,
-                budget=ByteBudget(repository.settings.memory_bytes_max),
-            )
-            await downloader.download(plan)
-        finally:
-            os.close(root)
-        self._requests += downloader.requests
-        self._bytes_fetched += downloader.bytes_fetched
 
     async def _stores(self) -> tuple[StoreToRestore, ...]:
         """List the stores of the batch, as the files of the query say, and where the backup has them."""
@@ -417,13 +374,6 @@ def _name_backup(commit: Commit) -> str:
     return name_commit(commit) if backup is None else f"the backup of batch {backup.batch}"
 
 
-def _open_with_dirs(directory: Path, dirs: Sequence[FilePath]) -> int:
-    with target_errors(directory):
-        for path in dirs:
-            directory.joinpath(*path).mkdir()
-        return os.open(directory, DIR_FLAGS)
-
-
 def _cut_source_log(log: Path, newest: int) -> None:
     """Cut the log of a file source so that it ends with an entry (R2). Blocks."""
     cut = plan_cut([path.name for path in log.iterdir()], newest)
@@ -448,11 +398,9 @@ def _relocate(checkpoint: Path, root: str, *, exact: bool, map_paths: Mapping[st
             data = file.read_bytes()
             _rewrite(file, data, inputs.relocate_log(data))
     if inputs.unused:
-        raise UsageError(
-            f"nothing in {SOURCES}/ begins with {', '.join(sorted(inputs.unused))}",
-            operation="map paths",
-            hint="give the old prefix as the query had it; only file sources name paths",
-        )
+        message = f"nothing in {SOURCES}/ begins with {', '.join(sorted(inputs.unused))}"
+        hint = "give the old prefix as the query had it; only file sources name paths"
+        raise UsageError(message, operation="map paths", hint=hint)
 
 
 def _rewrite(file: Path, before: bytes, after: bytes) -> None:
@@ -482,8 +430,6 @@ class _AddedProgress:
 
 def make_target(target: str | Path, runtime: Runtime, choice: RestoreChoice) -> CheckpointTarget:
     """Make the target that a path or a URL names: `s3a:` and `s3n:`, as Spark has them, mean the same as `s3:`.
-
-    No request is made.
 
     Raises:
         InvalidRequestError: It does not follow the grammar of `open_store`.

@@ -92,10 +92,12 @@ async def restore_store(
         TargetError: The target cannot be used.
         StoreError: As the store says. After any error the target is as it was.
     """
+    at, codec = work.store.at, work.store.settings.codec
     if work.replayed:
         index, requests = await read_index_of(repository.store, work.reference)
         files = IndexStateFiles(repository.store, index, transfer)
-        resolution = await _resolve(files, work.store)
+        unique_id = None if at.unique_id is None else target_in_index(at.version, at.unique_id, index)
+        resolution = await StateFileManager(files, StateStoreSettings(codec=codec)).resolve(at.version, unique_id)
         if resolution.changelogs:
             staging = Staging(target, runtime.session(), replace=replace)
             try:
@@ -106,12 +108,7 @@ async def restore_store(
                 await run_blocking(staging.close)
             progress.add(files=made.files, bytes_=made.size_bytes)
             return msgspec.structs.replace(made, requests=requests + made.requests)
-    options = StateRestoreOptions(
-        version=work.store.at.version,
-        unique_id=work.store.at.unique_id,
-        codec=work.store.settings.codec,
-        replace=replace,
-    )
+    options = StateRestoreOptions(version=at.version, unique_id=at.unique_id, codec=codec, replace=replace)
     opened = repository.opened.without_digests(transfer)
     restored = await restore_state(opened, work.reference, target, options, progress)
     result = restored.result
@@ -124,13 +121,6 @@ async def restore_store(
     )
 
 
-async def _resolve(files: IndexStateFiles, store: StoreAt) -> Resolution:
-    at = store.at
-    unique_id = None if at.unique_id is None else target_in_index(at.version, at.unique_id, files.index)
-    manager = StateFileManager(files, StateStoreSettings(codec=store.settings.codec))
-    return await manager.resolve(at.version, unique_id)
-
-
 async def _replay(
     files: IndexStateFiles,
     resolution: Resolution,
@@ -139,7 +129,7 @@ async def _replay(
     transfer: TransferSettings,
     runtime: Runtime,
 ) -> StoreRestored:
-    """Build the directory of a store that holds one snapshot of a version, and nothing else but the schema of its rows.
+    """Build the directory of a store: one snapshot of a version, and the schema of its rows.
 
     RocksDB works in a directory beside the target, which goes with the staging.
     """
@@ -191,8 +181,7 @@ def _build(
 ) -> list[int]:
     """Write the directory of a store, SSTs and logs moved; with a checksum if there is a time for it. Blocks.
 
-    Returns:
-        The size of each file.
+    Returns the size of each file.
     """
     zipped, _ = build_state_zip(captured.directory, named_metadata(captured, captured.files))
     for file in captured.files:

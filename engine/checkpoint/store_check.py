@@ -36,7 +36,7 @@ from index.spark.changelog import changelog_version, check_leads_back
 from index.spark.checkpoint import StoreId
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX, hadoop_checksum_name
 from index.spark.lineage import LINEAGE_BYTES_MAX, Lineage, Present, Resolution, resolve
-from index.spark.metadata import NOT_COUNTED, StateMetadata, StoredFile
+from index.spark.metadata import NOT_COUNTED, StateMetadata
 from index.spark.names import (
     CHECKSUM_SUFFIX,
     LOGS,
@@ -71,10 +71,7 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def check_store(root: CheckpointDir, work: StoreWork, *, scratch: Path | None, level: CheckLevel) -> StoreChecked:
-    """Check a store.
-
-    On a local directory files are read in place; from another store each is fetched once, to a private directory that
-    is gone when this ends.
+    """Check a store: on a local directory in place; else each file is fetched once, to a private directory.
 
     What a running query has deleted or overwritten since the logs were read is not damage: if it has gone on, a store
     that is damaged is looked at again, as the logs have it by then, until it is whole or twice damaged in the same way.
@@ -85,23 +82,21 @@ async def check_store(root: CheckpointDir, work: StoreWork, *, scratch: Path | N
     """
     checkpoint = StreamingCheckpoint(root)
     before: set[str] = set()
-    checked = await _look_at(root, checkpoint, work, scratch, level)
+    checked = await _look_at(root, work, scratch, level)
     for _ in range(_LOOKS_MAX - 1):
         damaged = {finding.path for finding in checked.findings if finding.kind == "damage"}
         if damaged == before or (now := await _as_of_now(checkpoint, work)) == work:
             break
         before, work = damaged, now
-        checked = await _look_at(root, checkpoint, work, scratch, level)
+        checked = await _look_at(root, work, scratch, level)
     return checked
 
 
-async def _look_at(
-    root: CheckpointDir, checkpoint: StreamingCheckpoint, work: StoreWork, scratch: Path | None, level: CheckLevel
-) -> StoreChecked:
+async def _look_at(root: CheckpointDir, work: StoreWork, scratch: Path | None, level: CheckLevel) -> StoreChecked:
     private = None
     try:
         private = Path(await run_blocking(tempfile.mkdtemp, prefix="tidemark-check-", dir=scratch))
-        return await _StoreCheck(root.child(work.id.path), checkpoint, work, private, level).run()
+        return await _StoreCheck(root, work, private, level).run()
     except OSError as error:
         hint = "choose another scratch directory, or free space in it"
         subject = str(error.filename or private or scratch or "")
@@ -138,21 +133,12 @@ class _ChecksumAlteredError(Exception):
 
 
 class _StoreCheck:
-    def __init__(
-        self,
-        directory: CheckpointDir,
-        checkpoint: StreamingCheckpoint,
-        work: StoreWork,
-        private: Path,
-        level: CheckLevel,
-    ) -> None:
-        self._directory = directory
-        self._checkpoint = checkpoint
-        self._work = work
-        self._private = private
-        self._level = level
-        self._here = directory.local_root or private / "files"
-        self._is_local = directory.local_root is not None
+    def __init__(self, root: CheckpointDir, work: StoreWork, private: Path, level: CheckLevel) -> None:
+        self._checkpoint = StreamingCheckpoint(root)
+        self._directory = root.child(work.id.path)
+        self._work, self._private, self._level = work, private, level
+        self._here = self._directory.local_root or private / "files"
+        self._is_local = self._directory.local_root is not None
         self._codecs = dict(zip((of.version for of in work.versions), work.codecs, strict=True))
         # Of every file by its path, once they are listed; in bytes.
         self._sizes: dict[str, int] = {}
@@ -181,7 +167,12 @@ class _StoreCheck:
         for of in sorted(chained & present.changelogs, key=by_version):
             await self._changelog(of)
         for of in sorted(chained & present.snapshots, key=by_version):
-            await self._zip(of)
+            self._zips[of] = await self._read_summed(
+                snapshot_name(of),
+                of,
+                lambda path, checksum: check_zip_file(path, checksum=checksum).metadata,
+                proves_itself=True,
+            )
         self._note_missing(failed)
         for resolution in resolutions:
             self._check_chain(resolution)
@@ -193,14 +184,8 @@ class _StoreCheck:
             if self._level == "full" and newest.target == self._work.versions[-1] and not self._findings.damaged:
                 keys = await self._load(newest)
         await self._check_names()
-        return StoreChecked(
-            path=self._work.id.path,
-            findings=tuple(self._findings.found),
-            versions=len(resolutions),
-            versions_gone=gone,
-            keys=keys,
-            **self._counts,
-        )
+        findings = tuple(self._findings.found)
+        return StoreChecked(findings=findings, versions=len(resolutions), versions_gone=gone, keys=keys, **self._counts)
 
     async def _changelog(self, of: StateVersion) -> ChangelogReport | None:
         """Read a changelog whole, once (K4); None if it is damaged."""
@@ -215,25 +200,13 @@ class _StoreCheck:
                 proves_itself=codec == "lz4",
             )
             self._changelogs[of] = report
-            fitting = changelog_version(
-                column_families=self._work.settings.column_families, unique_ids=of.unique_id is not None
-            )
+            families = self._work.settings.column_families
+            fitting = changelog_version(column_families=families, unique_ids=of.unique_id is not None)
             if report is not None and report.header.version != fitting:
                 message = f"is of version {report.header.version}, and the operator's are of version {fitting}"
                 error = DamagedChangelogError(message, hint="another store's file was copied to this name")
                 self._findings.damage(name, error, "K4")
         return self._changelogs[of]
-
-    async def _zip(self, of: StateVersion) -> StateMetadata | None:
-        """Read a snapshot's zip whole, once (K4); None if it is damaged."""
-        if of not in self._zips:
-            self._zips[of] = await self._read_summed(
-                snapshot_name(of),
-                of,
-                lambda path, checksum: check_zip_file(path, checksum=checksum).metadata,
-                proves_itself=True,
-            )
-        return self._zips[of]
 
     async def _read_summed(
         self, name: str, of: StateVersion, read: Callable[[Path, bytes | None], T], *, proves_itself: bool
@@ -274,33 +247,24 @@ class _StoreCheck:
             for file in (*state.sst_files, *state.log_files):
                 path = shared_path(file.stored_name)
                 seen.add(path)
-                self._check_there(path, of, file)
+                size_bytes = self._sizes.get(path)
+                if size_bytes is None:
+                    hint = "it was deleted while it was needed; restore the checkpoint, or an older batch"
+                    error = DamagedError(f"is not there, and snapshot {of} names it", operation="check", hint=hint)
+                    self._findings.damage(path, error, "K1")
+                elif size_bytes != file.size_bytes:
+                    message = f"has {size_bytes} bytes, and snapshot {of} says {file.size_bytes}"
+                    hint = "it was cut short or replaced; take it from a backup, or restore the checkpoint"
+                    self._findings.damage(path, DamagedError(message, operation="check", hint=hint), "K4")
         for path in sorted(seen - self._findings.damaged if self._level == "full" else ()):
-            if path.endswith(".sst"):
-                await self._check_sst(path)
-            else:
+            if not path.endswith(".sst"):
                 await self._read(path, lambda _: None, "K4")
-
-    def _check_there(self, path: str, of: StateVersion, file: StoredFile) -> None:
-        size_bytes = self._sizes.get(path)
-        if size_bytes is None:
-            hint = "it was deleted while it was needed; restore the checkpoint, or an older batch"
-            error = DamagedError(f"is not there, and snapshot {of} names it", operation="check", hint=hint)
-            self._findings.damage(path, error, "K1")
-        elif size_bytes != file.size_bytes:
-            message = f"has {size_bytes} bytes, and snapshot {of} says {file.size_bytes}"
-            hint = "it was cut short or replaced; take it from a backup, or restore the checkpoint"
-            self._findings.damage(path, DamagedError(message, operation="check", hint=hint), "K4")
-
-    async def _check_sst(self, path: str) -> None:
-        report = await self._read(path, check_sst, "K3")
-        if report is None:
-            return
-        self._counts["ssts"] += 1
-        self._counts["blocks"] += report.blocks
-        if report.unchecked:
-            message = f"{report.unchecked}: it cannot be decided whether it is whole"
-            self._findings.warn(path, message, "only a comparison with a backup can show it", "K3")
+            elif (report := await self._read(path, check_sst, "K3")) is not None:
+                self._counts["ssts"] += 1
+                self._counts["blocks"] += report.blocks
+                if report.unchecked:
+                    message = f"{report.unchecked}: it cannot be decided whether it is whole"
+                    self._findings.warn(path, message, "only a comparison with a backup can show it", "K3")
 
     async def _read(self, path: str, read: Callable[[Path], T], rule: str) -> T | None:
         """Have a file here, and read it; None if it is damaged, which is noted."""

@@ -35,24 +35,18 @@ _HINT: Final = "restore to a new prefix"
 
 
 class DirectoryTarget:
-    """A directory, built beside its place and renamed into it (R3).
-
-    Attributes:
-        location: What people call it.
-        root: What the paths in the checkpoint begin with: an absolute path, or `s3://bucket/prefix`.
-        moved_aside: Where the former content is now; "" if there was none, or it is still there.
-    """
+    """A directory, built beside its place and renamed into it (R3)."""
 
     def __init__(self, path: Path, runtime: Runtime, *, move_aside: bool) -> None:
-        path = path.absolute()
+        self._path = path = path.absolute()
+        # What people call it, and what the paths in the checkpoint begin with: absolute, or `s3://bucket/prefix`.
         self.location = self.root = str(path)
         self._move_aside = move_aside
-        self._path = path
         aside = f"{path.name}.aside-{_moment(runtime)}" if move_aside else ""
         self._staging = Staging(path, runtime.session(), replace=move_aside, aside=aside)
         self._aside = path.parent / aside
+        # Where the former content is now; "" if there was none, or it is still there.
         self.moved_aside = ""
-        self._is_closed = False
 
     @property
     def directory(self) -> Path:
@@ -66,12 +60,8 @@ class DirectoryTarget:
     async def check(self, query_id: str, batch: int) -> None:  # noqa: ARG002  (a directory is replaced as a whole)
         """Refuse a target with content that may not be moved aside for this batch of a query; nothing is changed."""
         if not self._move_aside and await run_blocking(_has_content, self._path):
-            raise TargetError(
-                "is a directory with content",
-                operation="restore",
-                subject=self.location,
-                hint="restore to a new place, or have it moved aside",
-            )
+            hint = "restore to a new place, or have it moved aside"
+            raise TargetError("is a directory with content", operation="restore", subject=self.location, hint=hint)
 
     async def open(self, query_id: str, batch: int) -> None:
         await self.check(query_id, batch)
@@ -80,11 +70,8 @@ class DirectoryTarget:
     async def publish(self, published: Iterable[str] = ()) -> None:  # noqa: ARG002  (they are in the directory)
         """Put what was gathered at the target; its former content is `moved_aside` then.
 
-        Args:
-            published: What others have put there already, as paths of the checkpoint.
-
-        Raises:
-            TargetError: The target has changed meanwhile, or cannot be written.
+        `published` is what others have put there already, as paths of the checkpoint. TargetError: the target has
+        changed meanwhile, or cannot be written.
         """
         try:
             await run_blocking(lambda: self._staging.publish(dirs_below(self.directory), {}))
@@ -95,22 +82,15 @@ class DirectoryTarget:
 
     async def close(self) -> tuple[str, ...]:
         """Remove what was gathered; once is enough. Returns what could not be removed."""
-        if not self._is_closed:
-            self._is_closed = True
-            await run_blocking(self._staging.close)
+        await run_blocking(self._staging.close)
         return tuple(self._staging.leftovers)
 
 
 class ObjectTarget:
     """A prefix of an object store, with methods as `DirectoryTarget`. It is gathered on this machine first.
 
-    Args:
-        parent: The URL of the prefix above, or a store whose root it is.
-        name: Of the prefix itself.
-        location: What people, and paths in the checkpoint, call it.
-        runtime: The time when something was moved aside.
-        move_aside: Whether content may be moved aside.
-        settings: Of the store that is opened.
+    It is `name` below `parent`, which is a URL, opened with `settings`, or a store whose root it is. `location` is what
+    people, and paths in the checkpoint, call it.
     """
 
     def __init__(
@@ -331,12 +311,8 @@ async def check_apart(target: CheckpointTarget, repository: BlobStore) -> None:
     ours, theirs = await target.place(), await run_blocking(repository.place)
     if ours and theirs and all(one == other for one, other in zip(ours, theirs, strict=False)):
         where = "above" if len(ours) < len(theirs) else "below" if len(ours) > len(theirs) else "at"
-        raise TargetError(
-            f"is {where} the place of the repository itself",
-            operation="restore",
-            subject=target.location,
-            hint="restore to a place beside the repository",
-        )
+        message, hint = f"is {where} the place of the repository itself", "restore to a place beside the repository"
+        raise TargetError(message, operation="restore", subject=target.location, hint=hint)
 
 
 def _has_content(path: Path) -> bool:

@@ -65,12 +65,8 @@ class FactReader:
     def identify(self, local: LocalDir, remote: DirIndex) -> LocalDir:
         """Fill in the identity facts that a diff of a scan against the previous snapshot asks for, and no others.
 
-        Returns:
-            `local` with `sst`, or `blake3` and `crc32`, for the files that `pairs_to_identify` names and that do not
-            have their `blake3` yet.
-
-        Raises:
-            UnsafeSourceError: A file cannot be read, or has changed since the scan (I3).
+        These are `sst`, or `blake3` and `crc32`, of the files that `pairs_to_identify` names and that do not have their
+        `blake3` yet. UnsafeSourceError: a file cannot be read, or has changed since the scan (I3).
         """
         identified: dict[FilePath, dict[str, LocalFile]] = {}
         wanted: list[Wanted] = []

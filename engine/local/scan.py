@@ -67,9 +67,7 @@ def scan_dir(path: Path, known: LocalDir | None = None) -> LocalDir:
 class SourceDir(NamedTuple):
     """A directory that is held open, so that all files that are read come from the one that was scanned."""
 
-    # For errors.
     path: Path
-    # By which files are opened.
     descriptor: int
 
 
@@ -86,10 +84,7 @@ def opened_dir(path: Path) -> Iterator[SourceDir]:
 
 def all_files(local: LocalDir) -> list[LocalFile]:
     """Return the files of a directory and of everything below it."""
-    files = list(local.files)
-    for sub in local.sub_dirs:
-        files += all_files(sub)
-    return files
+    return [*local.files, *(file for sub in local.sub_dirs for file in all_files(sub))]
 
 
 def file_system_now_ns(directory: Path, scanned: LocalDir) -> int:
@@ -142,12 +137,12 @@ def _scan(descriptor: int, path: Path, known: LocalDir, depth: int) -> LocalDir:
         with refusing(path), os.scandir(descriptor) as entries:
             here = os.fstat(descriptor).st_mode
             for entry in entries:
+                name = entry.name
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except OSError as error:
-                    raise unreadable_error(path / entry.name, error) from error
+                    raise unreadable_error(path / name, error) from error
                 mode = status.st_mode
-                name = entry.name
                 if stat.S_ISREG(mode):
                     file = known_files.get(name)
                     if file is None or not is_untouched(file, status):

@@ -43,8 +43,7 @@ class Fetch(Protocol):
 async def fetch_right(fetch: Fetch, damaged: Callable[[str], DamagedError]) -> None:
     """Fetch what has to have certain bytes; once more if they are wrong: a fault on the way is not yet one of the blob.
 
-    Raises:
-        DamagedError: As `damaged` makes it from a reason. The blob is missing, or was wrong both times.
+    Raises what `damaged` makes of a reason if the blob is missing, or was wrong both times.
     """
     cause: StoreError | None = None
     for fresh in (False, True):
@@ -189,14 +188,10 @@ class FileBody(msgspec.Struct):
 
 
 def copy_file(source: Path, target: Path) -> int:
-    """Copy a regular file to a new name; return its size in bytes.
+    """Copy a regular file to a new name, which is not there yet; return its size in bytes.
 
     The blocks are shared where the file system can (reflink), but never the inode: what is written to one of the two
-    files never shows in the other.
-
-    Raises:
-        FileExistsError: The target is there.
-        OSError: As the file system says; ELOOP for a symbolic link, EISDIR or EINVAL for what is not a regular file.
+    files never shows in the other. OSError: ELOOP for a symbolic link, EISDIR or EINVAL for what is no regular file.
     """
     incoming = os.open(source, READ_FLAGS)
     try:

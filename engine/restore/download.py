@@ -13,6 +13,7 @@ from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobCorruptError, InvalidRequestError
 from engine.errors import DamagedError
+from engine.local.scan import DIR_FLAGS
 from engine.local.transfer import ByteBudget, fetch_right
 from engine.progress import NO_PROGRESS, Progress
 from engine.restore.staging import target_errors
@@ -29,8 +30,8 @@ from engine.restore.write import (
     write_files,
 )
 from engine.settings import TransferSettings
-from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, ReusedFile
-from index.snapshot.model import FileBlob, SnapshotMetadata
+from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, ReusedFile, plan_restore
+from index.snapshot.model import FileBlob, FilePath, SnapshotIndex, SnapshotMetadata
 
 # Small files that go to a thread together.
 FILES_PER_HOP: Final = 256
@@ -198,7 +199,7 @@ class Downloader(msgspec.Struct, kw_only=True):
                 with target_errors(self.target):
                     await run_blocking(self._open, stream)
         async with self.budget.hold(2 * self.settings.chunk_bytes):
-            await self._stream_verified(stream, blob)
+            await fetch_right(partial(self._stream, stream, blob), lambda reason: self._damaged(file, blob.key, reason))
         self.progress.add(bytes_=blob.size_bytes)
         stream.blobs_left -= 1
         if stream.blobs_left == 0:
@@ -214,18 +215,16 @@ class Downloader(msgspec.Struct, kw_only=True):
         stream.descriptor = create_file(self.root, stream.file)
         self.streams.add(stream)
 
-    async def _stream_verified(self, stream: _Stream, blob: FileBlob) -> None:
-        async def fetch(*, fresh: bool) -> bool:
-            place = FilePlace(stream.descriptor, blob.file_offset_bytes, size_bytes_max=blob.size_bytes)
-            store = self._counted(stream.file, blob.size_bytes)
-            with target_errors(self.target):
-                await store.read_into(
-                    blob.key, place, start=blob.blob_offset_bytes, size_bytes=blob.size_bytes, fresh=fresh
-                )
-            # The hash of a file's only blob is the file's.
-            return place.hasher.blake3 == (blob.blake3 or stream.file.entry.blake3)
-
-        await fetch_right(fetch, lambda reason: self._damaged(stream.file, blob.key, reason))
+    async def _stream(self, stream: _Stream, blob: FileBlob, *, fresh: bool) -> bool:
+        """Write a blob's bytes as they come; return whether they were right."""
+        place = FilePlace(stream.descriptor, blob.file_offset_bytes, size_bytes_max=blob.size_bytes)
+        store = self._counted(stream.file, blob.size_bytes)
+        with target_errors(self.target):
+            await store.read_into(
+                blob.key, place, start=blob.blob_offset_bytes, size_bytes=blob.size_bytes, fresh=fresh
+            )
+        # The hash of a file's only blob is the file's.
+        return place.hasher.blake3 == (blob.blake3 or stream.file.entry.blake3)
 
     def _reused(self, written: WrittenFile) -> None:
         self.written.append(written)
@@ -247,6 +246,42 @@ class Downloader(msgspec.Struct, kw_only=True):
         version = f"{self.snapshot.version}_{self.snapshot.unique_id}"
         message = f"file {'/'.join(file.path)} of version {version}: {reason}"
         return DamagedError(message, operation="restore", subject=key)
+
+
+async def download_index(
+    store: BlobStore,
+    index: SnapshotIndex,
+    directory: Path,
+    settings: TransferSettings,
+    *,
+    target: Path | None = None,
+    budget: ByteBudget | None = None,
+) -> Downloader:
+    """Download all that an index names into a directory that is there and empty; errors name `target` instead."""
+    target = target or directory
+    plan = plan_restore(index, {}, range_bytes=settings.range_bytes, owners_count=False)
+    with target_errors(target):
+        root = await run_blocking(_make_root, directory, plan.dirs)
+    try:
+        downloader = Downloader(
+            store=store,
+            snapshot=index.metadata,
+            target=target,
+            root=root,
+            settings=settings,
+            budget=budget or ByteBudget(settings.memory_bytes_max),
+        )
+        await downloader.download(plan)
+        return downloader
+    finally:
+        os.close(root)
+
+
+def _make_root(directory: Path, dirs: Sequence[FilePath]) -> int:
+    """Make directories, parents first, and open the one that they are in."""
+    for path in dirs:
+        directory.joinpath(*path).mkdir()
+    return os.open(directory, DIR_FLAGS)
 
 
 def _copies(copies: Sequence[ReusedFile]) -> Iterator[Sequence[ReusedFile]]:

@@ -294,11 +294,7 @@ async def _read_chosen(
 
 
 async def read_index_of(store: BlobStore, reference: StoreReference) -> tuple[SnapshotIndex, int]:
-    """Read the index of a store in a commit; return the number of GETs, too.
-
-    Raises:
-        DamagedError: It is missing or altered, or is another one's.
-    """
+    """Read the index of a store in a commit, and count the GETs. DamagedError: it is missing, altered, or another's."""
     snapshot = await read_stored_snapshot(store, reference.index)
     check_is_of(snapshot.index, reference, operation="restore")
     return snapshot.index, len(snapshot.chain)

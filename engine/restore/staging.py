@@ -42,25 +42,17 @@ _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 class Staging:
     """One restore's claim on a target, from `open` to `close`.
 
-    Attributes:
-        target: Absolute path of the target.
-        replaces: Whether the target is a directory with content, which the restore may replace.
-        descriptor: The directory that is being built, open; -1 before `open` and after `close`.
-        leftovers: Paths that could not be removed: of earlier restores after `open`, of this one after `close`.
+    `session` distinguishes its names beside the target from those of others. With `replace` a directory with content
+    may go: it gets, and keeps, the name `aside` beside the target, or is removed without one.
     """
 
     def __init__(self, target: Path, session: str, *, replace: bool, aside: str = "") -> None:
-        """Prepare a claim; nothing is touched.
-
-        Args:
-            target: Where the directory is to be.
-            session: Distinguishes this restore's names beside the target from those of others.
-            replace: Whether a directory with content may go.
-            aside: The name beside the target that such a directory gets, and keeps; "": it is removed.
-        """
         self.target = target.absolute()
+        # Whether the target is a directory with content, which the restore may replace.
         self.replaces = False
+        # The directory that is being built, open; -1 before `open` and after `close`.
         self.descriptor = -1
+        # Paths that could not be removed: of earlier restores after `open`, of this one after `close`.
         self.leftovers: list[str] = []
         self._may_replace = replace
         self._name = self.target.name
@@ -78,15 +70,13 @@ class Staging:
 
     @property
     def directory(self) -> Path:
-        """The directory that is being built, by its path."""
         return self.target.parent / self._staging_name / _NEW
 
     def open(self) -> None:
         """Claim the target and make an empty private directory beside it.
 
-        Raises:
-            TargetError: The target is not a directory, has content that may not be replaced, is being restored to by
-                somebody else, or cannot be written beside. Then `close` leaves everything as it was.
+        TargetError: the target is not a directory, has content that may not be replaced, is being restored to by
+        somebody else, or cannot be written beside. Then `close` leaves everything as it was.
         """
         with target_errors(self.target):
             _check_named(self.target)
@@ -118,13 +108,9 @@ class Staging:
     def publish(self, dirs: Sequence[FilePath], modes: Mapping[FilePath, int]) -> None:
         """Put what was built at the target, durably. What was there goes, or comes back if that fails.
 
-        Args:
-            dirs: All directories in it, parents first; every file in them is synced already.
-            modes: Permission bits of directories, the target's under (), which a directory that is there overrules.
-                Every other directory stays its owner's alone.
-
-        Raises:
-            TargetError: The target has changed since `open`, or the file system refuses.
+        `dirs` are all directories in it, parents first; every file in them is synced already. `modes` are permission
+        bits of directories, the target's under (), which a directory that is there overrules; every other directory
+        stays its owner's alone. TargetError: the target has changed since `open`, or the file system refuses.
         """
         with target_errors(self.target):
             mode = modes.get((), _PRIVATE)
@@ -294,10 +280,8 @@ def remove_tree(name: str | Path, *, parent: int | None = None, ignore_errors: b
 def look_at_target(target: Path, *, replace: bool, parent: int | None = None) -> tuple[os.stat_result | None, bool]:
     """Look at a target: its stat, and whether it is a directory with content, which a restore would replace.
 
-    Where the directory above it is open as `parent`, it is looked at from there.
-
-    Raises:
-        TargetError: It is not a directory, has content that may not be replaced, or cannot be looked at.
+    Where the directory above it is open as `parent`, it is looked at from there. TargetError: it is not a directory,
+    has content that may not be replaced, or cannot be looked at.
     """
     target = target.absolute()
     _check_named(target)

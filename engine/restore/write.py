@@ -61,15 +61,10 @@ def create_file(root: int, file: RestoredFile) -> int:
 
 
 class FilePlace(Sink):
-    """Where in a file, open for as long as bytes may come, the bytes of a blob go, hashed on their way.
-
-    Behind `size_bytes_max` another blob's place begins.
-    """
+    """Where in an open file the bytes of a blob go, hashed on their way; another's place begins at `size_bytes_max`."""
 
     def __init__(self, descriptor: int, offset: int, *, size_bytes_max: int) -> None:
-        self._descriptor = descriptor
-        self._offset = offset
-        self._size_bytes_max = size_bytes_max
+        self._descriptor, self._offset, self._size_bytes_max = descriptor, offset, size_bytes_max
         # Of the bytes that came so far.
         self.hasher = ContentHasher()
 
@@ -83,11 +78,7 @@ class FilePlace(Sink):
 
 
 def seal_file(descriptor: int, file: RestoredFile, owners: OwnerPolicy) -> WrittenFile:
-    """Give a file its owner, permissions and time, and sync it.
-
-    Raises:
-        TargetError: The owner cannot be given and `owners` requires it.
-    """
+    """Give a file its owner, permissions and time, and sync it. TargetError: the owner is required, and refused."""
     metadata = file.entry.metadata
     if owners is not OwnerPolicy.IGNORE:
         _set_owner(descriptor, file.entry.name, metadata, required=owners is OwnerPolicy.REQUIRE)
@@ -154,8 +145,7 @@ def copy_small_files(
 ) -> tuple[list[WrittenFile], list[ReusedFile]]:
     """Copy files that fit into memory together.
 
-    Returns:
-        What was written, and the files that are gone or do not have the right bytes after all: these are not there.
+    Returns what was written, and the files that are gone or do not have the right bytes after all: these are not there.
     """
     read: list[tuple[RestoredFile, bytes | memoryview]] = []
     broken: list[ReusedFile] = []
@@ -335,18 +325,17 @@ class PackReader(Sink):
 
 
 class PackWriter(PackReader):
-    """Writes those files of a range that are right into a directory that is being built.
+    """Writes those files of a range that are right into the directory `root`, which is being built.
 
-    `end` has to be called once no bytes come any more, and `close` whatever happened. `root` is the descriptor of the
-    directory, `written` has the files that are there, synced.
+    `end` has to be called once no bytes come any more, and `close` whatever happened.
     """
 
     def __init__(self, root: int, run: FetchedRun, files: Sequence[RestoredFile], owners: OwnerPolicy) -> None:
         super().__init__(run, files)
-        self._root = root
-        self._owners = owners
+        self._root, self._owners = root, owners
         self._unsynced: list[tuple[int, RestoredFile]] = []
         self._open: tuple[int, RestoredFile] | None = None
+        # The files that are there, synced.
         self.written: list[WrittenFile] = []
 
     @override
@@ -377,17 +366,11 @@ class PackWriter(PackReader):
                 _AT_WORK.permits.acquire()
 
     def end(self) -> None:
-        """Sync what is right, and remove what came in part.
-
-        Raises:
-            OSError: The target cannot be written.
-            TargetError: As `seal_file`.
-        """
+        """Sync what is right, and remove what came in part. Raises as `seal_file`, and as the file system says."""
         self._discard()
         self._seal()
 
     def close(self) -> None:
-        """Close every file."""
         for descriptor, _ in (*self._unsynced, *filter(None, (self._open,))):
             os.close(descriptor)
         self._unsynced.clear()

@@ -1,9 +1,8 @@
 """Where the files of a state store are: a directory, or a snapshot index of one, which is never listed (0004, R6)."""
 
 import contextlib
-import os
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -13,14 +12,12 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
-from engine.local.scan import DIR_FLAGS
 from engine.local.transfer import ByteBudget
-from engine.restore.download import Downloader
+from engine.restore.download import download_index
 from engine.restore.staging import target_errors
 from engine.settings import TransferSettings
 from engine.state.checkpoint_dir import READ_BYTES_MAX
 from index.errors import VersionMissingError
-from index.plan.restore import plan_restore
 from index.snapshot.contents import files_of, select_files
 from index.snapshot.model import FileIndex, SnapshotIndex
 from index.spark.lineage import HeaderNeeded, Lineage, Present, Resolution, present_in_index
@@ -190,29 +187,8 @@ class IndexStateFiles(StateFiles):
     async def _download(self, path: str, private: Path, target: Path) -> None:
         """Restore one file into a directory of its own, as if it were all of the snapshot."""
         index = select_files(self.index, [self._entries[path]])
-        plan = plan_restore(index, {}, range_bytes=self._settings.range_bytes, owners_count=False)
-        with target_errors(target):
-            root = await run_blocking(_make_root, private, plan.dirs)
-        try:
-            downloader = Downloader(
-                store=self._store,
-                snapshot=self.index.metadata,
-                target=target,
-                root=root,
-                settings=self._settings,
-                budget=self._budget,
-            )
-            await downloader.download(plan)
-            self.requests += downloader.requests
-        finally:
-            os.close(root)
+        done = await download_index(self._store, index, private, self._settings, target=target, budget=self._budget)
+        self.requests += done.requests
 
     def _misfit(self, path: str, message: str) -> DamagedError:
         return DamagedError(message, operation="fetch", subject=f"{self.location}/{path}")
-
-
-def _make_root(private: Path, dirs: Sequence[tuple[str, ...]]) -> int:
-    """Make directories, parents first, and open the one that they are in."""
-    for path in dirs:
-        private.joinpath(*path).mkdir()
-    return os.open(private, DIR_FLAGS)

@@ -330,10 +330,10 @@ class TestOwners:
 
     @pytest.mark.parametrize("policy, refused", [(OwnerPolicy.RESTORE, False), (OwnerPolicy.REQUIRE, True)])
     async def test_owner_that_does_not_exist_here(self, bench: Workbench, policy: OwnerPolicy, refused: bool) -> None:
-        scan._user_name.cache_clear()
+        scan._name_of.cache_clear()
         bench.write({"f": b"x" * 100})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scan, "_user_name", lambda uid: "somebody-from-elsewhere")
+            patch.setattr(scan, "_name_of", lambda *_: "somebody-from-elsewhere")
             await bench.backup(base=None)
         if refused:
             with pytest.raises(TargetError, match="somebody-from-elsewhere"):

@@ -19,7 +19,6 @@ from engine.clock import Runtime, Stopwatch
 from engine.errors import NotFoundError, ProviderError, TargetError
 from engine.rocksdb import store as rocksdb_module
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import StreamingCheckpoint
 from index.spark.checksums import hadoop_checksum_name
 from index.spark.metadata import StateMetadata
 from index.spark.names import snapshot_name
@@ -135,9 +134,7 @@ async def test_of_zips_only_what_they_name_is_kept(checkpoint: Path, tmp_path: P
     """A store may have a hundred, each of many megabytes inside."""
     root = await CheckpointDir.open(checkpoint)
     logs = await check_logs(root)
-    check = check_store_module._StoreCheck(
-        root.child(logs.stores[0].id.path), StreamingCheckpoint(root), logs.stores[0], tmp_path, "quick"
-    )
+    check = check_store_module._StoreCheck(root, logs.stores[0], tmp_path, "quick")
     await check.run()
     assert {type(state) for state in check._zips.values()} == {StateMetadata}
 
