@@ -233,7 +233,14 @@ async def backup_source(
         watch.end_phase("diff")
         plan = facts.plan
         metadata = _describe(facts, source, address, options, repository.runtime)
-        _check_metadata(metadata, session)
+        try:
+            # What could not be written down after the last upload is refused before the first one.
+            check_snapshot_index(SnapshotIndex(metadata=metadata, session=session, dir=DirIndex("")))
+        except FormatError as error:
+            subject = f"{metadata.job}/{metadata.task}/{metadata.store} version {metadata.version}"
+            hint = "versions grow along a lineage; names are not empty and not too long"
+            message = f"cannot be written down: {error}"
+            raise UsageError(message, operation="backup", subject=subject, hint=hint) from error
         with opened_dir(source.directory) as opened:
             uploader = Uploader(
                 repository=repository,
@@ -437,16 +444,6 @@ def _lineage(facts: _Facts) -> tuple[LineageItem, ...]:
         return ()
     metadata = base.index.metadata
     return (*metadata.lineage, LineageItem(metadata.version, metadata.unique_id))[-LINEAGE_KEPT_MAX:]
-
-
-def _check_metadata(metadata: SnapshotMetadata, session: str) -> None:
-    """Refuse before the first upload what could not be written down after the last one."""
-    try:
-        check_snapshot_index(SnapshotIndex(metadata=metadata, session=session, dir=DirIndex("")))
-    except FormatError as error:
-        subject = f"{metadata.job}/{metadata.task}/{metadata.store} version {metadata.version}"
-        hint = "versions grow along a lineage; names are not empty and not too long"
-        raise UsageError(f"cannot be written down: {error}", operation="backup", subject=subject, hint=hint) from error
 
 
 def _stats(facts: _Facts, index_bytes: int, watch: Stopwatch) -> BackupStats:

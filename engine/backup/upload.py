@@ -89,12 +89,9 @@ class FileRunBody(msgspec.Struct, kw_only=True):
 
 
 def _read_twice_error(source: SourceDir, item: PlannedFile) -> UnsafeSourceError:
-    return UnsafeSourceError(
-        "was read twice and did not have the same bytes, though its stat says that it has not changed",
-        operation="backup",
-        subject=str(source.path.joinpath(*item.path)),
-        hint="see that the disk, the memory and the file system are well",
-    )
+    message = "was read twice and did not have the same bytes, though its stat says that it has not changed"
+    subject, hint = str(source.path.joinpath(*item.path)), "see that the disk, the memory and the file system are well"
+    return UnsafeSourceError(message, operation="backup", subject=subject, hint=hint)
 
 
 def _read_hashed(source: OpenFile, at: int, size_bytes: int, hasher: ContentHasher) -> bytes:
@@ -246,13 +243,11 @@ class Uploader(msgspec.Struct, kw_only=True):
     ) -> None:
         """Make the entry of a file, once its bytes are known to be the ones that were meant."""
         if item.expected is not None and item.expected.blake3 != digest.blake3:
-            raise UnsafeSourceError(
-                "does not have the bytes that the previous snapshot holds of it, though it claims to be that file",
-                operation="backup",
-                subject=str(self.source.path.joinpath(*item.path)),
-                hint="the file is damaged or was exchanged: bring back the last commit (`tidemark restore --replace`, "
-                "without --trust-stat), or back up without a base",
-            )
+            subject = str(self.source.path.joinpath(*item.path))
+            message = "does not have the bytes that the previous snapshot holds of it, though it claims to be that file"
+            hint = "the file is damaged or was exchanged: bring back the last commit (`tidemark restore --replace`, "
+            hint += "without --trust-stat), or back up without a base"
+            raise UnsafeSourceError(message, operation="backup", subject=subject, hint=hint)
         file = msgspec.structs.replace(item.file, blake3=digest.blake3, crc32=digest.crc32, sst=sst or item.file.sst)
         self.cache.record(file, looked_at_ns=self.looked_at_ns, sst_read=sst is not None)
         if item.expected is not None:

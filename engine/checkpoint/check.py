@@ -73,15 +73,9 @@ async def check_checkpoint(
 ) -> CheckReport:
     """Check a checkpoint; nothing in it changes, and its query may run meanwhile.
 
-    Args:
-        location: Of the checkpoint: a path, a URL as `open_store` takes it, with its `store_settings`, or a store.
-        store_settings: Of the store that is opened.
-        scratch: Where private directories are made, of the size of `stores_at_once` stores; None: where this machine
-            keeps such files.
-        level: `quick` leaves out the content of SSTs, and loading the newest version.
-        stores_at_once: How many.
-        progress: Hears of stores, as files, and of bytes.
-        runtime: The clock.
+    The level `quick` leaves out the content of SSTs, and loading the newest version. Private directories are made in
+    `scratch`, of the size of `stores_at_once` stores; without it where this machine keeps such files. `progress` hears
+    of stores, as files, and of bytes.
 
     Raises:
         NotFoundError: There is no checkpoint here.

@@ -134,9 +134,8 @@ def check_zip_file(source: Path | bytes, *, checksum: bytes | None, subject: str
     try:
         _check_stream(data)
     except (ValueError, struct.error) as error:
-        raise DamagedError(
-            f"cannot be read from its front, as Spark reads it: {error}", operation="check", subject=subject, hint=_HINT
-        ) from error
+        message = f"cannot be read from its front, as Spark reads it: {error}"
+        raise DamagedError(message, operation="check", subject=subject, hint=_HINT) from error
     return found
 
 
@@ -250,9 +249,8 @@ def check_sst(path: Path) -> SstReport:
 
     Whether it is still the file that was meant when all of it was read is for the caller to know.
 
-    Returns:
-        What there was; a table without checksums is unchecked, and so is one of a kind, version, checksum or
-        compression of its index that is unknown here.
+    A table without checksums is unchecked, and so is one of a kind, version, checksum or compression of its index that
+    is unknown here.
 
     Raises:
         DamagedError: A block does not fit its checksum, or does not lead to where blocks are; bytes belong to no block;

@@ -102,7 +102,16 @@ class FilesInPlace:
 
     async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
         """Return the first of these files that is another than was listed or brought, or, if that counts, gone."""
-        return await run_blocking(lambda: next((path for path in paths if self._is_changed(path, gone=gone)), None))
+
+        def is_changed(path: FilePath) -> bool:
+            if not self.directory.joinpath(*path).exists():
+                return gone
+            try:
+                return not is_unchanged(self._seen[path], self._stat(path))
+            except UnsafeSourceError:
+                return True
+
+        return await run_blocking(lambda: next(filter(is_changed, paths), None))
 
     def _stat(self, path: FilePath) -> LocalFile:
         at = self.directory.joinpath(*path)
@@ -111,14 +120,6 @@ class FilesInPlace:
         if not stat.S_ISREG(status.st_mode):
             raise special_error(at, status.st_mode)
         return local_file(path[-1], status)
-
-    def _is_changed(self, path: FilePath, *, gone: bool) -> bool:
-        if not self.directory.joinpath(*path).exists():
-            return gone
-        try:
-            return not is_unchanged(self._seen[path], self._stat(path))
-        except UnsafeSourceError:
-            return True
 
 
 class FetchedFiles:
@@ -556,9 +557,8 @@ def _batches_before(batch: int, first: int, listed: Collection[FilePath]) -> tup
     """List the batches before one, newest first, whose logs are all there, and the offsets before the last of them."""
     found = []
     for before in range(batch - 1, first - 1, -1):
-        if any((log, str(before)) not in listed for log in (COMMITS, OFFSETS)):
-            break
-        if before and (OFFSETS, str(before - 1)) not in listed:
+        needed = {(COMMITS, str(before)), (OFFSETS, str(before)), (OFFSETS, str(max(0, before - 1)))}
+        if not all(path in listed for path in needed):
             break
         found.append(before)
     return tuple(found)

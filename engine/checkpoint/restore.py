@@ -387,25 +387,21 @@ def _cut_source_log(log: Path, newest: int) -> None:
 def _relocate(checkpoint: Path, root: str, *, exact: bool, map_paths: Mapping[str, str]) -> None:
     """Rewrite what names an absolute path: `root` and `exact` are for `relocate_operator` (R5). Blocks."""
     for file in sorted(checkpoint.glob("state/*/_metadata/v2/*")):
-        data = file.read_bytes()
-        subject = file.relative_to(checkpoint).as_posix()
-        _rewrite(file, data, relocate_operator(data, root, exact=exact, subject=subject))
+        before, subject = file.read_bytes(), file.relative_to(checkpoint).as_posix()
+        if (after := relocate_operator(before, root, exact=exact, subject=subject)) != before:
+            _write(file, after, file.stat())
     if not map_paths:
         return
     inputs = PathMap(map_paths)
     for file in sorted(checkpoint.glob(f"{SOURCES}/**/*")):
         if file.is_file():
-            data = file.read_bytes()
-            _rewrite(file, data, inputs.relocate_log(data))
+            before = file.read_bytes()
+            if (after := inputs.relocate_log(before)) != before:
+                _write(file, after, file.stat())
     if inputs.unused:
         message = f"nothing in {SOURCES}/ begins with {', '.join(sorted(inputs.unused))}"
         hint = "give the old prefix as the query had it; only file sources name paths"
         raise UsageError(message, operation="map paths", hint=hint)
-
-
-def _rewrite(file: Path, before: bytes, after: bytes) -> None:
-    if after != before:
-        _write(file, after, file.stat())
 
 
 def _write(file: Path, data: bytes, like: os.stat_result) -> None:

@@ -412,10 +412,9 @@ class _StoreCheck:
         return keys
 
     async def _count(self, files: StateFiles, newest: Resolution) -> tuple[int, str]:
-        """Build a version, every file of which has passed on its own, and count the keys of its base.
+        """Build a version, every file of which has passed on its own.
 
-        Returns:
-            How many keys the base has, internal ones not counted, 0 without one; and what is doubtful about them.
+        Returns how many keys its base has, internal ones not counted, 0 without one; and what is doubtful about them.
         """
         # Another snapshot in the place of the one that is to be looked at would prove nothing.
         settings = msgspec.structs.replace(self._work.settings, snapshot_repair=False)
@@ -466,11 +465,8 @@ class _StoreCheck:
 def check_counts(metadata: StateMetadata, counted: KeyCounts, *, subject: str) -> str:
     """Compare what was counted with what a snapshot says, each number on its own; one that it lacks is as it should be.
 
-    Returns:
-        Where there are more keys than it says, that; a query may have miscounted, and nothing is missing.
-
-    Raises:
-        StateMetadataError: There are fewer.
+    Returns what is doubtful: more keys than it says, as a query may have miscounted, and nothing is missing.
+    StateMetadataError: there are fewer.
     """
     internal = metadata.num_internal_keys
     keys_least = keys_most = counted.keys

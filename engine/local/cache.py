@@ -63,10 +63,7 @@ class DigestCache:
 
     One cache serves one store's directories. A new stat of an inode replaces the old one and `trim` forgets files that
     are gone, so that it grows with the number of files and not with that of their changes; beyond `ENTRIES_MAX` the
-    oldest entries go. Threads may use it at the same time.
-
-    Args:
-        trust_stat: Believe every stat, as `TransferSettings.trust_stat` says.
+    oldest entries go. Threads may use it at the same time. `trust_stat`: as in `TransferSettings`.
     """
 
     def __init__(self, *, trust_stat: bool = False) -> None:
@@ -102,12 +99,10 @@ class DigestCache:
         return known if is_same else None
 
     def record(self, file: LocalFile, *, looked_at_ns: int, sst_read: bool = False) -> None:
-        """Remember the identity facts that a file carries. Facts about the same stat add up.
+        """Remember the identity facts that a file carries, whose stat held before and after its bytes were read.
 
-        Args:
-            file: The file; its stat held before and after its bytes were read.
-            looked_at_ns: What the clock of its file system said before it was read, or earlier.
-            sst_read: Whether its tail was read, so that an `sst` of None means that it has no identity.
+        Facts about the same stat add up. `looked_at_ns` is what the clock of its file system said before it was read,
+        or earlier; with `sst_read`, its tail was read, so that an `sst` of None means that it has no identity.
         """
         known = self._find(file)
         settled = looked_at_ns - max(file.metadata.modified_at_ns, file.changed_at_ns) >= SETTLING_TIME_NS

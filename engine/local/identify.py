@@ -57,10 +57,7 @@ class FactReader:
     """
 
     def __init__(self, root: Path, cache: DigestCache, *, stop: threading.Event, looked_at_ns: int = 0) -> None:
-        self._root = root
-        self._cache = cache
-        self._stop = stop
-        self._looked_at_ns = looked_at_ns
+        self._root, self._cache, self._stop, self._looked_at_ns = root, cache, stop, looked_at_ns
 
     def identify(self, local: LocalDir, remote: DirIndex) -> LocalDir:
         """Fill in the identity facts that a diff of a scan against the previous snapshot asks for, and no others.

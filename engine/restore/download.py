@@ -278,7 +278,6 @@ async def download_index(
 
 
 def _make_root(directory: Path, dirs: Sequence[FilePath]) -> int:
-    """Make directories, parents first, and open the one that they are in."""
     for path in dirs:
         directory.joinpath(*path).mkdir()
     return os.open(directory, DIR_FLAGS)
