@@ -191,7 +191,7 @@ def copy_file(source: Path, target: Path) -> int:
     """Copy a regular file to a new name, which is not there yet; return its size in bytes.
 
     The blocks are shared where the file system can (reflink), but never the inode: what is written to one of the two
-    files never shows in the other. OSError: ELOOP for a symbolic link, EISDIR or EINVAL for what is no regular file.
+    files never shows in the other. OSError: ELOOP for a symbolic link, EISDIR or EINVAL for another kind of file.
     """
     incoming = os.open(source, READ_FLAGS)
     try:
