@@ -3,14 +3,12 @@
 from engine.checkpoint.backup import BackupChoice
 from engine.checkpoint.restore import RestoreChoice
 from engine.spark.access import SparkOptions
-from engine.spark.checkpoint.backup import backup_checkpoint
-from engine.spark.checkpoint.check import check_checkpoint
-from engine.spark.checkpoint.listener import BackupListener
-from engine.spark.checkpoint.restore import restore_checkpoint
+from engine.spark.checkpoint import backup_checkpoint, check_checkpoint, restore_checkpoint
 from engine.spark.collection.backend import collect
+from engine.spark.listener import BackupListener
 from engine.spark.sources.sources import register_sources
+from engine.spark.spread import backup_results, backup_stores, restore_stores
 from engine.spark.stateful_job import JobCommit, JobOptions, StatefulJob
-from engine.spark.tasks import backup_results, backup_stores, restore_stores
 
 __all__ = [
     "BackupChoice",

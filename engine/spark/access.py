@@ -81,18 +81,15 @@ def open_on_driver(
         StoreError: As the store says.
     """
     url, store, transfer = absolute(url), store or StoreSettings(), transfer or TransferSettings()
-    opened, loop = open_store(url, store), LoopThread()
-    try:
+    with contextlib.ExitStack() as undo:
+        opened, loop = open_store(url, store), LoopThread()
+        undo.callback(loop.stop)
+        undo.callback(lambda: loop.run(opened.close()))
         repository = SyncRepository(loop, loop.run(Repository.open(opened, settings=transfer)))
-    except BaseException:
-        try:
-            loop.run(opened.close())
-        finally:
-            loop.stop()
-        raise
-    if not repository.asynchronous.store.capabilities.shared:
-        repository.close()
-        raise UsageError("only this process can reach the store", operation="open", hint="use a file:// or s3:// URL")
+        if not repository.asynchronous.store.capabilities.shared:
+            hint = "use a file:// or s3:// URL"
+            raise UsageError("only this process can reach the store", operation="open", hint=hint)
+        undo.pop_all()
     return repository, Access(url=url, record=repository.record, store=store, transfer=transfer)
 
 
@@ -102,11 +99,7 @@ def absolute(location: str | Path) -> str:
 
 
 class RepositoryCache:
-    """Open repositories, each with an event loop of its own, for threads that borrow them.
-
-    Args:
-        kept_max: How many stay open while nobody uses them.
-    """
+    """Open repositories, each with an event loop of its own; so many stay open while nobody uses them."""
 
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
         self._kept_max = kept_max
@@ -116,12 +109,7 @@ class RepositoryCache:
 
     @contextlib.contextmanager
     def borrow(self, key: Hashable, open_new: Callable[[], SyncRepository]) -> Iterator[SyncRepository]:
-        """Lend a repository for a block; several threads may have it at once.
-
-        Args:
-            key: Equal for repositories that may be taken for one another.
-            open_new: Opens it if it is not kept; makes no request.
-        """
+        """Lend the repository of a key, opened without a request if it is not kept; several threads may have it."""
         with self._locked_then_closing_idle():
             kept = self._kept.get(key)
             if kept is None or not kept.repository.loop.is_running:
@@ -162,11 +150,10 @@ class RepositoryCache:
                 repository.close()
 
 
-class _Kept:
-    def __init__(self, repository: SyncRepository) -> None:
-        self.repository = repository
-        self.users_count = 0
-        self.is_forgotten = False
+class _Kept(msgspec.Struct):
+    repository: SyncRepository
+    users_count: int = 0
+    is_forgotten: bool = False
 
 
 # By process id.

@@ -34,7 +34,6 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -129,18 +128,12 @@ class Attempt:
     """The directory of one attempt, to be used in a `with` block; what is in it at the end is removed."""
 
     def __init__(self, claims: StoreClaims, root: Path, lock: int) -> None:
+        self.directory = root / "db"
+        self.checkpoint_directory = root / "checkpoint"
         self._claims = claims
         self._root = root
         self._lock = lock
         self._discarded = 0
-
-    @property
-    def directory(self) -> Path:
-        return self._root / "db"
-
-    @property
-    def checkpoint_directory(self) -> Path:
-        return self._root / "checkpoint"
 
     def claim(self, wanted: StoreState) -> ReadyStore | None:
         """Take a finished store of exactly this state, if this machine has one that nobody else takes."""
@@ -150,8 +143,7 @@ class Attempt:
         return None
 
     def discard(self) -> None:
-        self._discarded += 1
-        self.directory.rename(self._root / f"discarded-{self._discarded}")
+        self.directory.rename(self._next_discarded())
 
     def remove_stale(self, wanted: StoreState | None, run: str) -> int:
         """Remove finished stores that neither are wanted nor come from this run (rule 4); return how many."""
@@ -179,11 +171,11 @@ class Attempt:
                 self.directory.rename(self._claims.directory / ready.encode())
 
     def _remove(self, states: Iterable[ReadyStore]) -> int:
-        removed = 0
-        for ready in states:
-            self._discarded += 1
-            removed += self._take(ready, self._root / f"discarded-{self._discarded}")
-        return removed
+        return sum(self._take(ready, self._next_discarded()) for ready in states)
+
+    def _next_discarded(self) -> Path:
+        self._discarded += 1
+        return self._root / f"discarded-{self._discarded}"
 
     def _take(self, ready: ReadyStore, target: Path) -> bool:
         try:
@@ -195,9 +187,7 @@ class Attempt:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _remove_attempt(self._root, self._lock)
 
 

@@ -1,8 +1,23 @@
-"""What a run on Spark can end with, beside the engine's own errors."""
+"""What a run on Spark can end with, and how a task's error comes to the driver."""
 
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
 from pyspark.errors import PySparkException
 
-from engine.errors import ConflictError, EngineError
+from blobstore.errors import BlobNotFoundError, StoreError
+from engine.errors import ConflictError, DamagedError, EngineError
+from engine.records.indexes import is_missing
+from index.errors import FormatError
+
+__all__ = ["PartitioningError", "RunEndedError", "TaskFailedError"]
+
+# An exception that leaves a task is tried again by Spark, up to four times, and comes back as the text of a traceback.
+# What tidemark refuses would be refused each time, and what a store does not answer was tried again already: these
+# travel as data, and the driver raises the same error that one process would.
+SENT: Final = (EngineError, StoreError, FormatError)
+SentError = EngineError | StoreError | FormatError
 
 
 class TaskFailedError(EngineError):
@@ -21,6 +36,52 @@ class RunEndedError(ConflictError):
     """Another collection that worked on the same run was first to end it (design 0006, R4 and R6)."""
 
     default_hint = "nothing is wrong: run it again if the other collection has not done what you asked for"
+
+
+class _Failure(msgspec.Struct, frozen=True, kw_only=True):
+    # Its class, then those above it; a private one is nobody's to raise.
+    kinds: tuple[str, ...]
+    text: str
+    # Operation, subject or key, hint and so on.
+    attributes: dict[str, str | bool | int | float | None]
+    notes: tuple[str, ...]
+    # A blob is not there, which may mean that another collector came in between.
+    is_missing: bool
+
+
+def encode_error(error: SentError) -> bytes:
+    """Return an error as data for the driver."""
+    kinds = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, SENT))
+    failure = _Failure(
+        kinds=tuple(kind for kind in kinds if not kind.startswith("_")),
+        text=str(error),
+        attributes={name: value for name, value in vars(error).items() if isinstance(value, str | int | float | None)},
+        notes=tuple(map(str, getattr(error, "__notes__", ()))),
+        is_missing=isinstance(error, DamagedError) and is_missing(error),
+    )
+    return msgspec.msgpack.encode(failure)
+
+
+def decode_error(data: bytes) -> SentError:
+    """Invert `encode_error`: an error of the class that it had in the task."""
+    failure = msgspec.msgpack.decode(data, type=_Failure)
+    known = {kind.__name__: kind for root in SENT for kind in _tree(root)}
+    kind = next(known[name] for name in failure.kinds if name in known)
+    # As it was: its text and its attributes are what `__init__` made of other arguments.
+    error = kind.__new__(kind, failure.text)
+    vars(error).update(failure.attributes)
+    for note in failure.notes:
+        error.add_note(note)
+    if failure.is_missing:
+        subject = str(failure.attributes.get("subject"))
+        error.__cause__ = BlobNotFoundError("a task did not find it", operation="get", key=subject)
+    return error
+
+
+def _tree(kind: type[SentError]) -> Iterator[type[SentError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _tree(below)
 
 
 def last_error(error: PySparkException) -> str:

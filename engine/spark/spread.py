@@ -1,28 +1,38 @@
-"""Spread work on many stores over Spark's partitions by bytes, and do that of a partition several stores at once.
+"""Back up and restore many stores at once, spread over Spark's partitions by bytes.
 
-Limits hold for all stores of a partition together. Every call runs at once and returns a DataFrame of the outcomes, one
-row per store: evaluating it again does nothing again. A store that fails or is slow costs only itself, and its row has
-the error.
+A partition works on several of its stores at once, within limits for all of them together. Every call runs at once and
+returns a DataFrame of the outcomes, one row per store: evaluating it again does nothing again. A store that fails or is
+slow costs only itself, and its row has the error. Running the same restore again fetches the stores that are missing,
+and no other bytes but indexes.
 """
 
+import asyncio
 import contextlib
 import heapq
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeVar, Unpack
 
 import msgspec
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from typing_extensions import override
 
-from blobstore.concurrency import map_bounded
+from blobstore.concurrency import map_bounded, run_blocking
+from engine.backup.backup import BackupOptions, BackupResult
 from engine.clock import Runtime
-from engine.errors import UsageError
+from engine.errors import TargetBusyError, TargetError, UsageError
+from engine.records.find import Choice
 from engine.repository.repository import Repository
+from engine.restore.restore import RestoreOptions, RestoreResult, plan_restore_store
 from engine.settings import TransferSettings, share_among
-from engine.spark.access import Access
-from engine.spark.errors import TaskFailedError, last_error
+from engine.spark.access import Access, SparkOptions, open_on_driver
+from engine.spark.claims import ReadyStore
+from engine.spark.errors import SENT, TaskFailedError, encode_error, last_error
+from engine.spark.store_task import JobRun, state_of
+from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope, StoreReference
 
 T = TypeVar("T")
@@ -41,10 +51,11 @@ WORK: Final = pa.schema([pa.field("partition", pa.int32()), pa.field("work", pa.
 class StoreOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the answer. The order of the fields is the order of the columns."""
 
-    task: str
-    store: str
-    path: str
-    ok: bool
+    # Empty until the work is done: which store it was, and where, unless the task knows better.
+    task: str = ""
+    store: str = ""
+    path: str = ""
+    ok: bool = True
     # Why not; empty if it is ok.
     error: str = ""
     files: int = 0
@@ -54,7 +65,7 @@ class StoreOutcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     # Megabytes moved per second.
     mb_per_s: float = 0.0
-    # For `backup_results`; empty after a restore.
+    # For `backup_results`, or what the driver wants to know; of a store that failed, an error for `decode_error`.
     result: bytes = b""
 
 
@@ -66,22 +77,6 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     # What a restore brings back, or what a backup is diffed against.
     reference: StoreReference | None
-
-    def done(self, *, files: int, bytes_moved: int, bytes_kept: int = 0, result: bytes = b"") -> StoreOutcome:
-        return StoreOutcome(
-            task=self.task,
-            store=self.store,
-            path=self.path,
-            ok=True,
-            files=files,
-            bytes_moved=bytes_moved,
-            bytes_kept=bytes_kept,
-            result=result,
-        )
-
-    def failed(self, error: str, kind: bytes = b"") -> StoreOutcome:
-        """Return the outcome of work that failed; `kind` says to the driver what to do next."""
-        return StoreOutcome(task=self.task, store=self.store, path=self.path, ok=False, error=error, result=kind)
 
 
 _ARROW: Final = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(), bytes: pa.binary()}
@@ -109,7 +104,7 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
         with self.access.borrow(share) as repository, repository.inside(self.opened()) as do:
 
             async def carry_out(item: StoreWork) -> StoreOutcome:
-                return await _timed(do, repository.asynchronous, item)
+                return await carry_out_one(do, repository.asynchronous, item)
 
             outcomes = repository.loop.run(map_bounded(carry_out, work, in_flight_max=at_once))
         yield pa.RecordBatch.from_pylist(list(map(msgspec.structs.asdict, outcomes)), schema=OUTCOME_SCHEMA)
@@ -119,31 +114,36 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
         return contextlib.nullcontext(self.carry_out)
 
     async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
-        """Back up or restore one store; `seconds` and the rate are filled in by the caller."""
+        """Back up or restore one store; the caller fills in what it knows itself."""
         raise NotImplementedError
 
 
-async def _timed(carry_out: CarryOut, repository: Repository, work: StoreWork) -> StoreOutcome:
+async def carry_out_one(do: CarryOut, repository: Repository, work: StoreWork) -> StoreOutcome:
+    """Work on one store; what fails is in its outcome."""
     runtime = Runtime()
     started_s = runtime.monotonic_s()
     try:
-        outcome = await carry_out(repository, work)
+        outcome = await do(repository, work)
     except Exception as error:  # noqa: BLE001  # it goes into the store's row, and the others go on
-        outcome = work.failed(f"{type(error).__name__}: {error}")
+        result = encode_error(error) if isinstance(error, SENT) else b""
+        outcome = StoreOutcome(ok=False, error=f"{type(error).__name__}: {error}", result=result)
     seconds = runtime.monotonic_s() - started_s
-    rate = outcome.bytes_moved / MB / seconds if seconds > 0 else 0.0
-    return msgspec.structs.replace(outcome, seconds=seconds, mb_per_s=rate)
+    return msgspec.structs.replace(
+        outcome,
+        task=work.task,
+        store=work.store,
+        path=outcome.path or work.path,
+        seconds=seconds,
+        mb_per_s=outcome.bytes_moved / MB / seconds if seconds > 0 else 0.0,
+    )
 
 
 def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], partitions_max: int | None) -> DataFrame:
-    """Run a task over stores, balanced by the bytes that are known of them, and wait for it.
-
-    Returns:
-        The outcomes by task and store, as a DataFrame of values: nothing is run again.
+    """Run a task over stores, balanced by the bytes that are known of them, and return the outcomes by task and store.
 
     Raises:
         UsageError: A store is named twice.
-        TaskFailedError: A partition failed as often as Spark allows.
+        TaskFailedError: As `evaluate`.
     """
     operation, subject = type(task).__name__, str(task.scope)
     if len({(item.task, item.store) for item in work}) < len(work):
@@ -171,11 +171,7 @@ def works_of(batches: Iterator[pa.RecordBatch], kind: type[T]) -> list[T]:
 
 
 def evaluate(frame: DataFrame, operation: str, subject: str) -> pa.Table:
-    """Return the rows of a DataFrame.
-
-    Raises:
-        TaskFailedError: A partition failed as often as Spark allows, or Spark itself gave up.
-    """
+    """Return the rows of a DataFrame; raise TaskFailedError if Spark gave up, on a partition or altogether."""
     try:
         return frame.toArrow()
     except PySparkException as error:
@@ -183,11 +179,9 @@ def evaluate(frame: DataFrame, operation: str, subject: str) -> pa.Table:
 
 
 def default_partitions(spark: SparkSession) -> int:
-    """Return the number of cores, so that every store has its turn however long another one takes.
+    """Return the number of cores: with more partitions, those to come would wait for the slowest stores at work.
 
-    With more partitions than that, those to come would wait for the slowest stores of those at work. Where executors
-    come and go nobody knows the number of cores: then it is the session's number of shuffle partitions, which is a
-    bound in any case.
+    The session's number of shuffle partitions is a bound in any case, and taken where executors come and go.
     """
     partitions_max = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
@@ -210,16 +204,9 @@ def frame_of(spark: SparkSession, table: pa.Table) -> DataFrame:
 def assign_by_bytes(sizes_bytes: Sequence[int], partitions_max: int) -> tuple[int, ...]:
     """Assign a partition to each size: the largest first, each to the partition that has the least so far.
 
-    The heaviest partition ends up with at most 4/3 of what the best possible assignment would give it. Partition
-    numbers are in the order of load, heaviest first, because Spark starts partitions in the order of their numbers:
-    what takes longest then begins first, also where there are more partitions than cores.
-
-    Returns:
-        One partition number per size, in the order of `sizes_bytes`; every number from 0 to the greatest one is used.
-        A store of size zero still counts as work.
-
-    Source:
-        R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969): longest processing time first.
+    The heaviest partition ends up with at most 4/3 of what the best possible assignment would give it (R. L. Graham,
+    "Bounds on multiprocessing timing anomalies", 1969). Every number from 0 to the greatest one is used, the heaviest
+    first, because Spark starts partitions in the order of their numbers. A store of size zero still counts as work.
     """
     count = max(1, min(partitions_max, len(sizes_bytes)))
     loads = [(0, 0, number) for number in range(count)]
@@ -239,12 +226,223 @@ def share_settings(
     """Return how many stores to work on at once, and what each of them may use: together at most what is given.
 
     The shares are fixed: what one store does not use the others do not get, so that one whose requests hang takes
-    nothing from them. A store that is alone in its partition has everything.
-
-    Args:
-        settings: What all of them together may use.
-        in_flight_max: What the store beneath lets through at once.
-        stores_count: How many there are; at least 1.
+    nothing from them. `in_flight_max` is what the store beneath lets through at once.
     """
     settings = msgspec.structs.replace(settings, in_flight_max=min(in_flight_max, settings.in_flight_max))
     return share_among(settings, min(STORES_AT_ONCE_MAX, stores_count))
+
+
+# ---------------------------------------------------------------------- stores of a commit
+
+# What pins are held for.
+PURPOSE: Final = "restore on Spark"
+# How long an attempt waits for another one at the same target: an hour.
+BUSY_WAITS_MAX: Final = 3600
+BUSY_WAIT_S: Final = 1.0
+
+
+class BackupStores(StoresTask, frozen=True, kw_only=True):
+    """Backs up the stores of a partition, each against its reference."""
+
+    version: int
+    check_retained: bool = False
+
+    @override
+    async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
+        options = BackupOptions(version=self.version, base=work.reference, check_retained=self.check_retained)
+        result = await repository.backup(self.scope, Path(work.path), task=work.task, store=work.store, options=options)
+        return StoreOutcome(
+            files=result.reference.files_count,
+            bytes_moved=result.stats.bytes_uploaded,
+            bytes_kept=result.stats.bytes_retained,
+            result=msgspec.msgpack.encode(result),
+        )
+
+
+class RestoreStores(StoresTask, frozen=True, kw_only=True):
+    """Restores the stores of a partition, each into its path."""
+
+    replace: bool
+
+    @override
+    async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
+        reference, target = _reference_of(work), Path(work.path)
+        result = await when_free(lambda: self._restore(repository, reference, target))
+        return StoreOutcome(
+            files=reference.files_count, bytes_moved=result.bytes_fetched, bytes_kept=result.bytes_reused
+        )
+
+    async def _restore(self, repository: Repository, reference: StoreReference, target: Path) -> RestoreResult:
+        try:
+            return await repository.restore_reference(reference, target, options=RestoreOptions(replace=self.replace))
+        except TargetBusyError:
+            raise
+        except TargetError:
+            # Spark may repeat a task that had restored some of its stores: what is there is no obstacle then.
+            if not await holds_snapshot(repository, reference, target):
+                raise
+        return await repository.restore_reference(reference, target, options=RestoreOptions(replace=True))
+
+
+async def when_free(restore: Callable[[], Awaitable[T]]) -> T:
+    """Restore; while another attempt at this task is at work, which Spark would stop if this one answered, wait."""
+    for _ in range(BUSY_WAITS_MAX):
+        with contextlib.suppress(TargetBusyError):
+            return await restore()
+        await asyncio.sleep(BUSY_WAIT_S)
+    return await restore()
+
+
+async def holds_snapshot(repository: Repository, reference: StoreReference, target: Path) -> bool:
+    """Return whether a directory has exactly the files of a snapshot, by their hashes; raises as a restore to it."""
+    opened = repository.opened.without_digests()
+    plan = await plan_restore_store(opened, reference, target, RestoreOptions(replace=True))
+
+    def has_rest() -> bool:
+        # The small files, and no others; the larger ones are known to be right.
+        if plan.files_count != sum(path.is_file() for path in target.rglob("*")):
+            return False
+        for file in (*plan.inline, *plan.empty):
+            path = target.joinpath(*file.path)
+            if (
+                not path.is_file()
+                or path.stat().st_size != file.size_bytes
+                or path.read_bytes() != (file.entry.inline or b"")
+            ):
+                return False
+        return True
+
+    return plan.fetch_requests == 0 and await asyncio.to_thread(has_rest)
+
+
+class RestoreForRun(StoresTask, frozen=True, kw_only=True):
+    """Restores the stores of a partition to where the next run of a job claims them."""
+
+    run: JobRun
+
+    @override
+    async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
+        reference = _reference_of(work)
+        ready = ReadyStore(state_of(reference), self.run.id)
+        claims = self.run.claims(work.task)
+        moved, kept = 0, reference.size_bytes
+        with claims.begin() as attempt:
+            # In a thread: there may be much to delete, and other stores are at work.
+            await run_blocking(claims.remove_dead_attempts)
+            await run_blocking(attempt.remove_stale, ready.state, self.run.id)
+            if all(other.state != ready.state for other in claims.ready()):
+                result = await repository.restore_reference(reference, attempt.directory)
+                moved, kept = result.bytes_fetched, result.bytes_reused
+                attempt.give_back(ready)
+        files = reference.files_count
+        return StoreOutcome(path=str(claims.directory), files=files, bytes_moved=moved, bytes_kept=kept)
+
+
+def _reference_of(work: StoreWork) -> StoreReference:
+    if work.reference is None:
+        raise UsageError("there is nothing to restore", operation="restore", subject=work.path)
+    return work.reference
+
+
+def backup_stores(
+    spark: SparkSession,
+    url: str,
+    scope: Scope,
+    stores: DataFrame | Iterable[tuple[str, str, str | Path]],
+    *,
+    version: int | None = None,
+    check_retained: bool = False,
+    options: SparkOptions | None = None,
+) -> DataFrame:
+    """Back up many directories, each against its store in the newest commit. Nothing is visible until a commit.
+
+    Args:
+        url: A repository that every executor can reach.
+        stores: Task, store and path of each, or a DataFrame with columns of these names. A path is read on whichever
+            executor gets it, so it is on a shared file system unless there is only one machine.
+        version: Of all of them; the newest commit's plus one if not given.
+        check_retained: As for `Repository.backup`.
+
+    Returns:
+        One row per store, see `StoreOutcome`. Commit those that are ok with `backup_results`.
+
+    Raises:
+        TaskFailedError: Spark itself gave up; nothing was committed.
+        StoreError: The newest commit could not be read.
+    """
+    options = options or SparkOptions()
+    if isinstance(stores, DataFrame):
+        rows = stores.select("task", "store", "path").toArrow().to_pylist()
+        stores = [(row["task"], row["store"], row["path"]) for row in rows]
+    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
+    with repository:
+        newest = repository.latest(scope)
+        work = [
+            StoreWork(
+                task=task,
+                store=store,
+                path=str(Path(path).absolute()),
+                reference=newest.store(task, store) if newest else None,
+            )
+            for task, store, path in stores
+        ]
+        next_version = version if version is not None else (newest.record.version + 1 if newest else 1)
+        task = BackupStores(access=access, scope=scope, version=next_version, check_retained=check_retained)
+        return spread(spark, task, work, options.partitions_max)
+
+
+def backup_results(outcomes: DataFrame) -> tuple[BackupResult, ...]:
+    """Return what `backup_stores` has made, for `Repository.commit`: one per row that is ok."""
+    results = outcomes.where("ok").select("result").toArrow().column("result").to_pylist()
+    return tuple(msgspec.msgpack.decode(result, type=BackupResult) for result in results)
+
+
+def restore_stores(
+    spark: SparkSession,
+    url: str,
+    scope: Scope,
+    target_root: str | Path,
+    *,
+    replace: bool = False,
+    or_newest_complete: bool = False,
+    options: SparkOptions | None = None,
+    **choice: Unpack[Choice],
+) -> DataFrame:
+    """Restore every store of a commit into `<target_root>/<task>/<store>`, in parallel.
+
+    The commit is pinned until the last store is done (design 0002, D5).
+
+    Args:
+        url: A repository that every executor can reach.
+        target_root: A directory on whichever executor gets a store.
+        replace: What is there already may be replaced, and is reused where its hash is right (I2). Without it a store
+            that is there exactly as committed is fine, anything else is an error.
+        or_newest_complete: Where something of that commit is missing, take the newest of which everything is there
+            (design 0006, M2); found out beforehand, with a STAT for each of its blobs.
+        choice: Which commit, as for `Repository.find`; the newest if nothing is given.
+
+    Returns:
+        One row per store, see `StoreOutcome`; a store that is there already has moved no bytes.
+
+    Raises:
+        NotFoundError: There is no such commit.
+        TaskFailedError: Spark itself gave up.
+        StoreError: The commit could not be read or pinned.
+    """
+    options, root = options or SparkOptions(), Path(target_root).absolute()
+    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(repository)
+        if or_newest_complete:
+            choice = repository.choose_complete(scope, **choice)
+        commit, _ = stack.enter_context(repository.find_pinned(scope, purpose=PURPOSE, **choice))
+        work = [
+            StoreWork(
+                task=reference.task,
+                store=reference.store,
+                path=str(root / encode_component(reference.task) / encode_component(reference.store)),
+                reference=reference,
+            )
+            for reference in commit.record.stores
+        ]
+        return spread(spark, RestoreStores(access=access, scope=scope, replace=replace), work, options.partitions_max)

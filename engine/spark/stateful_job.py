@@ -4,7 +4,6 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NoReturn, Self
 
 import msgspec
@@ -21,9 +20,9 @@ from engine.rocksdb.store import RocksDbSettings
 from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
 from engine.spark.errors import PartitioningError, TaskFailedError, last_error
-from engine.spark.spread import StoreWork, frame_of, spread
+from engine.spark.spread import PURPOSE, RestoreForRun, StoreWork, frame_of, spread
 from engine.spark.store_task import (
-    RESULT_SPARK_SCHEMA,
+    RESULT_DDL,
     TASK_COLUMN,
     JobRun,
     ReadStore,
@@ -32,7 +31,6 @@ from engine.spark.store_task import (
     UpdateStore,
     UpdateTask,
 )
-from engine.spark.tasks import PURPOSE, RestoreForRun
 from index.display import DisplayMixin
 from index.plan.commits import Commit
 from index.snapshot.model import Scope, ScopeLayout
@@ -91,22 +89,7 @@ class StatefulJob:
 
     One driver at a time makes progress; of two, one is refused with a `ConflictError`, and loads again by running
     again. Use it as a context manager, or call `close`: it holds a repository and the pins of its readers.
-
-    Example:
-        ```python
-        def count(store: StoreWriter, batches: Iterator[pa.RecordBatch], task: str) -> None:
-            for batch in batches:
-                for word in batch.column("word").to_pylist():
-                    seen = int.from_bytes(store.get(word.encode()) or b"")
-                    store.put(word.encode(), (seen + 1).to_bytes(8))
-
-
-        with StatefulJob(
-            "file:///backups/state", job="words", key_columns=["word"], tasks=4, update=count, local_root=disk
-        ) as job:
-            for number, (lines, position) in enumerate(batches, start=1):
-                job.run(lines, version=number, offsets=position)
-        ```
+    docs/how-to/spark.md has an example.
     """
 
     def __init__(
@@ -124,15 +107,12 @@ class StatefulJob:
 
         Args:
             url: A repository that the driver and every executor can reach; credentials are found by each process.
-            job: The name of the job: its scope.
             key_columns: Columns of every DataFrame to come, of the same types each time.
             tasks: How many stores there are. It never changes in the life of the job.
             update: Called once per task that has rows, with its store, its rows and its name, on an executor. It
                 reads the batches to their end, keeps nothing outside the store, and may be called again for the same
                 rows by another attempt.
-            local_root: A directory on a local disk of each executor, for stores at work and for those kept for the
-                next run.
-            options: What has a default.
+            local_root: A directory on a local disk of each executor, for stores at work and for the next run.
 
         Raises:
             UsageError: The arguments contradict each other.
@@ -156,9 +136,7 @@ class StatefulJob:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @override
@@ -173,13 +151,11 @@ class StatefulJob:
 
     def close(self) -> None:
         """Release the readers' pins and the repository."""
-        try:
-            with contextlib.ExitStack() as stack:
-                for pin in self._pins.values():
-                    stack.push(pin)
-                self._pins.clear()
-        finally:
-            self._repository.close()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._repository.close)
+            for pin in self._pins.values():
+                stack.push(pin)
+            self._pins.clear()
 
     def latest(self) -> Commit | None:
         """Return the newest commit, whose `record` has the version and offsets to go on from; None before the first."""
@@ -196,9 +172,6 @@ class StatefulJob:
             rows: All rows of this version; evaluated once, except where Spark repeats a task.
             version: Greater than the newest commit's; that one's plus one if not given.
             offsets: The caller's position in the input after these rows, opaque.
-
-        Returns:
-            The acknowledged commit and what each task did.
 
         Raises:
             UsageError: Version, offsets, columns or number of tasks do not fit the job's newest commit.
@@ -255,7 +228,6 @@ class StatefulJob:
         is pinned until the job is closed, or until `PINS_MAX` newer ones have been read (design 0002, D5).
 
         Args:
-            spark: The session.
             function: Called on an executor with an open store and the name of its task; yields Arrow batches.
             schema: Of those batches, as DDL.
 
@@ -276,15 +248,8 @@ class StatefulJob:
         """Bring every store of the newest commit to where the next run finds it, in parallel.
 
         A run restores what it misses by itself; this is for having it done beforehand, and for seeing how long it
-        takes. Where there are several machines a store may be restored on one and wanted on another.
-
-        Returns:
-            One row per store, see `StoreOutcome`; a store that is there already has moved no bytes.
-
-        Raises:
-            NotFoundError: There is no commit yet.
-            TaskFailedError: Spark itself gave up.
-            StoreError: As the store says.
+        takes. Where there are several machines a store may be restored on one and wanted on another. Returns and raises
+        as `engine.spark.restore_stores`.
         """
         with self._repository.find_pinned(self.scope, purpose=PURPOSE) as (commit, _):
             run = self._begin_run(commit)
@@ -313,7 +278,7 @@ class StatefulJob:
         if self._options.order_by:
             placed = placed.sortWithinPartitions(*self._options.order_by)
         try:
-            collected = placed.mapInArrow(task, RESULT_SPARK_SCHEMA).toArrow()
+            collected = placed.mapInArrow(task, RESULT_DDL).toArrow()
         except AnalysisException:
             # Not a task but the caller's DataFrame: Spark's own words are the best.
             raise

@@ -12,7 +12,6 @@ import msgspec
 import pyarrow as pa
 
 from engine.backup.backup import BackupOptions, BackupResult
-from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, UsageError
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access
@@ -35,14 +34,11 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     rows_count: int
     # Where the store came from: nowhere, this machine, or the repository.
     origin: Origin
-    open_s: float
-    update_s: float
-    backup_s: float
     backup: BackupResult
 
 
-RESULT_SCHEMA: Final = pa.schema([pa.field("task", pa.string()), pa.field("report", pa.binary())])
-RESULT_SPARK_SCHEMA: Final = "task string, report binary"
+# A `TaskReport` in msgpack.
+RESULT_DDL: Final = "report binary"
 
 
 class JobRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,43 +78,29 @@ class UpdateTask(msgspec.Struct, frozen=True, kw_only=True):
         rows = TaskRows(batches)
         if rows.task is None:
             return
-        report = self._attempt(rows, rows.task)
-        yield pa.record_batch([[report.task], [msgspec.msgpack.encode(report)]], schema=RESULT_SCHEMA)
+        report = msgspec.msgpack.encode(self._attempt(rows, rows.task))
+        yield pa.record_batch([pa.array([report], pa.binary())], ["report"])
 
     def _attempt(self, rows: "TaskRows", task: str) -> TaskReport:
-        runtime = Runtime()
-        claims = self.run.claims(task)
-        base = self.run.bases.get(task)
+        run, claims = self.run, self.run.claims(task)
+        base = run.bases.get(task)
         origin: Origin = "new"
         with claims.begin() as attempt:
             claims.remove_dead_attempts()
-            started_s = runtime.monotonic_s()
             if base is None:
-                store = StoreWriter.open(attempt.directory, self.run.rocksdb)
-                attempt.remove_stale(None, self.run.id)
+                store = StoreWriter.open(attempt.directory, run.rocksdb)
             else:
-                store, claimed = open_at(self.run, attempt, base, StoreWriter)
+                store, claimed = open_at(run, attempt, base, StoreWriter)
                 origin = "local" if claimed else "restored"
-                attempt.remove_stale(state_of(base), self.run.id)
-            opened_s = runtime.monotonic_s()
+            attempt.remove_stale(None if base is None else state_of(base), run.id)
             with store:
-                self.update(store, rows, task)
+                self.update(store, iter(rows), task)
                 rows.check_finished()
                 store.checkpoint(attempt.checkpoint_directory)
-            updated_s = runtime.monotonic_s()
             backup = self._back_up(attempt.checkpoint_directory, task, base)
-            backed_up_s = runtime.monotonic_s()
             # Last, for from here on another attempt may claim the store: an error above leaves nothing to claim.
-            attempt.finish(state_of(backup.reference), self.run.id)
-        return TaskReport(
-            task=task,
-            rows_count=rows.rows_count,
-            origin=origin,
-            open_s=opened_s - started_s,
-            update_s=updated_s - opened_s,
-            backup_s=backed_up_s - updated_s,
-            backup=backup,
-        )
+            attempt.finish(state_of(backup.reference), run.id)
+        return TaskReport(task=task, rows_count=rows.rows_count, origin=origin, backup=backup)
 
     def _back_up(self, checkpoint: Path, task: str, base: StoreReference | None) -> BackupResult:
         run = self.run
@@ -160,32 +142,24 @@ class ReadTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskRows:
-    """The rows of one partition as a user's function sees them, checked to be those of one task.
-
-    Attributes:
-        task: The task; None if there is not one row.
-        rows_count: How many rows have been handed out.
-    """
+    """The rows of one partition as a user's function sees them, checked to be those of one task."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = (batch for batch in batches if batch.num_rows)
         self._next = next(self._batches, None)
+        # Those that the function has seen.
         self.rows_count = 0
+        # None: there is not one row.
         self.task = None if self._next is None else str(self._next.column(TASK_COLUMN)[0].as_py())
 
-    def __iter__(self) -> "TaskRows":
-        return self
-
-    def __next__(self) -> pa.RecordBatch:
-        batch = self._next
-        if batch is None:
-            raise StopIteration
-        self._next = next(self._batches, None)
-        tasks = {str(task) for task in batch.column(TASK_COLUMN).unique().to_pylist()}
-        if tasks != {self.task}:
-            raise PartitioningError(f"one partition holds rows of tasks {sorted(tasks)}", operation="update")
-        self.rows_count += batch.num_rows
-        return batch.drop_columns([TASK_COLUMN])
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        while (batch := self._next) is not None:
+            self._next = next(self._batches, None)
+            tasks = {str(task) for task in batch.column(TASK_COLUMN).unique().to_pylist()}
+            if tasks != {self.task}:
+                raise PartitioningError(f"one partition holds rows of tasks {sorted(tasks)}", operation="update")
+            self.rows_count += batch.num_rows
+            yield batch.drop_columns([TASK_COLUMN])
 
     def check_finished(self) -> None:
         """Refuse a function that returned early: rows that it did not look at would be lost without a word."""
@@ -199,7 +173,7 @@ class TaskRows:
 
 
 def state_of(reference: StoreReference) -> StoreState:
-    """Return the state that a reference names."""
+    """Return what a machine calls the state of a reference."""
     return StoreState(reference.version, reference.index.sha256.hex())
 
 
@@ -209,10 +183,8 @@ def open_at(
     """Open the store at a commit: this machine's if it has that very state and it opens, else the repository's.
 
     No pin is needed: the caller holds one, or the reference is from the commit that a run builds on. That one is the
-    newest for as long as the run can succeed, and the newest is never collected (design 0002, D3).
-
-    Returns:
-        The open store, and what it was claimed as; None if it was restored.
+    newest for as long as the run can succeed, and the newest is never collected (design 0002, D3). It returns also what
+    the store was claimed as; None if it was restored.
     """
     claimed = attempt.claim(state_of(base))
     if claimed is not None:

@@ -18,7 +18,7 @@ from engine.cli.cmd.commit import ResultFile
 from engine.drill.drill import FailedDrill
 from engine.metrics.exposition import expose
 from engine.metrics.names import Samples
-from engine.spark.collection.shards import encode_inventory
+from engine.spark.collection.tasks import encode_inventory
 from engine.state.compression import CODECS, Compressor, compress_block
 from index.plan import plan_format
 from index.plan.collect import DeleteReason, PlannedUpload, Upload

@@ -2,13 +2,10 @@
 
 from typing import Final
 
-from engine.spark.collection.shards import decode_inventory
-from engine.spark.sources.plan import Table
-from engine.spark.sources.rows import decode_keys, split_bytes, split_typed
-from engine.spark.sources.unsafe_rows import decode_pairs, decode_rows
+from engine.spark.collection.tasks import decode_inventory
+from engine.spark.sources.unsafe_rows import Table, decode_keys, decode_pairs, decode_rows, split_bytes, split_typed
 from index.plan import plan_format
 from index.spark import schema as state_schema
-from index.spark.checkpoint import StoreId
 from tests.fuzz.target import Target
 
 SUBJECT: Final = "fuzzed"
@@ -65,8 +62,8 @@ def run_prefixed_rows(data: bytes) -> None:
     table = Table(key=of, value=of, prefix_columns=1)
     assert len(split_bytes("default", [(data, data)])[0]) == 1
     key, value = data[:_PREFIXED_BYTES], data[_PREFIXED_BYTES:]
-    assert len(decode_keys(table, [key, key], StoreId(0, 0))) == len((key, key))
-    assert [len(part) for part in split_typed(table, [(key, value)], StoreId(0, 0))] == [1, 1]
+    assert len(decode_keys(table, [key, key], subject=SUBJECT)) == len((key, key))
+    assert [len(part) for part in split_typed(table, [(key, value)], subject=SUBJECT)] == [1, 1]
 
 
 TARGETS: Final = (

@@ -23,10 +23,10 @@ from engine.checkpoint.targets import ObjectTarget
 from engine.clock import Runtime
 from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository
+from engine.spark import checkpoint as spark_checkpoint
 from engine.spark.access import Access
-from engine.spark.checkpoint import restore as checkpoint_restore
-from engine.spark.checkpoint.restore import RestoreCheckpointStores
-from engine.spark.checkpoint.restore import restore_checkpoint as restore_on_spark
+from engine.spark.checkpoint import RestoreCheckpointStores
+from engine.spark.checkpoint import restore_checkpoint as restore_on_spark
 from engine.spark.spread import StoreOutcome, StoreWork
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import FormatError
@@ -105,7 +105,7 @@ async def test_a_checkpoint_comes_back_to_a_prefix_and_again_over_it(world: Worl
 
 @pytest.mark.parametrize("replayed", [False, True], ids=["as it is", "replayed"])
 async def test_executors_publish_their_stores_and_may_be_repeated(world: World, replayed: bool) -> None:
-    """What `engine.spark.checkpoint.restore` does, without Spark."""
+    """What `engine.spark.checkpoint` does, without Spark."""
     target = f"{world.bucket}/checkpoints/here"
     async with await Repository.open(f"{world.bucket}/repository") as repository:
         choice = RestoreChoice(replayed=replayed)
@@ -159,7 +159,7 @@ def test_on_spark_nothing_is_moved_aside_before_every_store_was_seen(
     def names(prefix: str) -> set[str]:
         return {o["Key"] for o in s3_server.client.list_objects_v2(Bucket=s3_bucket, Prefix=prefix)["Contents"]}
 
-    monkeypatch.setattr(checkpoint_restore, "_carry_out", carry_out)
+    monkeypatch.setattr(spark_checkpoint, "_restore_stores", carry_out)
     assert restore().moved_aside == ""
     assert trials == [False]
     assert restore().moved_aside.startswith(f"{world.bucket}/checkpoints/here.aside-")

@@ -33,9 +33,8 @@ from engine.spark import JobOptions, SparkOptions, StatefulJob, backup_results, 
 from engine.spark.access import Access, open_on_driver
 from engine.spark.collection.backend import SparkBackend
 from engine.spark.collection.tasks import DeleteTask, ExcludeTask, ListTask, MarkTask, SweepTask
-from engine.spark.spread import StoreWork, spread
-from engine.spark.store_task import RESULT_SPARK_SCHEMA, TASK_COLUMN, JobRun, UpdateTask
-from engine.spark.tasks import BackupStores, RestoreStores
+from engine.spark.spread import BackupStores, RestoreStores, StoreWork, spread
+from engine.spark.store_task import RESULT_DDL, TASK_COLUMN, JobRun, UpdateTask
 from index.plan.collect import NOTHING_PROTECTED
 from index.plan.commits import Commit, Retention
 from index.snapshot.keys import RunId
@@ -245,7 +244,7 @@ def fail(
     )
     frame = spark.range(4).selectExpr("'k' AS key", "id AS amount", f"0 AS {TASK_COLUMN}").coalesce(1)
     update = UpdateTask(run=run, version=1, update=add)
-    notebook.failing(f"{name}: workers back up", frame.mapInArrow(update, RESULT_SPARK_SCHEMA).toArrow)
+    notebook.failing(f"{name}: workers back up", frame.mapInArrow(update, RESULT_DDL).toArrow)
     named = RunId(f"{1:020d}-{1:020x}")
     collecting = (
         ListTask(access=access, run=named, listed=frozenset()),

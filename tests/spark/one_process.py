@@ -15,7 +15,7 @@ from engine.repository.repository import Repository, SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.access import Access
 from engine.spark.collection.backend import SparkBackend
-from engine.spark.collection.shards import Row, batch_of, rows_of
+from engine.spark.collection.tasks import Row, batch_of, rows_of
 from index.snapshot.model import RepositoryRecord
 
 # Few, so that the rows of one shard come in several batches.

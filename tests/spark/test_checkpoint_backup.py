@@ -18,8 +18,8 @@ from engine.checkpoint.errors import QueryMovedOnError
 from engine.errors import ConflictError, DamagedError, NotFoundError, StaleResultError, UnsafeSourceError
 from engine.repository.repository import Repository
 from engine.spark.access import SparkOptions
-from engine.spark.checkpoint.backup import BackupLiveStores, _message, _results, backup_checkpoint
-from engine.spark.spread import StoreOutcome, StoreWork
+from engine.spark.checkpoint import BackupLiveStores, _backups, _message, backup_checkpoint
+from engine.spark.spread import StoreOutcome, StoreWork, carry_out_one
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint, open_query_state
 from index.plan.commits import Commit
@@ -115,7 +115,10 @@ async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
 
         repository.backup = refuse  # type: ignore[method-assign, assignment]
     work = [StoreWork(task=s.id.task, store=s.id.store, path=s.id.path, reference=None) for s in begun.at.stores]
-    return [await task._back_up(repository, root, item) for item in work]
+    return [
+        await carry_out_one(lambda repository, item: task.back_up(repository, root, item), repository, item)
+        for item in work
+    ]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_what_executors_refuse_names_store_and_file(
 ) -> None:
     outcomes = run(outcomes_of(kind, tmp_path))
     with pytest.raises(expected, match=f"^backup checkpoint s3://bucket/query: {told}") as caught:
-        _results(outcomes, "s3://bucket/query")
+        _backups(outcomes, "s3://bucket/query")
     assert str(tmp_path) not in str(caught.value)
     assert "rocksdb_checkpoint" not in caught.value.hint  # type: ignore[attr-defined]
 

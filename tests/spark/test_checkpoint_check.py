@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from engine.checkpoint.check import check_checkpoint as check_here
 from engine.checkpoint.findings import CheckReport
 from engine.errors import NotFoundError
-from engine.spark.checkpoint.check import check_checkpoint
+from engine.spark.checkpoint import check_checkpoint
 from tests.spark.state.queries import (
     AGGREGATION,
     CHANGELOGS,

@@ -20,7 +20,7 @@ from engine.collect.runs import end_run, resume_run
 from engine.errors import ConflictError, DamagedError, UnsafeStoreError
 from engine.repository.repository import Repository
 from engine.spark.collection.backend import TASKS_PER_CORE
-from engine.spark.collection.shards import NOTHING, encode_inventory
+from engine.spark.collection.tasks import NOTHING, encode_inventory
 from engine.spark.errors import RunEndedError
 from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_totals
 from index.plan.commits import Commit, Retention

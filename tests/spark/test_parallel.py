@@ -17,8 +17,7 @@ from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.settings import TransferSettings
 from engine.spark import SparkOptions, backup_results, backup_stores, restore_stores
 from engine.spark.access import Access
-from engine.spark.spread import OUTCOME_SCHEMA, StoreOutcome, StoreWork
-from engine.spark.tasks import RestoreStores
+from engine.spark.spread import OUTCOME_SCHEMA, RestoreStores, StoreOutcome, StoreWork
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 

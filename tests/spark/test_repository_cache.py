@@ -186,7 +186,7 @@ class Meeting(StoresTask, frozen=True, kw_only=True):
             raise UsageError("is broken", operation="restore")
         # For the test: what it may use.
         settings = repository.settings
-        return work.done(files=settings.in_flight_max, bytes_moved=0, bytes_kept=settings.memory_bytes_max)
+        return StoreOutcome(files=settings.in_flight_max, bytes_kept=settings.memory_bytes_max)
 
 
 def batch(stores: list[str]) -> pa.RecordBatch:

@@ -17,8 +17,7 @@ from blobstore.wrappers.retry import RetrySettings
 from engine.repository.repository import Repository, SyncRepository
 from engine.spark import JobOptions, SparkOptions, StatefulJob, backup_results, backup_stores, collect, restore_stores
 from engine.spark.access import open_on_driver
-from engine.spark.spread import StoreOutcome, StoreWork, spread
-from engine.spark.tasks import RestoreStores
+from engine.spark.spread import RestoreStores, StoreOutcome, StoreWork, spread
 from index.plan.commits import Commit, Retention
 from index.snapshot.model import Scope
 from tests.fault_rules import Hang, Rule, Stage, on, s3_error

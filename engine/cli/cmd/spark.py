@@ -125,10 +125,10 @@ def _back_up(
             work = backup_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress)
             return repository.loop.run(work)
     # With PySpark and a JVM, for those who asked for them.
-    from engine.spark.checkpoint import backup  # noqa: PLC0415
+    from engine.spark.checkpoint import backup_checkpoint as backup_on_spark  # noqa: PLC0415
 
     url, options = session.common.repository, session.spark_options()
-    return backup.backup_checkpoint(spark, url, checkpoint, choice, options=options)
+    return backup_on_spark(spark, url, checkpoint, choice, options=options)
 
 
 def _preview_lines(found: BackupPreview) -> list[str]:
@@ -235,10 +235,10 @@ def spark_restore(
     if restored is None:
         with spark_session() as spark:
             # With PySpark and a JVM, for those who asked for them.
-            from engine.spark.checkpoint import restore  # noqa: PLC0415
+            from engine.spark.checkpoint import restore_checkpoint as restore_on_spark  # noqa: PLC0415
 
             url, how = session.common.repository, session.spark_options()
-            restored = restore.restore_checkpoint(spark, url, checkpoint, options, options=how)
+            restored = restore_on_spark(spark, url, checkpoint, options, options=how)
     session.record.note(restored)
     session.show(restored, _restore_lines(restored))
     session.warn_of_restore(pinned=restored.pinned, leftovers=restored.leftovers)
@@ -309,7 +309,7 @@ def spark_check(
     settings = session.store_settings()
     if on_spark:
         # PySpark takes a second to import, which a check without it need not wait for.
-        from engine.spark.checkpoint.check import check_checkpoint as check_on_spark  # noqa: PLC0415
+        from engine.spark.checkpoint import check_checkpoint as check_on_spark  # noqa: PLC0415
 
         with spark_session() as spark:
             report = check_on_spark(spark, checkpoint, level=level, scratch=scratch, store_settings=settings)

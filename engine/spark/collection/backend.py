@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
-from msgspec.structs import replace
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -32,36 +31,33 @@ from engine.collect.backend import (
 )
 from engine.collect.report import CollectReport
 from engine.collect.runs import Run, end_run, resume_run
-from engine.errors import UnsafeStoreError
+from engine.errors import DamagedError, UnsafeStoreError
+from engine.records.indexes import is_missing
 from engine.records.roots import References
 from engine.spark.access import Access, SparkOptions, open_on_driver
-from engine.spark.collection.shards import (
+from engine.spark.collection.tasks import (
     ANSWER,
     FAILED,
     INVENTORY,
     ITEM,
     PLAN,
+    REFERENCES_PER_ITEM,
     ROWS,
     ROWS_DDL,
-    Row,
-    batch_of,
-    raise_failures,
-    read_plan,
-    rows_of,
-)
-from engine.spark.collection.tasks import (
-    REFERENCES_PER_ITEM,
     SHARDS_AT_ONCE,
     DeleteTask,
-    ExcludeItem,
     ExcludeTask,
     ListedShard,
     ListTask,
     MarkTask,
+    Row,
     SweepShard,
     SweepTask,
+    batch_of,
+    read_plan,
+    rows_of,
 )
-from engine.spark.errors import TaskFailedError, last_error
+from engine.spark.errors import TaskFailedError, decode_error, last_error
 from engine.spark.spread import ArrowTask, default_partitions, frame_of
 from index.plan.collect import PlannedUpload, sum_totals
 from index.plan.commits import Retention, RetentionPolicy
@@ -96,42 +92,32 @@ def collect(
 ) -> CollectReport:
     """Delete what nothing keeps: `engine.collect.collect`, with the lists, the marks and the deletes in tasks.
 
-    A collection that died is resumed where it was (design 0006, R3 and R5).
+    A collection that died is resumed where it was (design 0006, R3 and R5). Foreign keys outside the 256 shards of a
+    prefix are not seen.
 
     Args:
-        spark: The session.
         url: A repository that every executor can reach.
         retention: Which commits stay; the newest of every scope always does.
         dry_run: Plan only: nothing is written or deleted, no TTL is removed.
         delete_share_max: The largest share of all bytes that may go (P4).
         plan_to: Where the driver writes the plan.
-        options: The most tasks of a step, the session's shuffle partitions if not given; how bytes are moved, and how
-            the repository's store is asked.
-
-    Returns:
-        What went, and what stayed. Foreign keys outside the 256 shards of a prefix are not seen.
+        options: The most tasks of a step are the session's shuffle partitions if not given.
 
     Raises:
-        UnsafeStoreError: The store cannot be collected, or a listing had holes: nothing was deleted.
-        TooMuchToDeleteError: The plan is too large a share of all bytes: nothing was deleted.
-        DamagedError: Something is missing or altered: nothing was deleted of its job and of those it may refer to.
-        FormatError: Something was written by a newer tidemark: the same.
         RunEndedError: Another collection that worked on the same run has ended it: nothing was deleted after that.
         StoreError: As the store says: nothing was deleted after it but what the same step had begun.
         TaskFailedError: A task failed for good by something else: nothing was deleted after that step.
+        As `engine.collect.collect`.
     """
     options = options or SparkOptions()
-    partitions_max = options.partitions_max
-    if partitions_max is None:
-        partitions_max = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
     with repository:
         backend = SparkBackend(
             spark,
             access,
             repository.asynchronous.store,
-            CollectOptions(dry_run=dry_run, delete_share_max=delete_share_max, plan_to=plan_to),
-            partitions_max=partitions_max,
+            CollectOptions(dry_run=dry_run, plan_to=plan_to),
+            partitions_max=options.partitions_max or int(spark.conf.get("spark.sql.shuffle.partitions") or 1),
             cores=default_partitions(spark),
         )
         return repository.collect(
@@ -142,14 +128,9 @@ def collect(
 class SparkBackend(CollectBackend):
     """Lists, marks and deletes in tasks; lives in the driver for one collection. Its calls block a thread each.
 
-    Args:
-        access: What tasks open.
-        store: The same store, open in the driver.
-        options: With `dry_run` nothing is written to the repository: inventory and plan are in Spark's local
-            checkpoints, which are never computed again; if one is lost, the collection fails. `plan_to` is where the
-            plan's lines go.
-        partitions_max: The most tasks of a step.
-        cores: Tasks that run at once; a step has fewer only if there is less to do.
+    With `dry_run` nothing is written to the repository: inventory and plan are in Spark's local checkpoints, which are
+    never computed again; if one is lost, the collection fails. A step has `partitions_max` tasks at the most, and fewer
+    than `cores` only if there is less to do.
     """
 
     def __init__(
@@ -210,23 +191,12 @@ class SparkBackend(CollectBackend):
     async def exclude(self, keys: frozenset[str]) -> SweepResult:
         groups = sorted(group_by_shard(keys).items())
         items = {
-            shard: msgspec.msgpack.encode(ExcludeItem(digest=digest, keys=frozenset(group)))
+            shard: msgspec.msgpack.encode((result, group))
             for shard, group in groups
-            if (digest := self._sweep_results[shard].digest) is not None
+            if (result := self._sweep_results[shard]).digest is not None
         }
         task = ExcludeTask(access=self._access, run=self._run_id())
-        answers = await asyncio.to_thread(self._carry_out, items, task, SweepShard)
-        for shard, answer in answers.items():
-            result = self._sweep_results[shard]
-            self._sweep_results[shard] = replace(
-                result,
-                totals=answer.totals,
-                digest=answer.digest,
-                live_count=result.live_count + answer.excluded_count,
-                live_bytes=result.live_bytes + answer.excluded_bytes,
-                excluded_count=answer.excluded_count,
-                excluded_bytes=answer.excluded_bytes,
-            )
+        self._sweep_results |= await asyncio.to_thread(self._carry_out, items, task, SweepShard)
         return await self._result()
 
     @override
@@ -257,8 +227,7 @@ class SparkBackend(CollectBackend):
         is_listed = frozenset(shard for shard in SHARDS if shard.inventory_name in names)
         task = ListTask(access=self._access, run=run, listed=is_listed)
         rows = [Row(shard.position, ITEM, None) for shard in SHARDS]
-        frame = self._frame(rows, TASKS_PER_CORE * self._cores).mapInArrow(task, ROWS_DDL)
-        frame, answers = self._evaluate(task, frame)
+        frame, answers = self._evaluate(task, self._frame(rows, TASKS_PER_CORE * self._cores))
         self._inventories = frame.where(f"kind = '{INVENTORY}'") if run is None else None
         return list(_all_answers(answers, ListedShard).values())
 
@@ -279,7 +248,7 @@ class SparkBackend(CollectBackend):
             carried_out={} if self._run is None else carried_out_plans(self._run.names),
         )
         by_shard = _by_partition(marks.union(inventories), count, f"position * {count} DIV {POSITIONS_COUNT}")
-        frame, rows = self._evaluate(sweep, by_shard.mapInArrow(sweep, ROWS_DDL))
+        frame, rows = self._evaluate(sweep, by_shard)
         self._planned = frame.where(f"kind = '{PLAN}'") if self._dry_run else None
         return _all_answers(rows, SweepShard)
 
@@ -333,7 +302,7 @@ class SparkBackend(CollectBackend):
             return {}
         tasks_max = self._tasks_for(sum(self._sweep_results[shard].planned_count for shard in items))
         frame = self._frame([Row(shard.position, ITEM, data) for shard, data in items.items()], tasks_max)
-        return _answers(self._evaluate(task, frame.mapInArrow(task, ROWS_DDL))[1], kind)
+        return _answers(self._evaluate(task, frame)[1], kind)
 
     def _tasks_for(self, uploads_count: int) -> int:
         return max(self._cores, -(-uploads_count // UPLOADS_PER_TASK))
@@ -350,7 +319,13 @@ class SparkBackend(CollectBackend):
         return _by_partition(frame, count, "partition")
 
     def _evaluate(self, task: ArrowTask, frame: DataFrame) -> tuple[DataFrame, list[Row]]:
-        """Return the answers in order; and the frame, which in a dry run has inventories or plans, too."""
+        """Return what a task makes of a frame, in a dry run with inventories or plans; and the answers in order.
+
+        Raises:
+            EngineError, StoreError, FormatError: What a task failed with.
+            TaskFailedError: Spark gave up.
+        """
+        frame = frame.mapInArrow(task, ROWS_DDL)
         try:
             if self._dry_run:
                 frame = frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
@@ -362,7 +337,10 @@ class SparkBackend(CollectBackend):
                 hint="nothing was deleted after this; run it again",
             ) from error
         rows = [row for batch in table.to_batches() for row in rows_of(iter([batch]))]
-        raise_failures(rows)
+        errors = [decode_error(row.data or b"") for row in rows if row.kind == FAILED]
+        if errors:
+            # First one that no other collector explains.
+            raise min(errors, key=lambda error: isinstance(error, DamagedError) and is_missing(error))
         return frame, sorted(rows)
 
     def _run_id(self) -> RunId:

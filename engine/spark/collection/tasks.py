@@ -1,47 +1,187 @@
-"""The tasks of a collection, each given to `mapInArrow`: list, mark, sweep, exclude and delete shards (R1)."""
+"""The tasks of a collection, each given to `mapInArrow`: list, mark, sweep, exclude and delete shards (R1).
+
+Between the steps go numbers, or one row for many keys: a row for each key would cost more than all else together. An
+inventory or a plan is an object of the run, known by its digest (design 0006, R2, R4 and R5).
+"""
 
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
-from blobstore.base import BlobStore, BytesBody, Created, Unknown
+from blobstore.base import BlobStore, BytesBody, Created, Unknown, read_blob
 from blobstore.concurrency import map_bounded
+from blobstore.errors import BlobNotFoundError
 from engine.collect.backend import COLLECT, KEYS_LISTED_MAX, Deleted, Listing, SweepResult, delete_keys, list_uploads
-from engine.errors import UnsafeStoreError
+from engine.errors import DamagedError, UnsafeStoreError
 from engine.records.roots import reachable_keys
 from engine.spark.access import Access
-from engine.spark.collection.shards import (
-    ANSWER,
-    FAILED,
-    INVENTORY,
-    LIVE,
-    NOTHING,
-    NOTHING_DIGEST,
-    PLAN,
-    UPLOADS,
-    Row,
-    batch_of,
-    decode_inventory,
-    encode_inventory,
-    encode_plan,
-    failures_to,
-    read_inventory,
-    read_plan,
-    rows_of,
-    run_has_ended,
-    write_plan,
-)
-from engine.spark.errors import RunEndedError
-from index.plan.collect import Protection, Upload, choose_uploads, sum_totals, waiting_until_ms
-from index.plan.plan_format import SHARDS, Shard, digest_of, group_by_shard
+from engine.spark.errors import SENT, RunEndedError, encode_error
+from index.plan.collect import PlannedUpload, Protection, Upload, choose_uploads, sum_totals, waiting_until_ms
+from index.plan.plan_format import SHARDS, Shard, decode_lines, digest_of, encode_line, group_by_shard
 from index.snapshot.keys import RunId, run_key
 from index.snapshot.model import IndexReference
+
+# What is in `data`. An inventory or a plan is in it only where nothing may be written to the repository (P2).
+ITEM: Final = "item"
+ANSWER: Final = "answer"
+INVENTORY: Final = "inventory"
+LIVE: Final = "live"
+FAILED: Final = "failed"
+PLAN: Final = "plan"
+
+ROWS: Final = pa.schema([("position", pa.int32()), ("kind", pa.string()), ("data", pa.binary())])
+ROWS_DDL: Final = "position int, kind string, data binary"
+
+# About 30 bytes for each upload.
+INVENTORY_BYTES_MAX: Final = 1024 * 1024 * 1024
+# A line has several times the bytes of its key in the inventory.
+PLAN_BYTES_MAX: Final = 8 * INVENTORY_BYTES_MAX
+
+UPLOADS: Final = pa.schema(
+    [
+        pa.field("key", pa.string()),
+        pa.field("size_bytes", pa.int64()),
+        pa.field("created_at_ms", pa.int64()),
+        # A key that tidemark never wrote: it is reported and left alone.
+        pa.field("foreign", pa.bool_()),
+    ],
+    metadata={b"tidemark": b"inventory 1"},
+)
+
+
+class Row(NamedTuple):
+    """One row: a shard's position, or of other work its place in order; what `data` is; the data."""
+
+    position: int
+    kind: str
+    data: bytes | None
+
+
+def rows_of(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
+    """Return the rows of batches, one in Python's memory at a time."""
+    for batch in batches:
+        positions, kinds, data = batch.columns
+        for number in range(batch.num_rows):
+            yield Row(positions[number].as_py(), kinds[number].as_py(), data[number].as_py())
+
+
+def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Return rows as a batch."""
+    columns = zip(*rows, strict=True) if rows else ((), (), ())
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, ROWS, strict=True)]
+    return pa.record_batch(arrays, schema=ROWS)
+
+
+# ---------------------------------------------------------------------- inventories
+
+
+async def read_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
+    """Read the inventory of a shard; raise RunEndedError if it is gone."""
+    return await _read(store, run_key(run, shard.inventory_name), INVENTORY_BYTES_MAX)
+
+
+async def _read(store: BlobStore, key: str, size_bytes_max: int) -> bytes:
+    try:
+        return await read_blob(store.tagged(COLLECT), key, size_bytes_max=size_bytes_max)
+    except BlobNotFoundError as error:
+        raise run_has_ended(key) from error
+
+
+def run_has_ended(key: str) -> RunEndedError:
+    """Return the error for an object of a run that is gone (R4, R6)."""
+    return RunEndedError(
+        "is gone, or another: a collection that worked on the same run has ended it", operation="collect", subject=key
+    )
+
+
+def encode_inventory(uploads: tuple[Upload, ...], foreign: tuple[str, ...]) -> bytes:
+    """Return what was listed as an Arrow stream."""
+    columns = (
+        [u.key for u in uploads] + list(foreign),
+        [u.size_bytes for u in uploads] + [0] * len(foreign),
+        [u.created_at_ms for u in uploads] + [0] * len(foreign),
+        [False] * len(uploads) + [True] * len(foreign),
+    )
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, UPLOADS, strict=True)]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, UPLOADS, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_batch(pa.record_batch(arrays, schema=UPLOADS))
+    return bytes(sink.getvalue())
+
+
+def decode_inventory(data: bytes, shard: Shard) -> pa.Table:
+    """Return what was listed of a shard, with the columns of `UPLOADS`, in the order of the keys; foreign keys last.
+
+    Raises:
+        DamagedError: It is not what `encode_inventory` makes of this shard.
+    """
+    try:
+        table = pa.ipc.open_stream(data).read_all()
+        table.validate(full=True)
+        # What an earlier release has listed has columns of TTLs too, on which nothing depends.
+        table = table.select(UPLOADS.names)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise _damaged(shard, f"does not decode: {error}") from error
+    if not table.schema.equals(UPLOADS):
+        raise _damaged(shard, "has other columns")
+    if (
+        any(column.null_count for column in table.itercolumns())
+        or not pc.all(pc.starts_with(table["key"], shard.prefix), min_count=0).as_py()
+    ):
+        raise _damaged(shard, "has keys of other shards, or none")
+    return table
+
+
+def _damaged(shard: Shard, reason: str) -> DamagedError:
+    return DamagedError(
+        reason,
+        operation="collect",
+        subject=shard.inventory_name,
+        hint="delete what is below runs/, on which nothing depends, and run it again",
+    )
+
+
+# Of a shard with nothing in it, as most are where a repository is small: it is never read again.
+NOTHING: Final = encode_inventory((), ())
+NOTHING_DIGEST: Final = digest_of(NOTHING)
+
+
+# ---------------------------------------------------------------------- plans
+
+
+def encode_plan(planned: Iterable[PlannedUpload]) -> bytes:
+    """Return the lines of a plan, in the order of the keys."""
+    return b"".join(encode_line(p) for p in sorted(planned, key=lambda p: p.key))
+
+
+async def write_plan(store: BlobStore, run: RunId, shard: Shard, plan: bytes) -> None:
+    """Write a shard's plan, unless it is empty. Its name follows from its bytes, so that it replaces only its like."""
+    if plan:
+        await store.tagged(COLLECT).put(run_key(run, shard.plan_name(digest_of(plan))), BytesBody(plan))
+
+
+async def read_plan(store: BlobStore, run: RunId, shard: Shard, digest: bytes) -> tuple[PlannedUpload, ...]:
+    """Read the plan with this digest: the one that this collection has made, and no other (R4).
+
+    Raises:
+        RunEndedError: It is not there any more.
+        DamagedError: It is not what was planned.
+        StoreError: As the store says.
+    """
+    key = run_key(run, shard.plan_name(digest))
+    data = await _read(store, key, PLAN_BYTES_MAX)
+    if digest_of(data) != digest:
+        raise DamagedError("is not what was planned", operation="collect", subject=key)
+    return tuple(decode_lines(data, subject=key))
+
+
+# ---------------------------------------------------------------------- tasks
 
 # Shards that a task works on at once, so that it does not wait for every answer; it holds their inventories meanwhile.
 SHARDS_AT_ONCE: Final = 4
@@ -52,48 +192,48 @@ REFERENCES_PER_ITEM: Final = 16
 KEYS_HELD_MAX: Final = 100_000
 _NEWLINE: Final = "\n"
 
-Item = TypeVar("Item")
 
-
-def work_through(
-    access: Access,
-    items: Iterator[Item],
-    work: Callable[[BlobStore, Item], Awaitable[list[Row]]],
-    failed_before: Callable[[Item], Iterable[Row]] = lambda _: (),
-) -> Iterator[pa.RecordBatch]:
-    """Work on a few items at a time; the rows of each come in one batch, and nothing is begun after a failure.
-
-    Failures of earlier tasks that come with an item are passed on, whatever becomes of the items beside it.
-    """
-    failed: list[Row] = []
-    while not failed and (some := tuple(itertools.islice(items, SHARDS_AT_ONCE))):
-        failed += [row for item in some for row in failed_before(item)]
-        found: list[list[Row]] = []
-        with failures_to(failed), access.borrow() as repository:
-            store = repository.asynchronous.store
-
-            async def work_here(item: Item, store: BlobStore = store) -> list[Row]:
-                return await work(store, item)
-
-            found = repository.loop.run(map_bounded(work_here, some, in_flight_max=SHARDS_AT_ONCE))
-        yield from map(batch_of, found)
-    yield batch_of(failed)
+@contextlib.contextmanager
+def failures_to(rows: list[Row]) -> Iterator[None]:
+    """Append the error of the block to a list, as a row for the driver."""
+    try:
+        yield
+    except SENT as error:
+        rows.append(Row(0, FAILED, encode_error(error)))
 
 
 class ShardTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Works on the shards of a partition."""
+    """Works on the shards of a partition, each with its rows, which come one after the other."""
 
     access: Access
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the rows of each shard; a failure is the last one."""
+        """Work on a few shards at a time; the rows of each come in one batch, and nothing is begun after a failure.
 
-        async def work(store: BlobStore, row: Row) -> list[Row]:
-            return await self.carry_out(store, SHARDS[row.position], row.data or b"")
+        Failures of earlier tasks that come with a shard are passed on, whatever becomes of the shards beside it.
+        """
+        by_shard = itertools.groupby(rows_of(batches), key=lambda row: row.position)
+        shards = ((SHARDS[position], list(rows)) for position, rows in by_shard)
+        failed: list[Row] = []
+        while not failed and (some := list(itertools.islice(shards, SHARDS_AT_ONCE))):
+            failed += [row for _, rows in some for row in rows if row.kind == FAILED]
+            found: list[list[Row]] = []
+            with failures_to(failed):
+                found = self._carry_out_all(some)
+            yield from map(batch_of, found)
+        yield batch_of(failed)
 
-        return work_through(self.access, rows_of(batches), work)
+    def _carry_out_all(self, some: Sequence[tuple[Shard, list[Row]]]) -> list[list[Row]]:
+        async def work(item: tuple[Shard, list[Row]]) -> list[Row]:
+            shard, rows = item
+            if any(row.kind == FAILED for row in rows):
+                return []
+            return await self.carry_out(repository.asynchronous.store, shard, rows)
 
-    async def carry_out(self, store: BlobStore, shard: Shard, data: bytes) -> list[Row]:
+        with self.access.borrow() as repository:
+            return repository.loop.run(map_bounded(work, some, in_flight_max=SHARDS_AT_ONCE))
+
+    async def carry_out(self, store: BlobStore, shard: Shard, rows: Sequence[Row]) -> list[Row]:
         raise NotImplementedError
 
 
@@ -120,7 +260,7 @@ class ListTask(ShardTask, frozen=True, kw_only=True):
     listed: frozenset[Shard]
 
     @override
-    async def carry_out(self, store: BlobStore, shard: Shard, data: bytes) -> list[Row]:
+    async def carry_out(self, store: BlobStore, shard: Shard, rows: Sequence[Row]) -> list[Row]:
         if self.run is None:
             inventory = await _list(store, shard)
         elif shard in self.listed:
@@ -137,8 +277,8 @@ class ListTask(ShardTask, frozen=True, kw_only=True):
             foreign_count=len(foreign),
             foreign=tuple(foreign[:KEYS_LISTED_MAX].to_pylist()),
         )
-        rows = [_answer(shard, listed)]
-        return [*rows, Row(shard.position, INVENTORY, inventory)] if self.run is None else rows
+        answer = _answer(shard, listed)
+        return [answer] if self.run is not None else [answer, Row(shard.position, INVENTORY, inventory)]
 
 
 async def _write_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
@@ -190,20 +330,18 @@ def _live_rows(keys: set[str]) -> pa.RecordBatch:
 
 
 class SweepShard(SweepResult, frozen=True, kw_only=True):
-    """Sums of a shard's plan, or of what was taken out of it."""
+    """Sums of a shard's plan."""
 
     # Of the plan; None if there is nothing to delete, and then no object either.
     digest: bytes | None = None
 
 
-class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
+class SweepTask(ShardTask, frozen=True, kw_only=True):
     """Takes from each shard's inventory what is alive, and plans for the rest (D2).
 
-    The rows of a shard come one after the other: what is alive, and one of its inventory, which has it or says that it
-    is in the store.
+    The rows of a shard are what is alive, and one of its inventory, which has it or says that it is in the store.
     """
 
-    access: Access
     # None: nothing may be written, and the plans are given as rows.
     run: RunId | None
     now_ms: int
@@ -213,25 +351,19 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
     # By shard, the plans that were carried out in this run before it was resumed (R5).
     carried_out: Mapping[int, tuple[bytes, ...]]
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one shard after the other; a failure is the last one."""
-        shards = itertools.groupby(rows_of(batches), key=lambda row: row.position)
-        inputs = (_SweepInput(SHARDS[position], rows) for position, rows in shards)
-        return work_through(self.access, inputs, self._sweep, lambda given: given.failed)
-
-    async def _sweep(self, store: BlobStore, given: "_SweepInput") -> list[Row]:
-        shard, inventory = given.shard, given.inventory
-        if given.failed:
-            return []
+    @override
+    async def carry_out(self, store: BlobStore, shard: Shard, rows: Sequence[Row]) -> list[Row]:
         if self.digests[shard.position] == NOTHING_DIGEST:
             return [_answer(shard, SweepShard())]
+        inventory = next((row.data for row in rows if row.kind == INVENTORY), None)
         if inventory is None and self.run is not None:
             inventory = await read_inventory(store, self.run, shard)
         if inventory is None or digest_of(inventory) != self.digests[shard.position]:
             raise run_has_ended(shard.inventory_name)
         table = decode_inventory(inventory, shard)
         table = table.filter(pc.invert(table["foreign"]))
-        is_live = pc.is_in(table["key"], value_set=pa.array(given.live, pa.string()))
+        live = [key for row in rows if row.kind == LIVE for key in (row.data or b"").decode().split(_NEWLINE)]
+        is_live = pc.is_in(table["key"], value_set=pa.array(live, pa.string()))
         alive, others = table.filter(is_live), table.filter(pc.invert(is_live))
         gone = await self._gone(store, shard)
         columns = (others[name].to_pylist() for name in Upload.__struct_fields__)
@@ -250,11 +382,11 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
             waiting_until_ms=waiting_until_ms(waiting, ttl_ms),
             digest=digest_of(plan) if plan else None,
         )
-        rows = [_answer(shard, sweep_result)]
+        answer = _answer(shard, sweep_result)
         if self.run is None:
-            return [*rows, Row(shard.position, PLAN, plan)] if plan else rows
+            return [answer, Row(shard.position, PLAN, plan)] if plan else [answer]
         await write_plan(store, self.run, shard, plan)
-        return rows
+        return [answer]
 
     async def _gone(self, store: BlobStore, shard: Shard) -> frozenset[str]:
         """Return the keys that were listed, and that this run has deleted since."""
@@ -268,31 +400,10 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(gone)
 
 
-class _SweepInput:
-    """The rows of one shard, by what they are."""
-
-    def __init__(self, shard: Shard, rows: Iterable[Row]) -> None:
-        self.shard = shard
-        self.live: list[str] = []
-        self.inventory: bytes | None = None
-        self.failed: list[Row] = []
-        for row in rows:
-            if row.kind == LIVE:
-                self.live += (row.data or b"").decode().split(_NEWLINE)
-            elif row.kind == FAILED:
-                self.failed.append(row)
-            else:
-                self.inventory = row.data
-
-
 # ---------------------------------------------------------------------- exclude and delete
 
-
-class ExcludeItem(msgspec.Struct, frozen=True, kw_only=True):
-    """The digest of a shard's plan, and keys that may be in it."""
-
-    digest: bytes
-    keys: frozenset[str]
+# What is known of a shard's plan, and keys that may be in it.
+ExcludeItem = tuple[SweepShard, frozenset[str]]
 
 
 class ExcludeTask(ShardTask, frozen=True, kw_only=True):
@@ -301,19 +412,24 @@ class ExcludeTask(ShardTask, frozen=True, kw_only=True):
     run: RunId
 
     @override
-    async def carry_out(self, store: BlobStore, shard: Shard, data: bytes) -> list[Row]:
-        item = msgspec.msgpack.decode(data, type=ExcludeItem)
-        planned = await read_plan(store, self.run, shard, item.digest)
-        left = [p for p in planned if p.key not in item.keys]
+    async def carry_out(self, store: BlobStore, shard: Shard, rows: Sequence[Row]) -> list[Row]:
+        result, keys = msgspec.msgpack.decode(rows[0].data or b"", type=ExcludeItem)
+        planned = await read_plan(store, self.run, shard, result.digest or b"")
+        left = [p for p in planned if p.key not in keys]
         plan = encode_plan(left)
         await write_plan(store, self.run, shard, plan)
-        excluded = SweepShard(
-            digest=digest_of(plan) if plan else None,
+        count = len(planned) - len(left)
+        size_bytes = sum(p.size_bytes for p in planned) - sum(p.size_bytes for p in left)
+        without = msgspec.structs.replace(
+            result,
             totals=sum_totals(left),
-            excluded_count=len(planned) - len(left),
-            excluded_bytes=sum(p.size_bytes for p in planned) - sum(p.size_bytes for p in left),
+            digest=digest_of(plan) if plan else None,
+            live_count=result.live_count + count,
+            live_bytes=result.live_bytes + size_bytes,
+            excluded_count=count,
+            excluded_bytes=size_bytes,
         )
-        return [_answer(shard, excluded)]
+        return [_answer(shard, without)]
 
 
 class DeleteTask(ShardTask, frozen=True, kw_only=True):
@@ -322,9 +438,10 @@ class DeleteTask(ShardTask, frozen=True, kw_only=True):
     run: RunId
 
     @override
-    async def carry_out(self, store: BlobStore, shard: Shard, data: bytes) -> list[Row]:
-        planned = await read_plan(store, self.run, shard, data)
-        mark = run_key(self.run, shard.done_name(data))
+    async def carry_out(self, store: BlobStore, shard: Shard, rows: Sequence[Row]) -> list[Row]:
+        digest = rows[0].data or b""
+        planned = await read_plan(store, self.run, shard, digest)
+        mark = run_key(self.run, shard.done_name(digest))
         left: Sequence[str] = ()
         if await store.tagged(COLLECT).stat(mark) is None:
             left = await delete_keys(store, planned)

@@ -1,4 +1,4 @@
-"""Plan a read of state on the driver: where it is, which stores at which versions, and what their rows are.
+"""Plan a read of state on the driver, from Spark's options: where it is, which stores at which versions, what rows.
 
 What travels to a task says where to look and holds no credentials: each process finds its own. A place, which is a
 checkpoint or a backup of one in a repository, opens the files of a store, and the logs and the metadata of the query
@@ -7,24 +7,26 @@ laid out as in a checkpoint; each for a block, with the loop thread that runs wh
 
 import contextlib
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
+from blobstore.s3.settings import S3Settings
 from engine.blocking import LoopThread
+from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.catalog import find_checkpoint_backup, find_job
 from engine.errors import NotFoundError, UsageError
 from engine.records.find import require_store
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of, staged_restore
 from engine.spark.access import Access, absolute, open_on_driver
-from engine.spark.sources.options import SourceOptions
-from engine.spark.sources.unsafe_rows import is_known
+from engine.spark.sources.unsafe_rows import Table, is_known
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import ENTRY_BYTES_MAX, QueryAt, StoreAt, StreamingCheckpoint
 from engine.state.sources import IndexStateFiles, StateFiles
@@ -35,6 +37,120 @@ from index.snapshot.contents import files_of, select_files
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId
 from index.spark.query_logs import decode_operator
 from index.spark.schema import SCHEMA_BYTES_MAX, StructType, decode_state_schema, with_unique_names
+
+# ---------------------------------------------------------------------- options
+
+RowForm = Literal["typed", "bytes"]
+
+_WHERE: Final = frozenset({"path", "checkpoint", "repository", "job"})
+_WHICH: Final = frozenset({"operator", "partition", "store"})
+# What each source takes beside where to read.
+_TAKEN: Final = {
+    "tidemark_state": _WHICH | {"batch", "rows"},
+    "tidemark_state_diff": _WHICH | {"from_batch", "to_batch", "rows"},
+    "tidemark_files": _WHICH | {"batch"},
+}
+_NUMBERS: Final = frozenset({"batch", "operator", "from_batch", "to_batch"})
+# Of `blobstore.s3.settings.S3Settings`: `s3.endpoint_url`, `s3.path_style` and so on.
+_S3: Final = "s3."
+# What Spark's other file systems for S3 are called.
+_HADOOP_S3: Final = re.compile(r"s3[an]://", re.IGNORECASE)
+
+
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of one read."""
+
+    # Exactly one of these two.
+    checkpoint: str | None = None
+    repository: str | None = None
+    # Of the repository; None: the only one that has checkpoint backups.
+    job: str | None = None
+    # A committed one; None: the newest.
+    batch: int | None = None
+    from_batch: int | None = None
+    to_batch: int | None = None
+    # None: all of them.
+    operator: int | None = None
+    partitions: tuple[int, ...] = ()
+    store: str | None = None
+    # None: typed where one table fits all that is read, else bytes.
+    rows: RowForm | None = None
+    # How the store is reached; its credentials each process finds by itself.
+    s3: S3Settings = S3Settings()
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], source: str) -> "SourceOptions":
+        """Check the options of a source as Spark gives them, of any case.
+
+        Raises:
+            UsageError: One is unknown, cannot be read, or they contradict each other.
+        """
+        said = {name.lower(): value for name, value in options.items()}
+        s3 = {name: said.pop(f"{_S3}{name}") for name in S3Settings.__struct_fields__ if f"{_S3}{name}" in said}
+        known = _WHERE | _TAKEN[source]
+        for name in said:
+            if name not in known:
+                raise _refused(source, name, f"is not an option; there are {', '.join(sorted(known - {'path'}))}")
+        values: dict[str, object] = {name: _value(source, name, text) for name, text in said.items()}
+        path = values.pop("path", None)
+        if path is not None:
+            if "checkpoint" in values:
+                raise _refused(source, "checkpoint", "is given, and a path too")
+            values["checkpoint"] = path
+        if ("checkpoint" in values) == ("repository" in values):
+            raise _refused(source, "checkpoint", "or repository has to be given, and not both")
+        if "job" in values and "repository" not in values:
+            raise _refused(source, "job", "goes with a repository")
+        try:
+            values["s3"] = msgspec.convert(s3, S3Settings, strict=False)
+        except msgspec.ValidationError as error:
+            raise _refused(source, f"{_S3}*", f"cannot be: {error}") from None
+        partitions = str(values.pop("partition", ""))
+        if partitions:
+            values["partitions"] = tuple(_number(source, "partition", each) for each in partitions.split(","))
+        return msgspec.convert(values, cls)
+
+    def chooses(self, of: StoreId) -> bool:
+        is_of = self.operator in {None, of.operator} and self.store in {None, of.store}
+        return is_of and (not self.partitions or of.partition in self.partitions)
+
+    @property
+    def chooses_stores(self) -> bool:
+        return self.operator is not None or self.store is not None or bool(self.partitions)
+
+
+@contextlib.contextmanager
+def noting_hints() -> Iterator[None]:
+    """Add the hint of an error to its notes: of what a worker raises Spark shows the traceback alone."""
+    try:
+        yield
+    except Exception as error:
+        hint = getattr(error, "hint", "")
+        if hint:
+            error.add_note(f"hint: {hint}")
+        raise
+
+
+def _value(source: str, name: str, text: str) -> str | int:
+    if name in _NUMBERS:
+        return _number(source, name, text)
+    if name == "rows" and text not in get_args(RowForm):
+        raise _refused(source, name, f"is {text!r}, and has to be one of {', '.join(get_args(RowForm))}")
+    return _HADOOP_S3.sub("s3://", text) if name in {"path", "checkpoint"} else text
+
+
+def _number(source: str, name: str, text: str) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.isdecimal()):
+        raise _refused(source, name, f"is {text!r}, and has to be a number")
+    return int(text)
+
+
+def _refused(source: str, name: str, reason: str) -> UsageError:
+    return UsageError(reason, operation=source, subject=name, hint="see docs/how-to/spark.md on reading state")
+
+
+# ---------------------------------------------------------------------- places
 
 # Where Spark lets a worker keep what is too large for memory.
 _LOCAL_DIRS: Final = "SPARK_LOCAL_DIRS"
@@ -51,16 +167,12 @@ class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextlib.contextmanager
     def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
-        with self.open_root() as (loop, directory):
+        with self.open_logs() as (loop, directory):
             yield loop, directory.child(store.path)
 
     @contextlib.contextmanager
-    def open_logs(self, scratch: Path) -> Iterator[tuple[LoopThread, CheckpointDir]]:  # noqa: ARG002  # no copy is made
-        with self.open_root() as opened:
-            yield opened
-
-    @contextlib.contextmanager
-    def open_root(self) -> Iterator[tuple[LoopThread, CheckpointDir]]:
+    def open_logs(self, scratch: Path | None = None) -> Iterator[tuple[LoopThread, CheckpointDir]]:  # noqa: ARG002
+        """Open all of it; no copy is made."""
         with contextlib.ExitStack() as stack:
             loop = LoopThread()
             stack.callback(loop.stop)
@@ -101,11 +213,8 @@ class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
         with self.access.borrow() as repository:
             target = scratch / "query"
             repository.loop.run(self._fetch_logs(repository.asynchronous, target))
-            directory = repository.loop.run(CheckpointDir.open(target))
-            try:
+            with repository.inside(opened_checkpoint(target)) as directory:
                 yield repository.loop, directory
-            finally:
-                repository.loop.run(directory.close())
 
     async def _fetch_logs(self, repository: Repository, target: Path) -> None:
         reference = require_store(self.commit, QUERY_TASK, QUERY_STORE)
@@ -121,13 +230,7 @@ Place: TypeAlias = CheckpointPlace | BackupPlace
 
 
 def find_place(options: SourceOptions, batch: int | None) -> Place:
-    """Find the state after a batch, the newest if none is given. For the driver.
-
-    Raises:
-        NotFoundError: There is no such repository, job or checkpoint backup.
-        UsageError: Several jobs have checkpoint backups, and none is named; or other processes cannot reach the store.
-        StoreError: As the store says.
-    """
+    """Find the state after a batch, the newest if none is given. For the driver."""
     settings = StoreSettings(s3=options.s3)
     if options.repository is None:
         return CheckpointPlace(location=absolute(options.checkpoint or ""), settings=settings)
@@ -146,19 +249,10 @@ def scratch_dir() -> Iterator[Path]:
         yield Path(found)
 
 
+# ---------------------------------------------------------------------- what is read
+
 _READ: Final = "read state"
 SCHEMA_PATH: Final = "_metadata/schema"
-# Which store a row is of: the columns that filters are pushed down on; the last is of state alone.
-STORE_COLUMNS: Final = ("operator", "partition", "store", "version")
-
-
-class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """The types of the rows of a store without column families."""
-
-    key: StructType
-    value: StructType
-    # A key is two rows if some of its first fields are what keys are looked up by; 0: one row.
-    prefix_columns: int = 0
 
 
 class StoreRead(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,8 +288,12 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
     def version(self) -> int | None:
         return None if self.changes or self.reads[0] is None else self.reads[0].store.at.version
 
+    @property
+    def subject(self) -> str:
+        return f"state of {self.id}"
+
     def columns(self) -> dict[str, object]:
-        """Return the values of the columns that are known before anything is read."""
+        """Return the values of the columns that are known before anything is read; filters are pushed down on these."""
         return {**msgspec.structs.asdict(self.id), **({} if self.changes else {"version": self.version})}
 
 
@@ -204,11 +302,7 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     works: tuple[StoreWork, ...]
     table: Table | None
-    changes: bool = False
-
-    @property
-    def filtered(self) -> tuple[str, ...]:
-        return STORE_COLUMNS[:3] if self.changes else STORE_COLUMNS
+    changes: bool
 
 
 def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
@@ -237,23 +331,21 @@ def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
     return QueryRead(batch=query.batch, place=place, stores=reads, table=table)
 
 
-def plan_diff(options: SourceOptions, *, source: str) -> ReadPlan:
-    """Choose the stores to compare: every one that there is at either batch.
+def plan_read(options: SourceOptions, *batches: int | None) -> ReadPlan:
+    """Choose the stores to read after a batch; of two batches to compare, every one that there is after either.
 
     Raises:
-        UsageError: The first batch is not given, or typed rows are asked for and the rows are not of one table.
+        UsageError: Typed rows are asked for, and the rows are not of one table.
         As `plan_state`.
     """
-    if options.from_batch is None:
-        raise UsageError("is not given", operation=source, subject="from_batch", hint="name a committed batch")
-    before, after = plan_state(options, options.from_batch), plan_state(options, options.to_batch)
-    table = before.table if before.table == after.table else None
+    queries = [plan_state(options, batch) for batch in batches]
+    table = queries[0].table if all(query.table == queries[0].table for query in queries) else None
     if table is None and options.rows == "typed":
-        raise UsageError("the rows of the two batches are not alike", operation=source, hint="read with rows=bytes")
-    first, second = ({read.store.id: read for read in query.stores} for query in (before, after))
-    ids = sorted(first.keys() | second.keys())
-    works = tuple(StoreWork(id=of, reads=(first.get(of), second.get(of)), table=table) for of in ids)
-    return ReadPlan(works=works, table=table, changes=True)
+        raise UsageError("the rows of the two batches are not alike", operation=_READ, hint="read with rows=bytes")
+    stores = [{read.store.id: read for read in query.stores} for query in queries]
+    ids = sorted(frozenset[StoreId]().union(*stores))
+    works = tuple(StoreWork(id=of, reads=tuple(found.get(of) for found in stores), table=table) for of in ids)
+    return ReadPlan(works=works, table=table, changes=len(batches) > 1)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,15 @@
 """The data sources of PySpark: state after a batch, what changed between two, and files (design 0005, D1 to D3)."""
 
 import contextlib
+import functools
 import operator
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
@@ -29,32 +32,142 @@ from pyspark.sql.types import StructType
 from typing_extensions import override
 
 from blobstore.checkpoint_files import FileStatus
-from engine.errors import EngineError
-from engine.spark.sources.options import DIFF_OPTIONS, FILES_OPTIONS, STATE_OPTIONS, SourceOptions, noting_hints
+from engine.errors import EngineError, UsageError
 from engine.spark.sources.plan import (
     SCHEMA_PATH,
     BackupPlace,
     CheckpointPlace,
     ReadPlan,
+    SourceOptions,
     StoreWork,
     load_store,
-    plan_diff,
+    noting_hints,
+    plan_read,
     plan_state,
 )
-from engine.spark.sources.rows import batches_of, columns_of
-from engine.spark.sources.unsafe_rows import ATOMS, Column, arrow_schema, spark_schema, types_of
+from engine.spark.sources.unsafe_rows import (
+    ATOMS,
+    Column,
+    Pair,
+    Table,
+    arrow_schema,
+    decode_keys,
+    decode_rows,
+    spark_schema,
+    split_bytes,
+    split_typed,
+    types_of,
+)
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager
 from engine.state.query import StoreAt
 from engine.state.settings import StateStoreSettings
 from engine.state.sources import StateFiles
+from engine.state.store import StateStore
 from index.errors import FormatError
 from index.snapshot.contents import files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, belongs
 from index.spark.names import LOGS, SSTS, changelog_name, checksum_name, is_shared_path, parse_state_name, snapshot_name
 from index.spark.schema import ArrayType, AtomType
 
+# ---------------------------------------------------------------------- rows
+
+# Key, the value before, the value after: None where there was none.
+Change: TypeAlias = tuple[bytes, bytes | None, bytes | None]
+
+BATCH_ROWS_MAX: Final = 32_768
+# About: a batch ends with the row that reaches it.
+BATCH_BYTES_MAX: Final = 2 * 1024 * 1024
+
+_STORE: Final[tuple[Column, ...]] = (
+    ("operator", *ATOMS["integer"]),
+    ("partition", *ATOMS["integer"]),
+    ("store", *ATOMS["string"]),
+)
+
+
+def columns_of(table: Table | None, *, changes: bool) -> list[Column]:
+    """Return the columns of `batches_of`: of rows of a table; without one, of bytes with their column family."""
+    found = [*_STORE, ("change", *ATOMS["string"]) if changes else ("version", *ATOMS["long"])]
+    names = ("before", "after") if changes else ("value",)
+    if table is None:
+        return [*found, ("family", *ATOMS["string"]), *((name, *ATOMS["binary"]) for name in ("key", *names))]
+    return [*found, ("key", *types_of(table.key)), *((name, *types_of(table.value)) for name in names)]
+
+
+def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator[pa.RecordBatch]:
+    """Yield all rows of a loaded store; of two, what changed from the first to the second, by family and key.
+
+    Raises:
+        DamagedError: A block is damaged, or a row does not fit the schema.
+        RowChecksumError: A row that is checked does not fit its checksum.
+    """
+    schema = arrow_schema(columns_of(work.table, changes=work.changes))
+    names = dict.fromkeys(name for store in stores if store is not None for name in store.families)
+    for family in names:
+        chunks = (_chunks(store, family, share=len(stores)) for store in stores)
+        for columns in _change_columns(work, family, *chunks) if work.changes else _columns_of(work, family, *chunks):
+            count = len(columns[-1])
+            values = (work.id.operator, work.id.partition, work.id.store)
+            head = [pa.repeat(pa.scalar(v, of), count) for v, (_, of, _) in zip(values, _STORE, strict=True)]
+            yield pa.RecordBatch.from_arrays([*head, *columns], schema=schema)
+
+
+def _chunks(store: StateStore | None, family: str, *, share: int) -> Iterator[list[Pair]]:
+    if store is None or family not in store.families:
+        return iter(())
+    return store.chunks(family, rows_max=BATCH_ROWS_MAX // share, bytes_max=BATCH_BYTES_MAX // share)
+
+
+def _columns_of(work: StoreWork, family: str, chunks: Iterator[list[Pair]]) -> Iterator[list[pa.Array]]:
+    for pairs in chunks:
+        versions = pa.repeat(pa.scalar(work.version, pa.int64()), len(pairs))
+        if work.table is None:
+            yield [versions, *split_bytes(family, pairs)]
+        else:
+            yield [versions, *split_typed(work.table, pairs, subject=work.subject)]
+
+
+def _change_columns(
+    work: StoreWork, family: str, before: Iterator[list[Pair]], after: Iterator[list[Pair]]
+) -> Iterator[list[pa.Array]]:
+    for changes in diff_pairs(before, after):
+        kinds = pa.array(["added" if b is None else "removed" if a is None else "changed" for _, b, a in changes])
+        keys, *values = ([change[part] for change in changes] for part in range(3))
+        if work.table is None:
+            families = pa.repeat(pa.scalar(family, pa.string()), len(changes))
+            yield [kinds, families, *(pa.array(column, pa.binary()) for column in (keys, *values))]
+            continue
+        columns = [kinds, decode_keys(work.table, [key for key, _, _ in changes], subject=work.subject)]
+        for column in values:
+            there = np.fromiter((value is not None for value in column), np.bool_, len(column))
+            known = [value for value in column if value is not None]
+            found = decode_rows(work.table.value, known, subject=work.subject)
+            columns.append(found.take(pa.array(np.cumsum(there) - 1, mask=~there)))
+        yield columns
+
+
+def diff_pairs(before: Iterator[list[Pair]], after: Iterator[list[Pair]]) -> Iterator[list[Change]]:
+    """Yield what changed from some rows to others, both in the order of their keys; a chunk of either is held.
+
+    Up to the lower of the last keys of both chunks both sides are known, and compared as sets.
+    """
+    first, second = next(before, []), next(after, [])
+    while first or second:
+        bound = min(rows[-1][0] for rows in (first, second) if rows)
+        cuts = [bisect_right(rows, bound, key=operator.itemgetter(0)) for rows in (first, second)]
+        old, new = dict(first[: cuts[0]]), dict(second[: cuts[1]])
+        differing = sorted({key for key, _ in old.items() ^ new.items()})
+        if differing:
+            yield [(key, old.get(key), new.get(key)) for key in differing]
+        first = first[cuts[0] :] or next(before, [])
+        second = second[cuts[1] :] or next(after, [])
+
+
+# ---------------------------------------------------------------------- files
+
 Row = dict[str, Any]
+Work = TypeVar("Work")
 
 FILES_COLUMNS: Final[tuple[Column, ...]] = (
     *((name, *ATOMS["integer"]) for name in ("operator", "partition")),
@@ -116,7 +229,7 @@ def file_rows(work: FilesWork) -> Iterator[Row]:
                 }
         return
     path = "" if store is None else store.id.path
-    with work.place.open_root() as (loop, directory):
+    with work.place.open_logs() as (loop, directory):
         needed = loop.run(_find_needed(directory.child(path), store)) if store else None
         for status in loop.run(_walk(directory, path, work.left_out)):
             below = status.path.removeprefix(f"{path}/")
@@ -136,12 +249,9 @@ async def _walk(directory: CheckpointDir, path: str, left_out: Sequence[str]) ->
 
 
 def _describe(work: FilesWork, path: str, *, needed: bool | None) -> Row:
-    """Describe a file by its name.
+    """Describe a file by its path, from the directory of the store or from the root of the checkpoint.
 
-    Args:
-        work: Of the task that lists it.
-        path: From the directory of the store, or from the root of the checkpoint.
-        needed: Whether the batch takes it; of the query's own files their names say it, unless this is true.
+    Whether the batch takes one of the query's own files its name says, unless `needed` is true.
     """
     if work.store is None:
         kind, found = next((k, m) for k, of in _QUERY_KINDS.items() if (m := re.fullmatch(of, path, re.DOTALL)))
@@ -181,6 +291,8 @@ async def _find_needed(files: StateFiles, store: StoreAt) -> frozenset[str] | No
         return None
     return frozenset([*names, *map(checksum_name, names), *shared, SCHEMA_PATH])
 
+
+# ---------------------------------------------------------------------- sources
 
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
@@ -229,37 +341,38 @@ def register_sources(spark: SparkSession, *, push_filters: bool = False) -> None
         spark.dataSource.register(source)
 
 
-class _Reader(DataSourceReader):
-    """What travels to every task is the class alone: its partition says what a task reads."""
+class _Reader(DataSourceReader, Generic[Work]):
+    """Reads a partition for each work, which says what a task reads: beside it the class alone travels."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
 
     @override
     def __getstate__(self) -> dict[str, object]:
         return {}
 
-
-class StoresReader(_Reader):
-    """Read stores, each as one partition."""
-
-    def __init__(self, plan: ReadPlan) -> None:
-        self._works = plan.works
-        self._filtered = plan.filtered
-        self._filters: list[Filter] = []
-
     @override
     def partitions(self) -> Sequence[InputPartition]:
-        return [
-            InputPartition(work)
-            for work in self._works
-            if all(filter_holds(of, work.columns()) for of in self._filters)
-        ]
+        return [InputPartition(work) for work in self._works]
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        work: StoreWork | None = partition.value
-        if work is not None:  # Spark's own partition, if filters left none
-            with noting_hints(), contextlib.ExitStack() as stack:
-                stores = [stack.enter_context(load_store(read)) if read else None for read in work.reads]
-                yield from batches_of(work, stores)
+        if partition.value is not None:  # Spark's own partition, if filters left none
+            with noting_hints():
+                yield from self.batches(partition.value)
+
+    def batches(self, work: Work) -> Iterator[pa.RecordBatch]:
+        raise NotImplementedError
+
+
+class StoresReader(_Reader[StoreWork]):
+    """Read stores, each as one partition."""
+
+    @override
+    def batches(self, work: StoreWork) -> Iterator[pa.RecordBatch]:
+        with contextlib.ExitStack() as stack:
+            stores = [stack.enter_context(load_store(read)) if read else None for read in work.reads]
+            yield from batches_of(work, stores)
 
 
 class PushingReader(StoresReader):
@@ -267,8 +380,17 @@ class PushingReader(StoresReader):
 
     @override
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        self._filters += [of for of in filters if can_filter(of, self._filtered)]
-        return [of for of in filters if of not in self._filters]
+        taken = [of for of in filters if self._works and can_filter(of, self._works[0].columns())]
+        self._works = [work for work in self._works if all(filter_holds(of, work.columns()) for of in taken)]
+        return [of for of in filters if of not in taken]
+
+
+class FilesReader(_Reader[FilesWork]):
+    """List the files of each store as one partition, and all others as one."""
+
+    @override
+    def batches(self, work: FilesWork) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist(list(file_rows(work)), schema=arrow_schema(FILES_COLUMNS))
 
 
 class _StoresSource(DataSource):
@@ -276,25 +398,19 @@ class _StoresSource(DataSource):
 
     pushes_filters: ClassVar[bool] = False
 
-    def _make_plan(self) -> ReadPlan:
+    @functools.cached_property
+    def plan(self) -> ReadPlan:
         raise NotImplementedError
-
-    def _plan(self) -> ReadPlan:
-        found: ReadPlan | None = getattr(self, "_planned", None)
-        if found is None:
-            found = self._planned = self._make_plan()
-        return found
 
     @override
     def schema(self) -> StructType:
         with noting_hints():
-            plan = self._plan()
-            return spark_schema(columns_of(plan.table, changes=plan.changes))
+            return spark_schema(columns_of(self.plan.table, changes=self.plan.changes))
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
         with noting_hints():
-            return (PushingReader if self.pushes_filters else StoresReader)(self._plan())
+            return (PushingReader if self.pushes_filters else StoresReader)(self.plan.works)
 
 
 class StateSource(_StoresSource):
@@ -319,12 +435,11 @@ class StateSource(_StoresSource):
     def name(cls) -> str:
         return "tidemark_state"
 
+    @functools.cached_property
     @override
-    def _make_plan(self) -> ReadPlan:
-        options = SourceOptions.parse(self.options, source=self.name(), also=STATE_OPTIONS)
-        query = plan_state(options, options.batch)
-        works = tuple(StoreWork(id=read.store.id, reads=(read,), table=query.table) for read in query.stores)
-        return ReadPlan(works=works, table=query.table)
+    def plan(self) -> ReadPlan:
+        options = SourceOptions.parse(self.options, self.name())
+        return plan_read(options, options.batch)
 
 
 class DiffSource(_StoresSource):
@@ -343,9 +458,14 @@ class DiffSource(_StoresSource):
     def name(cls) -> str:
         return "tidemark_state_diff"
 
+    @functools.cached_property
     @override
-    def _make_plan(self) -> ReadPlan:
-        return plan_diff(SourceOptions.parse(self.options, source=self.name(), also=DIFF_OPTIONS), source=self.name())
+    def plan(self) -> ReadPlan:
+        options = SourceOptions.parse(self.options, self.name())
+        if options.from_batch is None:
+            hint = "name a committed batch"
+            raise UsageError("is not given", operation=self.name(), subject="from_batch", hint=hint)
+        return plan_read(options, options.from_batch, options.to_batch)
 
 
 class PushingStateSource(StateSource):
@@ -384,22 +504,4 @@ class FilesSource(DataSource):
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
         with noting_hints():
-            return FilesReader(plan_files(SourceOptions.parse(self.options, source=self.name(), also=FILES_OPTIONS)))
-
-
-class FilesReader(_Reader):
-    """List the files of each store as one partition, and all others as one."""
-
-    def __init__(self, works: Sequence[FilesWork]) -> None:
-        self._works = works
-
-    @override
-    def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(work) for work in self._works]
-
-    @override
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        work: FilesWork | None = partition.value
-        if work is not None:
-            with noting_hints():
-                yield pa.RecordBatch.from_pylist(list(file_rows(work)), schema=arrow_schema(FILES_COLUMNS))
+            return FilesReader(plan_files(SourceOptions.parse(self.options, self.name())))

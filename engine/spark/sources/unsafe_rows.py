@@ -155,11 +155,7 @@ class Region(msgspec.Struct, frozen=True):
 
 
 class RowBuffer:
-    """Many encoded rows, one behind the other.
-
-    Args:
-        rows: As RocksDB has them, each with its first byte.
-        subject: What errors call them.
+    """Many encoded rows, one behind the other, as RocksDB has them: each with its first byte.
 
     Raises:
         DamagedError: One is not encoded as an UnsafeRow.
@@ -197,6 +193,10 @@ class RowBuffer:
             stored = self._word(first + header + number, region.there)
             columns.append(self._column(field.type, stored, region, None if there.all() else there))
         return columns
+
+    def structs(self, of: StructType, region: Region) -> pa.Array:
+        columns = self.columns(of, region)
+        return pa.Array.from_buffers(arrow_type(of), len(region), [_bitmap(region.there)], children=columns)
 
     def _column(self, of: DataType, stored: npt.NDArray[Any], parent: Region, there: Bools | None) -> pa.Array:
         if isinstance(of, StructType | ArrayType | MapType):
@@ -265,9 +265,7 @@ class RowBuffer:
 
     def _nested(self, of: StructType | ArrayType | MapType, region: Region) -> pa.Array:
         if isinstance(of, StructType):
-            return pa.Array.from_buffers(
-                arrow_type(of), len(region), [_bitmap(region.there)], children=self.columns(of, region)
-            )
+            return self.structs(of, region)
         if isinstance(of, ArrayType):
             counts, values = self._elements(of.element, region)
             return _list(arrow_type(of), counts, region.there, values)
@@ -319,12 +317,7 @@ def decode_rows(of: StructType, rows: Sequence[bytes] | Iterable[bytes], *, subj
         DamagedError: They do not fit the schema.
     """
     buffer = RowBuffer(rows, subject)
-    return rows_array(of, buffer.columns(of, buffer.all), len(buffer.all))
-
-
-def rows_array(of: StructType, columns: list[pa.Array], count: int) -> pa.Array:
-    """Return columns as the fields of `count` structs."""
-    return pa.Array.from_buffers(arrow_type(of), count, [None], children=columns)
+    return buffer.structs(of, buffer.all)
 
 
 def decode_pairs(
@@ -334,10 +327,7 @@ def decode_pairs(
     buffer = RowBuffer(list(itertools.chain.from_iterable(pairs)), subject)
     rows = buffer.all
     keys, values = (Region(rows.at[first::2], rows.size[first::2]) for first in (0, 1))
-    return (
-        rows_array(key, buffer.columns(key, keys), len(keys)),
-        rows_array(value, buffer.columns(value, values), len(values)),
-    )
+    return buffer.structs(key, keys), buffer.structs(value, values)
 
 
 def _number(of: AtomType, stored: npt.NDArray[Any], there: Bools | None) -> pa.Array:
@@ -366,3 +356,51 @@ def _list(of: pa.DataType, counts: Ints, there: Bools | None, values: pa.Array) 
 
 def _bitmap(bits: Bools | None) -> pa.Buffer | None:
     return None if bits is None else pa.py_buffer(np.packbits(bits, bitorder="little"))
+
+
+# ---------------------------------------------------------------------- keys and values
+
+Pair: TypeAlias = tuple[bytes, bytes]
+_LENGTH_BYTES: Final = 4
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """The types of the rows of a store without column families."""
+
+    key: StructType
+    value: StructType
+    # A key is two rows if some of its first fields are what keys are looked up by; 0: one row.
+    prefix_columns: int = 0
+
+
+def split_bytes(family: str, pairs: Sequence[Pair]) -> list[pa.Array]:
+    """Return family, keys and values as arrays."""
+    flat = list(itertools.chain.from_iterable(pairs))
+    both = pa.array(flat, pa.binary())
+    places = np.arange(0, len(flat), 2)
+    families = pa.repeat(pa.scalar(family, pa.string()), len(pairs))
+    return [families, both.take(pa.array(places)), both.take(pa.array(places + 1))]
+
+
+def split_typed(table: Table, pairs: Sequence[Pair], *, subject: str) -> list[pa.Array]:
+    """Return keys and values as arrays of structs. Raises as `decode_rows`."""
+    if not table.prefix_columns:
+        return list(decode_pairs(table.key, table.value, pairs, subject=subject))
+    keys = decode_keys(table, [key for key, _ in pairs], subject=subject)
+    return [keys, decode_rows(table.value, [value for _, value in pairs], subject=subject)]
+
+
+def decode_keys(table: Table, keys: Sequence[bytes], *, subject: str) -> pa.Array:
+    """Return keys as structs: of one row, or of two, the first after its length. Raises as `decode_rows`."""
+    prefix = table.prefix_columns
+    if not prefix:
+        return decode_rows(table.key, keys, subject=subject)
+    cuts = [_LENGTH_BYTES + int.from_bytes(key[:_LENGTH_BYTES], "little", signed=True) for key in keys]
+    columns = []
+    for fields, rows in (
+        (table.key.fields[:prefix], [key[_LENGTH_BYTES:cut] for key, cut in zip(keys, cuts, strict=True)]),
+        (table.key.fields[prefix:], [key[max(cut, 0) :] for key, cut in zip(keys, cuts, strict=True)]),
+    ):
+        buffer = RowBuffer(rows, subject)
+        columns += buffer.columns(StructType(fields), buffer.all)
+    return pa.Array.from_buffers(arrow_type(table.key), len(keys), [None], children=columns)

@@ -19,7 +19,7 @@ from typing_extensions import override
 from blobstore.local.store import LocalStore
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine.checkpoint.backup import BackupChoice
-from engine.spark.checkpoint.listener import BackupListener
+from engine.spark.listener import BackupListener
 from tests.spark.checkpoint.shows import Show
 from tests.spark.short_lived import SHORT_LIVED
 from tests.spark.state.queries import FORMAT, QUERIES

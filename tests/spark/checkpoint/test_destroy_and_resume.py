@@ -13,7 +13,7 @@ from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.repository.repository import SyncRepository
 from engine.spark import backup_checkpoint as backup_on_spark
 from engine.spark import restore_checkpoint as restore_on_spark
-from engine.spark.checkpoint.listener import BackupListener
+from engine.spark.listener import BackupListener
 from tests.servers.s3_server import S3Server
 from tests.spark.checkpoint.shows import Results, Show
 from tests.spark.s3_storage import workers_sign_as

@@ -25,7 +25,7 @@ from blobstore.local.store import LocalStore
 from engine.checkpoint.backup import BackupChoice
 from engine.errors import UsageError
 from engine.repository.repository import SyncRepository
-from engine.spark.checkpoint.listener import BackupListener
+from engine.spark.listener import BackupListener
 from index.spark.checkpoint import decode_checkpoint_backup
 from index.spark.query_logs import decode_query_id
 from tests.doubles import InterposedStore

@@ -12,7 +12,7 @@ from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import RestoreChoice, RestoredCheckpoint, restore_checkpoint
 from engine.errors import DamagedError
 from engine.repository.repository import Repository, SyncRepository
-from engine.spark.checkpoint.restore import restore_checkpoint as restore_on_spark
+from engine.spark.checkpoint import restore_checkpoint as restore_on_spark
 from tests.spark.state.oracle import our_rows, spark_rows
 from tests.spark.state.queries import (
     AGGREGATION,

@@ -17,14 +17,13 @@ from pyspark.sql.datasource import (
 )
 
 from engine.errors import UsageError
-from engine.spark.sources.options import STATE_OPTIONS, SourceOptions
-from engine.spark.sources.rows import diff_pairs
-from engine.spark.sources.sources import can_filter, filter_holds
+from engine.spark.sources.plan import SourceOptions
+from engine.spark.sources.sources import can_filter, diff_pairs, filter_holds
 from index.spark.checkpoint import StoreId
 
 
 def parse(**options: str) -> SourceOptions:
-    return SourceOptions.parse(options, source="tidemark_state", also=STATE_OPTIONS)
+    return SourceOptions.parse(options, "tidemark_state")
 
 
 @pytest.mark.parametrize(
@@ -57,11 +56,11 @@ def test_options_say_what_is_read() -> None:
 
 def test_options_say_how_a_store_is_reached() -> None:
     told = {"checkpoint": "s3://b/q", "s3.endpoint_url": "http://127.0.0.1:1", "s3.path_style": "true"}
-    options = SourceOptions.parse(told, source="tidemark_state", also=STATE_OPTIONS)
+    options = SourceOptions.parse(told, "tidemark_state")
     assert (options.s3.endpoint_url, options.s3.path_style) == ("http://127.0.0.1:1", True)
     for name, value in (("s3.secret", "x"), ("s3.path_style", "perhaps"), ("s3.endpoint_url", "https://a:b@c")):
         with pytest.raises(UsageError, match=r"s3\."):
-            SourceOptions.parse(told | {name: value}, source="tidemark_state", also=STATE_OPTIONS)
+            SourceOptions.parse(told | {name: value}, "tidemark_state")
 
 
 ROW = {"operator": 1, "partition": 3, "store": "left-x", "version": 7}

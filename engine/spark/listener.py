@@ -4,7 +4,6 @@ import asyncio
 import logging
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -55,15 +54,12 @@ class BackupListener(StreamingQueryListener):
     A query that is started again in the same place, with another id, is followed from then on.
 
     The thread ends with the process, whatever it is doing: call `close`, or use the listener as a context manager,
-    where the last backup is wanted.
+    where the last backup is wanted. docs/how-to/spark.md has an example.
 
-    Example:
-        ```python
-        with BackupListener("/checkpoints/flights", "s3://backups/state", every=10) as listener:
-            spark.streams.addListener(listener)
-            query = rows.writeStream.option("checkpointLocation", "/checkpoints/flights").start()
-            query.awaitTermination()
-        ```
+    Attributes:
+        backups: How many were made.
+        last_backup: What the newest one made, or found there already; None before the first.
+        last_error: What the newest one failed with; None if it did not fail.
     """
 
     def __init__(
@@ -82,10 +78,8 @@ class BackupListener(StreamingQueryListener):
         Args:
             checkpoint: The query's `checkpointLocation`: a path, or a URL as `open_store` takes it.
             repository: A URL, or an open store, which is closed with the listener.
-            choice: As for `backup_checkpoint`.
             every: Minimum number of batches that are committed between two backups.
             at_end: Whether a last backup is made when the query ends, with an error or without.
-            transfer: How bytes are moved.
             repository_settings: How the repository's store is asked, if `repository` is a URL.
 
         Raises:
@@ -116,29 +110,14 @@ class BackupListener(StreamingQueryListener):
         self._events_count = 0
         self._handled_count = 0
         self._closed = False
-        self._backups = 0
-        self._last_backup: CheckpointBackupResult | None = None
-        self._last_error: Exception | None = None
+        self.backups = 0
+        self.last_backup: CheckpointBackupResult | None = None
+        self.last_error: Exception | None = None
 
         self._notes: asyncio.Queue[_Event | None] = asyncio.Queue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="tidemark-backup", daemon=True)
         self._thread.start()
-
-    @property
-    def backups(self) -> int:
-        """How many backups were made."""
-        return self._backups
-
-    @property
-    def last_backup(self) -> CheckpointBackupResult | None:
-        """What the newest backup made, or found there already; None before the first."""
-        return self._last_backup
-
-    @property
-    def last_error(self) -> Exception | None:
-        """What the newest backup failed with; None if it did not fail."""
-        return self._last_error
 
     def wait(self, timeout_s: float | None = None, *, batch: int | None = None) -> bool:
         """Wait until all events so far are handled.
@@ -158,13 +137,13 @@ class BackupListener(StreamingQueryListener):
             return self._handled_count == self._events_count
 
         def has_batch() -> bool:
-            last = self._last_backup
+            last = self.last_backup
             if batch is None or last is None:
                 return batch is None
             return last.backup.query_id == self._query_id and last.backup.batch >= batch
 
         def is_over() -> bool:
-            return is_handled() and (has_batch() or self._last_error is not None or self._closed)
+            return is_handled() and (has_batch() or self.last_error is not None or self._closed)
 
         with self._changed:
             self._changed.wait_for(is_over, timeout_s)
@@ -173,11 +152,8 @@ class BackupListener(StreamingQueryListener):
     def close(self, timeout_s: float | None = None) -> bool:
         """Stop listening; events so far are still handled.
 
-        Args:
-            timeout_s: Wait for so long at the most; None: for ever.
-
         Returns:
-            Whether all of it is done. If not, the thread goes on.
+            Whether all of it is done in that time, None: for ever. If not, the thread goes on.
         """
         with self._changed:
             self._put(None)
@@ -188,9 +164,7 @@ class BackupListener(StreamingQueryListener):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @override
@@ -253,13 +227,13 @@ class BackupListener(StreamingQueryListener):
         except Exception as error:  # noqa: BLE001  (L2: kept and logged, never raised into Spark)
             _LOG.exception("%s was not backed up; the query itself is not affected", self._checkpoint)
             with self._changed:
-                self._last_error = error
+                self.last_error = error
                 self._changed.notify_all()
         else:
             self._backed_up = made.backup.batch
             with self._changed:
-                self._backups += made.is_new
-                self._last_backup, self._last_error = made, None
+                self.backups += made.is_new
+                self.last_backup, self.last_error = made, None
                 self._changed.notify_all()
 
     async def _judge(self) -> None:
@@ -305,12 +279,8 @@ class BackupListener(StreamingQueryListener):
         return backup.batch if backup is not None and backup.query_id == self._query_id else -1
 
     async def _opened(self) -> Repository:
+        if isinstance(self._store, str):
+            self._store = open_store(self._store, self._repository_settings)
         if self._repository is None:
-            store = open_store(self._store, self._repository_settings) if isinstance(self._store, str) else self._store
-            try:
-                self._repository = await Repository.open(store, settings=self._transfer)
-            except BaseException:
-                if isinstance(self._store, str):
-                    await store.close()
-                raise
+            self._repository = await Repository.open(self._store, settings=self._transfer)
         return self._repository

@@ -1,0 +1,405 @@
+"""Back up, restore and check a streaming checkpoint on Spark: its stores on the executors, the rest on the driver.
+
+The flows are those of `engine.checkpoint`, only their backends are others (design 0005, 2 to 4). A checkpoint has to be
+on an object store, or a directory that every executor sees and, to restore one, may write beside as the same user.
+
+To an object store each task publishes its stores itself, and what makes a checkpoint of them, `commits/` above all,
+comes from the driver when all are there. What a prefix holds is moved aside only after a trial: every store is fetched,
+verified and, if that is asked for, replayed once, and thrown away; so it is read twice then.
+
+A task that Spark repeats finds what an earlier attempt left, and replaces it; of a lost attempt at a replayed store,
+SSTs may stay that nothing names, as Spark's own lost attempts leave them.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from typing_extensions import override
+
+from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.errors import StoreError, StoreUnavailableError
+from blobstore.opening import StoreSettings
+from engine.blocking import LoopThread
+from engine.checkpoint.backup import (
+    OPERATION,
+    BackupChoice,
+    CheckpointBackupPlan,
+    CheckpointBackupResult,
+    StoreBackup,
+    StoreToBackUp,
+    backup_store,
+    opened_checkpoint,
+    run_backup,
+)
+from engine.checkpoint.check import check_logs, finish_check
+from engine.checkpoint.store_check import StoreWork as StoreToCheck
+from engine.checkpoint.store_check import check_store
+from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
+from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
+from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, RestoredCheckpoint, make_target, run_restore
+from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
+from engine.checkpoint.targets import DirectoryTarget, ObjectTarget, files_below, publish_files
+from engine.clock import Runtime, Stopwatch
+from engine.errors import ConflictError, DamagedError, EngineError, SourceChangedError, UnsafeSourceError
+from engine.repository.repository import Repository
+from engine.spark.access import SparkOptions, absolute, open_on_driver
+from engine.spark.errors import TaskFailedError, decode_error
+from engine.spark.spread import (
+    CarryOut,
+    StoreOutcome,
+    StoresTask,
+    StoreWork,
+    default_partitions,
+    evaluate,
+    placed_work,
+    spread,
+    when_free,
+    works_of,
+)
+from engine.state.checkpoint_dir import CheckpointDir, store_url
+from index.errors import FormatError, UnknownFormatError, VersionMissingError
+from index.snapshot.model import Scope, StoreReference
+from index.spark.checkpoint import StoreId
+
+_ERRORS_SHOWN_MAX: Final = 3
+
+
+def _carry_out(
+    spark: SparkSession,
+    task: StoresTask,
+    stores: Iterable[tuple[StoreId, StoreReference | None]],
+    partitions_max: int | None,
+) -> list[StoreOutcome]:
+    work = [StoreWork(task=of.task, store=of.store, path=of.path, reference=reference) for of, reference in stores]
+    rows = spread(spark, task, work, partitions_max).toArrow().to_pylist() if work else []
+    return [StoreOutcome(**row) for row in rows]
+
+
+def _first_of(errors: Sequence[str]) -> str:
+    more = len(errors) - _ERRORS_SHOWN_MAX
+    return "; ".join(errors[:_ERRORS_SHOWN_MAX]) + (f", and {more} more" if more > 0 else "")
+
+
+# ---------------------------------------------------------------------- backup
+
+# What the driver raises for what a store failed with.
+_RAISED: Final[dict[type[Exception], type[EngineError | StoreError]]] = {
+    SourceChangedError: SourceChangedError,
+    UnsafeSourceError: UnsafeSourceError,
+    VersionMissingError: UnsafeSourceError,
+    DamagedError: DamagedError,
+    FormatError: DamagedError,
+    # What a newer Spark wrote is not damaged.
+    UnknownFormatError: TaskFailedError,
+    ConflictError: ConflictError,
+    StoreUnavailableError: StoreUnavailableError,
+    Exception: TaskFailedError,
+}
+# The one that is raised of several, with its hint: damage first, then what moved.
+_HINTS: Final[dict[type[EngineError], str]] = {
+    TaskFailedError: "",
+    DamagedError: DAMAGE_HINT,
+    ConflictError: "",
+    SourceChangedError: MOVED_HINT,
+    UnsafeSourceError: MOVED_HINT,
+}
+
+
+class BackupLiveStores(StoresTask, frozen=True, kw_only=True):
+    """Backs up the stores of a partition."""
+
+    checkpoint: str
+    # By task and store.
+    stores: dict[tuple[str, str], StoreToBackUp]
+    choice: BackupChoice
+
+    @override
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[CarryOut]:
+        async with opened_checkpoint(self.checkpoint, self.choice.checkpoint_settings) as root:
+            yield lambda repository, work: self.back_up(repository, root, work)
+
+    async def back_up(self, repository: Repository, root: CheckpointDir, work: StoreWork) -> StoreOutcome:
+        done = await backup_store(repository, root, self.scope, self.stores[work.task, work.store], self.choice)
+        stats = done.result.stats
+        return StoreOutcome(
+            files=stats.files_total,
+            bytes_moved=stats.bytes_uploaded,
+            bytes_kept=stats.bytes_retained,
+            result=msgspec.msgpack.encode(done),
+        )
+
+
+def backup_checkpoint(
+    spark: SparkSession,
+    url: str,
+    checkpoint: str | Path,
+    choice: BackupChoice | None = None,
+    *,
+    options: SparkOptions | None = None,
+) -> CheckpointBackupResult:
+    """Back up a checkpoint, its stores spread over the executors by their bytes.
+
+    Args:
+        spark: The session; it need not be the one that runs the query.
+        url: A repository that every executor can reach.
+        checkpoint: The checkpointLocation as every executor can reach it: a path or a URL.
+        choice: What, and how; `scratch` is a directory here and on each executor.
+
+    Raises:
+        As `engine.checkpoint.backup.backup_checkpoint`, but what is not whole is always a DamagedError, a part
+        that is gone an UnsafeSourceError, and what else a store fails with a TaskFailedError.
+    """
+    location = absolute(checkpoint)
+    asked = choice or BackupChoice()
+    options = options or SparkOptions()
+    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
+
+    def back_up_stores(plan: CheckpointBackupPlan) -> Sequence[StoreBackup]:
+        stores = {(item.store.id.task, item.store.id.store): item for item in plan.stores}
+        task = BackupLiveStores(access=access, scope=plan.scope, checkpoint=location, stores=stores, choice=asked)
+        bases = [(item.store.id, item.base) for item in plan.stores]
+        return _backups(_carry_out(spark, task, bases, options.partitions_max), location)
+
+    with repository, repository.inside(opened_checkpoint(location, asked.checkpoint_settings)) as root:
+        return repository.loop.run(
+            run_backup(
+                repository.asynchronous,
+                root,
+                lambda plan: asyncio.to_thread(back_up_stores, plan),
+                asked,
+                runtime=Runtime(),
+            )
+        )
+
+
+def _backups(outcomes: Sequence[StoreOutcome], location: str) -> tuple[StoreBackup, ...]:
+    """Decode the results of all stores, or raise what is wrong with some."""
+    failed: dict[type[Exception], list[str]] = {}
+    for outcome in outcomes:
+        if not outcome.ok:
+            error = decode_error(outcome.result) if outcome.result else None
+            kind = next(_RAISED[of] for of in type(error).__mro__ if of in _RAISED) if error else TaskFailedError
+            message = _message(error, outcome.path, location) if error else outcome.error
+            failed.setdefault(kind, []).append(message)
+    for raised, hint in _HINTS.items():
+        if raised in failed:
+            raise raised(_first_of(failed[raised]), operation=OPERATION, subject=location, hint=hint)
+    if failed:
+        raise StoreUnavailableError(_first_of(failed[StoreUnavailableError]), operation=OPERATION, key=location)
+    return tuple(msgspec.msgpack.decode(outcome.result, type=StoreBackup) for outcome in outcomes)
+
+
+def _message(error: Exception, path: str, location: str) -> str:
+    """Format an error with its notes, for a driver that names the checkpoint itself."""
+    text = "; ".join([str(error).replace(f"{location.rstrip('/')}/", ""), *getattr(error, "__notes__", ())])
+    return text if path in text else f"{path}: {text}"
+
+
+# ---------------------------------------------------------------------- restore
+
+_INCOMPLETE_HINT: Final = "where something is missing, `--or-newest-complete` takes the newest backup that is whole"
+
+
+class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
+    """Restores the stores of a partition, each below a directory or below the URL of a prefix."""
+
+    # Where the checkpoint is gathered if that is a directory, else where it is published.
+    root: str
+    is_directory: bool
+    target_settings: StoreSettings
+    # Publish nothing: only see that every store can be fetched.
+    is_trial: bool = False
+    # By task and store.
+    wanted: dict[tuple[str, str], StoreToRestore]
+
+    @override
+    async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
+        item = self.wanted[work.task, work.store]
+        if self.is_directory:
+            restored = await self._restore(repository, item, Path(self.root, item.id.path))
+        else:
+            restored = await self._publish(repository, item)
+        return StoreOutcome(
+            files=restored.files, bytes_moved=restored.bytes_fetched, result=msgspec.msgpack.encode(restored)
+        )
+
+    async def _restore(self, repository: Repository, item: StoreToRestore, target: Path) -> StoreRestored:
+        # Spark may have lost an attempt that had come to its end: what that left may go.
+        return await when_free(
+            lambda: restore_store(
+                repository, item, target, transfer=repository.settings, runtime=Runtime(), replace=True
+            )
+        )
+
+    async def _publish(self, repository: Repository, item: StoreToRestore) -> StoreRestored:
+        if item.replayed:
+            # Two attempts make two zips of one name: the checksum of the one must never be beside the other.
+            unsummed = msgspec.structs.replace(item.store.settings, file_checksums=False)
+            item = msgspec.structs.replace(item, store=msgspec.structs.replace(item.store, settings=unsummed))
+        scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
+        try:
+            async with opened_checkpoint(self.root, self.target_settings) as directory:
+                restored = await self._restore(repository, item, Path(scratch.name, item.id.path))
+                if not self.is_trial:
+                    files = await run_blocking(files_below, Path(scratch.name))
+                    await publish_files(directory, Path(scratch.name), files)
+                    restored = msgspec.structs.replace(restored, published=tuple(files))
+        finally:
+            await run_blocking(scratch.cleanup)
+        return restored
+
+
+def restore_checkpoint(
+    spark: SparkSession,
+    url: str,
+    target: str | Path,
+    choice: RestoreChoice | None = None,
+    *,
+    options: SparkOptions | None = None,
+) -> RestoredCheckpoint:
+    """Restore a checkpoint, its stores on the executors.
+
+    Args:
+        url: A repository that every executor can reach.
+        target: A directory that every executor sees under this path, or the URL of a prefix of an object store. Content
+            of a prefix that is moved aside goes before the first store comes, and after all of them were fetched once,
+            to see that they can be: they are read twice then.
+        choice: What, and how. A target that is a URL is asked as the repository's store if `target_settings` is None.
+
+    Raises:
+        DamagedError: Something of a store is missing or altered; the first few are named.
+        TaskFailedError: A store could not be restored otherwise, or Spark itself gave up.
+        As `engine.checkpoint.restore.restore_checkpoint`.
+    """
+    choice, options = choice or RestoreChoice(), options or SparkOptions()
+    settings, partitions_max = choice.target_settings or options.store, options.partitions_max
+    choice = msgspec.structs.replace(choice, target_settings=settings)
+    runtime = Runtime()
+    place = make_target(target, runtime, choice)
+    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
+
+    async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
+        is_directory = isinstance(place, DirectoryTarget)
+        task = RestoreCheckpointStores(
+            access=access,
+            scope=Scope(restore.job),
+            root=str(restore.directory) if is_directory else store_url(str(target)),
+            is_directory=is_directory,
+            target_settings=settings,
+            wanted={(item.id.task, item.id.store): item for item in work},
+        )
+        if isinstance(place, ObjectTarget):
+            if place.has_content:
+                trial = msgspec.structs.replace(task, is_trial=True)
+                await run_blocking(_restore_stores, spark, trial, partitions_max)
+            await place.clear()
+        # To its end: tasks still write to the staging directory, and rely on the pin.
+        return await run_blocking(_restore_stores, spark, task, partitions_max)
+
+    with repository:
+        return repository.loop.run(run_restore(repository.asynchronous, place, choice, restore_stores, runtime))
+
+
+def _restore_stores(
+    spark: SparkSession, task: RestoreCheckpointStores, partitions_max: int | None
+) -> tuple[StoreRestored, ...]:
+    stores = [(item.id, item.reference) for item in task.wanted.values()]
+    outcomes = _carry_out(spark, task, stores, partitions_max)
+    failed = [outcome for outcome in outcomes if not outcome.ok]
+    if failed:
+        errors = [decode_error(outcome.result) for outcome in failed if outcome.result]
+        is_damage = any(isinstance(error, DamagedError | FormatError) for error in errors)
+        shown = _first_of([f"{outcome.path}: {outcome.error}" for outcome in failed])
+        raise (DamagedError if is_damage else TaskFailedError)(
+            f"{len(failed)} of {len(outcomes)} stores were not restored: {shown}",
+            operation="restore checkpoint",
+            subject=str(task.scope),
+            hint=_INCOMPLETE_HINT if is_damage else "",
+        )
+    return tuple(msgspec.msgpack.decode(outcome.result, type=StoreRestored) for outcome in outcomes)
+
+
+# ---------------------------------------------------------------------- check
+
+# Number of stores of a partition at once: one waits for its store while another one reads.
+_STORES_AT_ONCE: Final = 2
+
+
+class CheckStores(msgspec.Struct, frozen=True, kw_only=True):
+    """Checks the stores of a partition; given to `mapInArrow`."""
+
+    location: str
+    level: CheckLevel
+    settings: StoreSettings | None
+    scratch: Path | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Check each row of work; return one row for each."""
+        work = works_of(batches, StoreToCheck)
+        if work:
+            rows = [msgspec.msgpack.encode(checked) for checked in asyncio.run(self._check(work))]
+            yield pa.record_batch([pa.array(rows, pa.binary())], ["checked"])
+
+    async def _check(self, work: list[StoreToCheck]) -> list[StoreChecked]:
+        async with opened_checkpoint(self.location, self.settings) as root:
+            return await map_bounded(
+                lambda store: check_store(root, store, scratch=self.scratch, level=self.level),
+                work,
+                in_flight_max=_STORES_AT_ONCE,
+            )
+
+
+def check_checkpoint(
+    spark: SparkSession,
+    location: str | Path,
+    *,
+    level: CheckLevel = "full",
+    scratch: Path | None = None,
+    partitions_max: int | None = None,
+    store_settings: StoreSettings | None = None,
+) -> CheckReport:
+    """Check a checkpoint, its stores on the executors.
+
+    Args:
+        location: A directory that every executor sees under this path, or a URL.
+        level: As `engine.checkpoint.check.check_checkpoint`.
+        scratch: As there, on each executor.
+        partitions_max: `default_partitions` if not given.
+
+    Raises:
+        TaskFailedError: A store could not be looked at as often as Spark tried, or Spark itself gave up.
+        NotFoundError, ProviderError, StoreError: As `engine.checkpoint.check.check_checkpoint`.
+    """
+    task = CheckStores(location=absolute(location), level=level, settings=store_settings, scratch=scratch)
+    # A notebook has an event loop of its own.
+    loop = LoopThread()
+    try:
+        return loop.run(_check(spark, task, partitions_max or default_partitions(spark)))
+    finally:
+        loop.stop()
+
+
+async def _check(spark: SparkSession, task: CheckStores, partitions_max: int) -> CheckReport:
+    watch = Stopwatch(Runtime())
+
+    def check_stores(stores: tuple[StoreToCheck, ...]) -> list[StoreChecked]:
+        if not stores:
+            return []
+        # Stores of one operator follow each other: dealt out like cards, a large operator is everywhere.
+        partitions = [number % min(partitions_max, len(stores)) for number in range(len(stores))]
+        frame = placed_work(spark, stores, partitions).mapInArrow(task, "checked binary")
+        rows = evaluate(frame, "check", task.location).column("checked").to_pylist()
+        return [msgspec.msgpack.decode(row, type=StoreChecked) for row in rows]
+
+    async with opened_checkpoint(task.location, task.settings) as root:
+        logs = await check_logs(root)
+        checked = await asyncio.to_thread(check_stores, logs.stores)
+        return await finish_check(root, logs, checked, level=task.level, watch=watch)

@@ -1,1 +1,0 @@
-"""A streaming query's checkpoint as a whole, in parallel on Spark."""
