@@ -99,7 +99,7 @@ def absolute(location: str | Path) -> str:
 
 
 class RepositoryCache:
-    """Open repositories, each with an event loop of its own; so many stay open while nobody uses them."""
+    """Open repositories, each with an event loop of its own; at most `kept_max` stay open unused."""
 
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
         self._kept_max = kept_max

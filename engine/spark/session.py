@@ -16,19 +16,14 @@ from engine.errors import UsageError
 
 __all__ = ["SparkSession", "open_session"]
 
-_NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 # What Spark logs for as long as nobody has said what it is to log: log4j 2 looks for its settings by this variable.
 _LOG_SETTINGS: Final = "LOG4J_CONFIGURATION_FILE"
 _QUIET: Final = Path(__file__).with_name("log4j2.properties")
-_PYTHON: Final = "PYSPARK_PYTHON"
 # A Spark Connect server, or `local[N]`; what follows the server may have a token.
 _REMOTE: Final = "SPARK_REMOTE"
 _SERVER: Final = re.compile(r"(?P<begin>sc://|local)(?:[^/;?#]*@)?(?P<server>[^/;?#@]*)")
-# Spark's condition for such a URL; where Python refuses it first, there is none.
-_NO_URL: Final = "INVALID_CONNECT_URL"
-# How long a server may take to answer a connection, and what gRPC calls an open one.
+# How long a server may take to answer a connection.
 CONNECT_S_MAX: Final = 15.0
-_READY: Final = "READY"
 
 
 @contextlib.contextmanager
@@ -48,7 +43,7 @@ def open_session() -> Iterator[SparkSession]:
         return
     session = _connect(remote) if (remote := os.environ.get(_REMOTE)) else _start()
     context = getattr(session, "sparkContext", None)
-    if context is not None and context.master.startswith("local") and not os.environ.get(_PYTHON):
+    if context is not None and context.master.startswith("local") and not os.environ.get("PYSPARK_PYTHON"):
         context.pythonExec = session.conf.get("spark.pyspark.python", None) or sys.executable
     try:
         yield session
@@ -63,7 +58,8 @@ def _start() -> SparkSession:
             return builder.getOrCreate()
     except (PySparkException, OSError) as error:
         message, hint = f"Spark does not start here: {error}", "see what Spark says of its settings"
-        if isinstance(error, OSError) or (isinstance(error, PySparkRuntimeError) and error.getCondition() == _NO_JAVA):
+        is_gateway = isinstance(error, PySparkRuntimeError) and error.getCondition() == "JAVA_GATEWAY_EXITED"
+        if is_gateway or isinstance(error, OSError):
             message, hint = "Spark does not start here", "set JAVA_HOME to a Java 17 or newer"
         raise UsageError(message, operation="spark", hint=f"{hint}, or leave --on-spark out") from error
 
@@ -79,9 +75,10 @@ def _connect(remote: str) -> SparkSession:
         # Without user, path and parameters, which may be mistyped tokens.
         server = f"{found['begin']}{found['server']}" if found else "***"
         shown = str(error).replace(remote, server)
-        # Of the URL, or with one that has parameters, its condition alone.
+        # Of the URL, or with one that has parameters, its condition alone; Python refuses some URLs without one.
         if isinstance(error, ValueError) or (isinstance(error, PySparkException) and ";" in remote):
-            shown = (error.getCondition() if isinstance(error, PySparkException) else _NO_URL) or type(error).__name__
+            condition = error.getCondition() if isinstance(error, PySparkException) else "INVALID_CONNECT_URL"
+            shown = condition or type(error).__name__
         if isinstance(error, ImportError):
             hint = "in the checkout: pip install '.[connect]'"
         elif isinstance(error, ValueError):
@@ -111,7 +108,7 @@ def _wait_for_server(url: str) -> None:
         answered = threading.Event()
 
         def note(state: object) -> None:
-            if getattr(state, "name", "") == _READY:
+            if getattr(state, "name", "") == "READY":
                 answered.set()
 
         channel.subscribe(note, try_to_connect=True)

@@ -283,25 +283,18 @@ class StatefulJob:
             # Not a task but the caller's DataFrame: Spark's own words are the best.
             raise
         except PySparkException as error:
-            raise self._failure(error, parent) from error
+            # A run builds on the newest commit without a pin: the newest is never collected (design 0002, D3). If it is
+            # the newest no more, a task may have missed its blobs, and the run has lost, whatever its tasks have met.
+            newest = self.latest()
+            if newest is not None and (parent is None or newest.pointer != parent.pointer):
+                message = f"commit {newest.pointer.number} was made meanwhile"
+                raise CommitLostError(message, operation="run", subject=str(self.scope)) from error
+            raise TaskFailedError(last_error(error), operation="run", subject=str(self.scope)) from error
         reports = [msgspec.msgpack.decode(data, type=TaskReport) for data in collected.column("report").to_pylist()]
         reports.sort(key=lambda report: int(report.task))
         if len({report.task for report in reports}) < len(reports):
             raise PartitioningError("a task ran in several partitions", operation="run", subject=str(self.scope))
         return tuple(reports)
-
-    def _failure(self, error: PySparkException, parent: Commit | None) -> Exception:
-        """Return the error that a failed run means.
-
-        A run builds on the newest commit without a pin: the newest is never collected (design 0002, D3). If it is the
-        newest no more, a task may have missed its blobs, and the run has lost, whatever its tasks have met.
-        """
-        newest = self.latest()
-        if newest is not None and (parent is None or newest.pointer != parent.pointer):
-            return CommitLostError(
-                f"commit {newest.pointer.number} was made meanwhile", operation="run", subject=str(self.scope)
-            )
-        return TaskFailedError(last_error(error), operation="run", subject=str(self.scope))
 
     def _other_stores(self, commit: Commit | None) -> tuple[tuple[str, str], ...]:
         """Return the stores of another name. The number of tasks never changes (K3)."""

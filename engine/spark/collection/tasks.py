@@ -102,16 +102,15 @@ def run_has_ended(key: str) -> RunEndedError:
 
 def encode_inventory(uploads: tuple[Upload, ...], foreign: tuple[str, ...]) -> bytes:
     """Return what was listed as an Arrow stream."""
-    columns = (
-        [u.key for u in uploads] + list(foreign),
-        [u.size_bytes for u in uploads] + [0] * len(foreign),
-        [u.created_at_ms for u in uploads] + [0] * len(foreign),
-        [False] * len(uploads) + [True] * len(foreign),
-    )
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, UPLOADS, strict=True)]
+    columns = {
+        "key": [u.key for u in uploads] + list(foreign),
+        "size_bytes": [u.size_bytes for u in uploads] + [0] * len(foreign),
+        "created_at_ms": [u.created_at_ms for u in uploads] + [0] * len(foreign),
+        "foreign": [False] * len(uploads) + [True] * len(foreign),
+    }
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, UPLOADS, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
-        stream.write_batch(pa.record_batch(arrays, schema=UPLOADS))
+        stream.write_batch(pa.RecordBatch.from_pydict(columns, schema=UPLOADS))
     return bytes(sink.getvalue())
 
 
