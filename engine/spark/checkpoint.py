@@ -39,12 +39,12 @@ from engine.checkpoint.backup import (
     run_backup,
 )
 from engine.checkpoint.check import check_logs, finish_check
-from engine.checkpoint.store_check import StoreWork as StoreToCheck
-from engine.checkpoint.store_check import check_store
 from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, RestoredCheckpoint, make_target, run_restore
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
+from engine.checkpoint.store_check import StoreWork as StoreToCheck
+from engine.checkpoint.store_check import check_store
 from engine.checkpoint.targets import DirectoryTarget, ObjectTarget, files_below, publish_files
 from engine.clock import Runtime, Stopwatch
 from engine.errors import ConflictError, DamagedError, EngineError, SourceChangedError, UnsafeSourceError
