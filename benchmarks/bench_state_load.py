@@ -43,11 +43,11 @@ import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation
 from pyspark.sql import SparkSession
 
 from engine.rocksdb.store import StoreWriter, spark_settings
-from engine.state.changelogs import ChangelogWriter, open_changelog
-from engine.state.metrics import LoadMetrics
-from engine.state.replay import KeyCounts, count_store, replay
+from engine.state.changelogs import ChangelogWriter, KeyCounts, count_store, open_changelog, replay
+from engine.state.load import LoadMetrics
 from engine.state.settings import StateStoreSettings
 from engine.state.store import StateStore
+from index.spark.changelog import PUT
 
 STATE_MB = int(os.environ.get("TIDEMARK_BENCH_STATE_MB", "1200"))
 ROUNDS = int(os.environ.get("TIDEMARK_BENCH_ROUNDS", "5"))
@@ -309,7 +309,7 @@ def measure_replay(root: Path) -> dict[str, list[float]]:
         db.flush()
     with ChangelogWriter(root / "1.changelog", "lz4", 1) as writer:
         for n in range(REPLAYED):
-            writer.put(key(chance.randrange(3 * REPLAYED)), value + b"%d" % n)
+            writer.write((PUT, key(chance.randrange(3 * REPLAYED)), value + b"%d" % n))
         writer.finish()
     opener = functools.partial(open_changelog, root / "1.changelog", "lz4")
 
@@ -323,8 +323,9 @@ def measure_replay(root: Path) -> dict[str, list[float]]:
         return added
 
     def replayed(db: StoreWriter, *, count: bool) -> int:
-        before = KeyCounts(2 * REPLAYED)
-        return replay(db, [opener], delimiter=b"", count_keys=count, counted_before=before).keys_delta.keys
+        stored = 2 * REPLAYED
+        done = replay(db, [opener], before=KeyCounts(stored) if count else None)
+        return 0 if done.counts is None else done.counts.keys - stored
 
     rates: dict[str, list[float]] = {}
     for n, count, (name, work) in itertools.product(

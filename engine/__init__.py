@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from engine.restore.restore import RestoreOptions as RestoreOptions
     from engine.restore.restore import RestoreResult as RestoreResult
     from engine.state.query import StreamingCheckpoint as StreamingCheckpoint
-    from engine.state.query import open_query_state as open_query_state
     from engine.state.restore import StateRestoreOptions as StateRestoreOptions
     from engine.state.settings import StateStoreSettings as StateStoreSettings
     from engine.state.store import StateStore as StateStore
-    from engine.state.sync import SyncStateStore as SyncStateStore
+    from engine.state.store import SyncStateStore as SyncStateStore
+    from engine.state.store import open_query_state as open_query_state
     from index.plan.commits import Commit as Commit
     from index.snapshot.delta import IndexDifference as IndexDifference
 
@@ -45,11 +45,10 @@ _NAMES = {
     "engine.inspect.verify": "VerifyReport",
     "engine.repository.repository": "Repository SyncRepository",
     "engine.restore.restore": "Restored RestoreOptions RestoreResult",
-    "engine.state.query": "StreamingCheckpoint open_query_state",
+    "engine.state.query": "StreamingCheckpoint",
     "engine.state.restore": "StateRestoreOptions",
     "engine.state.settings": "StateStoreSettings",
-    "engine.state.store": "StateStore",
-    "engine.state.sync": "SyncStateStore",
+    "engine.state.store": "StateStore SyncStateStore open_query_state",
     "index.plan.commits": "Commit",
     "index.snapshot.delta": "IndexDifference",
 }

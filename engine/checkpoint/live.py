@@ -25,8 +25,8 @@ from engine.errors import DamagedError, EngineError, UnsafeSourceError, restated
 from engine.local.scan import changed_error, is_unchanged, local_file, refusing, special_error
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.files import resolve_with
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt
-from engine.state.sources import resolve_with
 from index.errors import FileChecksumError, FormatError, UnsafeNameError
 from index.plan.backup import PlannedFile
 from index.snapshot.contents import files_of

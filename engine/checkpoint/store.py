@@ -28,9 +28,8 @@ from engine.state.load import StateLoader
 from engine.state.loaded import LoadedState
 from engine.state.local_files import WorkingDir, local_path, shared_path
 from engine.state.query import StoreAt
-from engine.state.restore import StateRestoreOptions, restore_state
+from engine.state.restore import IndexStateFiles, StateRestoreOptions, restore_state
 from engine.state.settings import StateStoreSettings
-from engine.state.sources import IndexStateFiles
 from engine.state.zips import build_state_zip
 from index.snapshot.contents import files_of
 from index.snapshot.model import FilePath, StoreReference

@@ -16,14 +16,14 @@ from engine.checkpoint.file_check import ChangelogReport, check_changelog_file, 
 from engine.checkpoint.findings import CheckLevel, Finding, Findings, StoreChecked
 from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, TargetError
-from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.files import StateFileManager
+from engine.state.changelogs import KeyCounts, count_store
+from engine.state.checkpoint_dir import CheckpointDir, StateFiles
+from engine.state.compression import Codec
+from engine.state.files import StateFileManager, resolve_with
 from engine.state.load import StateLoader
 from engine.state.local_files import WorkingDir, shared_path
 from engine.state.query import StreamingCheckpoint
-from engine.state.replay import KeyCounts, count_store
-from engine.state.settings import CodecName, StateStoreSettings
-from engine.state.sources import StateFiles, resolve_with
+from engine.state.settings import StateStoreSettings
 from index.errors import (
     DamagedChangelogError,
     FileChecksumError,
@@ -64,7 +64,7 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
     id: StoreId
     # What the commit log says of it, ascending, and how the changelog of each is compressed.
     versions: tuple[StateVersion, ...]
-    codecs: tuple[CodecName, ...]
+    codecs: tuple[Codec, ...]
     # As the newest of them has it.
     settings: StateStoreSettings
     newest_batch: int
@@ -192,7 +192,7 @@ class _StoreCheck:
         if of not in self._changelogs:
             name = changelog_name(of)
             # Before every commit record it is compressed as the oldest of these.
-            codec: CodecName = self._codecs.get(of.version) or self._codecs[min(self._codecs)]
+            codec: Codec = self._codecs.get(of.version) or self._codecs[min(self._codecs)]
             report = await self._read_summed(
                 name,
                 of,

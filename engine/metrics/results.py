@@ -16,7 +16,8 @@ from engine.inspect.verify import ProblemKind, VerifyReport
 from engine.metrics.names import LOAD_METRICS, PREFIX, SAVE_METRICS, Sample, Samples
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreResult
-from engine.state.metrics import LoadMetrics, SaveMetrics
+from engine.state.commit import SaveMetrics
+from engine.state.load import LoadMetrics
 from index.errors import FormatError
 from index.plan.collect import DeleteReason
 from index.plan.commits import Commit, RetentionPolicy

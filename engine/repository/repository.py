@@ -71,8 +71,7 @@ from engine.restore.restore import (
     restore_store,
 )
 from engine.settings import TransferSettings
-from engine.state.restore import RestoredState, StateRestoreOptions, find_state_commit, restore_state
-from engine.state.sources import IndexStateFiles
+from engine.state.restore import IndexStateFiles, RestoredState, StateRestoreOptions, find_state_commit, restore_state
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit, Retention, RetentionPolicy
 from index.plan.restore import RestorePlan

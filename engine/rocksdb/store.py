@@ -103,12 +103,19 @@ def spark_settings(merge_delimiter: bytes | None = None) -> RocksDbSettings:
 
 
 def _make_options(settings: RocksDbSettings, *, compactions: bool = True) -> rocksdict.Options:
-    """Make options in raw mode, of which none comes from the directory of the store.
-
-    Raises:
-        UsageError: The delimiter cannot be written in the text of options.
-    """
-    options = _read_options(settings.merge_delimiter, compactions=compactions)
+    """Make options in raw mode, of which none comes from the directory of the store."""
+    delimiter = settings.merge_delimiter
+    if delimiter is not None and delimiter not in _DELIMITERS:
+        hint = "Spark's stores have a comma (merge operator version 1) or nothing (version 2)"
+        raise UsageError(f"no store has {delimiter!r} between operands", operation="choose options", hint=hint)
+    text = "" if delimiter is None else _MERGE_OPERATOR % delimiter.decode()
+    text += "" if compactions else _NO_COMPACTIONS
+    # RocksDB's defaults, in raw mode, with those two things that rocksdict has no call for.
+    with tempfile.TemporaryDirectory(prefix="tidemark-options-") as private:
+        Path(private, "OPTIONS-000001").write_text(_TEXT % text, encoding="ascii")
+        Path(private, "rocksdict-config.json").write_text(_RAW_MODE, encoding="ascii")
+        _, families = rocksdict.Options.load_latest(private)
+    options = families["default"]
     options.create_if_missing(create_if_missing=False)
     options.set_write_buffer_size(settings.write_buffer_bytes)
     options.set_max_write_buffer_number(2)
@@ -129,20 +136,6 @@ def _make_options(settings: RocksDbSettings, *, compactions: bool = True) -> roc
     return options
 
 
-def _read_options(delimiter: bytes | None, *, compactions: bool) -> rocksdict.Options:
-    """RocksDB's defaults, in raw mode, with those two things that rocksdict has no call for."""
-    if delimiter is not None and delimiter not in _DELIMITERS:
-        hint = "Spark's stores have a comma (merge operator version 1) or nothing (version 2)"
-        raise UsageError(f"no store has {delimiter!r} between operands", operation="choose options", hint=hint)
-    text = "" if delimiter is None else _MERGE_OPERATOR % delimiter.decode()
-    text += "" if compactions else _NO_COMPACTIONS
-    with tempfile.TemporaryDirectory(prefix="tidemark-options-") as private:
-        Path(private, "OPTIONS-000001").write_text(_TEXT % text, encoding="ascii")
-        Path(private, "rocksdict-config.json").write_text(_RAW_MODE, encoding="ascii")
-        _, families = rocksdict.Options.load_latest(private)
-    return families["default"]
-
-
 # The most rows that are taken before their size is looked at.
 _SLICE_ROWS_MAX: Final = 512
 
@@ -160,7 +153,7 @@ class _ChunkScan:
             raise _typed(error, "scan", directory) from error
         self._rows_max = rows_max
         self._bytes_max = bytes_max
-        self._directory = directory
+        self.directory = directory
         self._last: bytes | None = None
         self._slice_rows = 1
         self._state: Literal["open", "beyond", "ended"] = "open"
@@ -172,11 +165,11 @@ class _ChunkScan:
         if self._state == "ended":
             raise StopIteration
         if self._witness is None:
-            raise _closed(self._directory)
+            raise _closed(self.directory)
         try:
             found = self._take_chunk(self._witness)
         except Exception as error:
-            raise _typed(error, "scan", self._directory) from error
+            raise _typed(error, "scan", self.directory) from error
         if self._state == "beyond":
             self._state = "ended"
             self.cut_off()
@@ -249,7 +242,7 @@ class _Scan:
     """The iterator behind `StoreReader.items`."""
 
     def __init__(self, directory: Path, iterator: rocksdict.RdictIter, prefix: bytes) -> None:
-        self._directory = directory
+        self.directory = directory
         self._iterator: rocksdict.RdictIter | None = iterator
         self._prefix = prefix
         self._ended = False
@@ -262,7 +255,7 @@ class _Scan:
             raise StopIteration
         iterator = self._iterator
         if iterator is None:
-            raise _closed(self._directory)
+            raise _closed(self.directory)
         try:
             if iterator.valid():
                 key: bytes = iterator.key()
@@ -273,13 +266,12 @@ class _Scan:
             else:
                 iterator.status()
         except Exception as error:
-            raise _typed(error, "scan", self._directory) from error
+            raise _typed(error, "scan", self.directory) from error
         self._ended = True
         self._iterator = None
         raise StopIteration
 
     def cut_off(self) -> None:
-        """Release RocksDB's iterator; a scan that had not ended raises from now on."""
         self._iterator = None
 
 
@@ -292,7 +284,7 @@ class StoreReader:
     """
 
     def __init__(self, directory: Path, db: rocksdict.Rdict, merge_delimiter: bytes | None = None) -> None:
-        self._directory = directory
+        self.directory = directory
         self._db = db
         self._merge_delimiter = merge_delimiter
         self._scans: weakref.WeakSet[_Scan | _ChunkScan] = weakref.WeakSet()
@@ -313,17 +305,12 @@ class StoreReader:
         access = rocksdict.AccessType.read_only(error_if_log_file_exist=False)
         return cls(directory, _open(directory, settings, access), settings.merge_delimiter)
 
-    @property
-    def directory(self) -> Path:
-        """The directory of the store."""
-        return self._directory
-
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key; None if there is none."""
         try:
             value: bytes | None = self._db.get(key)
         except Exception as error:
-            raise _typed(error, "get", self._directory) from error
+            raise _typed(error, "get", self.directory) from error
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -331,7 +318,7 @@ class StoreReader:
         try:
             values: list[bytes | None] | None = self._db.get(list(keys)) if keys else []
         except Exception as error:
-            raise _typed(error, "get", self._directory) from error
+            raise _typed(error, "get", self.directory) from error
         return values or []
 
     def items(self, prefix: bytes = b"", *, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
@@ -344,14 +331,14 @@ class StoreReader:
             iterator = self._db.iter()
             iterator.seek(max(prefix, start))
         except Exception as error:
-            raise _typed(error, "scan", self._directory) from error
-        scan = _Scan(self._directory, iterator, prefix)
+            raise _typed(error, "scan", self.directory) from error
+        scan = _Scan(self.directory, iterator, prefix)
         self._scans.add(scan)
         return scan
 
     def chunks(self, prefix: bytes = b"", *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
         """Iterate as `items`, in lists of at most `rows_max` rows that end soon after they have `bytes_max` bytes."""
-        scan = _ChunkScan(self._directory, self._db, prefix, rows_max=rows_max, bytes_max=bytes_max)
+        scan = _ChunkScan(self.directory, self._db, prefix, rows_max=rows_max, bytes_max=bytes_max)
         self._scans.add(scan)
         return scan
 
@@ -371,7 +358,7 @@ class StoreReader:
                 move_on()
             iterator.status()
         except Exception as error:
-            raise _typed(error, "scan", self._directory) from error
+            raise _typed(error, "scan", self.directory) from error
         counts[prefix] = count
         return {group: number for group, number in counts.items() if number}
 
@@ -388,7 +375,7 @@ class StoreReader:
         except rocksdict.DbClosedError:
             pass
         except Exception as error:
-            raise _typed(error, "close", self._directory) from error
+            raise _typed(error, "close", self.directory) from error
 
     def __enter__(self) -> Self:
         return self
@@ -437,7 +424,7 @@ class StoreWriter(StoreReader):
         """Let RocksDB compact from now on, if it was opened to wait for this."""
         if not self._compactions_wait:
             return
-        with _typing("begin compactions", self._directory):
+        with _typing("begin compactions", self.directory):
             self._db.set_options({"disable_auto_compactions": "false"})
         self._compactions_wait = False
 
@@ -446,14 +433,14 @@ class StoreWriter(StoreReader):
         try:
             self._db.put(key, value, self._unlogged)
         except Exception as error:
-            raise _typed(error, "put", self._directory) from error
+            raise _typed(error, "put", self.directory) from error
 
     def delete(self, key: bytes) -> None:
         """Remove a key; one that is not there is no error."""
         try:
             self._db.delete(key, self._unlogged)
         except Exception as error:
-            raise _typed(error, "delete", self._directory) from error
+            raise _typed(error, "delete", self.directory) from error
 
     def merge(self, key: bytes, operand: bytes) -> None:
         """Append to the value of a key, behind the delimiter if there is a value.
@@ -472,7 +459,7 @@ class StoreWriter(StoreReader):
         """The bytes between two operands; a `UsageError` if the store was opened without one."""
         if self._merge_delimiter is None:
             hint = "open it with a merge_delimiter"
-            raise UsageError("has no merge operator", operation="merge", subject=str(self._directory), hint=hint)
+            raise UsageError("has no merge operator", operation="merge", subject=str(self.directory), hint=hint)
         return self._merge_delimiter
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
@@ -482,14 +469,14 @@ class StoreWriter(StoreReader):
         try:
             self._db.delete_range(begin, end, self._unlogged)
         except Exception as error:
-            raise _typed(error, "delete", self._directory) from error
+            raise _typed(error, "delete", self.directory) from error
 
     def write_batch(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Set keys, and remove those whose value is None, all of it at once.
 
         They go in ascending order: RocksDB's table in memory takes them that way several times as fast.
         """
-        with _typing("write", self._directory):
+        with _typing("write", self.directory):
             batch = rocksdict.WriteBatch(raw_mode=True)
             put, delete = batch.put, batch.delete
             for key in sorted(changes):
@@ -502,12 +489,12 @@ class StoreWriter(StoreReader):
 
     def flush(self) -> None:
         """Write what is in memory to SST files, and wait for it."""
-        with _typing("flush", self._directory):
+        with _typing("flush", self.directory):
             self._db.flush()
 
     def compact(self) -> None:
         """Merge all files into the last level."""
-        with _typing("compact", self._directory):
+        with _typing("compact", self.directory):
             self._db.compact_range(None, None)
 
     def checkpoint(self, target: Path) -> None:
@@ -521,7 +508,7 @@ class StoreWriter(StoreReader):
         if target.exists():
             raise UsageError("is there already", operation="checkpoint", subject=str(target))
         self.flush()
-        with _typing("checkpoint", self._directory):
+        with _typing("checkpoint", self.directory):
             # The object keeps the store open while it lives: it must not get a name.
             rocksdict.Checkpoint(self._db).create_checkpoint(str(target))
 

@@ -1,7 +1,7 @@
-"""Changelogs as files of this machine, and the checksums beside zips and changelogs (Spark 4.1 and newer).
+"""Changelogs as files of this machine, how they are replayed, and the checksums beside zips and changelogs (Spark 4.1).
 
-Readers and writers of changelogs block and belong in a thread. A file that is written is private until it is published,
-synced; a file that is read is never in memory as a whole (design 0004, L5).
+What reads, writes or replays changelogs blocks and belongs in a thread. A file that is written is private until it is
+published, synced; a file that is read is never in memory as a whole (design 0004, L5).
 
 A file and its checksum are two files, and nothing makes them one. So a checksum is never there while the file beside it
 may be another: it goes before the file is replaced, and a file that has none gets none when it is replaced by a process
@@ -12,11 +12,16 @@ Source:
 """
 
 import asyncio
+import itertools
 import os
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
+
+import msgspec
 
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
@@ -24,9 +29,9 @@ from engine.clock import Runtime
 from engine.errors import TargetError, UsageError
 from engine.local.hashing import crc32c
 from engine.local.scan import READ_FLAGS
-from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
+from engine.rocksdb.store import StoreReader, StoreWriter
+from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir, StateFiles
 from engine.state.compression import Codec, Compressor, decompress_chunks
-from engine.state.sources import StateFiles
 from index.snapshot.model import LineageItem
 from index.spark.changelog import (
     DELETE,
@@ -62,11 +67,7 @@ T = TypeVar("T")
 async def publish_checked(directory: CheckpointDir, path: str, source: Path | bytes, *, runtime: Runtime) -> int:
     """Publish a new file and its checksum, one PUT for each, and return the size of the file.
 
-    Raises:
-        CheckpointFileExistsError: A file is there. It is unchanged, as is its checksum.
-        CheckpointUnknownError: The store never said whether it took one of the two.
-        OSError: The source cannot be read.
-        StoreError: The store did not take one of the two.
+    It raises as `CheckpointDir.publish`, for either of the two. A file that is there is unchanged, as is its checksum.
     """
     if isinstance(source, bytes):
         found, size_bytes = crc32c(source), len(source)
@@ -83,14 +84,12 @@ async def publish_checked(directory: CheckpointDir, path: str, source: Path | by
 
 
 async def read_checked(files: StateFiles, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
-    """Read a small file, and verify it if a checksum is there.
+    """Read a small file as `StateFiles.read`, and verify it if a checksum is there.
 
     Raises:
-        BlobNotFoundError: There is no such file.
         FileChecksumError: It does not fit its checksum.
         UnknownFormatError: Its checksum is of another algorithm.
         DamagedError: It is larger than `size_bytes_max`, or its checksum is larger than any.
-        StoreError: As the store says.
     """
     data, expected = await _with_checksum(files.read(path, size_bytes_max=size_bytes_max), files, path)
     if expected is not None:
@@ -99,13 +98,9 @@ async def read_checked(files: StateFiles, path: str, *, size_bytes_max: int = RE
 
 
 async def fetch_checked(files: StateFiles, path: str, target: Path) -> int:
-    """Copy a file to this machine, verify it if a checksum is there, and return its size.
+    """Copy a file to this machine as `StateFiles.fetch`, verify it as `read_checked`, and return its size.
 
     Nothing of `target` is there before it is verified.
-
-    Raises:
-        TargetError: The target cannot be written.
-        BlobNotFoundError, FileChecksumError, UnknownFormatError, DamagedError, StoreError: As `read_checked`.
     """
     # Cut by bytes: that is what a file system counts.
     unverified = target.with_name(f".{os.fsdecode(os.fsencode(target.name)[:200])}.unverified")
@@ -175,13 +170,8 @@ class ChangelogWriter:
     """One changelog that is being written to a private file. Not for use by two threads at once.
 
     Keys and values are as in RocksDB: with the prefix of their column family, and with row checksums if those
-    are on (design 0004, L4). The file is a changelog once `finish` has returned.
-
-    Args:
-        path: It is created, or emptied if it is there.
-        codec: How the file is compressed.
-        version: From `index.spark.changelog.changelog_version`.
-        lineage: What its header says; empty for versions 1 and 2.
+    are on (design 0004, L4). The file is a changelog once `finish` has returned. The lineage is empty for versions 1
+    and 2.
 
     Raises:
         LineageError: The lineage does not fit (design 0004, C6).
@@ -198,32 +188,27 @@ class ChangelogWriter:
         self._compressor = Compressor(codec)
         self._version = version
         self._buffer = bytearray(header)
-        self._size_bytes = 0
         self._ended = False
         # Unbuffered: what is written is large already.
         self._file = path.open("wb", buffering=0)
 
-    def put(self, key: bytes, value: bytes) -> None:
-        self._take((PUT, key, value))
+    def write(self, record: Record) -> None:
+        """Add a record. With row checksums the key of a DELETE begins with its own, as Spark has it."""
+        data = encode_record(self._version, record)
+        self._check_not_ended()
+        self._buffer += data
+        self.records += 1
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self._write(self._compressor.write(self._buffer))
+            self._buffer.clear()
 
-    def merge(self, key: bytes, operand: bytes) -> None:
-        self._take((MERGE, key, operand))
-
-    def delete(self, key: bytes) -> None:
-        """Add the removal of a key. With row checksums the key begins with its own, as Spark has it."""
-        self._take((DELETE, key, b""))
-
-    def delete_range(self, begin: bytes, end: bytes) -> None:
-        self._take((DELETE_RANGE, begin, end))
-
-    def finish(self) -> int:
-        """Write the rest and the end mark, close the file, and return its size. It is not synced."""
+    def finish(self) -> None:
+        """Write the rest and the end mark, and close the file. It is not synced."""
         self._check_not_ended()
         self._buffer += encode_end(self._version)
         self._write(self._compressor.write(self._buffer) + self._compressor.finish())
         self._ended = True
         self._file.close()
-        return self._size_bytes
 
     def cancel(self) -> None:
         """Close and remove the file; after `finish`, or a second time, this does nothing."""
@@ -234,18 +219,8 @@ class ChangelogWriter:
         self._file.close()
         self.path.unlink(missing_ok=True)
 
-    def _take(self, record: Record) -> None:
-        data = encode_record(self._version, record)
-        self._check_not_ended()
-        self._buffer += data
-        self.records += 1
-        if len(self._buffer) >= _BUFFER_BYTES:
-            self._write(self._compressor.write(self._buffer))
-            self._buffer.clear()
-
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
-        self._size_bytes += len(view)
         while view:
             view = view[self._file.write(view) :]
 
@@ -265,20 +240,15 @@ class ChangelogWriter:
 class ChangelogReader:
     """One changelog that is being read, once, from its beginning; see `open_changelog`."""
 
-    def __init__(self, path: Path, codec: Codec) -> None:
+    def __init__(self, file: FileIO, path: Path, codec: Codec) -> None:
         self.path = path
-        self._file = path.open("rb", buffering=0)
-        chunks = iter(lambda: self._file.read(_CHUNK_BYTES) or b"", b"")
+        chunks = iter(lambda: file.read(_CHUNK_BYTES) or b"", b"")
         self._pieces = _slices(decompress_chunks(codec, chunks, subject=path.name))
         self._decoder = ChangelogDecoder(path.name)
         self._first: list[Record] = []
         self._finished = False
-        try:
-            while self._decoder.header is None and not self._finished:
-                self._first = self._next_records()
-        except BaseException:
-            self._file.close()
-            raise
+        while self._decoder.header is None and not self._finished:
+            self._first = self._next_records()
 
     @property
     def header(self) -> ChangelogHeader:
@@ -303,9 +273,6 @@ class ChangelogReader:
             if records:
                 yield records
 
-    def close(self) -> None:
-        self._file.close()
-
     def _next_records(self) -> list[Record]:
         piece = next(self._pieces, None)
         if piece is None:
@@ -313,14 +280,6 @@ class ChangelogReader:
             self._decoder.finish()
             return []
         return self._decoder.feed(piece)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _slices(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -330,14 +289,11 @@ def _slices(pieces: Iterator[bytes]) -> Iterator[bytes]:
             yield piece[at : at + _CHUNK_BYTES]
 
 
-def open_changelog(path: Path, codec: Codec, of: StateVersion | None = None) -> ChangelogReader:
-    """Open a changelog and read its header.
+@contextmanager
+def open_changelog(path: Path, codec: Codec, of: StateVersion | None = None) -> Iterator[ChangelogReader]:
+    """Open a changelog, a whole file, and read its header.
 
-    Args:
-        path: A whole file.
-        codec: How it is compressed: what the offset log says.
-        of: The version that the file's name in the store says, which its content has to go with (design 0004, L6);
-            None: unknown.
+    Its content has to go with `of`, the version that its name in the store says (design 0004, L6); None: unknown.
 
     Raises:
         DamagedChangelogError: Header or lineage are cut short or missing, or go with another kind of name.
@@ -345,11 +301,240 @@ def open_changelog(path: Path, codec: Codec, of: StateVersion | None = None) -> 
         UnknownFormatError: A newer Spark wrote it.
         OSError: It cannot be read.
     """
-    reader = ChangelogReader(path, codec)
-    try:
+    with path.open("rb", buffering=0) as file:
+        reader = ChangelogReader(file, path, codec)
         if of is not None:
             check_header(reader.header, of, subject=changelog_name(of))
-    except BaseException:
-        reader.close()
-        raise
-    return reader
+        yield reader
+
+
+# Bringing a store to a later version: the last record of a key wins, so records are gathered in a dict, and the dict is
+# written at once, in the order of its keys.
+
+# Keys that are gathered before they are written, and the bytes in them: whichever is reached first.
+BATCH_KEYS: Final = 50_000
+BATCH_BYTES: Final = 16 * 1024 * 1024
+# A store whose compactions wait gets them after this much: with each file more on level 0, looks take longer.
+COMPACTED_AFTER_BYTES: Final = 256 * 1024 * 1024
+# Keys that are looked up together: RocksDB does that without Python's lock, and their values are in memory together.
+_LOOKUP_KEYS: Final = 64
+# A look for one key costs as much as a scan over eight, or over five of large rows. Once the looks have cost what a
+# scan does, a scan it is: at worst the price is twice the least.
+_SCANNED_PER_LOOKUP: Final = 8
+# The prefix of the column family.
+_FAMILY_BYTES: Final = 2
+
+
+class KeyCounts(msgspec.Struct, frozen=True):
+    """Number of keys of a store."""
+
+    keys: int = 0
+    # Those of internal column families; `keys` is without them.
+    internal_keys: int = 0
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a replay."""
+
+    changelogs: int = 0
+    records: int = 0
+    # Of keys and values in the records.
+    size_bytes: int = 0
+    # Of keys afterwards; None: they are not counted.
+    counts: KeyCounts | None = None
+
+
+def count_store(db: StoreReader, is_internal: Callable[[bytes], bool] | None = None) -> KeyCounts:
+    """Count the keys of a store by a scan; `is_internal` as for `replay`, a damaged block is a `DamagedError`."""
+    if is_internal is None:
+        return KeyCounts(sum(db.count().values()))
+    keys = internal_keys = 0
+    for family, number in db.count(prefix_bytes=_FAMILY_BYTES).items():
+        if is_internal(family):
+            internal_keys += number
+        else:
+            keys += number
+    return KeyCounts(keys, internal_keys)
+
+
+def replay(
+    db: StoreWriter,
+    changelogs: Iterable[Callable[[], AbstractContextManager[ChangelogReader]]],
+    *,
+    before: KeyCounts | None = None,
+    is_internal: Callable[[bytes], bool] | None = None,
+    check_row: Callable[[Record], Record] | None = None,
+) -> Replayed:
+    """Apply changelogs to a store.
+
+    Args:
+        db: The store at the version before the first changelog. After an error it is of no version. If its compactions
+            wait, they begin when this is done, or when so much was written that they are overdue.
+        changelogs: One call per changelog that opens it, in the order of their versions. Each is closed when it is
+            read.
+        before: The keys that the store has now. They are counted on as Spark does, with a look for every key and a scan
+            of what a DELETE_RANGE removes, or by one scan of the store at the end where that is cheaper. None: they are
+            not counted.
+        is_internal: Whether a key as stored belongs to an internal column family, which is counted apart. Only the
+            first two bytes of the key may decide.
+        check_row: Called for each record before it counts; returns the record as it is in RocksDB, or raises.
+
+    Raises:
+        DamagedChangelogError: A changelog is not whole (design 0004, L2).
+        DamagedError: A changelog or the store is damaged.
+    """
+    counter = _Counter(db, is_internal, before) if before is not None else None
+    target = _Target(db, counter)
+    opened = records_count = 0
+    for open_one in changelogs:
+        opened += 1
+        with open_one() as changelog:
+            for read in changelog:
+                records = read if check_row is None else list(map(check_row, read))
+                records_count += len(records)
+                target.take(records)
+            if target.size_bytes >= COMPACTED_AFTER_BYTES:
+                db.begin_compactions()
+    target.write()
+    db.begin_compactions()
+    counts = None if counter is None else counter.counts()
+    return Replayed(changelogs=opened, records=records_count, size_bytes=target.size_bytes, counts=counts)
+
+
+class _Counter:
+    """Counts how the number of keys changes, by look-ups before every write or by one scan after all of them."""
+
+    def __init__(self, db: StoreWriter, is_internal: Callable[[bytes], bool] | None, before: KeyCounts) -> None:
+        self._db = db
+        self._is_internal = is_internal
+        self._keys, self._internal_keys = before.keys, before.internal_keys
+        self._lookups = 0
+        self._by_scan = False
+
+    def before_write(self, changes: dict[bytes, bytes | None]) -> None:
+        """Count what these changes will do; None is a key that goes."""
+        keys = sorted(changes)
+        # The common case: nothing goes, and one number counts all.
+        only_new = self._is_internal is None and None not in changes.values()
+        for at in range(0, len(keys), _LOOKUP_KEYS):
+            if self._is_scan_cheaper():
+                return
+            some = keys[at : at + _LOOKUP_KEYS]
+            self._lookups += len(some)
+            found = self._db.get_many(some)
+            if only_new:
+                self._keys += found.count(None)
+                continue
+            for key, before in zip(some, found, strict=True):
+                after = changes[key]
+                if (before is None) != (after is None):
+                    self.add(key, -1 if after is None else 1)
+
+    def before_delete_range(self, begin: bytes, end: bytes) -> None:
+        if self._is_scan_cheaper() or begin >= end:
+            return
+        for key, _ in itertools.takewhile(lambda item: item[0] < end, self._db.items(start=begin)):
+            self.add(key, -1)
+
+    def add(self, key: bytes, count: int) -> None:
+        if self._is_internal is not None and self._is_internal(key):
+            self._internal_keys += count
+        else:
+            self._keys += count
+
+    def counts(self) -> KeyCounts:
+        return count_store(self._db, self._is_internal) if self._by_scan else KeyCounts(self._keys, self._internal_keys)
+
+    def _is_scan_cheaper(self) -> bool:
+        if not self._by_scan:
+            stored = self._keys + self._internal_keys
+            self._by_scan = self._lookups * _SCANNED_PER_LOOKUP > max(stored, _SCANNED_PER_LOOKUP * _LOOKUP_KEYS)
+        return self._by_scan
+
+
+class _Target:
+    """The store behind a batch of changes that are not written yet.
+
+    A key of the batch is in one of three places: `_values` has what it is set to, `_joined` a value and the
+    operands that came after it, `_operands` operands that come after what the store has.
+    """
+
+    def __init__(self, db: StoreWriter, counter: _Counter | None) -> None:
+        self._db = db
+        self._counter = counter
+        # None: the key goes.
+        self._values: dict[bytes, bytes | None] = {}
+        self._joined: dict[bytes, list[bytes]] = {}
+        self._operands: dict[bytes, list[bytes]] = {}
+        self._batch_bytes = 0
+        self.size_bytes = 0
+
+    def take(self, records: list[Record]) -> None:
+        values, joined, operands = self._values, self._joined, self._operands
+        size_bytes = 0
+        for kind, key, value in records:
+            size_bytes += len(key) + len(value)
+            if kind == PUT:
+                values[key] = value
+            elif kind == DELETE:
+                values[key] = None
+            elif kind == MERGE:
+                self._merge(key, value)
+                continue
+            elif kind == DELETE_RANGE:
+                self.write()
+                if self._counter is not None:
+                    self._counter.before_delete_range(key, value)
+                self._db.delete_range(key, value)
+                continue
+            if joined:
+                joined.pop(key, None)
+            if operands:
+                operands.pop(key, None)
+        self.size_bytes += size_bytes
+        self._batch_bytes += size_bytes
+        if self._batch_bytes >= BATCH_BYTES or len(values) + len(joined) + len(operands) >= BATCH_KEYS:
+            self.write()
+
+    def write(self) -> None:
+        values = self._values
+        for key, parts in self._joined.items():
+            values[key] = self._db.merge_delimiter.join(parts)
+        self._joined.clear()
+        if values:
+            if self._counter is not None:
+                self._counter.before_write(values)
+            self._db.write_batch(values)
+            values.clear()
+        self._write_operands()
+        self._batch_bytes = 0
+
+    def _merge(self, key: bytes, operand: bytes) -> None:
+        parts = self._joined.get(key) or self._operands.get(key)
+        if parts is not None:
+            parts.append(operand)
+        elif key not in self._values:
+            self._operands[key] = [operand]
+        else:
+            value = self._values.pop(key)
+            self._joined[key] = [operand] if value is None else [value, operand]
+
+    def _write_operands(self) -> None:
+        """Append `_operands` to what the store has, few keys at a time: those values may be of any size."""
+        keys = sorted(self._operands)
+        at, step = 0, 1
+        while at < len(keys):
+            some = keys[at : at + step]
+            changes: dict[bytes, bytes | None] = {}
+            size_bytes = 0
+            for key, value in zip(some, self._db.get_many(some), strict=True):
+                operands = self._operands[key]
+                if value is None and self._counter is not None:
+                    self._counter.add(key, 1)
+                joined = self._db.merge_delimiter.join(operands if value is None else (value, *operands))
+                changes[key] = joined
+                size_bytes += len(joined)
+            self._db.write_batch(changes)
+            at += len(some)
+            step = max(1, min(BATCH_KEYS, 2 * step, BATCH_BYTES * len(some) // max(1, size_bytes)))
+        self._operands.clear()

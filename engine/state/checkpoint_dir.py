@@ -1,11 +1,12 @@
-"""A directory of a streaming checkpoint on any store: files that appear whole, and Hadoop's hidden ones out of the way.
+"""Where the files of a state store are, and a directory of a streaming checkpoint on any store.
 
 On a local directory the store is a `LocalStore` over it, so that the files are those that Spark reads. It keeps what it
 is writing in a hidden directory `.tmp` of its root. Spark passes over hidden names wherever it lists a checkpoint, but
 the root is best the checkpoint itself, and the directory of a state store a `child` of it: one `.tmp`, not hundreds.
 
 Hadoop's local file system writes a hidden `.<name>.crc` beside each file and refuses the file if the two do not fit.
-So the hidden one goes before the file is replaced or deleted; without one, the file is read unverified.
+So the hidden one goes before the file is replaced or deleted; without one, the file is read unverified. Every file
+appears whole.
 """
 
 import itertools
@@ -14,7 +15,7 @@ import re
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from blobstore.base import BlobStore, Body, BytesBody, check_key
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
@@ -27,6 +28,7 @@ from blobstore.sink import MemorySink, TooLargeError
 from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
 from engine.local.transfer import FileBody, copy_file
+from index.spark.lineage import Lineage
 from index.spark.names import StateVersion
 
 # The most bytes of a file that is read into memory, by default.
@@ -41,18 +43,61 @@ _SPARK_S3: Final = re.compile(r"\As3[an](?=://)", re.IGNORECASE)
 _fetches = itertools.count()
 
 
+class StateFiles(Protocol):
+    """The files of one state store: those of a `CheckpointDir`, or of a snapshot index of one (design 0004, R6).
+
+    Paths are names in its directory, or `SSTs/<name>` and `logs/<name>`.
+    """
+
+    # Its name in errors.
+    location: str
+
+    async def names(self) -> tuple[str, ...]:
+        """List the names of the files directly in the directory; none if there is no directory."""
+        ...
+
+    async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
+        """Read a small file.
+
+        Raises:
+            BlobNotFoundError: There is no such file.
+            DamagedError: It is larger than `size_bytes_max`, and so not what it has to be.
+            StoreError: As the store says.
+        """
+        ...
+
+    async def fetch(
+        self, path: str, target: Path, *, size_bytes: int | None = None, size_bytes_max: int | None = None
+    ) -> int:
+        """Copy a file to this machine, whole or not at all, and return its size.
+
+        Args:
+            path: Of the file.
+            target: Its new name; replaced if it is there. Its directory exists.
+            size_bytes: What it has to have; None if that is not known.
+            size_bytes_max: What it may have; None for any size.
+
+        Raises:
+            BlobNotFoundError: There is no such file.
+            DamagedError: It is not what it has to be.
+            TargetError: The target cannot be written.
+            StoreError: As the store says.
+        """
+        ...
+
+    def known_lineage(self, of: StateVersion) -> Lineage | None:
+        """Return the lineage in the header of this changelog, where that is known without reading it; else None."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class CheckpointDir:
-    """Files below one directory of a checkpoint: `StateFiles` that can be written. Paths are relative to it.
+    """Files below one directory of a checkpoint: the `StateFiles` that can be written. Paths are relative to it.
 
     Opened from a path, it may be used from several event loops at once; opened from another URL, from the one that it
     is first used in, as its connections belong to that; opened from a store object, from those that the store bears.
-
-    Attributes:
-        local_root: The same directory as this machine's file system has it; None: it is on no local file system.
-        location: What errors call it.
     """
-
-    is_writable: Final = True
 
     def __init__(
         self,
@@ -67,6 +112,7 @@ class CheckpointDir:
         self._prefix = prefix
         self._files = CheckpointFiles(store, prefix)
         self._owns_store = owns_store
+        # The same directory as this machine's file system has it; None: it is on no local file system.
         self.local_root = local_root
         self.location = location
 
@@ -77,7 +123,6 @@ class CheckpointDir:
         prefix: str = "",
         *,
         settings: StoreSettings | None = None,
-        local_root: Path | None = None,
     ) -> Self:
         """Open a directory; it need not exist. Asks nothing of the store.
 
@@ -86,7 +131,6 @@ class CheckpointDir:
                 close.
             prefix: The directory below it; "" for itself.
             settings: Of the store that is opened.
-            local_root: Where an open store keeps its root on this machine, if it is a directory store.
 
         Raises:
             InvalidRequestError: The URL or the prefix does not follow the grammar.
@@ -104,18 +148,11 @@ class CheckpointDir:
             shown = url.rstrip("/") or "/"
             opened = cls(store, local_root=local_root, location=shown, owns_store=True)
         else:
-            opened = cls(location, local_root=local_root, location=type(location).__name__)
-        return opened._below(prefix, owns_store=opened._owns_store) if prefix else opened
+            opened = cls(location, location=type(location).__name__)
+        return opened.child(prefix, owns_store=opened._owns_store) if prefix else opened
 
-    def child(self, path: str) -> "CheckpointDir":
-        """Open a directory below this one, on the same store; only this one closes it."""
-        return self._below(path, owns_store=False)
-
-    def place(self) -> tuple[str, ...]:
-        """Return its place, as `BlobStore.place`; () if that is unknown."""
-        return self._files.place()
-
-    def _below(self, path: str, *, owns_store: bool) -> Self:
+    def child(self, path: str, *, owns_store: bool = False) -> Self:
+        """Open a directory below this one, on the same store; only this one closes it, unless that has its store."""
         check_key(path, "open")
         return type(self)(
             self._store,
@@ -124,6 +161,10 @@ class CheckpointDir:
             location=f"{self.location}/{path}" if self.location else path,
             owns_store=owns_store,
         )
+
+    def place(self) -> tuple[str, ...]:
+        """Return its place, as `BlobStore.place`; () if that is unknown."""
+        return self._files.place()
 
     async def list(self, path: str = "") -> tuple[FileStatus, ...]:
         """List files and directories directly in a directory, sorted by name; none if there is no such directory."""
@@ -143,18 +184,8 @@ class CheckpointDir:
         async with aclosing(self._files.walk(path)) as found:
             return tuple([status async for status in found])
 
-    async def exists(self, path: str) -> bool:
-        return await self._files.exists(path)
-
     async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
-        """Read a small file.
-
-        Raises:
-            InvalidRequestError: The path does not follow the grammar of keys.
-            BlobNotFoundError: There is no such file.
-            DamagedError: It is larger than `size_bytes_max`, and so not what it has to be.
-            StoreError: As the store says.
-        """
+        """Read a small file, as `StateFiles.read`; a path that cannot be a key is an `InvalidRequestError`."""
         check_key(path, "read")
         sink = MemorySink(size_bytes_max)
         try:
@@ -173,10 +204,6 @@ class CheckpointDir:
 
         Nothing of `target` is there before all of it is. It is not synced: a machine that loses power loses the
         working directory, and loads again.
-
-        Raises:
-            InvalidRequestError: The path does not follow the grammar of keys.
-            BlobNotFoundError, DamagedError, TargetError, StoreError: As there.
         """
         check_key(path, "fetch")
         at_most = size_bytes if size_bytes is not None else size_bytes_max

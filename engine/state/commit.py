@@ -18,10 +18,9 @@ from blobstore.concurrency import run_blocking
 from engine.clock import Runtime
 from engine.errors import EngineError, SnapshotUploadError
 from engine.rocksdb.store import RocksDbSettings
-from engine.state.files import CapturedSnapshot, StateFileManager
+from engine.state.files import CapturedSnapshot, Deleted, SnapshotUploaded, StateFileManager
 from engine.state.loaded import LoadedState, RowChecks
 from engine.state.local_files import WorkingDir, remove_tree
-from engine.state.metrics import Deleted, SaveMetrics, SnapshotUploaded
 from index.snapshot.model import UniqueId
 from index.spark.names import StateVersion
 
@@ -29,17 +28,40 @@ from index.spark.names import StateVersion
 _AT_ONCE: Final = 2
 
 
+class SaveMetrics(SnapshotUploaded, frozen=True, kw_only=True):
+    """Metrics of one `commit`, and of the last snapshot that was uploaded, which may be of an older one.
+
+    Beside some is Spark's name in the query's progress.
+    """
+
+    # What was committed; None before the first commit.
+    of: StateVersion | None = None
+    # The changelog: records and stored bytes.
+    records: int = 0
+    changelog_bytes: int = 0
+    # Whether a snapshot was made; whether it was uploaded before the commit returned.
+    snapshot_made: bool = False
+    snapshot_inline: bool = False
+    # Seconds of the whole (Spark: rocksdbCommitFileSyncLatencyMs for what goes to the store), and of its phases.
+    total_s: float = 0.0
+    # Spark: rocksdbChangeLogWriterCommitLatencyMs.
+    changelog_s: float = 0.0
+    # Of the snapshot on this machine. Spark: rocksdbCommitFlushLatency, rocksdbCommitCompactLatency and
+    # rocksdbCommitCheckpointLatency; here a rocksdb_checkpoint flushes what is left to flush itself.
+    flush_s: float = 0.0
+    compact_s: float = 0.0
+    checkpoint_s: float = 0.0
+    # The last snapshot that was uploaded. Spark: the snapshotLastUploaded metric of each partition.
+    uploaded: StateVersion | None = None
+    # Uploads that failed since the store was opened.
+    uploads_failed: int = 0
+
+
 class SnapshotUploads:
     """The queue of one state store. Its tasks belong to the event loop that is running when one begins.
 
     In the background an upload begins when it is offered; else `settle` begins it. `rebase` is called with each version
     whose snapshot has arrived.
-
-    Attributes:
-        is_due_again: Whether an upload failed, and nothing newer was offered or uploaded since.
-        failures_count: Of all uploads.
-        last: The last snapshot that was uploaded, and what was moved.
-        zips_begun: Versions without ids whose zip may be there, as this process has put it there or tried to.
     """
 
     def __init__(
@@ -56,9 +78,11 @@ class SnapshotUploads:
         self._task: asyncio.Task[None] | None = None
         self._failure: tuple[CapturedSnapshot, Exception] | None = None
         self._uploaded: StateVersion | None = None
+        # Whether an upload failed, and nothing newer was offered or uploaded since.
         self.is_due_again = False
         self.failures_count = 0
         self.last: tuple[StateVersion, SnapshotUploaded] | None = None
+        # Versions without ids whose zip may be there, as this process has put it there or tried to.
         self.zips_begun: set[StateVersion] = set()
 
     async def upload(self, captured: CapturedSnapshot) -> None:
@@ -70,7 +94,7 @@ class SnapshotUploads:
             try:
                 await run_blocking(checks.check_snapshot, captured.directory, self._rocksdb)
             except BaseException:
-                self._manager.discard(captured)
+                self._manager.known.discard(captured.upload_id)
                 raise
         uploaded = await self._manager.upload_snapshot(captured)
         self._uploaded = captured.of
@@ -78,7 +102,7 @@ class SnapshotUploads:
         self._rebase(captured.of)
 
     async def drop(self, captured: CapturedSnapshot) -> None:
-        self._manager.discard(captured)
+        self._manager.known.discard(captured.upload_id)
         await self.free(captured)
 
     async def free(self, captured: CapturedSnapshot) -> None:
@@ -185,7 +209,7 @@ class SnapshotUploads:
     def _note_end(self, captured: CapturedSnapshot, task: asyncio.Task[None]) -> None:
         # A task may be cancelled before it has taken a step, as when its loop ends: `_run` does not see it.
         if task.cancelled():
-            self._manager.discard(captured)
+            self._manager.known.discard(captured.upload_id)
             hint = "keep one event loop running for as long as the state store is open"
             self._note_failure(captured, EngineError("was cancelled", operation="upload snapshot", hint=hint))
             if self._running is captured:
@@ -249,15 +273,7 @@ class StateCommits:
         if self.uploads.last is None:
             return saved
         of, uploaded = self.uploads.last
-        return msgspec.structs.replace(
-            saved,
-            uploaded=of,
-            files_copied=uploaded.files_copied,
-            files_reused=uploaded.files_reused,
-            bytes_copied=uploaded.bytes_copied,
-            zip_bytes=uploaded.zip_bytes,
-            upload_s=uploaded.seconds,
-        )
+        return msgspec.structs.replace(saved, uploaded=of, **msgspec.structs.asdict(uploaded))
 
     async def commit(self, loaded: LoadedState, *, force: bool) -> Committed:
         """Publish the changes as the next version, and note in `loaded` that it is the loaded one (design 0004, C3).
@@ -332,9 +348,9 @@ class StateCommits:
         directory = self._place.new_captured()
         metadata = loaded.metadata
         made: list[CapturedSnapshot] = []
+        times_s = [self._runtime.monotonic_s()]
 
-        def capture() -> list[float]:
-            times_s = [self._runtime.monotonic_s()]
+        def capture() -> None:
             loaded.write_operands()
             loaded.db.flush()
             times_s.append(self._runtime.monotonic_s())
@@ -344,16 +360,16 @@ class StateCommits:
             loaded.db.checkpoint(directory)
             made.append(self._manager.capture(directory, of, metadata))
             times_s.append(self._runtime.monotonic_s())
-            return [after - before for before, after in pairwise(times_s)]
 
         try:
-            flush_s, compact_s, checkpoint_s = await run_blocking(capture)
+            await run_blocking(capture)
         except BaseException:
             # The thread may have come to its end although this was cancelled.
             for captured in made:
-                self._manager.discard(captured)
+                self._manager.known.discard(captured.upload_id)
             await run_blocking(remove_tree, directory)
             raise
+        flush_s, compact_s, checkpoint_s = (after - before for before, after in pairwise(times_s))
         self._last_save = msgspec.structs.replace(
             self._last_save, flush_s=flush_s, compact_s=compact_s, checkpoint_s=checkpoint_s
         )

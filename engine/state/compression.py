@@ -400,7 +400,7 @@ def decompress_sst_block(kind: int, block: bytes, *, sized: bool, plain_bytes_ma
     """Decompress a block of an SST: raw algorithms, the size before all of them but snappy.
 
     Args:
-        kind: RocksDB's number of the algorithm: 1 snappy, 2 zlib, 3 bzip2, 4 and 5 lz4, 7 zstd.
+        kind: RocksDB's number of the algorithm.
         block: The contents of the block.
         sized: Whether the size is written as RocksDB does from format version 2 on; before, lz4 has it in another
             form, and zlib and bzip2 have none.

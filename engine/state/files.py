@@ -6,7 +6,7 @@ RocksDB, and nothing decides what is due: that is the state store's business.
 
 import contextlib
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,8 +17,9 @@ from blobstore.concurrency import map_bounded, run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.clock import Runtime
 from engine.errors import DamagedError, TargetError, UnsafeSourceError, UsageError
-from engine.state.changelogs import ChangelogReader, fetch_checked, open_changelog, publish_checked, read_checked
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.changelogs import fetch_checked, open_changelog, publish_checked, read_checked
+from engine.state.checkpoint_dir import CheckpointDir, StateFiles
+from engine.state.compression import Codec
 from engine.state.local_files import (
     ARCHIVE,
     CapturedFile,
@@ -31,13 +32,11 @@ from engine.state.local_files import (
     remove_all_but,
     shared_path,
 )
-from engine.state.metrics import Deleted, FilesLoaded, SnapshotUploaded
 from engine.state.settings import StateStoreSettings
-from engine.state.sources import StateFiles, resolve_with
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, build_state_zip, read_state_zip
 from index.errors import FormatError, VersionMissingError
 from index.snapshot.model import UniqueId
-from index.spark.lineage import Lineage, Present, Resolution, resolve
+from index.spark.lineage import HeaderNeeded, Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata, StoredFile
 from index.spark.names import (
     LOGS,
@@ -45,7 +44,6 @@ from index.spark.names import (
     StateVersion,
     changelog_name,
     checksum_name,
-    parse_state_name,
     snapshot_name,
     state_name,
     stored_name,
@@ -67,6 +65,57 @@ _MISSING_HINT: Final = (
 )
 
 
+async def resolve_with(
+    ask: Callable[[Present], Resolution | HeaderNeeded],
+    present: Present,
+    read_header: Callable[[StateVersion], Awaitable[Lineage]],
+) -> Resolution:
+    """Resolve a version, reading the headers that decide, one after the other (design 0004, R2).
+
+    `ask` is `index.spark.lineage.resolve` or `index.spark.retention.find_base` of what is present.
+    """
+    while isinstance(answer := ask(present), HeaderNeeded):
+        present = present.with_header(answer.changelog, await read_header(answer.changelog))
+    return answer
+
+
+class FilesLoaded(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a snapshot that a load took from the store, and those that were here already."""
+
+    # Spark: rocksdbFilesCopied, rocksdbFilesReused, rocksdbBytesCopied, of the last load or save.
+    files_fetched: int = 0
+    files_reused: int = 0
+    bytes_fetched: int = 0
+
+
+class SnapshotUploaded(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of `upload_snapshot`."""
+
+    # Spark: rocksdbFilesCopied, rocksdbFilesReused, rocksdbBytesCopied, rocksdbZipFileBytesUncompressed.
+    files_copied: int = 0
+    files_reused: int = 0
+    # Of the files copied, those that had been reused and were copied again, as they may have been deleted (S4).
+    files_renewed: int = 0
+    bytes_copied: int = 0
+    # What went into the zip, uncompressed.
+    zip_bytes: int = 0
+    # Spark: rocksdbSaveZipFilesLatencyMs is the part of it that the zip takes.
+    upload_s: float = 0.0
+
+
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of `delete_old_versions`."""
+
+    # The oldest snapshot that stays; 0: nothing was deleted.
+    oldest_kept: int = 0
+    snapshots: int = 0
+    changelogs: int = 0
+    # SSTs and logs that only deleted snapshots named, and those that none named.
+    files: int = 0
+    orphans: int = 0
+    checksums: int = 0
+
+
 class CapturedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of which everything is decided, and nothing uploaded (design 0004, S3)."""
 
@@ -85,17 +134,13 @@ class StateFileManager:
 
     A load, and what is captured after it, belong to one working directory. Any method may be awaited while another one
     is, also from another thread's event loop if the store bears that (`CheckpointDir`); only `load_snapshot` and
-    `capture` are called one at a time.
-
-    Attributes:
-        files: The directory of the state store, or a backup of one, which is read-only.
-        known: What it remembers of the files.
-        last_load: What the last `load_snapshot` moved.
+    `capture` are called one at a time. Those that write are a `UsageError` for a backup of a directory.
     """
 
     def __init__(
         self, files: StateFiles, settings: StateStoreSettings | None = None, *, runtime: Runtime | None = None
     ) -> None:
+        # The directory of the state store, or a backup of one, which is read-only.
         self.files = files
         self.settings = settings or StateStoreSettings()
         self.known = StateFileMap()
@@ -160,14 +205,7 @@ class StateFileManager:
                 if scratch is None:
                     scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-")))
                 path = await self._fetch_changelog(of, scratch)
-                opened: list[ChangelogReader] = []
-                try:
-                    # Noted in the thread: it opens it to the end even if this is cancelled.
-                    await run_blocking(lambda: opened.append(open_changelog(path, self.settings.codec, of)))
-                    lineage = opened[0].header.lineage
-                finally:
-                    for reader in opened:
-                        reader.close()
+                lineage = await run_blocking(_read_lineage, path, self.settings.codec, of)
         if of.unique_id is not None:
             self._headers[of] = lineage
         return lineage
@@ -211,11 +249,6 @@ class StateFileManager:
             return StateMetadata(num_keys=0, column_family_ids=(), column_family_internal=(), column_family_id_max=0)
         self.known.forget_named_from(base.version)
         state = await self.read_snapshot(base)
-        self.last_load = await self._fetch_snapshot(base, state, directory)
-        return state.metadata
-
-    async def _fetch_snapshot(self, base: StateVersion, state: StateZip, directory: Path) -> FilesLoaded:
-        """Keep what is right, remove everything else, and fetch the rest."""
         wanted = (*state.metadata.sst_files, *state.metadata.log_files)
         local = await run_blocking(_look_for, directory, wanted)
         # What is known of the files is true from here on, also of what is left if this fails.
@@ -238,20 +271,14 @@ class StateFileManager:
         self.known.end_load(base.version, fetched)
         self.known.remember_named(base, [shared_path(file.stored_name) for file in wanted], None)
         size_bytes = sum(file.size_bytes for file in missing)
-        return FilesLoaded(files_fetched=len(missing), files_reused=len(kept), bytes_fetched=size_bytes)
-
-    def forget_local(self) -> None:
-        """Believe nothing of what is in the working directory: RocksDB has found it damaged (design 0004, S5).
-
-        The next load fetches every file, and the next snapshot names none that is in the store already.
-        """
-        self.known.forget_all()
+        self.last_load = FilesLoaded(files_fetched=len(missing), files_reused=len(kept), bytes_fetched=size_bytes)
+        return state.metadata
 
     async def read_snapshot(self, of: StateVersion) -> StateZip:
         """Read and check a snapshot's zip, without its SSTs. Raises as `load_snapshot`."""
         name = snapshot_name(of)
         try:
-            if self._may_have_checksum(name):
+            if self._may_have_checksum(of, name):
                 data = await read_checked(self.files, name, size_bytes_max=ZIP_BYTES_MAX)
             else:
                 data = await self.files.read(name, size_bytes_max=ZIP_BYTES_MAX)
@@ -262,18 +289,14 @@ class StateFileManager:
     async def fetch_changelogs(self, items: Collection[StateVersion], scratch: Path) -> tuple[Path, ...]:
         """Copy changelogs to this machine, in parallel: one GET for each, and one for a checksum that may be there.
 
-        What `resolve` has left in `scratch` is not fetched again. The paths are in the order of `items`.
-
-        Raises:
-            VersionMissingError: One is not there.
-            FormatError: One does not fit its checksum.
-            TargetError: The scratch directory cannot be written.
-            StoreError: As the store says.
+        What `resolve` has left in `scratch` is not fetched again. The paths are in the order of `items`. Raises as
+        `load_snapshot`.
         """
-        in_flight_max = self.settings.fetches_max
-        return tuple(
-            await map_bounded(lambda of: self._fetch_changelog(of, scratch), items, in_flight_max=in_flight_max)
-        )
+
+        async def fetch(of: StateVersion) -> Path:
+            return await self._fetch_changelog(of, scratch)
+
+        return tuple(await map_bounded(fetch, items, in_flight_max=self.settings.fetches_max))
 
     async def _fetch_changelog(self, of: StateVersion, scratch: Path) -> Path:
         name = changelog_name(of)
@@ -281,7 +304,7 @@ class StateFileManager:
         if of.unique_id is not None and await run_blocking(target.is_file):
             return target  # whole, as it has its name, and never overwritten
         try:
-            if self._may_have_checksum(name):
+            if self._may_have_checksum(of, name):
                 await fetch_checked(self.files, name, target)
             else:
                 await self.files.fetch(name, target)
@@ -289,10 +312,10 @@ class StateFileManager:
             raise self._missing(name) from error
         return target
 
-    def _may_have_checksum(self, name: str) -> bool:
+    def _may_have_checksum(self, of: StateVersion, name: str) -> bool:
         # A checksum of a name without an id may be that of a file that was overwritten since: Spark 4.1 wrote such
         # checksums, and newer ones leave them behind.
-        if not self.settings.file_checksums or not _has_id(name):
+        if not self.settings.file_checksums or of.unique_id is None:
             return False
         listed = self._listed
         return listed is None or name not in listed or checksum_name(name) in listed
@@ -305,9 +328,8 @@ class StateFileManager:
     def capture(self, checkpoint_dir: Path, of: StateVersion, metadata: StateMetadata) -> CapturedSnapshot:
         """Decide what a snapshot consists of; nothing that happens later changes it (design 0004, S3). Blocks.
 
-        It reads the end of every SST. What belongs to an upload is pending until `upload_snapshot` or `discard`.
-        The rocksdb_checkpoint and its files stay as they are until the snapshot is uploaded or discarded; removing it
-        is the caller's. The metadata is without its files.
+        It reads the end of every SST. The rocksdb_checkpoint and its files stay as they are until `upload_snapshot` or
+        `known.discard`; removing it is the caller's. The metadata is without its files.
 
         Raises:
             UnsafeSourceError: A file cannot be read, or is not RocksDB's.
@@ -316,9 +338,6 @@ class StateFileManager:
         upload_id = self._runtime.unique_id()
         files = self.known.capture(local, version=of.version, upload_id=upload_id)
         return CapturedSnapshot(of=of, directory=checkpoint_dir, upload_id=upload_id, files=files, metadata=metadata)
-
-    def discard(self, captured: CapturedSnapshot) -> None:
-        self.known.discard(captured.upload_id)
 
     async def upload_snapshot(self, captured: CapturedSnapshot) -> SnapshotUploaded:
         """Put a captured snapshot there: its new files, then the zip, which is the commit point (design 0004, Z1).
@@ -329,16 +348,15 @@ class StateFileManager:
             CheckpointFileExistsError: A snapshot of this version and id is there already (C4).
             UnsafeSourceError: The rocksdb_checkpoint has changed, or has an empty file that must not be (Z2).
             StoreError: The store did not take it. There is no zip then, or the store never said whether there is.
-            UsageError: This is a backup, which is read-only.
         """
         directory = self.writable("upload a snapshot")
         began_s = self._runtime.monotonic_s()
         try:
             uploaded = await self._upload(directory, captured)
         except BaseException:
-            self.discard(captured)
+            self.known.discard(captured.upload_id)
             raise
-        return msgspec.structs.replace(uploaded, seconds=self._runtime.monotonic_s() - began_s)
+        return msgspec.structs.replace(uploaded, upload_s=self._runtime.monotonic_s() - began_s)
 
     async def _upload(self, directory: CheckpointDir, captured: CapturedSnapshot) -> SnapshotUploaded:
         files = captured.files
@@ -359,7 +377,7 @@ class StateFileManager:
             by_name = {file.local.name: file for file in renewed}
             files = tuple(by_name.get(file.local.name, file) for file in files)
             zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))
-        await self._publish(snapshot_name(captured.of), zipped)
+        await self._publish(captured.of, snapshot_name(captured.of), zipped)
         new = [file for file in files if not file.is_reused]
         self.known.end_upload(captured.of, captured.upload_id, files, renewed)
         return SnapshotUploaded(
@@ -373,13 +391,10 @@ class StateFileManager:
     async def _renew_stale(self, directory: CheckpointDir, captured: CapturedSnapshot) -> list[CapturedFile]:
         """Give the reused files that another executor may have deleted new names (S4)."""
         newest = StateListing.of_names(status.name for status in await directory.list()).latest_snapshot_version
-        # Another deletion of this process may have retained fewer.
-        retained = self.settings.versions_retained_min
-        retained = min(retained, self.known.retained_min or retained)
         renewed: list[CapturedFile] = []
         for file in captured.files:
             used = self.known.newest_use(shared_path(file.stored.stored_name))
-            if file.is_reused and is_stale(used, newest, retained):
+            if file.is_reused and is_stale(used, newest, self.settings.versions_retained_min):
                 name = stored_name(file.local.name, captured.upload_id)
                 stored = StoredFile(file.local.name, name, file.local.size_bytes)
                 renewed.append(CapturedFile(stored, file.local, is_reused=False))
@@ -389,19 +404,13 @@ class StateFileManager:
         """Publish a changelog that was written, the commit point of a version (design 0004, C3), and return its size.
 
         With an id one PUT, and one for its checksum; nothing is overwritten. Without one a DELETE of the checksum that
-        may be there, and one PUT; the last writer wins (C4).
-
-        Raises:
-            CheckpointFileExistsError: A changelog of this version and id is there already.
-            CheckpointUnknownError: The store never said whether it took it.
-            StoreError: The store did not take it.
-            UsageError: This is a backup, which is read-only.
+        may be there, and one PUT; the last writer wins (C4). It raises as `CheckpointDir.publish`.
         """
-        return await self._publish(changelog_name(of), path)
+        return await self._publish(of, changelog_name(of), path)
 
-    async def _publish(self, name: str, source: Path | bytes) -> int:
+    async def _publish(self, of: StateVersion, name: str, source: Path | bytes) -> int:
         directory = self.writable("publish")
-        if _has_id(name):
+        if of.unique_id is not None:
             if self.settings.file_checksums:
                 return await publish_checked(directory, name, source, runtime=self._runtime)
             return await directory.publish(name, source, overwrite=False)
@@ -419,6 +428,11 @@ class StateFileManager:
         reason = "cannot be written: it is a backup of a directory"
         hint = "open the directory itself, or restore the backup to one"
         raise UsageError(reason, operation=operation, subject=self.files.location, hint=hint)
+
+
+def _read_lineage(path: Path, codec: Codec, of: StateVersion) -> Lineage:
+    with open_changelog(path, codec, of) as changelog:
+        return changelog.header.lineage
 
 
 def named_metadata(captured: CapturedSnapshot, files: Sequence[CapturedFile]) -> StateMetadata:
@@ -474,58 +488,38 @@ def _changed(path: Path, message: str) -> UnsafeSourceError:
     return UnsafeSourceError(message, operation="snapshot", subject=str(path), hint=hint)
 
 
-def _has_id(name: str) -> bool:
-    parsed = parse_state_name(name)
-    return parsed is not None and parsed.of.unique_id is not None
-
-
 # --- deleting
 
 
-async def delete_old_versions(
-    manager: StateFileManager,
-    *,
-    versions_retained_min: int | None = None,
-    versions_deleted_min: int = 0,
-    versions_deleted_max: int = -1,
-    needed: Resolution | None = None,
-) -> Deleted:
-    """Delete what no version to retain is made of (design 0004, section 8).
+async def delete_old_versions(manager: StateFileManager, *, needed: Resolution | None = None) -> Deleted:
+    """Delete what no version to retain is made of, by the manager's settings (design 0004, section 8).
 
     Nothing is asked of the store while this process has seen too few versions go by. Then LISTs of the directory,
     of `SSTs/` and of `logs/`, one GET for each zip that is not known, and deletes of up to 1,000 files.
 
     Args:
         manager: Of the files.
-        versions_retained_min: How many versions stay loadable; as the settings say if not given.
-        versions_deleted_min: Nothing happens until this number is stale, by what this process has seen.
-        versions_deleted_max: The most that go at once; -1: any number.
         needed: What the newest version that the caller has loaded or committed is made of; it stays, and where
             newer files are those of a history that was left, so do the versions before it (G4).
 
     Raises:
         DamagedError: A snapshot that stays cannot be read, so that nobody knows what it names; nothing was deleted.
         StoreError: As the store says; what was not deleted is, by the next call.
-        UsageError: This is a backup, which is read-only.
     """
-    directory, known = manager.writable("delete old versions"), manager.known
-    retained_min = manager.settings.versions_retained_min if versions_retained_min is None else versions_retained_min
-    if retained_min < 1:
-        reason, hint = f"{retained_min} versions are to be retained", "retain at least one"
-        raise UsageError(reason, operation="delete old versions", subject=directory.location, hint=hint)
-    known.retains(retained_min)
+    directory, known, settings = manager.writable("delete old versions"), manager.known, manager.settings
+    retained_min, deleted_max = settings.versions_retained_min, settings.versions_deleted_max
     if not deletion_is_due(
         oldest_seen=known.oldest_seen,
         newest_seen=known.newest_seen,
         retained_min=retained_min,
-        deleted_min=versions_deleted_min,
+        deleted_min=settings.stale_versions_min,
     ):
         return Deleted()
     # From before the listing on: what an upload has named that ended since is in no zip that is listed.
     with known.watch_uploads() as uploaded_paths:
         statuses = await directory.list()
         listing = StateListing.of_names(status.name for status in statuses if not status.is_directory)
-        chosen = choose_oldest_kept(listing, retained_min=retained_min, deleted_max=versions_deleted_max, needed=needed)
+        chosen = choose_oldest_kept(listing, retained_min=retained_min, deleted_max=deleted_max, needed=needed)
         if isinstance(chosen, BaseNeeded):
             # It asks for a base only where a caller's version is known.
             chosen = 0 if needed is None else await _walk_back(chosen, needed, listing, manager)

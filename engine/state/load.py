@@ -4,7 +4,8 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +17,17 @@ from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, SnapshotRepairError, UsageError
 from engine.rocksdb.store import StoreWriter
-from engine.state.changelogs import ChangelogReader, open_changelog, outcome_of
-from engine.state.files import StateFileManager
+from engine.state.changelogs import (
+    ChangelogReader,
+    KeyCounts,
+    Replayed,
+    count_store,
+    open_changelog,
+    outcome_of,
+    replay,
+)
+from engine.state.checkpoint_dir import CheckpointDir, StateFiles
+from engine.state.files import FilesLoaded, StateFileManager
 from engine.state.loaded import (
     DEFAULT_FAMILY,
     ColumnFamilies,
@@ -28,10 +38,7 @@ from engine.state.loaded import (
     check_families_known,
 )
 from engine.state.local_files import WorkingDir
-from engine.state.metrics import LoadMetrics
-from engine.state.replay import KeyCounts, Replayed, count_store, replay
 from engine.state.settings import HDFS_PROVIDER, StateStoreSettings
-from engine.state.sources import StateFiles
 from index.errors import FormatError, LineageError, VersionMissingError
 from index.spark.changelog import changelog_version, check_leads_back
 from index.spark.lineage import Lineage, Resolution
@@ -56,50 +63,63 @@ _FAMILIES_HINT: Final = (
 )
 
 
-class SnapshotUnusableError(Exception):
-    """A version cannot be built from the snapshot that was tried.
+class LoadMetrics(FilesLoaded, frozen=True, kw_only=True):
+    """Metrics of one `load`; beside some, Spark's name in the query's progress."""
 
-    Attributes:
-        reason: What is wrong with it.
-        reused: Whether files of this machine were part of it: the store may have them whole.
-    """
+    # What was loaded.
+    of: StateVersion
+    # The snapshot that it was built on; None: on nothing.
+    base: StateVersion | None = None
+    # It was loaded already.
+    was_loaded: bool = False
+    # Changelogs replayed (Spark: rocksdbNumReplayChangelogFiles), and what was in them.
+    changelogs: int = 0
+    records: int = 0
+    record_bytes: int = 0
+    # Snapshots that were rejected because they do not open. Spark: rocksdbNumSnapshotsAutoRepaired, which is 0 or 1.
+    snapshots_repaired: int = 0
+    # Seconds of the whole (Spark: rocksdbLoadLatencyMs), and of its phases; fetches of both kinds overlap.
+    total_s: float = 0.0
+    resolve_s: float = 0.0
+    fetch_s: float = 0.0
+    open_s: float = 0.0
+    # Spark: rocksdbReplayChangelogLatencyMs.
+    replay_s: float = 0.0
+
+
+class SnapshotUnusableError(Exception):
+    """A version cannot be built from the snapshot that was tried."""
 
     def __init__(self, reason: Exception, *, reused: bool) -> None:
         super().__init__(f"the snapshot does not open: {reason}")
         self.reason = reason
+        # Whether files of this machine were part of it: the store may have them whole.
         self.reused = reused
 
 
 class _Timer:
-    """Seconds of the phases of one load."""
+    """Seconds of the phases of one load, one after the other."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._began_s = self._last_s = runtime.monotonic_s()
-        self._phases_s = {"resolve": 0.0, "fetch": 0.0, "open": 0.0, "replay": 0.0}
+        self._last_s = runtime.monotonic_s()
+        self.phases: dict[str, Any] = {"resolve_s": 0.0, "fetch_s": 0.0, "open_s": 0.0, "replay_s": 0.0}
 
     def note(self, phase: str) -> None:
         now_s = self._runtime.monotonic_s()
-        self._phases_s[phase] += now_s - self._last_s
+        self.phases[phase] += now_s - self._last_s
         self._last_s = now_s
-
-    def seconds(self) -> dict[str, Any]:
-        phases_s = {f"{phase}_s": seconds for phase, seconds in self._phases_s.items()}
-        return {"total_s": self._runtime.monotonic_s() - self._began_s, **phases_s}
 
 
 class StateLoader:
-    """Builds the versions of one store in its working directory, one at a time.
-
-    Attributes:
-        rocksdb: What RocksDB is opened with.
-    """
+    """Builds the versions of one store in its working directory, one at a time."""
 
     def __init__(self, manager: StateFileManager, place: WorkingDir, runtime: Runtime) -> None:
         settings = self._settings = manager.settings
         self._manager = manager
         self._place = place
         self._runtime = runtime
+        # What RocksDB is opened with.
         self.rocksdb = msgspec.structs.replace(settings.rocksdb, merge_delimiter=settings.merge_delimiter)
 
     async def load(
@@ -112,7 +132,7 @@ class StateLoader:
         """
         timer = _Timer(self._runtime)
         candidate = Resolution(target, None) if empty else await self._resolve(target, known)
-        timer.note("resolve")
+        timer.note("resolve_s")
         # Those that are here already, for every candidate.
         changelogs: dict[StateVersion, Path] = {}
         rejected: list[StateVersion] = []
@@ -134,13 +154,14 @@ class StateLoader:
                     records=replayed.records,
                     record_bytes=replayed.size_bytes,
                     snapshots_repaired=len(rejected),
+                    total_s=sum(timer.phases.values()),
+                    **timer.phases,
                     **msgspec.structs.asdict(self._manager.last_load),
-                    **timer.seconds(),
                 )
                 return state, metrics
             if failure.reused:
                 # The same with every file fetched.
-                self._manager.forget_local()
+                self._manager.known.forget_all()
                 continue
             if candidate.base is None or not may_repair:
                 raise failure.reason
@@ -149,13 +170,10 @@ class StateLoader:
             if rejected or fetched_whole >= self._settings.repair_after_failures:
                 rejected.append(candidate.base)
                 candidate = await self._older(target, known, rejected, failure.reason)
-                timer.note("resolve")
+                timer.note("resolve_s")
 
     async def _resolve(
-        self,
-        target: StateVersion,
-        known: Mapping[StateVersion, Lineage],
-        rejected: Sequence[StateVersion] = (),
+        self, target: StateVersion, known: Mapping[StateVersion, Lineage], rejected: Sequence[StateVersion] = ()
     ) -> Resolution:
         try:
             return await self._manager.resolve(
@@ -203,12 +221,12 @@ class StateLoader:
         try:
             metadata = await self._fetch(candidate, changelogs)
         finally:
-            timer.note("fetch")
+            timer.note("fetch_s")
         reused = self._manager.last_load.files_reused > 0
         try:
             db = await self._open(candidate.base, reused=reused)
         finally:
-            timer.note("open")
+            timer.note("open_s")
         paths = [changelogs[of] for of in candidate.changelogs]
         try:
             return await self._finish(candidate, db, metadata, paths, is_empty_start=is_empty_start)
@@ -218,7 +236,7 @@ class StateLoader:
                 raise SnapshotUnusableError(error, reused=True) from error
             raise
         finally:
-            timer.note("replay")
+            timer.note("replay_s")
 
     async def _fetch(self, candidate: Resolution, changelogs: dict[StateVersion, Path]) -> StateMetadata:
         """Fetch a snapshot and the changelogs that are not here yet, at once."""
@@ -246,7 +264,10 @@ class StateLoader:
             # Noted in the thread: it opens it to the end even if this is cancelled, and somebody has to close it.
             await run_blocking(lambda: opened.append(self._open_db(base)))
         except EngineError as error:
-            if not _is_refusal(error):
+            # It refuses the directory for its files, or for what it lacks.
+            said = str(error.__cause__ or "")
+            lacks = said.startswith("IO error") and _NO_SUCH_FILE in said
+            if not (isinstance(error, DamagedError | NotFoundError) or said.startswith(_REFUSES) or lacks):
                 raise
             raise SnapshotUnusableError(error, reused=reused) from error
         except BaseException:
@@ -276,27 +297,25 @@ class StateLoader:
         try:
             families = _families(metadata, candidate, settings)
             is_internal = families.is_internal if settings.column_families else None
-            before = await run_blocking(_count, db, metadata, is_internal) if settings.count_keys else None
+            before = None
+            if settings.count_keys:
+                before = KeyCounts(metadata.num_keys, metadata.num_internal_keys)
+                if min(metadata.num_keys, metadata.num_internal_keys) < 0:  # its writer did not count
+                    before = await run_blocking(count_store, db, is_internal)
             rows = RowChecks(settings.merge_delimiter, settings.row_check_ratio) if settings.row_checksums else None
-            before_each = (candidate.base or StateVersion(0), *candidate.changelogs)
+            below = (candidate.base or StateVersion(0), *candidate.changelogs)
             replayed = await run_blocking(
                 replay,
                 db,
                 [
-                    partial(_open_changelog, path, of, below, settings)
-                    for path, of, below in zip(changelogs, candidate.changelogs, before_each, strict=False)
+                    partial(_open_changelog, *each, settings)
+                    for each in zip(changelogs, candidate.changelogs, below, strict=False)
                 ],
-                delimiter=settings.merge_delimiter,
-                count_keys=before is not None,
+                before=before,
                 is_internal=is_internal,
                 check_row=None if rows is None else rows.replayed,
-                counted_before=before,
             )
-            counted = None
-            if before is not None:
-                delta = replayed.keys_delta
-                counted = KeyCounts(before.keys + delta.keys, before.internal_keys + delta.internal_keys)
-            counts = RunningCounts(counted)
+            counts = RunningCounts(replayed.counts)
             state = LoadedState(
                 db, settings, candidate, families=families, counts=counts, rows=rows, is_empty_start=is_empty_start
             )
@@ -327,7 +346,7 @@ def check_target(
         reason, hint = "is not a version", "the state after batch b is version b + 1, and version 0 is empty"
     elif unique_id is not None and (version == 0 or empty):
         reason, hint = "has no unique id when it is empty", "load it without an id"
-    elif not read_only and not files.is_writable:
+    elif not read_only and not isinstance(files, CheckpointDir):
         reason, hint = "is in files that cannot be written", "load it with read_only=True"
     elif not read_only and unique_id is not None and format_version == 1:
         reason = "has a unique id, and nothing without one can be built on it"
@@ -349,36 +368,14 @@ def _families(metadata: StateMetadata, resolution: Resolution, settings: StateSt
     )
 
 
-def _count(db: StoreWriter, metadata: StateMetadata, is_internal: Callable[[bytes], bool] | None) -> KeyCounts:
-    """Return what the snapshot says, or scan it if its writer did not count."""
-    if min(metadata.num_keys, metadata.num_internal_keys) < 0:
-        return count_store(db, is_internal)
-    return KeyCounts(metadata.num_keys, metadata.num_internal_keys)
-
-
-def _is_refusal(error: EngineError) -> bool:
-    """Return whether RocksDB refuses a directory for its files, or for what it lacks."""
-    if isinstance(error, DamagedError | NotFoundError):
-        return True
-    said = str(error.__cause__ or "")
-    return said.startswith(_REFUSES) or (said.startswith("IO error") and _NO_SUCH_FILE in said)
-
-
+@contextmanager
 def _open_changelog(
     path: Path, of: StateVersion, before: StateVersion, settings: StateStoreSettings
-) -> ChangelogReader:
-    reader = open_changelog(path, settings.codec, of)
-    try:
-        _check_fits(reader, of, settings)
+) -> Iterator[ChangelogReader]:
+    with open_changelog(path, settings.codec, of) as reader:
+        found = reader.header.version
+        if found != changelog_version(column_families=settings.column_families, unique_ids=of.unique_id is not None):
+            reason = f"is of version {found}, which the settings' column families do not go with"
+            raise UsageError(reason, operation="load", subject=path.name, hint=_FAMILIES_HINT)
         check_leads_back(reader.header, of, before)
-    except BaseException:
-        reader.close()
-        raise
-    return reader
-
-
-def _check_fits(reader: ChangelogReader, of: StateVersion, settings: StateStoreSettings) -> None:
-    found = reader.header.version
-    if found != changelog_version(column_families=settings.column_families, unique_ids=of.unique_id is not None):
-        reason = f"is of version {found}, which the settings' column families do not go with"
-        raise UsageError(reason, operation="load", subject=reader.path.name, hint=_FAMILIES_HINT)
+        yield reader

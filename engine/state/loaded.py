@@ -9,7 +9,8 @@ itself has one. A name gets the next number, and a number is never used twice in
 changelog says of a family that is gone must not reach a new one.
 """
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +19,11 @@ import msgspec
 from engine.errors import DamagedError, UsageError
 from engine.local.hashing import crc32c
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
-from engine.state.changelogs import ChangelogWriter
+from engine.state.changelogs import ChangelogWriter, KeyCounts
 from engine.state.local_files import unwritable_error
-from engine.state.replay import KeyCounts
 from engine.state.settings import StateStoreSettings
 from index.snapshot.model import LineageItem, UniqueId
-from index.spark.changelog import Record, changelog_version
+from index.spark.changelog import DELETE, DELETE_RANGE, MERGE, PUT, Record, changelog_version
 from index.spark.checksums import Crc32c, split_values, unwrap_record, unwrap_value, wrap_deleted_key, wrap_value
 from index.spark.lineage import LINEAGE_BYTES_MAX, Resolution, lineage_fits
 from index.spark.metadata import StateMetadata
@@ -54,19 +54,16 @@ class ColumnFamily(msgspec.Struct, frozen=True):
 
 
 class ColumnFamilies:
-    """The families of one loaded version.
-
-    Attributes:
-        is_enabled: Whether keys carry prefixes; if not, there is only `default`.
-        id_max: The greatest number that was ever given.
-    """
+    """The families of one loaded version."""
 
     def __init__(self, *, is_enabled: bool, families: tuple[ColumnFamily, ...] = (), id_max: int = 0) -> None:
+        # Whether keys carry prefixes; if not, there is only `default`.
         self.is_enabled = is_enabled
+        # The greatest number that was ever given.
         self.id_max = max([id_max, *(family.id for family in families)]) if is_enabled else 0
         self._families: dict[str, ColumnFamily] = {}
         self._prefixes: dict[str, bytes] = {}
-        self._internal_prefixes: frozenset[bytes] = frozenset()
+        self._by_prefix: dict[bytes, ColumnFamily] = {}
         for family in families if is_enabled else (ColumnFamily(DEFAULT_FAMILY, NO_ID),):
             self._set(family)
 
@@ -79,16 +76,6 @@ class ColumnFamilies:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(family.name for family in sorted(self._families.values(), key=lambda family: family.id))
-
-    @property
-    def ids(self) -> tuple[tuple[str, int], ...]:
-        """Names and numbers, as a snapshot's metadata has them: none if families are off."""
-        return tuple((family.name, family.id) for family in self) if self.is_enabled else ()
-
-    @property
-    def internal(self) -> tuple[tuple[str, bool], ...]:
-        """Names and whether they are internal, as a snapshot's metadata has them."""
-        return tuple((family.name, family.is_internal) for family in self) if self.is_enabled else ()
 
     def prefix(self, name: str) -> bytes:
         """Return the prefix of the keys of a family; a `UsageError` if there is no such family."""
@@ -123,16 +110,16 @@ class ColumnFamilies:
 
     def drop(self, name: str) -> None:
         del self._families[name]
-        del self._prefixes[name]
-        self._note_internal()
+        del self._by_prefix[self._prefixes.pop(name)]
 
     def is_internal(self, stored_key: bytes) -> bool:
         """Return whether a key, with its prefix, is of an internal family."""
-        return bool(self._internal_prefixes) and stored_key[:PREFIX_BYTES] in self._internal_prefixes
+        family = self._by_prefix.get(stored_key[:PREFIX_BYTES])
+        return family is not None and family.is_internal
 
     def check_prefix(self, stored_key: bytes, directory: str) -> None:
         """Refuse a key whose family no snapshot names, and whose meaning is lost, with a `DamagedError`."""
-        if stored_key[:PREFIX_BYTES] not in self._prefixes.values():
+        if stored_key[:PREFIX_BYTES] not in self._by_prefix:
             hint = "the snapshot that named the families is needed: load a version that has one"
             reason = f"keys begin with {stored_key[:PREFIX_BYTES].hex()}, which is not a known column family"
             raise DamagedError(reason, operation="load", subject=directory, hint=hint)
@@ -140,11 +127,7 @@ class ColumnFamilies:
     def _set(self, family: ColumnFamily) -> None:
         self._families[family.name] = family
         self._prefixes[family.name] = family.prefix
-        self._note_internal()
-
-    def _note_internal(self) -> None:
-        internal = (family.prefix for family in self._families.values() if family.is_internal)
-        self._internal_prefixes = frozenset(internal)
+        self._by_prefix[family.prefix] = family
 
 
 def after_prefix(prefix: bytes) -> bytes:
@@ -211,13 +194,6 @@ class RowChecks:
         self._delimiter = delimiter
         self._ratio = ratio
         self._reads = 0
-
-    def wrap(self, stored_key: bytes, value: bytes) -> bytes:
-        """Return a value, an operand, or the end of a range, as it is stored under a key."""
-        return wrap_value(stored_key, value, crc32c)
-
-    def wrap_deleted(self, stored_key: bytes) -> bytes:
-        return wrap_deleted_key(stored_key, crc32c)
 
     def read(self, stored_key: bytes, stored: bytes) -> bytes:
         return unwrap_value(stored_key, stored, delimiter=self._delimiter, crc32c=self._turn())
@@ -356,10 +332,6 @@ class LoadedState:
             self.is_lineage_cut = len(header) < len(self.lineage)
         self.writer = ChangelogWriter(changelog, self.settings.codec, version, header)
 
-    def begin_reading(self) -> None:
-        self.cancel()
-        self.is_read_only = True
-
     def cancel(self) -> None:
         """Remove the changelog that is being written, or was written and not taken by the store."""
         writer, self.writer = self.writer, None
@@ -373,10 +345,7 @@ class LoadedState:
         own = () if of.unique_id is None else (LineageItem(of.version, of.unique_id),)
         self.resolution = Resolution(of, before.base, (*before.changelogs, of), (*before.lineage, *own))
         if snapshot_is_uploaded:
-            self.rebase(of)
-
-    def rebase(self, snapshot: StateVersion) -> None:
-        self.resolution = rebased(self.resolution, snapshot)
+            self.resolution = rebased(self.resolution, of)
 
     def write_operands(self) -> None:
         """Bring RocksDB up to date with what was merged: before it is read by other methods than `get` and `items`."""
@@ -384,11 +353,12 @@ class LoadedState:
 
     @property
     def metadata(self) -> StateMetadata:
+        families = tuple(self.families) if self.families.is_enabled else ()
         return StateMetadata(
             num_keys=self.counts.keys,
             num_internal_keys=self.counts.internal_keys,
-            column_family_ids=self.families.ids,
-            column_family_internal=self.families.internal,
+            column_family_ids=tuple((family.name, family.id) for family in families),
+            column_family_internal=tuple((family.name, family.is_internal) for family in families),
             column_family_id_max=self.families.id_max,
         )
 
@@ -439,27 +409,21 @@ class LoadedState:
 
     def put(self, key: bytes, value: bytes, family: str) -> None:
         stored_key = self.families.prefix(family) + key
-        if self._rows is not None:
-            value = self._rows.wrap(stored_key, value)
+        value = self._wrapped(stored_key, value)
         self._note_new(stored_key)
         self._operands.drop(stored_key)
         self.db.put(stored_key, value)
-        if self.writer is not None:
-            self._log(self.writer.put, stored_key, value)
-        self.is_torn = False
+        self._log((PUT, stored_key, value))
 
     def merge(self, key: bytes, operand: bytes, family: str) -> None:
         stored_key = self.families.prefix(family) + key
         if self.writer is not None and not self.families.is_enabled:
             hint = "set `column_families`: changelogs of versions 1 and 3 hold no MERGE (design 0004, L3)"
             raise UsageError("needs column families", operation="merge", subject=str(self.target), hint=hint)
-        if self._rows is not None:
-            operand = self._rows.wrap(stored_key, operand)
+        operand = self._wrapped(stored_key, operand)
         self._note_new(stored_key)
         self._operands.add(stored_key, operand)
-        if self.writer is not None:
-            self._log(self.writer.merge, stored_key, operand)
-        self.is_torn = False
+        self._log((MERGE, stored_key, operand))
 
     def delete(self, key: bytes, family: str) -> None:
         stored_key = self.families.prefix(family) + key
@@ -468,9 +432,7 @@ class LoadedState:
             self.counts.add(-1, is_internal=self.families.is_internal(stored_key))
         self._operands.drop(stored_key)
         self.db.delete(stored_key)
-        if self.writer is not None:
-            self._log(self.writer.delete, stored_key if self._rows is None else self._rows.wrap_deleted(stored_key))
-        self.is_torn = False
+        self._log((DELETE, stored_key if self._rows is None else wrap_deleted_key(stored_key, crc32c), b""))
 
     def add_family(self, name: str, *, is_internal: bool) -> bool:
         if not self.families.add(name, is_internal=is_internal):
@@ -493,17 +455,22 @@ class LoadedState:
             self.counts.add(-count, is_internal=self.families.is_internal(begin))
         self.is_dirty = self.is_torn = self.needs_snapshot = True
         self.db.delete_range(begin, end)
-        if self.writer is not None:
-            self._log(self.writer.delete_range, begin, end if self._rows is None else self._rows.wrap(begin, end))
+        self._log((DELETE_RANGE, begin, self._wrapped(begin, end)))
         self.families.drop(name)
-        self.is_torn = False
         return True
 
-    def _log(self, write: Callable[..., None], *fields: bytes) -> None:
-        try:
-            write(*fields)
-        except OSError as error:
-            raise unwritable_error("write", error) from error
+    def _wrapped(self, stored_key: bytes, value: bytes) -> bytes:
+        """Return a value, an operand, or the end of a range, as it is stored under a key."""
+        return value if self._rows is None else wrap_value(stored_key, value, crc32c)
+
+    def _log(self, record: Record) -> None:
+        """Note a change that is in RocksDB in the changelog, if there is one: it is whole then."""
+        if self.writer is not None:
+            try:
+                self.writer.write(record)
+            except OSError as error:
+                raise unwritable_error("write", error) from error
+        self.is_torn = False
 
     def _note_new(self, stored_key: bytes) -> None:
         self.is_dirty = self.is_torn = True
@@ -540,14 +507,8 @@ def newest_that_fit(lineage: tuple[LineageItem, ...]) -> tuple[LineageItem, ...]
         return lineage
     if lineage_fits(lineage):
         return lineage
-    fits, fails = 0, len(lineage)
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        if lineage_fits(lineage[-middle:]):
-            fits = middle
-        else:
-            fails = middle
-    return lineage[-fits:]
+    fitting = bisect_left(range(1, len(lineage)), 1, key=lambda count: 0 if lineage_fits(lineage[-count:]) else 1)
+    return lineage[-fitting:]
 
 
 def check_families_known(db: StoreWriter, families: ColumnFamilies) -> None:

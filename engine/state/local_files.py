@@ -23,6 +23,7 @@ functions on files block.
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import stat
@@ -87,8 +88,7 @@ def list_shared(directory: Path) -> tuple[Path, ...]:
 def look_at(path: Path) -> LocalStateFile:
     """Describe an SST or an archived WAL: a read of its end, or of all of it if that has no identity.
 
-    Raises:
-        UnsafeSourceError: It is not a regular file, or cannot be read.
+    What is not a regular file, or cannot be read, is an `UnsafeSourceError`.
     """
     try:
         descriptor = os.open(path, READ_FLAGS)
@@ -115,11 +115,7 @@ def is_untouched(path: Path, file: LocalStateFile) -> bool:
 
 
 def remove_all_but(directory: Path, kept: Collection[str]) -> None:
-    """Make a directory hold the SSTs and archived WALs of these local names, if they are there, and nothing else.
-
-    Raises:
-        OSError: Something cannot be removed.
-    """
+    """Make a directory hold the SSTs and archived WALs of these local names, if they are there, and nothing else."""
     directory.mkdir(parents=True, exist_ok=True)
     for path in _entries(directory):
         if path.name == ARCHIVE and _is_directory(path):
@@ -181,8 +177,7 @@ class WorkingDir:
         # Of changelogs.
         self.fetched = directory / _CHANGELOGS / "fetched"
         self._lock = lock
-        self._captured_count = 0
-        self._written_count = 0
+        self._numbers = itertools.count(1)
 
     @classmethod
     def open(cls, directory: Path) -> "WorkingDir":
@@ -212,12 +207,10 @@ class WorkingDir:
         return place
 
     def new_captured(self) -> Path:
-        self._captured_count += 1
-        return self.directory / _CAPTURED / str(self._captured_count)
+        return self.directory / _CAPTURED / str(next(self._numbers))
 
     def new_changelog(self) -> Path:
-        self._written_count += 1
-        return self.directory / _CHANGELOGS / f"written-{self._written_count}"
+        return self.directory / _CHANGELOGS / f"written-{next(self._numbers)}"
 
     def clear_fetched(self) -> None:
         remove_tree(self.fetched)
@@ -317,13 +310,7 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class StateFileMap:
-    """The memory of one file manager. Every method may be called from any thread.
-
-    Attributes:
-        retained_min: The fewest versions that a deletion here was to retain; None: there was none.
-        oldest_seen: The oldest version that the last deletion kept.
-        newest_seen: The newest snapshot that was put there; None: there was none.
-    """
+    """The memory of one file manager. Every method may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -335,14 +322,17 @@ class StateFileMap:
         self._named: dict[StateVersion, _Named] = {}
         # Paths that uploads have named which ended meanwhile; a list for each `watch_uploads`.
         self._watches: list[list[str]] = []
-        self.retained_min: int | None = None
+        # The oldest version that the last deletion kept, and the newest snapshot that was put there.
         self.oldest_seen = 1
         self.newest_seen: int | None = None
 
     # --- the working directory ---
 
     def forget_all(self) -> None:
-        """Forget the working directory: it is empty, or its files are not to be trusted."""
+        """Forget the working directory: it is empty, or RocksDB has found its files damaged (design 0004, S5).
+
+        The next load fetches every file, and the next snapshot names none that is in the store already.
+        """
         with self._lock:
             self._shared = {}
 
@@ -366,8 +356,7 @@ class StateFileMap:
     def capture(self, local: Sequence[LocalStateFile], *, version: int, upload_id: str) -> tuple[CapturedFile, ...]:
         """Decide the name of each file of a new snapshot, once and for all (S1 to S3).
 
-        Raises:
-            DamagedError: A file was altered; nothing is known of any file then (S5).
+        An altered file is a `DamagedError`; nothing is known of any file then (S5).
         """
         with self._lock:
             altered = find_altered(local, self._shared)
@@ -402,11 +391,7 @@ class StateFileMap:
     def end_upload(
         self, of: StateVersion, upload_id: str, files: Sequence[CapturedFile], renewed: Sequence[CapturedFile]
     ) -> None:
-        """Note that an upload is complete, its zip included.
-
-        `files` are all that the snapshot names, `renewed` those of them that were reused and got a new name. What was
-        loaded meanwhile is not touched (S4).
-        """
+        """Note that an upload is complete, its zip included. What was loaded meanwhile is not touched (S4)."""
         with self._lock:
             self._named[of] = _Named(_paths(files), None)
             for file in renewed:
@@ -490,10 +475,6 @@ class StateFileMap:
                 name: file for name, file in self._shared.items() if shared_path(file.stored.stored_name) not in gone
             }
             return given_up
-
-    def retains(self, versions: int) -> None:
-        with self._lock:
-            self.retained_min = versions if self.retained_min is None else min(versions, self.retained_min)
 
 
 def _paths(files: Iterable[CapturedFile]) -> frozenset[str]:

@@ -18,7 +18,6 @@ from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError, bare_message, restated
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER, SPARK_OLD_CHECKPOINT, StateStoreSettings
-from engine.state.store import StateStore
 from index.errors import BatchLogError, FormatError
 from index.snapshot.model import SIZE_BYTES_MAX
 from index.spark.checkpoint import StoreId
@@ -48,12 +47,12 @@ E = TypeVar("E")
 
 
 class BatchLog(Generic[E]):
-    """A directory with one file for each batch, which need not exist. Use `OffsetLog` or `CommitLog`."""
+    """A directory of a checkpoint with one file for each batch, which need not exist: its offset or commit log."""
 
     def __init__(
-        self, directory: CheckpointDir, name: str, encode: Callable[[E], bytes], decode: Callable[[bytes, str], E]
+        self, root: CheckpointDir, name: str, encode: Callable[[E], bytes], decode: Callable[[bytes, str], E]
     ) -> None:
-        self._directory = directory
+        self._directory = root.child(name)
         self._name = name
         self._encode = encode
         self._decode = decode
@@ -95,37 +94,10 @@ class BatchLog(Generic[E]):
         found = [status.name for status in await self._directory.list() if not status.is_directory]
         return tuple(sorted(batch for name in found if (batch := parse_batch_name(name)) is not None))
 
-    async def latest(self) -> tuple[int, E] | None:
-        """Read the file of the newest batch; None if there is none.
-
-        Raises:
-            FormatError: As `get`. An older batch is never taken for a newer one that cannot be read.
-        """
-        batches = await self.batches()
-        if not batches:
-            return None
-        entry = await self.get(batches[-1])
-        # Only a purge that ran meanwhile can have taken it, and a purge leaves the newest.
-        return None if entry is None else (batches[-1], entry)
-
     def _file_name(self, batch: int, operation: str) -> str:
         if not 0 <= batch < SIZE_BYTES_MAX:
             raise UsageError(f"{batch} is not a batch", operation=operation, subject=self._name)
         return str(batch)
-
-
-class OffsetLog(BatchLog[BatchOffsets]):
-    """`offsets/`: what each batch reads. Written before the batch."""
-
-    def __init__(self, directory: CheckpointDir) -> None:
-        super().__init__(directory, OFFSETS, encode_offsets, lambda data, name: decode_offsets(data, subject=name))
-
-
-class CommitLog(BatchLog[BatchCommit]):
-    """`commits/`: which batches are done, and under which ids their state is kept (design 0004, B3)."""
-
-    def __init__(self, directory: CheckpointDir) -> None:
-        super().__init__(directory, COMMITS, encode_commit, lambda data, name: decode_commit(data, subject=name))
 
 
 _PROVIDER_KEY: Final = "spark.sql.streaming.stateStore.providerClass"
@@ -239,9 +211,6 @@ class StreamingCheckpoint:
 
     A batch that is an argument is a committed one, by default the newest.
 
-    Args:
-        directory: The root of the checkpoint; closed by `close`.
-
     Raises:
         NotFoundError: From every method of a batch: it is not committed, or has no such operator, partition or store.
         ProviderError: Likewise: the state is not RocksDB's (design 0004, B4).
@@ -250,17 +219,15 @@ class StreamingCheckpoint:
 
     def __init__(self, directory: CheckpointDir) -> None:
         self._directory = directory
-        self.offsets = OffsetLog(directory.child(OFFSETS))
-        self.commits = CommitLog(directory.child(COMMITS))
+        # What each batch reads, written before it; which are done, and under which ids their state is kept (B3).
+        self.offsets = BatchLog(
+            directory, OFFSETS, encode_offsets, lambda data, name: decode_offsets(data, subject=name)
+        )
+        self.commits = BatchLog(directory, COMMITS, encode_commit, lambda data, name: decode_commit(data, subject=name))
 
     @classmethod
     async def open(cls, location: str | Path | BlobStore, prefix: str = "") -> Self:
-        """Open a checkpoint. No request is made.
-
-        Args:
-            location: A path or a URL, as `open_store` takes it, or a store.
-            prefix: The key of the checkpoint's root below that; "" for the location itself.
-        """
+        """Open a checkpoint, as `CheckpointDir.open`. No request is made."""
         return cls(await CheckpointDir.open(location, prefix))
 
     async def close(self) -> None:
@@ -283,12 +250,8 @@ class StreamingCheckpoint:
     async def at(self, batch: int | None = None, *, base: StateStoreSettings = SPARK_OLD_CHECKPOINT) -> QueryAt:
         """Read the whole query as a batch left it, which a backup is made of (design 0005, P1).
 
-        Costs a list, and for each operator two or three requests more.
-
-        Args:
-            batch: Which.
-            base: Settings where neither the offset log nor the commit log says anything, such as whether there are
-                changelogs.
+        Costs a list, and for each operator two or three requests more. `base` are the settings where neither the offset
+        log nor the commit log says anything, such as whether there are changelogs.
 
         Raises:
             DamagedError: There is state of an operator, and no metadata of it.
@@ -305,10 +268,6 @@ class StreamingCheckpoint:
                     of = StoreId(operator.id, partition, store)
                     stores.append(StoreAt(id=of, at=at.version_of(operator, partition, store), settings=settings))
         return QueryAt(batch=at.batch, commit=at.commit, offsets=at.offsets, operators=operators, stores=tuple(stores))
-
-    async def operators(self, batch: int | None = None) -> tuple[StateOperator, ...]:
-        """List the stateful operators of the query at a batch, by id. Costs and raises as `at`."""
-        return await self._operators(await self._committed(batch))
 
     async def _operators(self, at: _Committed) -> tuple[StateOperator, ...]:
         there = await self._numbered(_STATE)
@@ -337,40 +296,27 @@ class StreamingCheckpoint:
         root = f"{_STATE}/{operator}"
         return bool(await self._numbered(root)) and not await self._directory.list(f"{root}/{_OPERATOR_BY_BATCH}")
 
-    async def operator(self, operator: int, batch: int | None = None) -> StateOperator:
-        """Read one stateful operator of the query at a batch. Costs one request or two."""
-        return (await self._found(operator, batch))[1]
-
-    async def settings(
-        self, batch: int | None = None, operator: int = 0, *, base: StateStoreSettings = SPARK_OLD_CHECKPOINT
-    ) -> StateStoreSettings:
-        """Read how the stores of an operator read and write from a batch on, as the query is pinned to it.
-
-        `base` is as for `at`; a pinned setting that is unknown is a `UsageError`.
-        """
-        at, found = await self._found(operator, batch)
-        return at.settings_of(found, base)
-
-    async def state_version(
-        self, batch: int, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE
-    ) -> StateVersion:
-        """Find the version of a store to load after a batch (design 0004, N2 and B3).
-
-        An id in the commit log that cannot be part of a file name is an `UnsafeNameError`.
-        """
-        at, found = await self._found(operator, batch)
-        return at.version_of(found, partition, store)
-
     async def state(
-        self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE, *, batch: int | None = None
-    ) -> tuple[StateVersion, StateStoreSettings]:
-        """Find what `state_version` and `settings` do, with one read of the logs."""
-        at, found = await self._found(operator, batch)
-        return at.version_of(found, partition, store), at.settings_of(found, SPARK_OLD_CHECKPOINT)
+        self,
+        operator: int = 0,
+        partition: int = 0,
+        store: str = DEFAULT_STORE,
+        *,
+        batch: int | None = None,
+        base: StateStoreSettings = SPARK_OLD_CHECKPOINT,
+    ) -> StoreAt:
+        """Find one store as `at` does, with one request or two for its operator alone."""
+        at = await self._committed(batch)
+        check_provider(at.offsets, subject=f"{OFFSETS}/{at.batch}")
+        found = await self._operator(operator, at)
+        if found is None:
+            raise _no_such(f"the query has no stateful operator {operator}", at.batch)
+        version, settings = at.version_of(found, partition, store), at.settings_of(found, base)
+        return StoreAt(id=StoreId(operator, partition, store), at=version, settings=settings)
 
     def state_dir(self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE) -> CheckpointDir:
-        """Open the directory of one store; a `UsageError` or `UnsafeNameError` if it has none. Closed with this."""
-        return self._directory.child(_state_path(operator, partition, store))
+        """Open the directory of one store, which is closed with this; a bad name is an `UnsafeNameError`."""
+        return self._directory.child(StoreId(operator, partition, store).path)
 
     async def _committed(self, batch: int | None) -> _Committed:
         if batch is None:
@@ -387,14 +333,6 @@ class StreamingCheckpoint:
             hint = "take the file from a backup, or restore the checkpoint"
             raise NotFoundError(reason, operation="read", subject=f"{OFFSETS}/{batch}", hint=hint)
         return _Committed(batch=batch, commit=commit, offsets=offsets)
-
-    async def _found(self, operator: int, batch: int | None) -> tuple[_Committed, StateOperator]:
-        at = await self._committed(batch)
-        check_provider(at.offsets, subject=f"{OFFSETS}/{at.batch}")
-        found = await self._operator(operator, at)
-        if found is None:
-            raise _no_such(f"the query has no stateful operator {operator}", at.batch)
-        return at, found
 
     async def _operator(self, operator: int, at: _Committed) -> StateOperator | None:
         """Read an operator from the metadata that applies to a batch; None if there is none."""
@@ -419,47 +357,6 @@ class StreamingCheckpoint:
         with _of_file(path):
             stores = order_stores(check_store_dir(store.name) for store in metadata.stores)
         return at.describe(metadata, stores)
-
-
-async def open_query_state(
-    location: str | Path,
-    directory: Path,
-    *,
-    batch: int | None = None,
-    operator: int = 0,
-    partition: int = 0,
-    store: str = DEFAULT_STORE,
-) -> StateStore:
-    """Open one store of a query as a committed batch, by default the newest, left it; loaded to be read.
-
-    `location` is the root of the checkpoint, a path or a URL as `open_store` takes it, and `directory` as for
-    `StateStore.open`. `operator` and `partition` are Spark's numbers; `store` is a name: `default`, or one of a join's
-    stores.
-
-    Raises:
-        NotFoundError: The batch is not committed, or had no such operator, partition or store.
-        ProviderError: The state is not RocksDB's (design 0004, B4).
-        EngineError, FormatError, StoreError: As `StateStore.open` and `StateStore.load`.
-    """
-    checkpoint = await StreamingCheckpoint.open(location)
-    try:
-        at, settings = await checkpoint.state(operator, partition, store, batch=batch)
-    finally:
-        await checkpoint.close()
-    files = await CheckpointDir.open(location, _state_path(operator, partition, store))
-    opened = await StateStore.open(files, directory, settings, owns_files=True)
-    try:
-        await opened.load(at.version, at.unique_id, read_only=True)
-    except BaseException:
-        await opened.close()
-        raise
-    return opened
-
-
-def _state_path(operator: int, partition: int, store: str) -> str:
-    if operator < 0 or partition < 0:
-        raise UsageError("is negative", operation="open state", subject=f"{operator}/{partition}")
-    return StoreId(operator, partition, store).path
 
 
 def check_provider(offsets: BatchOffsets, *, subject: str = OFFSETS) -> None:

@@ -1,6 +1,10 @@
-"""Restore one version of a Spark state store from a repository, in Spark's format (design 0004, R6)."""
+"""A Spark state store in a repository: the files of its snapshot index, and one version restored (design 0004, R6).
+
+An index is never listed; what is restored is in Spark's format.
+"""
 
 import contextlib
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -9,27 +13,113 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
-from engine.errors import NotFoundError
+from blobstore.errors import BlobNotFoundError
+from engine.errors import DamagedError, NotFoundError
+from engine.local.transfer import ByteBudget
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.repository import OpenRepository
+from engine.restore.download import download_index
 from engine.restore.restore import RestoreResult, TargetOptions, read_index_of, staged_restore
+from engine.restore.staging import target_errors
+from engine.settings import TransferSettings
+from engine.state.checkpoint_dir import READ_BYTES_MAX
 from engine.state.compression import Codec
 from engine.state.files import StateFileManager
 from engine.state.settings import StateStoreSettings
-from engine.state.sources import IndexStateFiles
 from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
 from index.display import DisplayMixin
 from index.errors import LineageError, VersionMissingError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
-from index.snapshot.model import FilePath, Scope, SnapshotIndex, StoreReference, UniqueId
-from index.spark.lineage import Resolution, resolve_index, target_in_index
+from index.snapshot.model import FileIndex, FilePath, Scope, SnapshotIndex, StoreReference, UniqueId
+from index.spark.lineage import Lineage, Resolution, present_in_index, resolve_index, target_in_index
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion, snapshot_name
 from index.spark.retention import select_state_files
 
 # The most indexes that are read of commits after a version, whose directories may still hold it.
 INDEXES_READ_MAX: Final = 8
+
+
+class IndexStateFiles:
+    """The files that a snapshot index names as `StateFiles`, each fetched with the checks and limits of a restore.
+
+    What it is of has to stay protected while this is in use: see `Repository.state_files`. The settings limit all
+    fetches together.
+    """
+
+    def __init__(self, store: BlobStore, index: SnapshotIndex, settings: TransferSettings) -> None:
+        self.index = index
+        metadata = index.metadata
+        self.location = f"{metadata.job}/{metadata.task}/{metadata.store}@{metadata.version}_{metadata.unique_id}"
+        # GETs of blobs so far.
+        self.requests = 0
+        self._store = store
+        self._settings = settings
+        self._budget = ByteBudget(settings.memory_bytes_max)
+        self._entries = {"/".join(path): (path, entry) for path, entry in files_of(index.dir)}
+        self._headers: dict[StateVersion, Lineage] = {}
+        # Not of a plain directory, or one of version 0: a request for a version is refused later.
+        with contextlib.suppress(VersionMissingError):
+            self._headers = present_in_index(index).headers
+
+    async def names(self) -> tuple[str, ...]:
+        return tuple(file.name for file in self.index.dir.files_present)
+
+    async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
+        size_bytes = self._find(path).metadata.size_bytes
+        if size_bytes > size_bytes_max:
+            raise self._misfit(path, f"has {size_bytes} bytes, and at most {size_bytes_max} are read")
+        with tempfile.TemporaryDirectory(prefix="tidemark-") as scratch:
+            target = Path(scratch) / "content"
+            await self.fetch(path, target)
+            return await run_blocking(target.read_bytes)
+
+    async def fetch(
+        self, path: str, target: Path, *, size_bytes: int | None = None, size_bytes_max: int | None = None
+    ) -> int:
+        found = self._find(path).metadata.size_bytes
+        if size_bytes is not None and found != size_bytes:
+            raise self._misfit(path, f"has {found} bytes instead of {size_bytes}")
+        if size_bytes_max is not None and found > size_bytes_max:
+            raise self._misfit(path, f"has {found} bytes, and at most {size_bytes_max} were expected")
+        # Noted in the thread, which makes it even if this is cancelled meanwhile.
+        privates: list[tempfile.TemporaryDirectory[str]] = []
+
+        def make_private() -> None:
+            privates.append(tempfile.TemporaryDirectory(prefix=".tidemark-", dir=target.parent))
+
+        try:
+            with target_errors(target):
+                await run_blocking(make_private)
+            await self._download(path, Path(privates[0].name), target)
+            with target_errors(target):
+                await run_blocking(Path(privates[0].name, path).replace, target)
+        finally:
+            for private in privates:
+                await run_blocking(private.cleanup)
+        return found
+
+    def known_lineage(self, of: StateVersion) -> Lineage | None:
+        return self._headers.get(of)
+
+    async def close(self) -> None:
+        """Do nothing: the repository closes its store."""
+
+    def _find(self, path: str) -> FileIndex:
+        found = self._entries.get(path)
+        if found is None:
+            raise BlobNotFoundError("is not a file of the snapshot", operation="get", key=f"{self.location}/{path}")
+        return found[1]
+
+    async def _download(self, path: str, private: Path, target: Path) -> None:
+        """Restore one file into a directory of its own, as if it were all of the snapshot."""
+        index = select_files(self.index, [self._entries[path]])
+        done = await download_index(self._store, index, private, self._settings, target=target, budget=self._budget)
+        self.requests += done.requests
+
+    def _misfit(self, path: str, message: str) -> DamagedError:
+        return DamagedError(message, operation="fetch", subject=f"{self.location}/{path}")
 
 
 class RestoredState(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -113,16 +203,8 @@ async def find_state_commit(
 ) -> Commit:
     """Find the commit to restore a version of a state store from; without a unique id, of whatever id.
 
-    Requests: none if a commit is of the version; else one GET, or a few with deltas, for each index that is read.
-
-    Args:
-        store: The repository's.
-        scope: Of the commits, for errors.
-        commits: Newest first.
-        task: Whose state it is.
-        store_name: Which of the task's stores.
-        version: Which version.
-        unique_id: Of the version.
+    Requests: none if a commit is of the version; else one GET, or a few with deltas, for each index that is read. The
+    commits are newest first; errors name the scope.
 
     Returns:
         The newest one whose backup of the store is of the version; else the oldest of those after it whose backup

@@ -1,22 +1,19 @@
 """How a state store reads and writes: those settings of Spark's that decide about stored bytes or what they cost."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, Self, TypeAlias, cast, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self, cast
 
 import msgspec
 
 from engine.errors import UsageError
 from engine.rocksdb.store import RocksDbSettings, spark_settings
 from engine.settings import MIB
+from engine.state.compression import Codec
 
 # Values of the setting `stateStore.providerClass`.
 ROCKSDB_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 HDFS_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
-
-# Spark's names of the codecs of `engine.state.compression`.
-CodecName = Literal["lz4", "zstd", "snappy", "lzf"]
-_Compression = Literal["none", "lz4", "snappy", "zstd"]
 
 _STREAMING: Final = "spark.sql.streaming."
 _STORE: Final = f"{_STREAMING}stateStore."
@@ -28,9 +25,6 @@ _DELETED_MIN_RATIO: Final = 0.3
 
 # Between two operands of a merge, by `merge_operator_version`.
 _MERGE_DELIMITERS: Final = {1: b",", 2: b""}
-
-# Reads the value of a key of Spark's: its name and its text.
-_Read: TypeAlias = Callable[[str, str], Any]
 
 
 class StateStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +41,7 @@ class StateStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     # The next snapshot is due this number of versions after the last one.
     deltas_per_snapshot: int = 10
     # Of changelogs.
-    codec: CodecName = "lz4"
+    codec: Codec = "lz4"
     # Whether zips and changelogs get a `.crc`; Spark from 4.2 on, and we, write it for format 2 only.
     file_checksums: bool = True
     # Whether every row carries a checksum of its own.
@@ -125,24 +119,18 @@ class StateStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
                 `SPARK_OLD_CHECKPOINT`, with what is known from elsewhere, for the `conf` of an offset log.
         """
         start = cast("Self", SPARK_DEFAULTS) if base is None else base
-        values = {_folded(name): value.strip() for name, value in conf.items()}
-
-        def read(table: Mapping[str, tuple[str, _Read]]) -> dict[str, Any]:
-            found = {}
-            for field, (name, parse) in table.items():
-                text = values.get(_folded(name))
-                value = None if text is None else parse(name, text)
-                if value is not None:
-                    found[field] = value
-            return found
-
-        changes = read(_KEYS)
+        values = {_folded(name): value.strip().lower() for name, value in conf.items()}
+        changes = _read(values, _KEYS, cls)
         ratio = changes.pop("deleted_ratio", None)
         if ratio is not None:
             retained = changes.get("versions_retained_min", start.versions_retained_min)
             changes["versions_deleted_min"] = _round(ratio * retained)
-        rocksdb = msgspec.structs.replace(start.rocksdb, **read(_ROCKSDB_KEYS))
-        return msgspec.structs.replace(start, rocksdb=rocksdb, **changes)
+        rocksdb = _read(values, _ROCKSDB_KEYS, RocksDbSettings)
+        for field in _IN_MIB & rocksdb.keys():
+            size_mib = rocksdb.pop(field)
+            if size_mib > 0:  # -1 leaves the choice to us
+                rocksdb[field] = size_mib * MIB
+        return msgspec.structs.replace(start, rocksdb=msgspec.structs.replace(start.rocksdb, **rocksdb), **changes)
 
 
 def _folded(name: str) -> str:
@@ -150,81 +138,49 @@ def _folded(name: str) -> str:
     return name.lower() if name.lower().startswith(_ROCKSDB.lower()) else name
 
 
-def _flag(name: str, text: str) -> bool:
-    return _one_of(name, text, ("true", "false")) == "true"
-
-
-def _number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise _unreadable(name, text, "a whole number") from None
-
-
-def _ratio(name: str, text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 <= found <= 1:
-        raise _unreadable(name, text, "a number from 0 to 1")
+def _read(values: Mapping[str, str], keys: Mapping[str, str], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Read the fields of a struct that are there, each from the text of its key, by its type."""
+    types = {field.name: field.type for field in msgspec.structs.fields(struct)} | {"deleted_ratio": _Ratio}
+    found = {}
+    for field, name in keys.items():
+        text = values.get(_folded(name))
+        if text is not None:
+            try:
+                found[field] = msgspec.convert(text, types[field], strict=False)
+            except msgspec.ValidationError as error:
+                raise UsageError(f"{text!r}: {error}", operation="settings", subject=name) from None
     return found
 
 
-def _mib(name: str, text: str) -> int | None:
-    """Read a size in MiB; -1 leaves the choice to us."""
-    found = _number(name, text)
-    return found * MIB if found > 0 else None
-
-
-def _version(name: str, text: str) -> int:
-    return int(_one_of(name, text, ("1", "2")))
-
-
-def _one_of(name: str, text: str, names: tuple[str, ...]) -> str:
-    if text.lower() not in names:
-        raise _unreadable(name, text, "one of " + ", ".join(names))
-    return text.lower()
-
-
-def _codec(name: str, text: str) -> str:
-    return _one_of(name, text, get_args(CodecName))
-
-
-def _compression(name: str, text: str) -> str:
-    return _one_of(name, text, get_args(_Compression))
-
-
-# By field: the key of Spark's, and how its value is read; None leaves the field as it is.
-_KEYS: Final[dict[str, tuple[str, _Read]]] = {
-    "format_version": (f"{_STORE}checkpointFormatVersion", _version),
-    "changelogs": (f"{_ROCKSDB}changelogCheckpointing.enabled", _flag),
-    "deltas_per_snapshot": (f"{_STORE}minDeltasForSnapshot", _number),
-    "codec": (f"{_STORE}compression.codec", _codec),
-    "file_checksums": (f"{_STREAMING}checkpoint.fileChecksum.enabled", _flag),
-    "row_checksums": (f"{_STORE}rowChecksum.enabled", _flag),
-    "row_check_ratio": (f"{_STORE}rowChecksum.readVerificationRatio", _number),
-    "merge_operator_version": (f"{_ROCKSDB}mergeOperatorVersion", _version),
-    "versions_retained_min": (f"{_STREAMING}minBatchesToRetain", _number),
-    "deleted_ratio": (f"{_STREAMING}ratioExtraSpaceAllowedInCheckpoint", _ratio),
-    "versions_deleted_max": (f"{_STORE}maxVersionsToDeletePerMaintenance", _number),
-    "count_keys": (f"{_ROCKSDB}trackTotalNumberOfRows", _flag),
-    "snapshot_repair": (f"{_REPAIR}enabled", _flag),
-    "repair_after_failures": (f"{_REPAIR}numFailuresBeforeActivating", _number),
-    "changes_replayed_max": (f"{_REPAIR}maxChangeFileReplay", _number),
-    "compact_on_commit": (f"{_ROCKSDB}compactOnCommit", _flag),
-    "check_stale_files": (f"{_ROCKSDB}checkStaleReusedFilesInSnapshot", _flag),
+# By field: the key of Spark's.
+_KEYS: Final[dict[str, str]] = {
+    "format_version": f"{_STORE}checkpointFormatVersion",
+    "changelogs": f"{_ROCKSDB}changelogCheckpointing.enabled",
+    "deltas_per_snapshot": f"{_STORE}minDeltasForSnapshot",
+    "codec": f"{_STORE}compression.codec",
+    "file_checksums": f"{_STREAMING}checkpoint.fileChecksum.enabled",
+    "row_checksums": f"{_STORE}rowChecksum.enabled",
+    "row_check_ratio": f"{_STORE}rowChecksum.readVerificationRatio",
+    "merge_operator_version": f"{_ROCKSDB}mergeOperatorVersion",
+    "versions_retained_min": f"{_STREAMING}minBatchesToRetain",
+    "deleted_ratio": f"{_STREAMING}ratioExtraSpaceAllowedInCheckpoint",
+    "versions_deleted_max": f"{_STORE}maxVersionsToDeletePerMaintenance",
+    "count_keys": f"{_ROCKSDB}trackTotalNumberOfRows",
+    "snapshot_repair": f"{_REPAIR}enabled",
+    "repair_after_failures": f"{_REPAIR}numFailuresBeforeActivating",
+    "changes_replayed_max": f"{_REPAIR}maxChangeFileReplay",
+    "compact_on_commit": f"{_ROCKSDB}compactOnCommit",
+    "check_stale_files": f"{_ROCKSDB}checkStaleReusedFilesInSnapshot",
 }
-_ROCKSDB_KEYS: Final[dict[str, tuple[str, _Read]]] = {
-    "compression": (f"{_ROCKSDB}compression", _compression),
-    "write_buffer_bytes": (f"{_ROCKSDB}writeBufferSizeMB", _mib),
-    "block_cache_bytes": (f"{_ROCKSDB}blockCacheSizeMB", _mib),
-    "open_files_max": (f"{_ROCKSDB}maxOpenFiles", _number),
+_ROCKSDB_KEYS: Final[dict[str, str]] = {
+    "compression": f"{_ROCKSDB}compression",
+    "write_buffer_bytes": f"{_ROCKSDB}writeBufferSizeMB",
+    "block_cache_bytes": f"{_ROCKSDB}blockCacheSizeMB",
+    "open_files_max": f"{_ROCKSDB}maxOpenFiles",
 }
-
-
-def _unreadable(name: str, text: str, wanted: str) -> UsageError:
-    return UsageError(f"{text!r} is not {wanted}", operation="settings", subject=name)
+_IN_MIB: Final = frozenset({"write_buffer_bytes", "block_cache_bytes"})
+# Stands for `versions_deleted_min`, as a share of the versions that are retained.
+_Ratio: Final = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 def _round(number: float) -> int:

@@ -19,20 +19,21 @@ from types import TracebackType
 from typing import Self
 
 from blobstore.concurrency import run_blocking
+from engine.blocking import Blocking, Direct, Facade, Opening
 from engine.clock import Runtime
 from engine.errors import DamagedError, NotLoadedError, UsageError
-from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.commit import Committed, Maintained, StateCommits
-from engine.state.files import StateFileManager, delete_old_versions
-from engine.state.load import StateLoader, check_target
+from engine.state.checkpoint_dir import CheckpointDir, StateFiles
+from engine.state.commit import Committed, Maintained, SaveMetrics, StateCommits
+from engine.state.files import Deleted, StateFileManager, delete_old_versions
+from engine.state.load import LoadMetrics, StateLoader, check_target
 from engine.state.loaded import DEFAULT_FAMILY, UNCOUNTED, LoadedState, rebased
 from engine.state.local_files import WorkingDir, unwritable_error
-from engine.state.metrics import Deleted, LoadMetrics, SaveMetrics
+from engine.state.query import StreamingCheckpoint
 from engine.state.settings import StateStoreSettings
-from engine.state.sources import StateFiles
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.lineage import Resolution
 from index.spark.names import StateVersion
+from index.spark.query_logs import DEFAULT_STORE
 
 
 class StateStore:
@@ -44,16 +45,13 @@ class StateStore:
     Raises:
         NotLoadedError: From everything that needs a loaded version.
         UsageError: From every method: the store is closed, or another call is under way.
-
-    Attributes:
-        settings: As given to `open`.
-        last_load: Metrics of the last `load`; None before it.
     """
 
     def __init__(
         self, files: StateFiles, place: WorkingDir, settings: StateStoreSettings, runtime: Runtime, *, owns_files: bool
     ) -> None:
         self.settings = settings
+        # None before the first load.
         self.last_load: LoadMetrics | None = None
         self._files = files
         self._owns_files = owns_files
@@ -116,12 +114,7 @@ class StateStore:
 
     @asynccontextmanager
     async def _exclusive(self, operation: str) -> AsyncIterator[None]:
-        """Run a method that keeps rows from being used.
-
-        Raises:
-            UsageError: The store is closed.
-            TargetError: The block could not write to the working directory.
-        """
+        """Run a method that keeps rows from being used; what it could not write on this machine is a `TargetError`."""
         self._check_open(operation)
         async with self._mutex:
             self._check_open(operation)
@@ -214,11 +207,12 @@ class StateStore:
                 else:
                     loaded = await self._build(target, read_only=read_only, empty=empty)
                 if read_only:
-                    loaded.begin_reading()
+                    loaded.cancel()
+                    loaded.is_read_only = True
                 else:
                     await self._begin(loaded)
-                if not read_only and not empty:
-                    self._needed = loaded.resolution
+                    if not empty:
+                        self._needed = loaded.resolution
             except BaseException:
                 await self._unload()
                 raise
@@ -239,7 +233,7 @@ class StateStore:
 
     def _rebase(self, snapshot: StateVersion) -> None:
         if self._loaded is not None:
-            self._loaded.rebase(snapshot)
+            self._loaded.resolution = rebased(self._loaded.resolution, snapshot)
         if self._needed is not None:
             self._needed = rebased(self._needed, snapshot)
 
@@ -254,7 +248,7 @@ class StateStore:
         if loaded is not None:
             if loaded.is_damaged:
                 # On this machine, perhaps, and not in the store.
-                self._manager.forget_local()
+                self._manager.known.forget_all()
             try:
                 await run_blocking(loaded.cancel)
             finally:
@@ -324,6 +318,9 @@ class StateStore:
             hint = "wait until it has ended: rows cannot be used meanwhile"
             reason = f"a {self._busy_with} is under way"
             raise UsageError(reason, operation=operation, subject=self._files.location, hint=hint)
+        return self._of_now(operation)
+
+    def _of_now(self, operation: str) -> LoadedState:
         if self._loaded is None:
             raise NotLoadedError("no version is loaded", operation=operation, subject=self._files.location)
         return self._loaded
@@ -352,9 +349,7 @@ class StateStore:
             StoreError, EngineError: The version is not there.
         """
         async with self._exclusive("commit"):
-            loaded = self._loaded
-            if loaded is None:
-                raise NotLoadedError("no version is loaded", operation="commit", subject=self._files.location)
+            loaded = self._of_now("commit")
             try:
                 loaded.check_committable()
                 committed = await self._commits.commit(loaded, force=snapshot)
@@ -397,17 +392,11 @@ class StateStore:
         async with self._mutex:
             self._check_open("maintain")
             # A backup of a directory says itself that it cannot be written.
-            if self._needed is not None or not self._files.is_writable:
+            if self._needed is not None or not isinstance(self._files, CheckpointDir):
                 if self._loaded is not None and self._loaded.is_read_only:
                     # It stays readable, but what it is made of may go.
                     self._loaded.is_outlived = True
-                deleted = await delete_old_versions(
-                    self._manager,
-                    versions_retained_min=self.settings.versions_retained_min,
-                    versions_deleted_min=self.settings.stale_versions_min,
-                    versions_deleted_max=self.settings.versions_deleted_max,
-                    needed=self._needed,
-                )
+                deleted = await delete_old_versions(self._manager, needed=self._needed)
         return Maintained(uploaded=uploads.take_uploaded(), deleted=deleted, deletion_waits=self._needed is None)
 
     async def close(self) -> None:
@@ -443,3 +432,99 @@ class StateStore:
             if error is None:
                 raise
             error.add_note(f"and closing the state store failed: {failure}")
+
+
+async def open_query_state(
+    location: str | Path,
+    directory: Path,
+    *,
+    batch: int | None = None,
+    operator: int = 0,
+    partition: int = 0,
+    store: str = DEFAULT_STORE,
+) -> StateStore:
+    """Open one store of a query as a committed batch, by default the newest, left it; loaded to be read.
+
+    `location` is the root of the checkpoint, a path or a URL as `open_store` takes it, and `directory` as for
+    `StateStore.open`. `operator` and `partition` are Spark's numbers; `store` is a name: `default`, or one of a join's
+    stores.
+
+    Raises:
+        NotFoundError: The batch is not committed, or had no such operator, partition or store.
+        ProviderError: The state is not RocksDB's (design 0004, B4).
+        EngineError, FormatError, StoreError: As `StateStore.open` and `StateStore.load`.
+    """
+    checkpoint = await StreamingCheckpoint.open(location)
+    try:
+        found = await checkpoint.state(operator, partition, store, batch=batch)
+    finally:
+        await checkpoint.close()
+    files = await CheckpointDir.open(location, found.id.path)
+    opened = await StateStore.open(files, directory, found.settings, owns_files=True)
+    try:
+        await opened.load(found.at.version, found.at.unique_id, read_only=True)
+    except BaseException:
+        await opened.close()
+        raise
+    return opened
+
+
+class SyncStateStore(Facade[StateStore]):
+    """The methods of `StateStore`, blocking. Use it as a context manager, or call `close`.
+
+    Rows are read and written in the calling thread; snapshots go on their way in a thread of the store's own.
+    """
+
+    open = Opening(StateStore.open)
+    of_query = Opening(open_query_state)
+    load = Blocking(StateStore.load)
+    commit = Blocking(StateStore.commit)
+    abort = Blocking(StateStore.abort)
+    maintain = Blocking(StateStore.maintain)
+    get = Direct(StateStore.get)
+    items = Direct(StateStore.items)
+    put = Direct(StateStore.put)
+    merge = Direct(StateStore.merge)
+    delete = Direct(StateStore.delete)
+    add_family = Direct(StateStore.add_family)
+    drop_family = Direct(StateStore.drop_family)
+
+    @property
+    def version(self) -> int | None:
+        """Return the loaded version; None if none is loaded."""
+        return self.asynchronous.version
+
+    @property
+    def unique_id(self) -> UniqueId | None:
+        """Return the unique id of the loaded version; None without one."""
+        return self.asynchronous.unique_id
+
+    @property
+    def lineage(self) -> tuple[LineageItem, ...]:
+        """Return the versions from the newest known snapshot to the loaded one; empty without ids."""
+        return self.asynchronous.lineage
+
+    @property
+    def num_keys(self) -> int:
+        """Return the number of keys, internal ones not counted."""
+        return self.asynchronous.num_keys
+
+    @property
+    def num_internal_keys(self) -> int:
+        """Return the number of keys of internal column families."""
+        return self.asynchronous.num_internal_keys
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Return the names of the column families."""
+        return self.asynchronous.families
+
+    @property
+    def last_load(self) -> LoadMetrics | None:
+        """Return what the last load did and took; None before the first."""
+        return self.asynchronous.last_load
+
+    @property
+    def last_save(self) -> SaveMetrics:
+        """Return what the last saves did and took."""
+        return self.asynchronous.last_save

@@ -17,12 +17,7 @@ import msgspec
 from typing_extensions import override
 
 from engine.errors import DamagedError, UnsafeSourceError
-from index.spark.metadata import (
-    STATE_METADATA_BYTES_MAX,
-    StateMetadata,
-    decode_state_metadata,
-    encode_state_metadata,
-)
+from index.spark.metadata import STATE_METADATA_BYTES_MAX, StateMetadata, decode_state_metadata, encode_state_metadata
 from index.spark.names import METADATA, check_zip_entry, is_zip_entry
 
 # A zip of some thousand SSTs has less than a megabyte; nearly all of it is MANIFEST.
@@ -83,7 +78,13 @@ def build_state_zip(directory: Path, metadata: StateMetadata) -> tuple[bytes, in
         for path in sorted(directory.iterdir()):
             if path.is_dir() or path.name == METADATA or not is_zip_entry(path.name):  # Z3
                 continue
-            data = _read(path)
+            try:
+                if not stat.S_ISREG(path.lstat().st_mode):
+                    raise UnsafeSourceError("is not a regular file", operation="snapshot", subject=str(path))
+                data = path.read_bytes()
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise UnsafeSourceError(reason, operation="snapshot", subject=str(path)) from error
             if not data and not path.name.endswith(".log"):
                 reason = "is empty, and RocksDB would not open what is restored from it"
                 hint = "the disk may be full or failing; make another snapshot (SPARK-54072)"
@@ -102,15 +103,6 @@ def _entry(name: str) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(check_zip_entry(name), _TIME)
     entry.compress_type = zipfile.ZIP_DEFLATED
     return entry
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise UnsafeSourceError("is not a regular file", operation="snapshot", subject=str(path))
-        return path.read_bytes()
-    except OSError as error:
-        raise UnsafeSourceError(error.strerror or str(error), operation="snapshot", subject=str(path)) from error
 
 
 def read_state_zip(data: bytes, *, subject: str) -> StateZip:

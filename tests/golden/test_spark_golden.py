@@ -137,19 +137,19 @@ def test_sources_and_sinks_have_names() -> None:
 async def test_a_checkpoint_of_the_other_provider_is_refused_by_its_name() -> None:
     checkpoint = await StreamingCheckpoint.open(SPARK / "hdfs-provider")
     with pytest.raises(ProviderError, match=HDFS_PROVIDER):
-        await checkpoint.operators()
+        await checkpoint.at()
     with pytest.raises(ProviderError, match=HDFS_PROVIDER):
-        await checkpoint.state_version(0)
+        await checkpoint.state(batch=0)
     await checkpoint.close()
 
 
 async def test_every_store_of_a_join_has_its_id() -> None:
     checkpoint = await StreamingCheckpoint.open(SPARK / "join")
-    (operator,) = await checkpoint.operators(1)
+    (operator,) = (await checkpoint.at(1)).operators
     assert operator.stores == JOIN_STORES
     ids = decode_commit((SPARK / "join/commits/1").read_bytes()).unique_ids
     assert ids is not None
-    assert [(await checkpoint.state_version(1, 0, 0, store)).unique_id for store in JOIN_STORES] == list(ids[0][0])
+    assert [(await checkpoint.state(0, 0, store, batch=1)).at.unique_id for store in JOIN_STORES] == list(ids[0][0])
     await checkpoint.close()
 
 
@@ -228,11 +228,11 @@ def test_a_file_fits_its_checksum(path: str) -> None:
 async def test_every_committed_version_is_what_sparks_reader_gave(name: str, tmp_path: Path) -> None:
     """Also operands of one list in two SSTs, with the delimiter of nothing that Spark's `OPTIONS` cannot express."""
     checkpoint = await StreamingCheckpoint.open(SPARK / name)
-    settings = await checkpoint.settings()
+    settings = (await checkpoint.state()).settings
     expected = rows_of(name)
     async with await StateStore.open(checkpoint.state_dir(), tmp_path / "work", settings) as store:
         for batch in (*expected, *reversed(expected)):
-            of = await checkpoint.state_version(batch)
+            of = (await checkpoint.state(batch=batch)).at
             await store.load(of.version, of.unique_id, read_only=True)
             found: Rows = Counter()
             for family in store.families:

@@ -7,8 +7,7 @@ import pytest
 
 from blobstore.errors import CheckpointFileExistsError
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.files import delete_old_versions
-from tests.unit.engine.state.state_bench import StateBench, at, files, tree
+from tests.unit.engine.state.state_bench import StateBench, at, delete_old_versions, files, tree
 
 
 @pytest.mark.s3

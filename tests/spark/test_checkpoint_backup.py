@@ -21,7 +21,8 @@ from engine.spark.access import SparkOptions
 from engine.spark.checkpoint import BackupLiveStores, _backups, _message, backup_checkpoint
 from engine.spark.spread import StoreOutcome, StoreWork, carry_out_one
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import StreamingCheckpoint, open_query_state
+from engine.state.query import StreamingCheckpoint
+from engine.state.store import open_query_state
 from index.plan.commits import Commit
 from tests.spark.state.queries import AGGREGATION, FORMAT, STORE, TRANSFORM, Query, StatefulQuery, join
 from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, restore_backup

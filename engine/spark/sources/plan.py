@@ -27,9 +27,9 @@ from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of, staged_restore
 from engine.spark.access import Access, absolute, open_on_driver
 from engine.spark.sources.unsafe_rows import Table, is_known
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.query import ENTRY_BYTES_MAX, QueryAt, StoreAt, StreamingCheckpoint
-from engine.state.sources import IndexStateFiles, StateFiles
+from engine.state.restore import IndexStateFiles
 from engine.state.store import StateStore
 from index.errors import BatchLogError
 from index.plan.commits import Commit

@@ -58,11 +58,10 @@ from engine.spark.sources.unsafe_rows import (
     split_typed,
     types_of,
 )
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
 from engine.state.query import StoreAt
 from engine.state.settings import StateStoreSettings
-from engine.state.sources import StateFiles
 from engine.state.store import StateStore
 from index.errors import FormatError
 from index.snapshot.contents import files_of

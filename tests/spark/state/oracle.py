@@ -67,14 +67,14 @@ def our_rows(
     async def read() -> Rows:
         found: Rows = {}
         checkpoint = await StreamingCheckpoint.open(query.checkpoint)
-        settings = await checkpoint.settings(batches[-1], operator)
-        partitions = (await checkpoint.operator(operator, batches[-1])).partitions_count
+        settings = (await checkpoint.state(operator, batch=batches[-1])).settings
+        partitions = (await checkpoint.at(batches[-1])).operators[operator].partitions_count
         for partition in range(partitions):
             files = checkpoint.state_dir(operator, partition, store)
             async with await StateStore.open(files, directory / f"{store}-{partition}", settings) as opened:
                 # Forwards and back, so that what is there from the last load is used, and is not trusted too far.
                 for batch in (*batches[::2], *batches[1::2]):
-                    of = await checkpoint.state_version(batch, operator, partition, store)
+                    of = (await checkpoint.state(operator, partition, store, batch=batch)).at
                     await opened.load(of.version, of.unique_id, read_only=True)
                     stored = [(f, key, value) for f in opened.families for key, value in opened.items(family=f)]
                     assert opened.num_keys + opened.num_internal_keys == len(stored)

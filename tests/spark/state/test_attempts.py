@@ -61,9 +61,9 @@ async def write_as_another_attempt(query: StatefulQuery, batch: int, directory: 
     written = set()
     for partition in range(2):
         files = checkpoint.state_dir(0, partition)
-        settings = await checkpoint.settings(batch - 1)
+        settings = (await checkpoint.state(batch=batch - 1)).settings
         async with await StateStore.open(files, directory / f"late-{partition}", settings) as store:
-            before = await checkpoint.state_version(batch - 1, 0, partition)
+            before = (await checkpoint.state(0, partition, batch=batch - 1)).at
             await store.load(before.version, before.unique_id)
             for key, value in list(store.items()):
                 # The count of the row: a word after the byte of the encoder and the word of what is null.

@@ -116,7 +116,7 @@ def check_rows(query: StatefulQuery, directory: Path, *, batches_min: int = BATC
 
 async def _operators(query: StatefulQuery) -> dict[int, tuple[str, ...]]:
     checkpoint = await StreamingCheckpoint.open(query.checkpoint)
-    found = {operator.id: operator.stores for operator in await checkpoint.operators()}
+    found = {operator.id: operator.stores for operator in (await checkpoint.at()).operators}
     assert await checkpoint.committed_batches() == query.committed()
     await checkpoint.close()
     return found
@@ -126,19 +126,19 @@ async def check_chain(query: StatefulQuery, *, changelogs: bool) -> int:
     """Ids in the commit log are those of files, and headers lead from each to the one before. Returns how many."""
     checkpoint = await StreamingCheckpoint.open(query.checkpoint)
     checked = 0
-    for operator in await checkpoint.operators():
+    for operator in (await checkpoint.at()).operators:
         for partition in range(operator.partitions_count):
             for store in operator.stores:
                 before: LineageItem | None = None
                 files = checkpoint.state_dir(operator.id, partition, store)
                 names = {status.name for status in await files.list()}
                 for batch in query.committed():
-                    of = await checkpoint.state_version(batch, operator.id, partition, store)
+                    of = (await checkpoint.state(operator.id, partition, store, batch=batch)).at
                     assert of.unique_id is not None
                     assert of.version == batch + 1
                     if changelogs:
                         assert files.local_root is not None
-                        codec = (await checkpoint.settings(batch, operator.id)).codec
+                        codec = (await checkpoint.state(operator.id, batch=batch)).settings.codec
                         with open_changelog(files.local_root / changelog_name(of), codec) as changelog:
                             lineage = changelog.header.lineage
                         assert lineage[-1:] == (() if before is None else (before,))

@@ -54,14 +54,14 @@ async def stores(query: StatefulQuery, base: StateStoreSettings = BASE) -> Async
     """Our stores of every partition, at the last committed version."""
     checkpoint = await StreamingCheckpoint.open(query.checkpoint)
     batch = query.committed()[-1]
-    settings = await checkpoint.settings(batch, base=base)
+    settings = (await checkpoint.state(batch=batch, base=base)).settings
     opened = []
     try:
         for partition in range(PARTITIONS):
             directory = query.root / f"ours-{partition}"
             store = await StateStore.open(checkpoint.state_dir(0, partition), directory, settings)
             opened.append(store)
-            of = await checkpoint.state_version(batch, 0, partition)
+            of = (await checkpoint.state(0, partition, batch=batch)).at
             await store.load(of.version, of.unique_id)
         yield opened
     finally:
@@ -73,18 +73,17 @@ async def stores(query: StatefulQuery, base: StateStoreSettings = BASE) -> Async
 async def add_batch(query: StatefulQuery, committed: list[Committed]) -> int:
     """Tell the logs of a batch that reads nothing new: offsets before it, and the commit with its ids after it."""
     checkpoint = await StreamingCheckpoint.open(query.checkpoint)
-    newest = await checkpoint.offsets.latest()
-    last_commit = await checkpoint.commits.latest()
-    assert newest is not None
+    before = (await checkpoint.committed_batches())[-1]
+    offsets, last_commit = await checkpoint.offsets.get(before), await checkpoint.commits.get(before)
+    assert offsets is not None
     assert last_commit is not None
-    before, offsets = newest
     batch = before + 1
     assert {each.version for each in committed} == {batch + 1}
     later = msgspec.structs.replace(offsets, timestamp_ms=offsets.timestamp_ms + 1000)
     assert await checkpoint.offsets.add(batch, later)
     assert not await checkpoint.offsets.add(batch, offsets)
     ids = tuple((each.unique_id,) for each in committed if each.unique_id is not None)
-    commit = BatchCommit(version=last_commit[1].version, unique_ids={0: ids} if ids else None)
+    commit = BatchCommit(version=last_commit.version, unique_ids={0: ids} if ids else None)
     assert await checkpoint.commits.add(batch, commit)
     assert not await checkpoint.commits.add(batch, BatchCommit())
     await checkpoint.close()

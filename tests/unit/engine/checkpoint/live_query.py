@@ -10,8 +10,9 @@ from blobstore.base import BlobStore
 from engine import StateStore
 from engine.repository.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import StreamingCheckpoint, open_query_state
+from engine.state.query import StreamingCheckpoint
 from engine.state.settings import ROCKSDB_PROVIDER
+from engine.state.store import open_query_state
 from index.plan.commits import Commit
 from index.snapshot.model import UniqueId
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, StoreId

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from engine import StateStore, StateStoreSettings
-from engine.state.query import StreamingCheckpoint, open_query_state
+from engine.state.query import StreamingCheckpoint
 from engine.state.settings import ROCKSDB_PROVIDER
+from engine.state.store import open_query_state
 from index.snapshot.model import UniqueId
 from index.spark.checkpoint import StoreId
 from index.spark.query_logs import (

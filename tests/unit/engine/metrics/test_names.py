@@ -6,7 +6,8 @@ from itertools import chain
 import pytest
 
 from engine.metrics.names import _TABLE, LOAD_METRICS, METRICS, SAVE_METRICS, Samples, labels_of
-from engine.state.metrics import LoadMetrics, SaveMetrics
+from engine.state.commit import SaveMetrics
+from engine.state.load import LoadMetrics
 
 # Samza's BlobStoreBackupManagerMetrics, BlobStoreRestoreManagerMetrics and TaskInstanceMetrics; `<s>` is a store.
 SAMZA_BACKUP = """init-ns files-to-upload bytes-to-upload files-uploaded bytes-uploaded files-remaining bytes-remaining
@@ -68,7 +69,7 @@ def test_no_name_is_there_twice() -> None:
 
 
 def test_every_number_of_a_load_and_a_save_has_a_metric() -> None:
-    told = {"of", "base", "was_loaded", "uploaded", "snapshot_made", "snapshot_inline"}
+    told = {"of", "base", "was_loaded", "uploaded", "snapshot_made", "snapshot_inline", "files_renewed"}
     assert set(LOAD_METRICS) == set(LoadMetrics.__struct_fields__) - told
     assert set(SAVE_METRICS) == set(SaveMetrics.__struct_fields__) - told
 

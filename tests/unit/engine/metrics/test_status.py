@@ -10,7 +10,8 @@ from engine.errors import TooMuchToDeleteError
 from engine.metrics.names import labels_of
 from engine.metrics.results import gather_status, state_samples
 from engine.repository.repository import Repository
-from engine.state.metrics import LoadMetrics, SaveMetrics
+from engine.state.commit import SaveMetrics
+from engine.state.load import LoadMetrics
 from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from index.spark.names import StateVersion

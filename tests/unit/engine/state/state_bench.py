@@ -4,10 +4,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from engine.state import files as state_files
 from engine.state.changelogs import ChangelogWriter
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.files import CapturedSnapshot, StateFileManager
-from engine.state.metrics import SnapshotUploaded
+from engine.state.files import CapturedSnapshot, Deleted, SnapshotUploaded, StateFileManager
 from engine.state.settings import StateStoreSettings
 from index.snapshot.model import UniqueId
 from index.spark.changelog import changelog_version
@@ -54,6 +56,19 @@ def new_changelog(
 ) -> ChangelogWriter:
     version = changelog_version(column_families=column_families, unique_ids=of.unique_id is not None)
     return ChangelogWriter(path, "lz4", version, lineage)
+
+
+async def delete_old_versions(
+    manager: StateFileManager,
+    *,
+    needed: Resolution | None = None,
+    versions_deleted_min: int = 0,
+    **settings: int,
+) -> Deleted:
+    """Delete by other settings, which are the manager's from then on."""
+    changed = settings | {"versions_deleted_min": versions_deleted_min}
+    manager.settings = msgspec.structs.replace(manager.settings, **changed)
+    return await state_files.delete_old_versions(manager, needed=needed)
 
 
 class StateBench:

@@ -15,7 +15,7 @@ from blobstore.wrappers.forwarding import ForwardingStore
 from engine import StateStore, StateStoreSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.commit import Committed
-from engine.state.metrics import LoadMetrics
+from engine.state.load import LoadMetrics
 from index.snapshot.model import UniqueId
 from index.spark.names import parse_state_name
 from tests.doubles import InterposedStore
@@ -88,7 +88,7 @@ async def dir_of(files: CheckpointDir | BlobStore, root: Path) -> CheckpointDir:
     if isinstance(files, CheckpointDir):
         return files
     is_local = isinstance(files, InterposedStore | LateStore)
-    return await CheckpointDir.open(files, local_root=root if is_local else None)
+    return CheckpointDir(files, local_root=root if is_local else None)
 
 
 def interposed(bench: Bench) -> InterposedStore:

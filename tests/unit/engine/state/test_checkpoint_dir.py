@@ -49,8 +49,7 @@ async def test_what_is_published_is_listed_read_and_fetched(checkpoint: Checkpoi
     assert [status.path for status in await store_dir.list("SSTs")] == ["SSTs/000001-x.sst"]
     assert await store_dir.read("1.changelog") == b"bytes"
     assert await checkpoint.read("state/0/0/1.changelog") == b"bytes"
-    assert await store_dir.exists("SSTs")
-    assert not await store_dir.exists("logs")
+    assert await store_dir.list("logs") == ()
     target = tmp_path / "target"
     target.write_bytes(b"replaced")
     assert await store_dir.fetch("SSTs/000001-x.sst", target, size_bytes=11) == 11
@@ -173,7 +172,7 @@ async def test_hadoops_hidden_checksum_goes_with_the_file_that_it_is_of(tmp_path
 
 async def test_a_hidden_checksum_is_gone_before_its_file_is_replaced(tmp_path: Path) -> None:
     store = InterposedStore(LocalStore(tmp_path))
-    checkpoint = await CheckpointDir.open(store, local_root=tmp_path)
+    checkpoint = CheckpointDir(store, local_root=tmp_path)
     await checkpoint.publish("5.zip", b"old", overwrite=True)
     seen: list[bool] = []
 

@@ -27,7 +27,7 @@ async def test_a_changelog_is_written_and_read_by_its_version(
     for column_families in (False, True):
         path = tmp_path / "written"
         with new_changelog(of, path, column_families=column_families, lineage=lineage) as writer:
-            writer.put(b"key", b"value")
+            writer.write((PUT, b"key", b"value"))
             writer.finish()
         if column_families and unique_id is not None:
             of = at(3, unique_id)  # nothing is overwritten

@@ -13,11 +13,11 @@ from blobstore.memory import MemoryStore
 from engine.errors import DamagedError
 from engine.state.changelogs import ChangelogWriter
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.files import delete_old_versions
 from index.errors import VersionMissingError
 from index.snapshot.model import LineageItem, UniqueId
+from index.spark.changelog import PUT
 from tests.doubles import InterposedStore
-from tests.unit.engine.state.state_bench import Content, StateBench, at, files, needed, tree
+from tests.unit.engine.state.state_bench import Content, StateBench, at, delete_old_versions, files, needed, tree
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ async def write_changelogs(bench: StateBench, ids: str, scratch: Path, snapshots
         since = max((s for s in snapshots if s < version), default=1)
         lineage = [LineageItem(v, UniqueId(ids[v - 1])) for v in range(since, version)]
         with ChangelogWriter(scratch / f"{version}", "lz4", 3, lineage) as writer:
-            writer.put(b"key", b"value")
+            writer.write((PUT, b"key", b"value"))
             writer.finish()
             await bench.manager.publish_changelog(at(version, unique_id), writer.path)
         if version in snapshots:

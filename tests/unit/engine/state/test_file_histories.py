@@ -11,13 +11,21 @@ from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.files import CapturedSnapshot, delete_old_versions
+from engine.state.files import CapturedSnapshot
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.changelog import PUT
 from index.spark.lineage import Lineage, Resolution
 from index.spark.names import StateVersion
 from tests.doubles import InterposedStore
-from tests.unit.engine.state.state_bench import OTHERS, Content, StateBench, at, new_changelog, tree
+from tests.unit.engine.state.state_bench import (
+    OTHERS,
+    Content,
+    StateBench,
+    at,
+    delete_old_versions,
+    new_changelog,
+    tree,
+)
 
 RETAINED = 4
 STEPS = 80
@@ -108,7 +116,7 @@ class History:
         lineage = self.next_lineage()
         path = self.root / f"{of}.changelog"
         with new_changelog(of, path, column_families=False, lineage=lineage) as writer:
-            writer.put(b"of", str(of).encode())
+            writer.write((PUT, b"of", str(of).encode()))
             writer.finish()
         await executor.manager.publish_changelog(of, path)
         path.unlink()

@@ -10,10 +10,19 @@ from blobstore.errors import CheckpointFileExistsError
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.files import StateFileManager, delete_old_versions
+from engine.state.files import StateFileManager
 from index.errors import FileChecksumError, VersionMissingError
 from index.spark.names import stored_name
-from tests.unit.engine.state.state_bench import StateBench, at, files, fill, needed, tree, wait_for_the_clock
+from tests.unit.engine.state.state_bench import (
+    StateBench,
+    at,
+    delete_old_versions,
+    files,
+    fill,
+    needed,
+    tree,
+    wait_for_the_clock,
+)
 
 UUID = "01234567-89ab-4def-8123-456789abcdef"
 
@@ -152,7 +161,7 @@ async def test_what_a_captured_snapshot_refers_to_is_not_changed_by_what_comes_a
 
 
 async def test_a_discarded_snapshots_files_are_uploaded_by_the_next(bench: StateBench) -> None:
-    bench.manager.discard(bench.capture(files(s1=10), at(1)))
+    bench.manager.known.discard(bench.capture(files(s1=10), at(1)).upload_id)
     saved = await bench.save(files(s1=10), at(2))
     assert (saved.files_copied, saved.files_reused) == (1, 0)
     await bench.load(at(2))
@@ -489,7 +498,6 @@ async def test_a_file_that_another_executor_may_have_deleted_is_uploaded_again(
 async def test_a_backup_cannot_be_written(bench: StateBench) -> None:
     class BackupFiles:
         location = "a backup"
-        is_writable = False
         names = bench.manager.files.names
         read = bench.manager.files.read
         fetch = bench.manager.files.fetch

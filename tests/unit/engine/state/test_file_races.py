@@ -7,9 +7,8 @@ import pytest
 
 from blobstore.memory import MemoryStore
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.files import delete_old_versions
 from tests.doubles import InterposedStore
-from tests.unit.engine.state.state_bench import StateBench, at, files, needed, tree
+from tests.unit.engine.state.state_bench import StateBench, at, delete_old_versions, files, needed, tree
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from engine import StateStore
 from engine.backup.backup import BackupOptions
 from engine.errors import CollectedError, DamagedError, NotFoundError, UsageError
 from engine.repository.repository import Repository
-from engine.state.sources import IndexStateFiles
+from engine.state.restore import IndexStateFiles
 from engine.state.zips import read_state_zip
 from index.errors import VersionMissingError
 from index.plan.commits import Commit, Retention
@@ -140,14 +140,15 @@ async def test_it_can_only_be_read(states: StateWorld) -> None:
     await states.grow(range(1, 3))
     commit = await states.backup()
     repository = await states.process()
-    async with repository.state_files(commit) as files:
-        assert not files.is_writable
-        async with await StateStore.open(files, states.bench.new_work(), settings_of()) as store:
-            with pytest.raises(UsageError):
-                await store.load(2, states.ids[2])
-            await store.load(2, states.ids[2], read_only=True)
-            with pytest.raises(UsageError):
-                store.put(b"key", b"value")
+    async with (
+        repository.state_files(commit) as files,
+        await StateStore.open(files, states.bench.new_work(), settings_of()) as store,
+    ):
+        with pytest.raises(UsageError):
+            await store.load(2, states.ids[2])
+        await store.load(2, states.ids[2], read_only=True)
+        with pytest.raises(UsageError):
+            store.put(b"key", b"value")
 
 
 async def test_a_version_that_is_not_there_is_named(states: StateWorld) -> None:

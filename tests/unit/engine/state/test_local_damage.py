@@ -107,7 +107,7 @@ async def test_what_rocksdb_found_damaged_is_fetched_again(bench: StateBench) ->
     assert bench.manager.last_load.files_reused == 1
     with pytest.raises(DamagedError):
         rows(bench)
-    bench.manager.forget_local()
+    bench.manager.known.forget_all()
     await bench.load(at(2, "b"))
     assert bench.manager.last_load.files_reused == 0
     assert rows(bench) == ROWS | {b"z": b"2"}

@@ -186,8 +186,8 @@ SPARK = Path(__file__).parents[3] / "golden" / "spark"
 async def test_what_spark_wrote_comes_back_version_by_version(states: StateWorld, name: str, known: bool) -> None:
     """With attempts that lost, too: they are not among what comes back."""
     checkpoint = await StreamingCheckpoint.open(SPARK / name)
-    settings = await checkpoint.settings()
-    versions = [await checkpoint.state_version(batch) for batch in await checkpoint.committed_batches()]
+    settings = (await checkpoint.state()).settings
+    versions = [(await checkpoint.state(batch=batch)).at for batch in await checkpoint.committed_batches()]
     original = SPARK / name / "state" / "0" / "0"
     newest = versions[-1]
     lineage = [LineageItem(of.version, of.unique_id) for of in versions[:-1] if of.unique_id is not None]

@@ -4,7 +4,8 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def test_a_family_with_the_number_0_has_a_prefix_of_its_own() -> None:
         is_enabled=True, families=(ColumnFamily("default", 0), ColumnFamily("other", 1, is_internal=True)), id_max=1
     )
     assert families.prefix("default") == b"\0\0"
-    assert families.ids == (("default", 0), ("other", 1))
+    assert tuple((family.name, family.id) for family in families) == (("default", 0), ("other", 1))
     assert [families.is_internal(key) for key in (b"\0\0k", b"\1\0k")] == [False, True]
     assert ColumnFamilies(is_enabled=False).prefix("default") == b""
 
@@ -189,15 +190,18 @@ async def test_a_load_that_is_cancelled_while_it_reads_a_header_leaves_no_file_o
         await write_numbers(store, ids, range(1, 3))
     async with bench.store() as store:
         reached = asyncio.Event()
-        readers: list[ChangelogReader] = []
+        steps: list[str] = []
 
-        def opening(*args: Any) -> ChangelogReader:
-            readers.append(open_changelog(*args))
-            return readers[-1]
+        @contextmanager
+        def opening(*args: Any) -> Iterator[ChangelogReader]:
+            with open_changelog(*args) as reader:
+                steps.append("open")
+                yield reader
+            steps.append("closed")
 
         monkeypatch.setattr(state_files, "open_changelog", _slow(opening, reached))
         await _cancelled(store.load(2, ids[2]), reached)
-        assert [reader._file.closed for reader in readers] == [True]
+        assert steps == ["open", "closed"]
 
 
 def test_an_upload_that_ends_with_its_event_loop_is_told_and_made_good(bench: Bench) -> None:

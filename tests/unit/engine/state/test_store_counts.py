@@ -8,8 +8,8 @@ import pytest
 
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.state import loaded as merging
+from engine.state.changelogs import KeyCounts
 from engine.state.loaded import PendingOperands, RunningCounts
-from engine.state.replay import KeyCounts
 from tests.unit.engine.state.state_store_kit import Bench, rows, write
 
 

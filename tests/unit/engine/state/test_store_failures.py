@@ -9,6 +9,7 @@ from blobstore.errors import CheckpointFileExistsError, CheckpointUnknownError, 
 from engine import StateStore
 from engine.errors import NotLoadedError, TargetBusyError, TargetError, UsageError
 from index.errors import DamagedChangelogError, FormatError
+from index.spark.changelog import Record
 from tests.unit.engine.state.state_store_kit import (
     Bench,
     Conf,
@@ -257,10 +258,10 @@ async def test_a_write_that_fails_half_way_is_not_committed(bench: Bench, monkey
         assert store._loaded is not None
         assert store._loaded.writer is not None
 
-        def full(key: bytes, value: bytes) -> None:
+        def full(record: Record) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(store._loaded.writer, "put", full)
+        monkeypatch.setattr(store._loaded.writer, "write", full)
         with pytest.raises(TargetError, match="No space") as failure:
             store.put(b"b", b"2")
         assert failure.value.hint == "free space where the working directory is"

@@ -9,7 +9,7 @@ from engine import StateStore
 from engine.state.changelogs import ChangelogWriter
 from index.errors import DamagedChangelogError, LineageError
 from index.snapshot.model import LineageItem, UniqueId
-from index.spark.changelog import ChangelogVersion
+from index.spark.changelog import PUT, ChangelogVersion
 from tests.unit.engine.state.state_store_kit import (
     Bench,
     Conf,
@@ -35,7 +35,7 @@ def replace_changelog(
 ) -> None:
     """Write another changelog in the place of one, which nothing outside it tells."""
     with ChangelogWriter(path, "lz4", version, lineage) as writer:
-        writer.put(key, value)
+        writer.write((PUT, key, value))
         writer.finish()
     path.with_name(f"{path.name}.crc").unlink()
 

@@ -10,7 +10,7 @@ from engine.rocksdb.store import StoreWriter
 from engine.state.changelogs import ChangelogWriter, open_changelog
 from index.errors import RowChecksumError
 from index.snapshot.model import UniqueId
-from index.spark.changelog import PUT
+from index.spark.changelog import DELETE, PUT
 from tests.unit.engine.state.state_store_kit import (
     Bench,
     Conf,
@@ -181,7 +181,7 @@ def _rewrite(path: Path, old: bytes, new: bytes) -> None:
     writer = ChangelogWriter(path, "lz4", header.version, header.lineage)
     for kind, key, value in records:
         if kind == PUT:
-            writer.put(key.replace(old, new), value.replace(old, new))
+            writer.write((PUT, key.replace(old, new), value.replace(old, new)))
         else:
-            writer.delete(key.replace(old, new))
+            writer.write((DELETE, key.replace(old, new), b""))
     writer.finish()

@@ -7,8 +7,7 @@ from typing_extensions import override
 
 from engine import StateStore
 from engine.errors import NotLoadedError, UsageError
-from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
-from engine.state.sources import StateFiles
+from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir, StateFiles
 from index.errors import LineageError, UnsafeNameError, VersionMissingError
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.names import StateVersion
@@ -302,16 +301,7 @@ class BackupFiles(StateFiles):
     def __init__(self, files: CheckpointDir, lineages: dict[StateVersion, tuple[LineageItem, ...]]) -> None:
         self._files = files
         self._lineages = lineages
-
-    @property
-    @override
-    def location(self) -> str:
-        return self._files.location
-
-    @property
-    @override
-    def is_writable(self) -> bool:
-        return False
+        self.location = files.location
 
     @override
     async def names(self) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,9 +87,9 @@ async def test_a_version_without_ids_is_the_batch_and_one(world: World) -> None:
     await world.batch(1)
     checkpoint = world.checkpoint
     assert await checkpoint.committed_batches() == (0, 1)
-    assert await checkpoint.state_version(0, 0, 0) == StateVersion(1)
-    assert await checkpoint.state_version(1, 0, 1) == StateVersion(2)
-    settings = await checkpoint.settings(1)
+    assert (await checkpoint.state(0, 0, batch=0)).at == StateVersion(1)
+    assert (await checkpoint.state(0, 1, batch=1)).at == StateVersion(2)
+    settings = (await checkpoint.state(batch=1)).settings
     assert settings.format_version == 1
 
 
@@ -96,9 +98,9 @@ async def test_a_version_with_ids_has_the_one_of_its_store(world: World) -> None
     await world.operator(JOIN)
     await world.batch(4, ids_of(4, SAVE, JOIN))
     checkpoint = world.checkpoint
-    assert await checkpoint.state_version(4, 0, 1) == StateVersion(5, UniqueId("b4o0p1s0"))
+    assert (await checkpoint.state(0, 1, batch=4)).at == StateVersion(5, UniqueId("b4o0p1s0"))
     for at, store in enumerate(JOIN_STORES):
-        assert await checkpoint.state_version(4, 1, 0, store) == StateVersion(5, UniqueId(f"b4o1p0s{at}"))
+        assert (await checkpoint.state(1, 0, store, batch=4)).at == StateVersion(5, UniqueId(f"b4o1p0s{at}"))
 
 
 async def test_operators_tell_their_stores_and_partitions(world: World) -> None:
@@ -107,16 +109,16 @@ async def test_operators_tell_their_stores_and_partitions(world: World) -> None:
     await world.batch(0, ids_of(0, SAVE, JOIN))
     save = StateOperator(id=0, name="stateStoreSave", stores=("default",), partitions_count=2, column_families=False)
     join = StateOperator(id=1, name="symmetricHashJoin", stores=JOIN_STORES, partitions_count=2, column_families=False)
-    assert await world.checkpoint.operators() == (save, join)
-    assert await world.checkpoint.operators(0) == (save, join)
-    assert await world.checkpoint.operator(1, 0) == join
+    assert (await world.checkpoint.at()).operators == (save, join)
+    assert (await world.checkpoint.at(0)).operators == (save, join)
+    assert (await world.checkpoint.at(0)).operators[1] == join
 
 
 async def test_a_query_without_state_has_no_operators(world: World) -> None:
     await world.batch(0)
-    assert await world.checkpoint.operators() == ()
+    assert (await world.checkpoint.at()).operators == ()
     with pytest.raises(NotFoundError, match="no stateful operator 0"):
-        await world.checkpoint.state_version(0)
+        await world.checkpoint.state(batch=0)
 
 
 async def test_the_metadata_of_an_operator_that_applies_is_the_newest_not_above_the_batch(world: World) -> None:
@@ -124,10 +126,10 @@ async def test_the_metadata_of_an_operator_that_applies_is_the_newest_not_above_
         await world.operator(OperatorMetadata(version=2, id=0, name=name, stores=SAVE.stores, properties="{}"), batch)
     for batch in (0, 2, 3, 9, 10, 11):
         await world.batch(batch, ids_of(batch, SAVE))
-    found = {batch: await world.checkpoint.operator(0, batch) for batch in (0, 2, 3, 9, 10, 11)}
+    found = {batch: (await world.checkpoint.at(batch)).operators[0] for batch in (0, 2, 3, 9, 10, 11)}
     assert [operator.name for operator in found.values()] == ["first", "first", "third", "third", "tenth", "tenth"]
     # Stores of an operator that is described this way have column families.
-    assert (await world.checkpoint.settings(2)).column_families
+    assert (await world.checkpoint.state(batch=2)).settings.column_families
     assert not found[0].stores[1:]
 
 
@@ -135,9 +137,9 @@ async def test_an_operator_that_came_later_is_none_of_an_earlier_batch(world: Wo
     await world.operator(SAVE)
     await world.operator(OperatorMetadata(version=2, id=1, name="late", stores=SAVE.stores, properties="{}"), 5)
     await world.batch(4, ids_of(4, SAVE))
-    assert [operator.id for operator in await world.checkpoint.operators(4)] == [0]
+    assert [operator.id for operator in (await world.checkpoint.at(4)).operators] == [0]
     with pytest.raises(NotFoundError, match="no stateful operator 1"):
-        await world.checkpoint.state_version(4, 1)
+        await world.checkpoint.state(1, batch=4)
 
 
 async def test_the_partitions_of_a_batch_are_those_of_its_commit(world: World) -> None:
@@ -145,31 +147,31 @@ async def test_the_partitions_of_a_batch_are_those_of_its_commit(world: World) -
     await world.operator(SAVE)
     await world.batch(0, ids_of(0, SAVE))
     await world.batch(1, {0: tuple((UniqueId(f"p{n}"),) for n in range(3))})
-    assert (await world.checkpoint.operator(0, 0)).partitions_count == 2
-    assert (await world.checkpoint.operator(0, 1)).partitions_count == 3
-    assert await world.checkpoint.state_version(1, 0, 2) == StateVersion(2, UniqueId("p2"))
+    assert (await world.checkpoint.at(0)).operators[0].partitions_count == 2
+    assert (await world.checkpoint.at(1)).operators[0].partitions_count == 3
+    assert (await world.checkpoint.state(0, 2, batch=1)).at == StateVersion(2, UniqueId("p2"))
     with pytest.raises(NotFoundError, match="has no partition 2"):
-        await world.checkpoint.state_version(0, 0, 2)
+        await world.checkpoint.state(0, 2, batch=0)
 
 
 async def test_without_ids_the_pinned_number_of_partitions_counts(world: World) -> None:
     await world.operator(SAVE)
     await world.batch(0, conf=CONF | {"spark.sql.shuffle.partitions": "5"})
-    assert (await world.checkpoint.operator(0, 0)).partitions_count == 5
+    assert (await world.checkpoint.at(0)).operators[0].partitions_count == 5
 
 
 @pytest.mark.parametrize("ids", [None, {0: ((UniqueId("a"),),)}])
 async def test_a_global_limit_has_one_partition_whatever_its_metadata_says(world: World, ids: Ids | None) -> None:
     await world.operator(OperatorMetadata(id=0, name="globalLimit", stores=SAVE.stores))
     await world.batch(0, ids)
-    assert (await world.checkpoint.operator(0)).partitions_count == 1
+    assert (await world.checkpoint.at()).operators[0].partitions_count == 1
 
 
 async def test_settings_are_those_that_the_query_is_pinned_to(world: World) -> None:
     await world.operator(SAVE)
     await world.batch(0, ids_of(0, SAVE))
     base = StateStoreSettings(format_version=1, merge_operator_version=1, deltas_per_snapshot=3)
-    settings = await world.checkpoint.settings(0, base=base)
+    settings = (await world.checkpoint.state(batch=0, base=base)).settings
     assert (settings.format_version, settings.codec, settings.row_checksums) == (2, "zstd", True)
     assert (settings.merge_operator_version, settings.column_families) == (2, False)
     assert settings.deltas_per_snapshot == 3
@@ -178,9 +180,9 @@ async def test_settings_are_those_that_the_query_is_pinned_to(world: World) -> N
 async def test_settings_that_an_old_checkpoint_lacks_are_what_they_were_then(world: World) -> None:
     await world.operator(SAVE)
     await world.batch(0, conf={"spark.sql.streaming.stateStore.providerClass": ROCKSDB_PROVIDER})
-    settings = await world.checkpoint.settings()
+    settings = (await world.checkpoint.state()).settings
     assert (settings.codec, settings.merge_operator_version, settings.row_checksums) == ("lz4", 1, False)
-    assert (await world.checkpoint.operator(0)).partitions_count == 2
+    assert (await world.checkpoint.at()).operators[0].partitions_count == 2
 
 
 async def test_a_batch_that_is_not_committed_has_no_state(world: World) -> None:
@@ -190,7 +192,7 @@ async def test_a_batch_that_is_not_committed_has_no_state(world: World) -> None:
     await world.batch(1, committed=False)
     await world.directory.publish("state/0/0/2.changelog", b"", overwrite=False)
     with pytest.raises(NotFoundError, match="batch 1: it is not committed"):
-        await world.checkpoint.state_version(1)
+        await world.checkpoint.state(batch=1)
     assert await world.checkpoint.committed_batches() == (0,)
 
 
@@ -198,25 +200,25 @@ async def test_a_store_that_the_operator_does_not_have_is_refused(world: World) 
     await world.operator(JOIN)
     await world.batch(0, ids_of(0, JOIN))
     with pytest.raises(NotFoundError, match="has no store 'default'"):
-        await world.checkpoint.state_version(0, 1)
+        await world.checkpoint.state(1, batch=0)
 
 
 async def test_ids_that_do_not_match_the_stores_are_refused(world: World) -> None:
     await world.operator(JOIN)
     await world.batch(0, {1: ((UniqueId("only one"),), (UniqueId("x"),))})
     with pytest.raises(BatchLogError, match="1 ids for the 4 stores"):
-        await world.checkpoint.state_version(0, 1, 0, JOIN_STORES[0])
+        await world.checkpoint.state(1, 0, JOIN_STORES[0], batch=0)
 
 
 async def test_an_id_that_leads_out_of_the_directory_is_refused(world: World) -> None:
     await world.operator(SAVE)
     await world.batch(0, {0: ((UniqueId("../../x"),),)})
     with pytest.raises(UnsafeNameError):
-        await world.checkpoint.state_version(0)
+        await world.checkpoint.state(batch=0)
     with pytest.raises(UnsafeNameError):
         world.checkpoint.state_dir(0, 0, "../up")
-    with pytest.raises(UsageError, match="is negative"):
-        world.checkpoint.state_dir(-1)
+    with pytest.raises(NotFoundError, match="no stateful operator -1"):
+        await world.checkpoint.state(-1)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,8 @@ async def test_another_provider_is_named(world: World, conf: dict[str, str], nam
     await world.operator(SAVE)
     await world.batch(0, conf=conf)
     checkpoint = world.checkpoint
-    for reading in (checkpoint.operators(), checkpoint.settings(), checkpoint.state_version(0)):
+    readings: tuple[Coroutine[Any, Any, object], ...] = (checkpoint.at(), checkpoint.state())
+    for reading in readings:
         with pytest.raises(ProviderError, match=names) as caught:
             await reading
         assert "RocksDBStateStoreProvider" in caught.value.hint
@@ -248,12 +251,12 @@ async def test_the_query_is_known_by_its_id(world: World) -> None:
 
 async def test_what_is_not_there_is_told_as_such(world: World) -> None:
     with pytest.raises(NotFoundError, match="no batch is committed"):
-        await world.checkpoint.operators()
+        await world.checkpoint.at()
     assert await world.checkpoint.committed_batches() == ()
     await world.batch(3)
     await world.directory.delete(["offsets/3"])
     with pytest.raises(NotFoundError, match="its offsets are not there") as caught:
-        await world.checkpoint.state_version(3)
+        await world.checkpoint.state(batch=3)
     assert caught.value.subject == "offsets/3"
 
 
@@ -269,7 +272,7 @@ async def test_a_checkpoint_is_read_from_a_directory_store_too(tmp_path: Path) -
     await world.operator(SAVE)
     await world.batch(0, ids_of(0, SAVE))
     checkpoint = await StreamingCheckpoint.open(tmp_path)
-    assert await checkpoint.state_version(0, 0, 1) == StateVersion(1, UniqueId("b0o0p1s0"))
+    assert (await checkpoint.state(0, 1, batch=0)).at == StateVersion(1, UniqueId("b0o0p1s0"))
     await checkpoint.close()
 
 
@@ -280,10 +283,9 @@ class TestUndescribedState:
     async def test_an_operator_that_the_commit_has_ids_for(self, world: World, there: str) -> None:
         await world.directory.publish(there, b"", overwrite=False)
         await world.batch(0, ids_of(0, SAVE))
-        for reading in (world.checkpoint.at(), world.checkpoint.operators()):
-            with pytest.raises(DamagedError, match="is not there, and the operator has state") as caught:
-                await reading
-            assert caught.value.subject == "state/0/_metadata"
+        with pytest.raises(DamagedError, match="is not there, and the operator has state") as caught:
+            await world.checkpoint.at()
+        assert caught.value.subject == "state/0/_metadata"
 
     async def test_an_operator_whose_metadata_is_all_of_later_batches(self, world: World) -> None:
         later = OperatorMetadata(version=2, id=0, name="later", stores=SAVE.stores, properties="{}")

@@ -11,7 +11,7 @@ from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.store_check import check_counts
-from engine.state.replay import KeyCounts
+from engine.state.changelogs import KeyCounts
 from engine.state.zips import build_state_zip, read_state_zip
 from index.errors import StateMetadataError
 from index.spark.metadata import StateMetadata
