@@ -119,14 +119,17 @@ class RestoreDrill(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True, tag_
 
     @property
     def total_s(self) -> float:
+        """From the search for the commit to the opened databases."""
         return self.find_s + self.restore_s + self.open_s
 
     @property
     def is_slow(self) -> bool:
+        """Whether it took longer than `slo_ms`."""
         return self.slo_ms is not None and self.total_s * 1000 > self.slo_ms
 
     @property
     def slo_met(self) -> bool | None:
+        """Whether it was quick enough; None: nobody said how quick."""
         return not self.is_slow if self.slo_ms is not None else None
 
 

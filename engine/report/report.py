@@ -345,6 +345,16 @@ def _commits(job: JobFacts) -> Iterator[str]:
     if not entries:
         yield _paragraph("It has no commits.", "note")
         return
+    bars = [
+        (
+            f"commit {e.number}: {human_bytes(e.share.bytes_new)} new, {human_bytes(e.share.bytes_retained)} retained",
+            str(e.number),
+            [(e.share.bytes_retained, "retained"), (e.share.bytes_new, "new")],
+        )
+        for e in reversed(entries)
+        if e.share is not None
+    ]
+    yield _plot(bars, f"New and retained bytes of {job.scope}")
     sizes = ("size", "new", "retained", "files")
     headers = ("commit", "version", "time (UTC)", *sizes, "from", "offsets", "names", "state")
     yield _table(headers, map(_commit_row, entries), f"Commits of {job.scope}")
@@ -406,6 +416,15 @@ def _collections(facts: ReportFacts) -> Iterator[str]:
     if facts.audits_broken:
         yield _paragraph("Audit records that cannot be read:", "bad") + _list(facts.audits_broken)
     if facts.audits:
+        bars = [
+            (
+                f"{_short_time(audit.began_at_ms)}: {human_bytes(_freed_bytes(audit))}, {audit.outcome}",
+                "",
+                [(_freed_bytes(audit), "freed")] if audit.outcome in {"done", "partly"} else [],
+            )
+            for audit in facts.audits
+        ]
+        yield _plot(bars, "Bytes that collections freed")
         if facts.audits_count > len(facts.audits):
             yield _paragraph(f"The newest {len(facts.audits)} of {facts.audits_count:,} audit records.", "note")
         headers = ("began (UTC)", "outcome", "freed", "keys", "kept commits", "live", "why")
@@ -450,6 +469,11 @@ def _list(texts: Iterable[str]) -> str:
     return f"<ul class=note>{''.join(f'<li>{_text(text)}</li>' for text in texts)}</ul>\n"
 
 
+def _framed(html: str, label: str) -> str:
+    """Let what is wider than the screen scroll in a frame of its own, also by the keyboard."""
+    return f'<div class=wide tabindex=0 role=group aria-label="{_text(label)}">{html}</div>\n'
+
+
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], label: str, *, folds: bool = True) -> str:
     cells = list(rows)
     numbers = [all(_NUMBER.fullmatch(row[column]) for row in cells) for column in range(len(headers))]
@@ -463,9 +487,38 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], label: str, *,
         for tag, row in (("th", headers), *(("td", row) for row in cells))
     )
     lines = "".join(f"<tr>{line}</tr>\n" for line in body)
-    # What is wider than the screen scrolls in a frame of its own, also by the keyboard.
-    frame = f'<div class=wide tabindex=0 role=group aria-label="{_text(label)}">'
-    table = f"{frame}<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>\n"
+    table = _framed(f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>", label)
     if not folds or len(cells) <= ROWS_SHOWN_MAX:
         return table
     return f"<details><summary>{_text(label)}: {len(cells):,} rows</summary>{table}</details>\n"
+
+
+def _plot(bars: Sequence[tuple[str, str, Sequence[tuple[int, str]]]], label: str) -> str:
+    """Draw stacked bars side by side, each with a title, a label and parts; without parts it is a red cross."""
+    width, left, height, bottom = 720, 80, 200, 180
+    step = (width - left) / max(1, len(bars))
+    top = max((sum(size for size, _ in parts) for _, _, parts in bars), default=0) or 1
+    # Labels are left out where they would run into each other.
+    every = 1 + int(8 * max((len(name) for _, name, _ in bars), default=0) / step)
+    drawn = []
+    for tick in (0, 1, 2, 3, 4):
+        y = bottom - tick * 40
+        drawn.append(f'<line x1="{left}" y1="{y}" x2="{width}" y2="{y}"/>')
+        drawn.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{human_bytes(top * tick // 4)}</text>')
+    for number, (title, name, parts) in enumerate(bars):
+        x, base = left + step * (number + 0.5), float(bottom)
+        drawn.append(f"<g><title>{_text(title)}</title>")
+        for size, style in parts:
+            tall = 160 * size / top
+            base -= tall
+            drawn.append(
+                f'<rect class="{style}" x="{x - step * 0.35:.1f}" y="{base:.1f}" width="{step * 0.7:.1f}" '
+                f'height="{tall:.1f}"/>'
+            )
+        if not parts:
+            drawn.append(f'<text class="bad" x="{x:.1f}" y="{bottom - 4}" text-anchor="middle">✗</text>')
+        if number % every == 0:
+            drawn.append(f'<text x="{x:.1f}" y="{height - 4}" text-anchor="middle">{_text(name)}</text>')
+        drawn.append("</g>")
+    box = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return _framed(f'<svg {box} role="img"><title>{_text(label)}</title>{"".join(drawn)}</svg>', label)

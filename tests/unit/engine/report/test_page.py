@@ -1,5 +1,6 @@
 """The page of a report, made of figures that no repository needs to have."""
 
+import re
 from html.parser import HTMLParser
 from typing import Any
 
@@ -218,6 +219,8 @@ def test_collections_are_shown_with_what_they_freed_and_how_they_ended() -> None
     assert "The newest 2 of 70 audit records." in page
     assert "refused: too much" in page
     assert "unreachable, and older than the TTL: 7" in page
+    # The one that was refused is a cross, and no bar.
+    assert len(re.findall(r"<text class=.bad.[^>]*>✗</text>", page)) == 1
 
 
 def test_a_repository_with_nothing_in_it_makes_a_page() -> None:
@@ -249,6 +252,7 @@ def test_commits_say_where_they_are_from_and_what_became_of_them() -> None:
         "3 more jobs: see one with --job.",
     ):
         assert text in page
+    assert page.count("<svg ") == 2
 
 
 def test_long_tables_are_folded_and_risks_never() -> None:
