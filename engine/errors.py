@@ -22,6 +22,7 @@ EngineError
 ├── ProviderError              the state is not RocksDB's: nothing here can read it
 ├── UnsafeStoreError           the store or its answers cannot be trusted with this operation
 ├── TooMuchToDeleteError       a collection would delete more than it was allowed to: look at its plan
+│   └── ShrunkError            a backup would shrink a store by more than it was allowed to: look at its directory
 └── UsageError                 the arguments do not make sense together
     └── NotLoadedError         a state store has no version loaded: load one first
 ```
@@ -108,7 +109,7 @@ class SourceChangedError(UnsafeSourceError):
 class DamagedError(EngineError):
     """Stored data is missing, cut short or altered."""
 
-    default_hint = "run `tidemark verify`; an older commit may be whole"
+    default_hint = "run `tidemark repair`: it finds all that is damaged, and says what can be done"
 
 
 class CommitDamagedError(DamagedError):
@@ -152,6 +153,12 @@ class TooMuchToDeleteError(EngineError):
     """A collection's plan has a larger share of all bytes than it may delete (design 0006, P4)."""
 
     default_hint = "look at the plan of a dry run; allow a larger share if it is right"
+
+
+class ShrunkError(TooMuchToDeleteError):
+    """A backup would shrink a store by a larger share than it may (design 0006, P8)."""
+
+    default_hint = "look whether it is the right directory; if it is, allow it: --shrink-max 100%"
 
 
 class ProviderError(EngineError):

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import socket
 import ssl
 import traceback
 from collections.abc import AsyncGenerator, Callable
@@ -47,6 +48,10 @@ _FIRST_REGION: Final = "us-east-1"
 _PIECE_BYTES: Final = 256 * 1024
 # Clients whose credentials have ended and whose calls may still be under way.
 _RETIRED_MAX: Final = 4
+# So long a server that was never reached may take to start, before it counts as one that is not there.
+_STARTING_S: Final = 1.0
+_NO_SUCH_HOST: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
@@ -135,8 +140,22 @@ class S3Client:
         self._client: Any = None
         # Whether the credentials of this client have ever been accepted.
         self._is_proven = False
+        # Since when nothing else was met than what a wrong endpoint leads to; None: it was not met.
+        self._misled_since_s: float | None = None
         self._exits = contextlib.AsyncExitStack()
         self._retired: list[contextlib.AsyncExitStack] = []
+
+    def _misled(self, why: str) -> Exception:
+        """Return what a failure is that never goes away if the endpoint is wrong; a server may be starting, too."""
+        now_s = asyncio.get_running_loop().time()
+        self._misled_since_s = self._misled_since_s or now_s
+        if now_s - self._misled_since_s < _STARTING_S:
+            return BrokenError(f"no connection: {why}", sent=False)
+        return InvalidRequestError(
+            f"no connection: {why}",
+            operation="connect",
+            hint="check scheme, host and port of endpoint_url (or region), and whether the server runs",
+        )
 
     async def close(self) -> None:
         self._client = None
@@ -161,6 +180,8 @@ class S3Client:
             outcome = read_refusal(error.response)
         except Exception as error:  # noqa: BLE001  (translated, and what is not the libraries' goes on as it is)
             outcome = _failure(error, arguments.get("Body"))
+            if isinstance(outcome, BrokenError) and not self._is_proven and (why := _why_no_server(error)):
+                outcome = self._misled(why)
         else:
             self._is_proven = True
             return answer
@@ -431,6 +452,22 @@ def _was_connected(error: botocore.exceptions.EndpointConnectionError) -> bool:
     """Return whether there was a connection before the failure: the SDK says "cannot connect" of a reset, too."""
     cause = error.kwargs.get("error")
     return isinstance(cause, aiohttp.ClientConnectionError) and not isinstance(cause, aiohttp.ClientConnectorError)
+
+
+def _why_no_server(error: BaseException) -> str:
+    """Return why there can be no server at the endpoint; empty where another attempt may succeed."""
+    causes = [error]
+    for cause in causes:
+        if isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_HOST:
+            return "no such host"
+        if isinstance(cause, ConnectionRefusedError):
+            return "nothing listens there"
+        if isinstance(cause, ssl.SSLError) and getattr(cause, "reason", None) in _NO_TLS:
+            return "what listens there speaks no TLS"
+        # The libraries keep what the system said in one of these.
+        found = (getattr(cause, "kwargs", {}).get("error"), getattr(cause, "os_error", None), cause.__cause__)
+        causes += [it for it in (*found, cause.__context__) if isinstance(it, BaseException) and it not in causes]
+    return ""
 
 
 def _is_untrusted(error: botocore.exceptions.SSLError) -> bool:

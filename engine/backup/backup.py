@@ -16,7 +16,7 @@ from typing_extensions import override
 from blobstore.concurrency import run_blocking
 from engine.backup.upload import Uploader
 from engine.clock import Runtime, Stopwatch
-from engine.errors import DamagedError, UsageError
+from engine.errors import DamagedError, ShrunkError, UsageError
 from engine.local.cache import DigestCache
 from engine.local.identify import FactReader
 from engine.local.scan import all_files, changed_error, file_system_now_ns, find_difference, opened_dir, scan_dir
@@ -197,6 +197,8 @@ class BackupOptions(msgspec.Struct, frozen=True, kw_only=True):
     missing: Collection[str] = ()
     # Look for such blobs: a STAT for each that is retained.
     check_retained: bool = False
+    # Refuse to shrink the store by more than this share of its bytes (design 0006, P8); None: never refuse.
+    shrink_max: float | None = None
     # How bytes are moved, in place of the repository's own settings.
     settings: TransferSettings | None = None
 
@@ -220,6 +222,7 @@ async def backup_source(
 
     Raises:
         UnsafeSourceError: The source is in use, changed meanwhile, or has entries that cannot be kept (I3).
+        ShrunkError: The source has so much less than the base that it may be the wrong one; nothing was uploaded.
         UsageError: Version, lineage, task or store name cannot be written down.
         DamagedError: The base's index is missing or altered, and was not known to be.
         StoreError: As the store says. What was uploaded until then expires.
@@ -365,9 +368,23 @@ async def _gather_facts(
     brought = await source.prepare(tuple(facts.plan.files))
     if brought is not None:
         facts = await compare(brought)
+    _check_shrinking(facts.plan, reference, options.shrink_max)
     of_base = blob_keys(previous) if missing and previous is not None else frozenset[BlobKey]()
     base = msgspec.structs.replace(base, requests=requests, missing=base.missing | (missing & of_base))
     return msgspec.structs.replace(facts, base=base)
+
+
+def _check_shrinking(plan: BackupPlan, base: StoreReference | None, shrink_max: float | None) -> None:
+    """Refuse what looks like an unmounted disk, or another directory (design 0006, P8)."""
+    size_bytes = plan.changes.bytes_added + plan.changes.bytes_retained
+    if base is None or shrink_max is None or base.size_bytes - size_bytes <= shrink_max * base.size_bytes:
+        return
+    raise ShrunkError(
+        f"would shrink from {human_bytes(base.size_bytes)} to {human_bytes(size_bytes)}, "
+        f"by more than {shrink_max:.0%}; nothing was uploaded",
+        operation="backup",
+        subject=f"{base.task}/{base.store}",
+    )
 
 
 async def _find_base(

@@ -53,6 +53,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "unname": "name:unname",
     "forget": "forget:forget",
     "discard": "discard:discard",
+    "repair": "repair:repair",
     "export": "export:export",
     "report": "report:report",
     "doctor": "doctor:doctor",

@@ -1,9 +1,11 @@
 """Errors as the caller sees them: a few lines for people, one JSON object for programs, an exit code for both."""
 
 import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -19,6 +21,8 @@ from index.display import printable
 from index.errors import FormatError
 
 CAUSES_SHOWN_MAX: Final = 8
+# Where a run notes in click's context which repository it works on.
+REPOSITORY_META: Final = "tidemark.repository"
 
 # What a caller of the command can do, where the error itself speaks to a caller of the library or not at all.
 _HINTS: Final[dict[type[BaseException], str]] = {
@@ -47,9 +51,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     hint: str
     causes: tuple[str, ...] = ()
+    # Of an error about a store or what is in it: which, with endpoint and profile as far as they are set.
+    repository: str = ""
 
 
-def describe(error: BaseException, verb: str) -> Failure:
+def describe(error: BaseException, verb: str, repository: str = "") -> Failure:
     """Describe an error for people and programs; `verb` is for those that do not say what they were doing."""
     error = innermost(error)
     return Failure(
@@ -61,12 +67,27 @@ def describe(error: BaseException, verb: str) -> Failure:
         message=without_credentials(_message(error)),
         hint=_hint(error, verb),
         causes=tuple(map(without_credentials, _causes(error))),
+        repository=repository if isinstance(error, (EngineError, StoreError, FormatError)) else "",
     )
+
+
+def place_of(url: str, endpoint_url: str) -> str:
+    """Say where a repository is: a URL or an absolute path, and of a bucket what endpoint and profile are set."""
+    if not url or "://" not in url:
+        return str(Path(url).absolute()) if url else ""
+    said = [without_credentials(url)]
+    if url.startswith("s3:"):
+        server = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        profile = os.environ.get("AWS_PROFILE")
+        said += [f"endpoint {without_credentials(server)}"] if server else []
+        said += [f"profile {profile}"] if profile else []
+    return ", ".join(said)
 
 
 def report(error: BaseException, verb: str, asked: Mapping[str, Any]) -> int:
     """Report an error on stderr as `asked` by the options in `options.NOTED`; return the exit code."""
-    failure, trace = describe(error, verb), trace_of(error) if asked["debug"] else ""
+    failure = describe(error, verb, asked.get(REPOSITORY_META, ""))
+    trace = trace_of(error) if asked["debug"] else ""
     if asked["log_format"] == JSON:
         shown = msgspec.to_builtins(failure)
         log("error", verb, failure.message, {**shown, "traceback": trace} if trace else shown)
@@ -77,6 +98,8 @@ def report(error: BaseException, verb: str, asked: Mapping[str, Any]) -> int:
         click.echo(msgspec.json.encode(failure), err=True)
         return failure.code
     click.echo(f"error: {printable(failure.message)}", err=True)
+    if failure.repository:
+        click.echo(f"repository: {printable(failure.repository)}", err=True)
     for cause in failure.causes:
         click.echo(f"cause: {printable(cause)}", err=True)
     click.echo(f"hint: {printable(failure.hint)}", err=True)

@@ -81,7 +81,7 @@ _NAMES: Final = {
     ExitCode.DENIED: "AccessDeniedError",
     ExitCode.UNSAFE: "CapabilityMissingError SourceChangedError UnsafeSourceError TargetError TargetBusyError "
     "ProviderError UnsafeStoreError UnknownFormatError ShortListingError",
-    ExitCode.TOO_MUCH: "TooMuchToDeleteError",
+    ExitCode.TOO_MUCH: "TooMuchToDeleteError ShrunkError",
 }
 CODES: Final = {name: code for code, names in _NAMES.items() for name in names.split()}
 

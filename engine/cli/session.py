@@ -17,7 +17,7 @@ from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_s3, open_store
 from engine.blocking import LoopThread
 from engine.cli.config import CommitChoice, check_new_name, user_dir
-from engine.cli.errors import describe
+from engine.cli.errors import REPOSITORY_META, describe, place_of
 from engine.cli.options import Common, Verb, take_common
 from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, TerminalProgress, log, say, to_json
@@ -110,7 +110,14 @@ class Session:
         url, settings = self.common.repository, self.store_settings()
         meter = self.record.meter if self._metrics_file is not None else None
         with self.checked_url():
-            return open_store(url, settings, meter=meter, on_silence=self._warn_of_silence)
+            store = open_store(url, settings, meter=meter, on_silence=self._warn_of_silence)
+        self._name_repository()
+        return store
+
+    def _name_repository(self) -> None:
+        """Let errors say from now on which store they are about: its URL is known to hold no secret."""
+        place = place_of(self.common.repository, self.common.s3.endpoint_url)
+        click.get_current_context().obj[REPOSITORY_META] = place
 
     @contextlib.contextmanager
     def checked_url(self) -> Iterator[None]:
@@ -123,7 +130,9 @@ class Session:
     def bucket(self) -> "S3Store":
         """Open the bucket that a verb is about; raises `UsageError` if the URL is not the one of a bucket."""
         with self.checked_url():
-            return open_s3(self.common.repository, self.store_settings())
+            bucket = open_s3(self.common.repository, self.store_settings())
+        self._name_repository()
+        return bucket
 
     def _warn_of_silence(self, seconds: float) -> None:
         host = urlsplit(self.common.s3.endpoint_url).netloc

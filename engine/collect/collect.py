@@ -371,7 +371,7 @@ def _damaged(damage: Damage, consequence: str) -> DamagedError | UnknownFormatEr
         hint = "collect with the newest tidemark that writes here"
         error = UnknownFormatError(message, subject=subject, hint=hint)
     else:
-        hint = "`tidemark verify` names them; put an older version back, or see `tidemark discard`"
+        hint = "`tidemark verify` names them; `tidemark repair` and `tidemark discard` say what can be done"
         error = DamagedError(message, operation="collect", subject=subject, hint=hint)
     for one in errors[:KEYS_LISTED_MAX]:
         error.add_note(str(one))

@@ -13,11 +13,13 @@ from engine.records.log import (
     Noted,
     ScopeLog,
     find_boundary,
+    list_log,
     load_scope,
     put_boundary,
     read_boundary,
     read_commit,
     read_record,
+    read_scope,
 )
 from engine.records.repository import check_commits
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
@@ -49,6 +51,8 @@ class Discarded(msgspec.Struct, frozen=True, kw_only=True):
 async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Discarded:
     """Remove a commit record, a boundary, a name or a pin that cannot be read, by its key; or say what that means.
 
+    Of a record that somebody has deleted, so that its log has a hole, the number is closed.
+
     Raises:
         NotFoundError: There is no such object.
         UsageError: It can be read, a newer tidemark can read it, of another kind, or another one has to go first.
@@ -61,7 +65,7 @@ async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Disca
         )
         raise UsageError("is a blob or an index: commits need it", operation=OPERATION, subject=key, hint=hint)
     if await store.stat(key) is None:
-        raise NotFoundError("is not there", operation=OPERATION, subject=key)
+        return await _close_hole(store, key, dry_run=dry_run)
     noted = Noted()
     planned = Discarded(key=key, dry_run=dry_run, meaning="the reader that it was of is protected no longer")
     try:
@@ -130,6 +134,27 @@ async def _plan_log(store: BlobStore, planned: Discarded, noted: Noted) -> Disca
     kept = ", ".join(str(commit.record.number) for commit in whole) or "none"
     meaning = f"what it closed of {scope} is not known: of its commits, those that are whole count: {kept}"
     return msgspec.structs.replace(planned, meaning=meaning, boundary=boundary)
+
+
+async def _close_hole(store: BlobStore, key: str, *, dry_run: bool) -> Discarded:
+    """Close the number of a record that is gone; `NotFoundError` if the log does not need it."""
+    missing = NotFoundError("is not there", operation=OPERATION, subject=key)
+    try:
+        place = parse_log_key(key)
+    except UnsafeNameError:
+        raise missing from None
+    listing = await list_log(store, place.scope)
+    log = await read_scope(store, listing, past_holes=True)
+    above = [number for number, _ in listing.records if number > place.number]
+    if place.kind != "commit" or not above or is_number_closed(place.number, log.boundaries):
+        raise missing
+    _check_first(key, [one.key for one in log.unreadable if _is_record_up_to(one.key, place.number)])
+    meaning = f"record {place.number} of {place.scope} is gone: its number is closed, and all that is there stays"
+    boundary = _keeping(log, place.number, log.commits)
+    if not dry_run:
+        check_commits(store, OPERATION)
+        await _write(store, boundary)
+    return Discarded(key=key, dry_run=dry_run, meaning=meaning, boundary=boundary)
 
 
 def _keeping(log: ScopeLog, number: int, commits: Sequence[Commit]) -> Boundary:

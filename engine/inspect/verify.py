@@ -48,9 +48,10 @@ class ProblemKind(StrEnum):
     UNREADABLE = "cannot be read: damaged, or of a newer tidemark"
     ADRIFT = "the job has records, and none of them counts: nothing vouches for them"
 
-
-# What the next backup can bring back (design 0006, M1).
-GONE: Final = frozenset({ProblemKind.INDEX_DAMAGED, ProblemKind.BLOB_MISSING, ProblemKind.BLOB_SHORT})
+    @property
+    def is_damage(self) -> bool:
+        """Whether something is lost or altered; a TTL that can be removed is not damage."""
+        return self is not ProblemKind.AT_RISK
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -87,7 +88,7 @@ class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
         found = Counter(problem.kind.value for problem in self.problems)
         read = format_files(self.files_read, self.bytes_read) if self.level is Level.CONTENT else ""
         return {
-            "verdict": "damaged" if self.damaged else "no damage",
+            "verdict": self.verdict,
             **{kind: f"{number:,}" for kind, number in found.items()},
             "keys": format_texts(problem.key for problem in self.problems),
             NOTHING_VOUCHES: format_texts(self.late),
@@ -97,6 +98,13 @@ class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "blobs": f"{self.blobs_count:,}",
             "files read": read,
         }
+
+    @property
+    def verdict(self) -> str:
+        """Whether all is well, as far as it was looked at."""
+        if self.damaged:
+            return "damaged"
+        return "no damage" if self.level is Level.CONTENT else "nothing is missing; contents were not read"
 
     @property
     def damaged(self) -> bool:

@@ -148,7 +148,7 @@ class DigestCache:
         """
         cache = cls(trust_stat=trust_stat)
         try:
-            data = _read_own_file(_cache_path(cache_dir, directory))
+            data = read_own_file(_cache_path(cache_dir, directory))
             payload = data[len(_MAGIC) + BLAKE3_BYTES :]
             if data[: -len(payload)] != _MAGIC + hash_content(payload):
                 return cache
@@ -217,7 +217,7 @@ def _cache_path(cache_dir: Path, directory: Path) -> Path:
     return cache_dir / f"{hash_content(os.fsencode(directory.absolute()))[:16].hex()}.digests"
 
 
-def _read_own_file(path: Path) -> bytes:
+def read_own_file(path: Path) -> bytes:
     """Read a file of this user that nobody else can write, up to the size cap; empty otherwise."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as source:  # noqa: PTH123
         status = os.fstat(source.fileno())

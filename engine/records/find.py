@@ -17,15 +17,15 @@ from engine.errors import (
     UsageError,
     bare_message,
 )
-from engine.records.indexes import is_missing, read_index
+from engine.records.indexes import read_index
 from engine.records.leases import PinLease, hold_pin, list_names, read_name
 from engine.records.log import Noted, ScopeLog, load_log, load_scope
-from engine.records.repository import OpenRepository
+from engine.records.repository import OpenRepository, key_of
 from index.display import iso_time
 from index.errors import FormatError
 from index.plan.commits import Commit, commit_of_name, fits
 from index.snapshot.contents import blobs_needed
-from index.snapshot.keys import parse_log_key
+from index.snapshot.keys import BLOBS, INDEXES, parse_log_key
 from index.snapshot.model import BlobKey, Scope, StoreReference
 
 STATS_IN_FLIGHT_MAX: Final = 16
@@ -186,14 +186,16 @@ async def find_missing(store: BlobStore, needed: Mapping[BlobKey, int]) -> froze
     return frozenset(key for key, is_gone in zip(needed, gone, strict=True) if is_gone)
 
 
-async def find_complete(store: BlobStore, commits: Iterable[Commit]) -> Commit | None:
+async def find_complete(store: BlobStore, commits: Iterable[Commit], damaged: Iterable[str] = ()) -> Commit | None:
     """Find the first of some commits of which everything is there, by name and size; contents are not read.
+
+    None that needs one of the `damaged` keys is taken.
 
     Requests: a GET for each index of each commit looked at (more for deltas), and a `stat` for each blob that none of
     those before it had; of a commit that is not whole, as few as decide it. At most `COMMITS_MAX` are looked at.
     """
     there: set[str] = set()
-    gone: set[str] = set()
+    gone = set(damaged)
     for commit, _ in zip(commits, range(COMMITS_MAX), strict=False):
         if await _is_complete(store, commit, there, gone):
             return commit
@@ -242,22 +244,24 @@ async def naming_complete(
 async def name_complete(
     error: DamagedError, store: BlobStore, read_commits: ReadCommits, name: Callable[[Commit], str] = name_commit
 ) -> DamagedError:
-    """Make an error that something is missing an `IncompleteError` that says which commit is whole.
+    """Make an error that a blob or an index is missing or altered an `IncompleteError` that says which commit is whole.
 
     Any other error is returned as it is. `read_commits` reads the commits that there are, newest first, and `name` is
     what one is called.
     """
-    if isinstance(error, IncompleteError) or not is_missing(error):
+    key = key_of(error)
+    if isinstance(error, IncompleteError) or not key.startswith((BLOBS, INDEXES)):
         return error
     complete, notes = None, list(getattr(error, "__notes__", ()))
-    hint = "run `tidemark verify`: no commit of the job is whole"
+    hint = "no commit of the job is whole: `tidemark repair` says what can be done"
     try:
-        complete = await find_complete(store, await read_commits())
+        complete = await find_complete(store, await read_commits(), [key])
     except (StoreError, EngineError, FormatError) as other:
         hint = error.hint
         notes.append(f"which commit is whole could not be found out: {other}")
     if complete is not None:
-        hint = f"{name(complete)} is the newest of which everything is there; `--or-newest-complete` takes it"
+        whole = f"{name(complete)} is the newest of which everything is there; `--or-newest-complete` takes it"
+        hint = f"{whole}, and `tidemark repair` says what else can be done"
     named = IncompleteError(bare_message(error), operation=error.operation, subject=error.subject, hint=hint)
     named.complete = complete
     named.__cause__ = error.__cause__

@@ -274,16 +274,19 @@ async def load_scope(store: BlobStore, scope: Scope) -> ScopeLog:
     return await repeat_reading(load, operation="load", subject=str(scope))
 
 
-async def read_scope(store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] = {}) -> ScopeLog:
+async def read_scope(
+    store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] = {}, *, past_holes: bool = False
+) -> ScopeLog:
     """Read what one listing promises and no boundary closes by its number; `known` records are not read again.
 
     Raises:
-        ShortListingError: The listing has a hole.
+        ShortListingError: The listing has a hole, and it was not to be passed over.
         BlobNotFoundError: Something of it is gone.
     """
     noted = Noted()
     boundaries = await _note_boundaries(store, listing, noted)
-    check_dense(listing, boundaries)
+    if not past_holes:
+        check_dense(listing, boundaries)
 
     async def read(number: int) -> CommitRecord | None:
         key = commit_key(listing.scope, number)
@@ -351,4 +354,5 @@ async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: st
             f"the log changed or had holes in each of {LOAD_ATTEMPTS_MAX} readings",
             operation=operation,
             subject=subject or (error.key if isinstance(error, BlobNotFoundError) else error.subject),
+            hint=error.hint if isinstance(error, ShortListingError) else "",
         ) from error

@@ -6,6 +6,7 @@ store says of itself (design 0002; `blobstore.base.Capabilities`).
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -16,10 +17,13 @@ from blobstore.errors import BlobNotFoundError, InvalidRequestError, StoreUnavai
 from blobstore.opening import open_store
 from engine.clock import Runtime
 from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
-from engine.local.cache import DigestCaches
+from engine.local.cache import DigestCaches, read_own_file
+from engine.local.transfer import write_whole
 from engine.records.indexes import IndexCache
 from engine.records.log import read_record
 from engine.settings import TransferSettings
+from engine.text import without_credentials
+from index.errors import UNDECODABLE
 from index.snapshot.codec import decode_repository, encode_record
 from index.snapshot.keys import BLOBS, INDEXES, PREFIXES, REPOSITORY
 from index.snapshot.model import RepositoryRecord, Scope
@@ -30,6 +34,7 @@ HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
 # More missing blobs than this are found again, by the next backup or by one that is asked to look.
 MISSING_BLOBS_MAX: Final = 10_000
+DAMAGED_FILE: Final = "damaged.json"
 # What is in the place of the repository record where `init` found that the store lets a create replace what is
 # there: nobody opens it, and a reader of the object learns why.
 REFUSED_STORE: Final = (
@@ -39,10 +44,15 @@ REFUSED_STORE: Final = (
 
 
 class MissingBlobs:
-    """Blobs and indexes that were found missing or altered, by their keys; what was noted longest ago goes first."""
+    """Blobs and indexes that were found missing or altered, by their keys; what was noted longest ago goes first.
 
-    def __init__(self) -> None:
-        self._keys: dict[str, None] = {}
+    With `cache_dir` they are kept there for the next process on this machine. A note that is lost or wrong costs an
+    upload and nothing else, so a file that cannot be read or written is passed over.
+    """
+
+    def __init__(self, cache_dir: Path | None = None) -> None:
+        self._file = cache_dir / DAMAGED_FILE if cache_dir is not None else None
+        self._keys: dict[str, None] = dict.fromkeys(_read_keys(self._file)) if self._file is not None else {}
 
     @property
     def keys(self) -> frozenset[str]:
@@ -50,11 +60,14 @@ class MissingBlobs:
 
     def note(self, keys: Iterable[str]) -> None:
         """Remember those of the keys that are of uploads."""
-        for key in keys:
-            if key.startswith((BLOBS, INDEXES)):
-                self._keys[key] = None
+        new = [key for key in keys if key.startswith((BLOBS, INDEXES)) and key not in self._keys]
+        self._keys.update(dict.fromkeys(new))
         while len(self._keys) > MISSING_BLOBS_MAX:
             del self._keys[next(iter(self._keys))]
+        if new and self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_whole(self._file, msgspec.json.encode(tuple(self._keys)))
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -64,6 +77,12 @@ class MissingBlobs:
         except DamagedError as error:
             self.note([key_of(error)])
             raise
+
+
+def _read_keys(file: Path) -> tuple[str, ...]:
+    with contextlib.suppress(OSError, *UNDECODABLE):
+        return msgspec.json.decode(read_own_file(file), type=tuple[str, ...])[:MISSING_BLOBS_MAX]
+    return ()
 
 
 def key_of(error: DamagedError) -> str:
@@ -107,14 +126,15 @@ class StoreAddress(msgspec.Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def opened_store(store: str | BlobStore) -> AsyncIterator[BlobStore]:
-    """Open the store of a repository; one that was opened here is closed if the block fails."""
+    """Open the store of a repository; one that was opened here is closed if the block fails, and the error names it."""
     if not isinstance(store, str):
         yield store
         return
     opened = open_store(store)
     try:
         yield opened
-    except BaseException:
+    except BaseException as error:
+        error.add_note(f"repository: {without_credentials(store)}")
         await opened.close()
         raise
 

@@ -39,10 +39,12 @@ from engine.records.find import (
     choose_complete,
     commits_with_named,
     find_commit,
+    find_complete,
     find_missing,
     find_pinned,
     name_complete,
     naming_complete,
+    read_commits,
     require_store,
 )
 from engine.records.indexes import is_missing, read_index
@@ -77,7 +79,7 @@ from index.plan.commits import Commit, Retention, RetentionPolicy
 from index.plan.restore import RestorePlan
 from index.snapshot.contents import blobs_needed
 from index.snapshot.delta import IndexDifference, diff_indexes
-from index.snapshot.keys import encode_component
+from index.snapshot.keys import INDEXES, encode_component
 from index.snapshot.model import (
     CommitPointer,
     IndexReference,
@@ -127,6 +129,7 @@ class Repository:
             settings=settings,
             runtime=runtime or Runtime(),
             digests=DigestCaches(digests_dir, trust_stat=settings.trust_stat),
+            missing_blobs=MissingBlobs(digests_dir),
         )
         self._writers: dict[Scope, CommitWriter] = {}
 
@@ -218,7 +221,7 @@ class Repository:
 
     @property
     def missing_blobs(self) -> MissingBlobs:
-        """What this object has found missing: the next backup uploads it again (design 0006, M1)."""
+        """What was found missing or altered: the next backup uploads it again (design 0006, M1)."""
         return self.opened.missing_blobs
 
     # ------------------------------------------------------------------ backup and commit
@@ -270,13 +273,13 @@ class Repository:
         use: Callable[[StoreReference | None], Awaitable[Result]],
     ) -> Result:
         # No pin protects the base's index, which the work reads: a commit and a collection may come before it. One that
-        # is gone though the newest commit needs it is missing, and the work is done again without it (M1).
+        # is gone or altered though the newest commit needs it is missing, and the work is done again without it (M1).
         base = await self._newest(address) if options.base == LATEST else options.base
         try:
             with self.missing_blobs.recording():
                 return await use(base)
         except DamagedError as error:
-            if base is None or not is_missing(error):
+            if base is None or not (is_missing(error) or key_of(error).startswith(INDEXES)):
                 raise
             newest = await self._newest(address, reload=True)
             if newest != base and options.base != LATEST:
@@ -507,19 +510,25 @@ class Repository:
     ) -> Restored:
         """Find and restore in one: should the commit be collected in between, choose again, within a bound (D5).
 
-        With `or_newest_complete`, where something of the commit is missing, the newest one of the scope is restored of
-        which everything is there, if there is one (design 0006, M2). All else as `find` and `restore`.
+        With `or_newest_complete`, where something of the commit is missing or altered, the newest one of the scope that
+        can be restored is, if there is one (design 0006, M2). All else as `find` and `restore`.
         """
         address = StoreAddress(scope, task, store)
-        try:
-            async with self._naming_complete(scope):
-                return await restore_chosen(self.opened, address, target, choice, options, progress=progress)
-        except IncompleteError as error:
-            if not or_newest_complete or error.complete is None:
-                raise
-            whole = Choice(number=error.complete.pointer.number)
-            restored = await restore_chosen(self.opened, address, target, whole, options, progress=progress)
-            return msgspec.structs.replace(restored, instead_because=bare_message(error))
+        because, damaged = "", set[str]()
+        while True:
+            try:
+                async with self._naming_complete(scope):
+                    restored = await restore_chosen(self.opened, address, target, choice, options, progress=progress)
+                    return msgspec.structs.replace(restored, instead_because=because)
+            except IncompleteError as error:
+                if not or_newest_complete or key_of(error) in damaged:
+                    raise
+                damaged.add(key_of(error))
+                whole = await find_complete(self.store, await read_commits(self.store, scope), damaged)
+                if whole is None:
+                    raise
+                because = because or bare_message(error)
+                choice = Choice(number=whole.pointer.number)
 
     async def restore_reference(
         self,

@@ -13,7 +13,7 @@ import msgspec
 
 from index.display import DisplayMixin, format_files, format_value, iso_time, printable
 from index.errors import IndexInvariantError, UnsafeNameError
-from index.snapshot.keys import parse_log_key
+from index.snapshot.keys import commit_key, parse_log_key
 from index.snapshot.model import (
     NEVER_MS,
     PIN_DURATION_MS,
@@ -134,15 +134,26 @@ def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:
     floor = listing.boundaries[-1] if listing.boundaries else 0
     above = [number for number, _ in listing.records if number > floor]
     if above != list(range(floor + 1, floor + 1 + len(above))):
-        raise ShortListingError(f"records above {floor} are {above}: not dense", subject=f"log of {listing.scope}")
+        first = next(number for number in range(floor + 1, above[-1]) if number not in above)
+        raise _short_listing(listing, first, f"records above {floor} are {above}: not dense")
     newest = next((b for b in boundaries if b.number == floor), None)
     if newest is not None:
         listed = {number for number, _ in listing.records}
         missing = [p.number for p in newest.kept if p.number not in listed and not is_closed(p, boundaries)]
         if missing:
-            raise ShortListingError(
-                f"records {missing}, kept by boundary {newest.number}, are missing", subject=f"log of {listing.scope}"
+            raise _short_listing(
+                listing, missing[0], f"records {missing}, kept by boundary {newest.number}, are missing"
             )
+
+
+def _short_listing(listing: LogListing, first: int, message: str) -> ShortListingError:
+    """Make the error; what a collection beside us took is there no more in the next listing, so it says what to do."""
+    return ShortListingError(
+        message,
+        subject=f"log of {listing.scope}",
+        hint="run again; if it persists, somebody deleted a record: put it back, or give it up with `tidemark discard "
+        f"{commit_key(listing.scope, first)}`",
+    )
 
 
 def is_closed(pointer: CommitPointer, boundaries: Iterable[Boundary]) -> bool:

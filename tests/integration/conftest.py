@@ -50,7 +50,17 @@ class Shell:
         result = self.run(*words, "--json", code=code)
         assert result.stdout == ""
         failure: dict[str, Any] = json.loads(result.stderr)
-        assert failure.keys() == {"schema", "error", "code", "operation", "subject", "message", "hint", "causes"}
+        assert failure.keys() == {
+            "schema",
+            "error",
+            "code",
+            "operation",
+            "subject",
+            "message",
+            "hint",
+            "causes",
+            "repository",
+        }
         assert (failure["schema"], failure["code"]) == (1, code)
         assert failure["hint"]
         return failure

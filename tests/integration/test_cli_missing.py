@@ -89,4 +89,4 @@ def test_a_result_travels_with_what_it_heals_and_is_not_believed(lost: Shell) ->
 
 
 def test_a_verification_says_what_can_be_done(lost: Shell) -> None:
-    assert "--check-retained" in lost.run("verify", code=4).stdout
+    assert "tidemark repair" in lost.run("verify", code=4).stdout

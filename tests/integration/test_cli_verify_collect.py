@@ -46,7 +46,7 @@ def test_damage_is_found_and_ends_with_4(two_commits: Shell, damage: str, level:
     ]
     assert damaged
     # Which of the two it hurts is chance: where the other one is whole, the hint names it.
-    assert all("hint: run `tidemark verify`" in text or "complete" in text for text in damaged)
+    assert all("`tidemark repair`" in text for text in damaged)
     assert not list(shell.directory.glob("target-*"))
 
 

@@ -16,6 +16,7 @@ from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import DamagedError, EngineError
 from engine.records.find import Choice, find_complete
+from engine.records.repository import key_of
 from engine.restore.restore import RestoreOptions, RestoreResult, check_patterns
 from engine.restore.write import OwnerPolicy
 from engine.text import table
@@ -183,16 +184,41 @@ def _restore_one(session: Session, options: RestoreArguments) -> RestoreView:
 
 
 def _restore_all(session: Session, options: RestoreArguments) -> RestoreView:
+    repository = session.repository
+    damaged, restored = set[str](), set[Path]()
+
     def restore(reference: StoreReference, target: Path) -> RestoredStoreView:
-        # One store after the other; each by itself already uses all that it may of network and memory.
-        with session.progress("restore") as progress:
-            result = session.repository.restore_reference(reference, target, options=options.how, progress=progress)
+        # What an attempt at a newer commit has brought back, and nothing else, is replaced without being asked to.
+        how = msgspec.structs.replace(options.how, replace=options.how.replace or target in restored)
+        try:
+            # One store after the other; each by itself already uses all that it may of network and memory.
+            with session.progress("restore") as progress:
+                result = repository.restore_reference(reference, target, options=how, progress=progress)
+        except DamagedError as error:
+            damaged.add(key_of(error))
+            raise
+        restored.add(target)
         return RestoredStoreView(reference=reference, target=target, result=result)
 
-    choice, instead_because = _choose_complete(session, options)
-    with session.pinned(options.scope, choice, purpose="restore") as (commit, lease):
-        stores = _store_by_store(session, options, commit, restore, RestoredStoreView)
-    return RestoreView(commit=view_commit(commit), pinned=lease.pinned, instead_because=instead_because, stores=stores)
+    choice, because = _choose_complete(session, options)
+    while True:
+        known, failure = len(damaged), None
+        stores: tuple[RestoredStoreView, ...] = ()
+        with session.pinned(options.scope, choice, purpose="restore") as (commit, lease):
+            try:
+                stores = _store_by_store(session, options, commit, restore, RestoredStoreView)
+            except DamagedError as error:
+                failure = error
+        whole = None
+        if options.or_newest_complete and len(damaged) > known:
+            commits = repository.commits(options.scope)
+            whole = repository.loop.run(find_complete(repository.asynchronous.store, commits, damaged))
+        if whole is not None:
+            choice, because = Choice(number=whole.pointer.number), "something of that one is altered"
+        elif failure is not None:
+            raise failure
+        else:
+            return RestoreView(commit=view_commit(commit), pinned=lease.pinned, instead_because=because, stores=stores)
 
 
 def _show_plan(session: Session, options: RestoreArguments) -> ExitCode:

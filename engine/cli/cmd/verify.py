@@ -1,5 +1,7 @@
 """The verb `verify`."""
 
+from collections.abc import Sequence
+
 import click
 
 from engine.cli import options as cli
@@ -7,7 +9,7 @@ from engine.cli.config import CommitChoice
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
-from engine.inspect.verify import GONE, Level, ProblemKind, VerifyReport
+from engine.inspect.verify import Level, Problem, ProblemKind, VerifyReport
 from engine.text import table
 from index.display import count, human_bytes, printable
 from index.plan.commits import NOTHING_VOUCHES
@@ -68,7 +70,8 @@ def verify(
     return ExitCode.PARTIAL if any(not p.healed for p in report.problems) else ExitCode.OK
 
 
-def _verify_lines(report: VerifyReport) -> list[str]:
+def problem_lines(problems: Sequence[Problem]) -> list[str]:
+    """Return a table of problems for people; nothing without any."""
     rows = [
         (
             f"{p.kind.value} (healed)" if p.healed else p.kind.value,
@@ -78,9 +81,13 @@ def _verify_lines(report: VerifyReport) -> list[str]:
             printable(p.key),
             printable(p.path) or "-",
         )
-        for p in report.problems
+        for p in problems
     ]
-    lines = table(("problem", "job", "commit", "store", "key", "file"), rows, right=("commit",)) if rows else []
+    return table(("problem", "job", "commit", "store", "key", "file"), rows, right=("commit",)) if rows else []
+
+
+def _verify_lines(report: VerifyReport) -> list[str]:
+    lines = problem_lines(report.problems)
     lines += [f"{printable(key)} is {NOTHING_VOUCHES}, so it is not a commit" for key in report.late]
     seen = [
         count(report.commits_count, "commit"),
@@ -91,10 +98,10 @@ def _verify_lines(report: VerifyReport) -> list[str]:
         seen.append(f"{count(report.files_read, 'file')} read ({human_bytes(report.bytes_read)})")
     damage = sum(p.kind is not ProblemKind.AT_RISK for p in report.problems)
     left = sum(not p.healed for p in report.problems) - damage
-    verdict = f"{count(damage, 'problem')} of damage" if damage else "no damage"
+    verdict = f"{count(damage, 'problem')} of damage" if damage else report.verdict
     if left:
         verdict += f", {count(left, 'TTL')} left to remove: run with --heal"
     lines.append(f"{', '.join(seen)}: {verdict}")
-    if any(p.kind in GONE for p in report.problems):
-        lines.append("what is gone and still on a disk is uploaded again by `tidemark backup --check-retained`")
+    if report.damaged:
+        lines.append("`tidemark repair --job JOB` says which commits need it, and what can be done")
     return lines

@@ -219,5 +219,5 @@ def test_a_shell_is_told_verbs_and_options() -> None:
         )
         return [line.partition(",")[2] for line in told.stdout.split()]
 
-    assert completed("tidemark", "re") == ["restore", "rewind", "report"]
+    assert completed("tidemark", "re") == ["restore", "rewind", "repair", "report"]
     assert "--owners" in completed("tidemark", "restore", "--ow")

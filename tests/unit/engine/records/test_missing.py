@@ -279,14 +279,15 @@ class TestIndex:
         assert not isinstance(await index_io._read_stored(job.world.store, fourth.record.stores[0].index), IndexDelta)
         await job.check(fourth)
 
-    async def test_an_index_that_is_altered_is_still_damage(self, job: Job) -> None:
+    async def test_an_index_that_is_altered_is_one_that_is_missing(self, job: Job) -> None:
         first = await job.commit()
         index = first.record.stores[0].index
         await job.lose(index.key)
         await job.world.store.inner.put_if_absent(index.key, BytesBody(bytes(index.size_bytes)))
         await job.another_process()
-        with pytest.raises(DamagedError, match="altered"):
-            await job.backup()
+        result = await job.backup()
+        assert result.stats.files_healed == result.stats.files_total
+        assert index.key in result.missing_keys
 
 
 async def test_verify_names_the_index_that_is_broken_and_not_the_delta_on_it(
@@ -434,15 +435,17 @@ class TestRestore:
         assert refused.value.complete is not None
         assert refused.value.complete.pointer == first.pointer
 
-    async def test_altered_bytes_are_another_matter(self, job: Job) -> None:
-        """What is there cannot be told from what is whole without reading all of it: `verify` does."""
+    async def test_of_altered_bytes_too_the_newest_commit_is_taken_that_can_be_read(self, job: Job) -> None:
         await three_commits(job)
         [key] = await job.blobs_of("new")
         await job.lose(key)
         await job.world.store.inner.put_if_absent(key, BytesBody(bytes(3000)))
-        with pytest.raises(DamagedError) as refused:
-            await job.repository.find_and_restore(JOB, job.world.target(), or_newest_complete=True)
-        assert not isinstance(refused.value, IncompleteError)
+        with pytest.raises(IncompleteError) as refused:
+            await job.repository.find_and_restore(JOB, job.world.target())
+        assert refused.value.complete is not None
+        restored = await job.repository.find_and_restore(JOB, job.world.target(), or_newest_complete=True)
+        assert restored.commit.pointer == refused.value.complete.pointer
+        assert "not the ones that were backed up" in restored.instead_because
 
     async def test_an_error_on_the_way_to_the_name_hides_nothing(self, job: Job) -> None:
         await three_commits(job)

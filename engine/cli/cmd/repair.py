@@ -1,0 +1,247 @@
+"""The verb `repair`: what is damaged, and what can be done (design 0006, M3)."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from engine.backup.backup import BackupOptions, BackupResult
+from engine.cli import options as cli
+from engine.cli.cmd.commit import commit_until_known
+from engine.cli.cmd.verify import problem_lines
+from engine.cli.output import committed_line
+from engine.cli.run import ExitCode
+from engine.cli.session import Session, verb
+from engine.errors import UsageError
+from engine.inspect.repair import DamagedCommit, DamagedStore, drop_commits, find_damaged
+from engine.inspect.verify import Level, Problem
+from engine.repository.repository import SyncRepository
+from engine.text import table
+from index.display import count, human_bytes, iso_time, printable
+from index.plan.commits import Commit
+from index.snapshot.model import Scope
+
+
+class RepairView(msgspec.Struct, frozen=True, kw_only=True):
+    """`repair`."""
+
+    scope: Scope
+    level: Level
+    problems: tuple[Problem, ...]
+    # As it was found.
+    damaged: tuple[DamagedCommit, ...]
+    # The newest commit of which nothing that was looked at is damaged.
+    newest_whole: int | None
+    # What was made, by `--from` or `--rewind`.
+    commit: Commit | None
+    dropped: tuple[int, ...]
+    # What is left of `damaged`, and of later commits.
+    left: tuple[int, ...]
+
+
+class RepairArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What to look at, and what to do about it."""
+
+    scope: Scope
+    task: str
+    store: str
+    level: str
+    source: Path | None
+    offsets: str | None
+    rewind: bool
+    drop: bool
+    yes: bool
+
+
+@verb("repair", "Say what is damaged and what can be done, and do it.", prints=(RepairView,))
+@cli.scope_options()
+@cli.store_options(default=True)
+@click.option(
+    "--level",
+    type=click.Choice([level.value for level in Level]),
+    default=Level.CONTENT.value,
+    help="Read every file, or look for what is missing only.",
+)
+@click.option(
+    "--from", "source", type=cli.DIRECTORY_THERE, metavar="DIR", help="Send again what DIR still has, and commit."
+)
+@click.option(
+    "--offsets", metavar="TEXT", help="With --from: the position that DIR is at.  [default: that of the newest commit]"
+)
+@click.option("--rewind", is_flag=True, help="Make the newest whole commit the newest again.")
+@click.option("--drop", is_flag=True, help="Close damaged commits, except the newest; nobody can restore them then.")
+@click.option("-y", "--yes", is_flag=True, help="With --drop: do not ask; without a terminal it is needed.")
+@cli.transfer_options
+def repair(session: Session, options: RepairArguments) -> ExitCode:
+    """Say which commits of a job need something missing or altered, and what can be done; with options, do it.
+
+    Nothing is changed without one of --from, --rewind and --drop. DIR is a directory as for `tidemark backup`, with the
+    state of --task and --store. Ends with 4 if the newest commit is damaged, with 3 if only older ones are.
+
+    Example: tidemark repair -r file:///backups --job flights --from /state/checkpoint
+    """
+    scope = options.scope
+    if options.source is not None and options.rewind:
+        raise UsageError("--from and --rewind exclude each other", operation="repair", hint="choose one of the two")
+    with session.open() as repository:
+        before, problems = _diagnose(session, repository, scope, Level(options.level))
+        commits = repository.commits(scope, with_named=True)
+        whole = next((c for c in commits if c.name is None and c.pointer.number not in _numbers(before)), None)
+        made: Commit | None = None
+        if before and options.source is not None:
+            with session.progress("repair") as progress:
+                how = BackupOptions(missing=frozenset(p.key for p in problems))
+                sent = repository.backup(
+                    scope, options.source, task=options.task, store=options.store, options=how, progress=progress
+                )
+            made = commit_until_known(
+                repository, scope, [sent], version=None, offsets=_offsets(sent, commits[0], options.offsets)
+            )
+        elif options.rewind and whole is not None and commits[0] != whole:
+            made = repository.rewind(whole)
+        left = _find(repository, repository.commits(scope, with_named=True), problems) if made is not None else before
+        dropped: tuple[int, ...] = ()
+        if options.drop and left:
+            dropped = _drop(session, repository, scope, left, yes=options.yes)
+        left = tuple(one for one in left if one.number not in dropped)
+        newest = next(iter(repository.commits(scope)), None)
+    view = RepairView(
+        scope=scope,
+        level=Level(options.level),
+        problems=problems,
+        damaged=before,
+        newest_whole=whole.pointer.number if whole is not None else None,
+        commit=made,
+        dropped=dropped,
+        left=tuple(one.number for one in left),
+    )
+    session.show(view, _lines(view, whole, commits, acted=made is not None or bool(dropped)))
+    if not left:
+        return ExitCode.DAMAGED if problems and not before else ExitCode.OK
+    return ExitCode.DAMAGED if newest is None or newest.pointer.number in _numbers(left) else ExitCode.PARTIAL
+
+
+def _offsets(sent: BackupResult, newest: Commit, given: str | None) -> str:
+    """Return the offsets of what was sent: those of the newest commit are right for the state of that alone."""
+    same = not (sent.stats.files_added or sent.stats.files_removed)
+    if given is None and newest.record.offsets and not same:
+        raise UsageError(
+            f"the directory does not hold the state of commit {newest.pointer.number}, or nobody can say so",
+            operation="repair",
+            subject=printable(newest.record.offsets),
+            hint="say with --offsets which position in the input its state is at; nothing was committed",
+        )
+    return newest.record.offsets if given is None else given
+
+
+def _diagnose(
+    session: Session, repository: SyncRepository, scope: Scope, level: Level
+) -> tuple[tuple[DamagedCommit, ...], tuple[Problem, ...]]:
+    with session.explaining(scope):
+        commits = repository.commits(scope, with_named=True)
+    with session.progress("verify") as progress:
+        report = repository.verify(scope=scope, level=level, progress=progress)
+    problems = tuple(p for p in report.problems if p.kind.is_damage)
+    return _find(repository, commits, problems), problems
+
+
+def _find(
+    repository: SyncRepository, commits: Sequence[Commit], problems: Collection[Problem]
+) -> tuple[DamagedCommit, ...]:
+    return repository.loop.run(find_damaged(repository.asynchronous.store, commits, problems))
+
+
+def _numbers(damaged: Collection[DamagedCommit]) -> frozenset[int]:
+    return frozenset(one.number for one in damaged if one.name is None)
+
+
+def _drop(
+    session: Session, repository: SyncRepository, scope: Scope, damaged: Collection[DamagedCommit], *, yes: bool
+) -> tuple[int, ...]:
+    newest = next(iter(repository.commits(scope)), None)
+    numbers = sorted(_numbers(damaged) - {newest.pointer.number if newest is not None else 0})
+    if not numbers:
+        return ()
+    lines = [f"to drop: {_list(numbers)} of {printable(str(scope))}"]
+    refused = UsageError(
+        f"this is for ever, and was not confirmed: drop {_list(numbers)}",
+        operation="repair",
+        subject=str(scope),
+        hint="say --yes to do it",
+    )
+    if not yes and not session.confirm("drop them for ever?", lines=lines, refused=refused):
+        return ()
+    repository.loop.run(drop_commits(repository.asynchronous.store, scope, numbers))
+    return tuple(numbers)
+
+
+# ---------------------------------------------------------------------- for people
+
+
+def _lines(view: RepairView, whole: Commit | None, commits: Sequence[Commit], *, acted: bool) -> list[str]:
+    read = "" if view.level is Level.CONTENT else "; contents were not read (--level content)"
+    if not view.damaged:
+        lines = problem_lines(view.problems)
+        lines.append(f"{count(len(commits), 'commit')}: nothing that a commit needs is damaged{read}")
+        return [*lines, *(f"`tidemark discard {printable(p.key)}` gives it up; see -n first" for p in view.problems)]
+    rows = [
+        (
+            str(one.number) if one.name is None else f"name {printable(one.name)}",
+            str(one.version),
+            iso_time(one.committed_at_ms),
+            printable(f"{store.task}/{store.store}"),
+            "index" if store.index_damaged else printable(" ".join(store.files[:3])),
+            f"{store.files_count:,}",
+            human_bytes(store.size_bytes),
+        )
+        for one in view.damaged
+        for store in one.stores
+    ]
+    columns = ("commit", "version", "time (UTC)", "store", "damaged", "files", "size")
+    lines = [*problem_lines(view.problems), "", *table(columns, rows, right=("commit", "version", "files", "size"))]
+    total = count(len(commits), "commit")
+    lines.append(f"{len(view.damaged)} of {total} {'is' if len(view.damaged) == 1 else 'are'} damaged{read}")
+    if view.commit is not None:
+        lines.append(f"repaired: {committed_line(view.commit)}")
+    if view.dropped:
+        lines.append(f"dropped {_list(view.dropped)}: `tidemark collect` takes what only they needed")
+    if acted:
+        return [*lines, f"still damaged: {_list(view.left)}" if view.left else "nothing is left to repair"]
+    return [*lines, "", "what can be done:", *_remedies(view, whole, commits), "nothing was changed"]
+
+
+def _remedies(view: RepairView, whole: Commit | None, commits: Sequence[Commit]) -> list[str]:
+    newest = commits[0].pointer.number
+    damaged_newest = next((one for one in view.damaged if one.number == newest and one.name is None), None)
+    lines = [
+        f"  --from DIR{_of(store)}: sends at most {human_bytes(store.size_bytes)} of a local directory again"
+        for store in (damaged_newest.stores if damaged_newest is not None else ())
+    ]
+    if damaged_newest is not None and whole is not None:
+        lines.append(
+            f"  --rewind: makes commit {whole.pointer.number} (version {whole.record.version}, "
+            f"{iso_time(whole.committed_at_ms)}) the newest again; sends nothing, and loses what came after it"
+        )
+    if damaged_newest is not None and whole is None:
+        lines.append(
+            "  no commit is whole: without a local directory only undamaged files can be had (restore --files)"
+        )
+    older = sorted(_numbers(view.damaged) - {newest})
+    if older:
+        lines.append(f"  --drop: closes {_list(older)} for ever, so that nobody restores them by mistake")
+    lines += [
+        f"  `tidemark unname {printable(one.name)}`: releases what only this name holds"
+        for one in view.damaged
+        if one.name is not None
+    ]
+    return [*lines, "  or put an older version of the object back, where the store keeps versions"]
+
+
+def _of(store: DamagedStore) -> str:
+    default = (store.task, store.store) == ("0", "default")
+    return "" if default else f" --task {printable(store.task)} --store {printable(store.store)}"
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return f"{'commit' if len(numbers) == 1 else 'commits'} {', '.join(map(str, numbers))}"
