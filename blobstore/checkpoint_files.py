@@ -112,7 +112,7 @@ class CheckpointFiles:
     Args:
         store: Where they are.
         prefix: The key of the root; "" for the whole store.
-        is_local: An attribute, too: only who opens a store knows whether others can reach it.
+        is_local: What the attribute says: only who opens a store knows whether others can reach it.
     """
 
     def __init__(self, store: BlobStore, prefix: str = "", *, is_local: bool = False) -> None:

@@ -154,5 +154,5 @@ async def write_chunks(chunks: AsyncGenerator[bytes, None], sink: Sink) -> None:
 
 
 def _write_all(sink: Sink, chunks: Sequence[Buffer]) -> None:
-    for chunk in chunks:
-        sink.write(chunk)
+    if chunks:
+        sink.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))

@@ -12,7 +12,6 @@ that name synced: `put_if_absent` by link(2), so that of two racers exactly one 
 rename(2). Below the root no link is followed, and nothing is removed but what has a name that this store makes
 (design 0002, S2). Files and directories are their owner's alone, unless the root is shared (`StoreDirs.shared_mode`).
 The file system has to know hard links and distinguish upper from lower case.
-
 """
 
 import errno
@@ -440,7 +439,7 @@ class DeletedBlobs:
 
         The time of deletion is the change time of the inode, which the rename has set.
         """
-        if now_ms < self._next_purge_ms:
+        if not self._retention_ms or now_ms < self._next_purge_ms:
             return
         self._next_purge_ms = now_ms + self._retention_ms // _PURGES_PER_RETENTION
         with self._dirs.opened(DELETED) as top:

@@ -49,7 +49,7 @@ _PIECE_BYTES: Final = 256 * 1024
 # Clients whose credentials have ended and whose calls may still be under way.
 _RETIRED_MAX: Final = 4
 # So long a server that was never reached may take to start, before it counts as one that is not there.
-_STARTING_S: Final = 1.0
+_STARTING_S: Final = 0.5
 _NO_SUCH_HOST: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
@@ -140,7 +140,9 @@ class S3Client:
         self._client: Any = None
         # Whether the credentials of this client have ever been accepted.
         self._is_proven = False
-        # Since when nothing else was met than what a wrong endpoint leads to; None: it was not met.
+        # Whether a request has ever come to a server, and since when nothing else was met than what a wrong endpoint
+        # leads to; None: it was not met.
+        self._was_reached = False
         self._misled_since_s: float | None = None
         self._exits = contextlib.AsyncExitStack()
         self._retired: list[contextlib.AsyncExitStack] = []
@@ -174,17 +176,23 @@ class S3Client:
         """
         client = await self._open()
         outcome: Refusal | Exception
+        why = ""
         try:
             answer: Answer = await getattr(client, method)(**{k: v for k, v in arguments.items() if v is not None})
         except botocore.exceptions.ClientError as error:
             outcome = read_refusal(error.response)
         except Exception as error:  # noqa: BLE001  (translated, and what is not the libraries' goes on as it is)
             outcome = _failure(error, arguments.get("Body"))
-            if isinstance(outcome, BrokenError) and not self._is_proven and (why := _why_no_server(error)):
-                outcome = self._misled(why)
+            if isinstance(outcome, BrokenError) and not self._was_reached:
+                why = _why_no_server(error)
         else:
-            self._is_proven = True
+            self._is_proven = self._was_reached = True
             return answer
+        if why:
+            raise self._misled(why)
+        # From now on a server is there: what was sent to it may be carried out, whatever becomes of it later.
+        self._was_reached |= not isinstance(outcome, BrokenError) or outcome.sent
+        self._misled_since_s = None
         # Out here: the library's error, which holds the request with its signature and token, must not become context.
         if isinstance(outcome, Exception):
             raise outcome

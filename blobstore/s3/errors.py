@@ -67,7 +67,7 @@ _MEANINGS: Final[tuple[tuple[str, Container[int], type[StoreError], str], ...]] 
         AccessDeniedError,
         "the credentials that the standard chain gives on this machine are unknown here, wrong or expired",
     ),
-    ("KMS.*", (), AccessDeniedError, "the credentials may not use the KMS key, or it is disabled"),
+    ("(?s:KMS.*)", (), AccessDeniedError, "the credentials may not use the KMS key, or it is disabled"),
     (
         "",
         {401, 403},

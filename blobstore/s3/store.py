@@ -138,8 +138,8 @@ class S3Store(BlobStore):
         blob = await self._new_blob(key, body, "put_if_absent", ttl_ms)
         # What is not known counts as absent (P2); settings may say that it is there, a profile that it is not.
         profile, setting = self._profile, self.settings.conditional_multipart
-        is_known = bool(setting) if profile is None else profile.conditional_multipart and setting is not False
-        return await self._writer.create(blob, may_go_in_parts=is_known)
+        may_go_in_parts = bool(setting) if profile is None else profile.conditional_multipart and setting is not False
+        return await self._writer.create(blob, may_go_in_parts=may_go_in_parts)
 
     async def _new_blob(self, key: str, body: Body, operation: str, ttl_ms: int | None) -> NewBlob:
         check_put(key, ttl_ms, operation)

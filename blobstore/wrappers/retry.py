@@ -1,6 +1,7 @@
 """Sending a request more than once: again where it was not answered, and beside the first where that is late.
 
-Nothing else repeats requests, or imports tenacity. Both kinds have settings and a store, and a budget that bounds them.
+Nothing else repeats what a store did not answer, or imports tenacity. Both kinds have settings and a store, and a
+budget that bounds them.
 """
 
 import asyncio

@@ -120,7 +120,7 @@ async def finish_check(
         newest_batch=max(logs.batches, default=-1),
         batches=len(logs.batches),
         stores=len(stores),
-        findings=tuple(sorted(findings, key=lambda finding: (finding.kind, finding.path))),
+        findings=tuple(sorted(findings, key=lambda finding: (finding.kind != "damage", finding.path))),
         versions=sum(store.versions for store in stores),
         versions_gone=sum(store.versions_gone for store in stores),
         files=logs.files + sum(store.files for store in stores),

@@ -79,7 +79,7 @@ class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):
 class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What came of a checkpoint."""
 
-    json_properties: ClassVar = {"sound": "is_sound"} | {n: n for n in ("damaged", "warnings")}
+    json_properties: ClassVar = {"sound": "is_sound", "damaged": "damaged", "warnings": "warnings"}
 
     location: str
     level: CheckLevel

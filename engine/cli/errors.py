@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from blobstore.errors import InvalidRequestError, StoreError
+from blobstore.s3.settings import may_hold_credentials
 from engine.cli.options import origin_hint
 from engine.cli.output import JSON, SCHEMA, log
 from engine.cli.run import ExitCode, choose_exit_code, innermost, is_wrong_setting, public_class
@@ -78,8 +79,11 @@ def place_of(url: str, endpoint_url: str) -> str:
     said = [without_credentials(url)]
     if url.startswith("s3:"):
         server = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        profile = os.environ.get("AWS_PROFILE")
-        said += [f"endpoint {without_credentials(server)}"] if server else []
+        profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+        if server:
+            # What is not of this form may be a secret in the wrong place.
+            is_plain = server.startswith(("http://", "https://")) and not may_hold_credentials(server)
+            said.append(f"endpoint {server if is_plain else '***'}")
         said += [f"profile {profile}"] if profile else []
     return ", ".join(said)
 

@@ -49,17 +49,22 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """What a run has listed."""
 
     # The `now` of D2, by the store's clock; earlier than the run's own beginning where a run was resumed (R3).
-    listed_at_ms: int = 0
+    listed_at_ms: int
     # Blobs and indexes.
-    count: int = 0
-    size_bytes: int = 0
+    count: int
+    size_bytes: int
     # Of the newest of them, by the store's clock; 0: there are none.
-    newest_created_at_ms: int = 0
+    newest_created_at_ms: int
     # Keys below their prefixes that tidemark never wrote, and the first KEYS_LISTED_MAX of them.
-    foreign_count: int = 0
-    foreign: tuple[str, ...] = ()
+    foreign_count: int
+    foreign: tuple[str, ...]
     # The earlier run whose listing this is (R3); None: this run has listed for itself.
     resumed_from: RunId | None = None
+
+
+NOTHING_LISTED: Final = Listing(
+    listed_at_ms=0, count=0, size_bytes=0, newest_created_at_ms=0, foreign_count=0, foreign=()
+)
 
 
 class SweepResult(msgspec.Struct, frozen=True, kw_only=True):

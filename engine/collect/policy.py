@@ -153,7 +153,8 @@ def _entry(path: Path, lines: list[str], start: int, table: Mapping[str, Any]) -
             fields["keep_since"] = check_since(parse_moment(since), subject=repr(since))
         except UsageError as error:
             raise wrong("keep_since", f"keep_since {error.subject} {bare_message(error)}", error.hint) from None
-    entry = PolicyEntry(pattern=fields.pop("match"), **fields)
+    pattern = fields.pop("match")
+    entry = PolicyEntry(pattern=pattern, **fields)
     keeps_some = entry.keep_last > 0 or entry.keep_since is not None
     if entry.keep_all == keeps_some:
         message = "keeps all and not all" if keeps_some else "keeps nothing but the newest commits"

@@ -9,7 +9,16 @@ from typing_extensions import override
 from blobstore import installed_release
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
-from engine.collect.backend import KEYS_LISTED_MAX, CollectError, Deletion, Kept, Listed, Listing, Rules, SweepResult
+from engine.collect.backend import (
+    KEYS_LISTED_MAX,
+    NOTHING_LISTED,
+    CollectError,
+    Deletion,
+    Kept,
+    Listed,
+    Rules,
+    SweepResult,
+)
 from engine.records.log import ScopeLog
 from engine.records.roots import Roots
 from index.display import DisplayMixin, count, format_value, human_bytes, printable, shortened
@@ -209,7 +218,7 @@ class Audit(msgspec.Struct, kw_only=True):
 
 def make_audit(audit: Audit, outcome: Outcome, *, seconds: float, error: CollectError | None = None) -> AuditRecord:
     """Return the record of a run that has come so far; what it did not come to is 0 or empty."""
-    listed = audit.listed or Listed(rules=audit.rules, listing=Listing(), clock_ahead_ms=0, age_now_ms=0)
+    listed = audit.listed or Listed(rules=audit.rules, listing=NOTHING_LISTED, clock_ahead_ms=0, age_now_ms=0)
     rules, listing, sweep_result, deletion = listed.rules, listed.listing, audit.sweep_result, audit.deletion
     roots = audit.kept.roots if audit.kept is not None else Roots(logs=(), names=(), pins=())
     kept = {plan.scope: len(plan.kept) for plan in audit.kept.scopes} if audit.kept is not None else {}

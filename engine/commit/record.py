@@ -199,7 +199,7 @@ def compose_commit(
 def compose_copy(
     head: Head, request: Request, source: CommitRecord, *, scope: Scope, write_id: WriteId, valid_until_ms: int
 ) -> CommitRecord:
-    """Compose a record of what another commit (`source`) holds, on top of a head (C6).
+    """Compose a record of what another commit (`source`) holds, on top of a head (C2, C6, C7).
 
     `valid_until_ms` is until when a pin protects that commit (D5).
 

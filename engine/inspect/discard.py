@@ -21,10 +21,10 @@ from engine.records.log import (
     read_record,
     read_scope,
 )
-from engine.records.repository import check_commits
+from engine.records.repository import check_commits, check_consistent_lists
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.collect import is_upload_key
-from index.plan.commits import FORGOTTEN_AHEAD, Commit, is_number_closed
+from index.plan.commits import FORGOTTEN_AHEAD, Commit, check_dense, is_number_closed
 from index.snapshot.codec import decode_name, decode_pin
 from index.snapshot.keys import NAMES, boundary_key, is_pin_key, parse_log_key, parse_name_key
 from index.snapshot.model import Boundary
@@ -143,14 +143,29 @@ async def _close_hole(store: BlobStore, key: str, *, dry_run: bool) -> Discarded
         place = parse_log_key(key)
     except UnsafeNameError:
         raise missing from None
+    check_consistent_lists(store, OPERATION, "a record that is not listed could be closed")
     listing = await list_log(store, place.scope)
     log = await read_scope(store, listing, past_holes=True)
-    above = [number for number, _ in listing.records if number > place.number]
-    if place.kind != "commit" or not above or is_number_closed(place.number, log.boundaries):
+    newest = listing.records[-1][0] if listing.records else 0
+    if place.kind != "commit" or newest < place.number or is_number_closed(place.number, log.boundaries):
         raise missing
     _check_first(key, [one.key for one in log.unreadable if _is_record_up_to(one.key, place.number)])
-    meaning = f"record {place.number} of {place.scope} is gone: its number is closed, and all that is there stays"
+    # With this record the log is whole up to it: another hole below is an error, and closed first.
+    below = tuple((number, ms) for number, ms in listing.records if number < place.number)
+    check_dense(
+        msgspec.structs.replace(listing, records=(*below, (place.number, 0))),
+        [boundary for boundary in log.boundaries if boundary.number <= place.number],
+    )
     boundary = _keeping(log, place.number, log.commits)
+    if log.void or boundary.number > newest:
+        # What is late needs its successors to vouch for it (C5), and a record above the newest may land meanwhile.
+        raise UsageError(
+            "its number cannot be closed without closing others",
+            operation=OPERATION,
+            subject=key,
+            hint="put the record back from a copy or an older version of it",
+        )
+    meaning = f"record {place.number} of {place.scope} is gone: its number is closed, and all that is there stays"
     if not dry_run:
         check_commits(store, OPERATION)
         await _write(store, boundary)

@@ -138,8 +138,12 @@ async def explain(
         raise UsageError("not a key that a store can hold", operation="explain", subject=repr(key)) from error
     found = Explanation(key=key, kind=kind, fate=Fate.ABSENT, rule="", now_ms=now_ms)
     if there is not None:
-        times = {"created_at_ms": there.created_at_ms, "expires_at_ms": there.expires_at_ms}
-        found = replace(found, size_bytes=there.size_bytes, **times)
+        found = replace(
+            found,
+            size_bytes=there.size_bytes,
+            created_at_ms=there.created_at_ms,
+            expires_at_ms=there.expires_at_ms,
+        )
     if kind in _BY_THEMSELVES:
         fate, rule = _BY_THEMSELVES[kind]
         return replace(found, fate=Fate.ABSENT if there is None else fate, rule=rule)
@@ -203,7 +207,10 @@ _BY_THEMSELVES: Final = {
 _RECORD_RULES: Final = {
     KeyKind.COMMIT: ("void, and no boundary has passed it yet (0002, C5)", "a boundary closes it (0002, D3)"),
     KeyKind.BOUNDARY: ("no newer boundary says the same (0002, D3)", "a newer boundary says the same (0002, D3)"),
-    KeyKind.NAME: ("it holds, or keeps its key from a late copy (0002, D5)", "it protects nothing (0002, D5)"),
+    KeyKind.NAME: (
+        "it holds, or a late copy of it must find its key taken (0002, D5)",
+        "it protects nothing (0002, D5)",
+    ),
     KeyKind.PIN: ("its lease is running (0002, D5)", "its lease is over (0002, D5)"),
 }
 

@@ -5,13 +5,13 @@ from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobStore, Created
+from blobstore.base import BlobStore, Created, Lost
 from engine.errors import ConflictError, DamagedError, UnsafeStoreError, UsageError
 from engine.inspect.verify import Problem, ProblemKind
 from engine.records.indexes import read_index
 from engine.records.log import find_boundary, load_scope, put_boundary
 from engine.records.repository import check_commits, check_consistent_lists
-from index.errors import FormatError
+from index.errors import FormatError, UnknownFormatError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of
 from index.snapshot.model import Boundary, Scope, StoreReference
@@ -92,6 +92,8 @@ async def _look(store: BlobStore, reference: StoreReference, problems: Collectio
     )
     try:
         index = await read_index(store, reference.index)
+    except UnknownFormatError:
+        raise  # the bytes are right: a newer tidemark can restore it
     except (DamagedError, FormatError):
         return whole
     files = {
@@ -152,6 +154,8 @@ async def drop_commits(store: BlobStore, scope: Scope, numbers: Collection[int])
     )
     boundary = Boundary(scope=scope, number=number, kept=kept)
     outcome = await put_boundary(store, boundary, operation=OPERATION, may_arrive=_MAY_ARRIVE)
+    if isinstance(outcome, Lost):
+        raise ConflictError(f"a collection has written boundary {number} meanwhile", operation=OPERATION)
     if not isinstance(outcome, Created) and await find_boundary(store, scope, number) != boundary:
         raise UnsafeStoreError("the boundary may be missing", operation=OPERATION, subject=str(scope), hint=_MAY_ARRIVE)
     return boundary

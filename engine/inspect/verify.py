@@ -104,7 +104,9 @@ class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
         """Whether all is well, as far as it was looked at."""
         if self.damaged:
             return "damaged"
-        return "no damage" if self.level is Level.CONTENT else "nothing is missing; contents were not read"
+        if self.level is Level.EXISTENCE:
+            return "nothing is missing; contents were not read"
+        return "no damage" if self.sample == 1 else "no damage in what was read"
 
     @property
     def damaged(self) -> bool:
@@ -129,7 +131,8 @@ def _place_of(key: str) -> "_Place":
     """Return what the key of a record says; that of a pin, or of a name of the first commits, says nothing."""
     with suppress(UnsafeNameError):
         if key.startswith(LOG):
-            return _Place(str(parse_log_key(key).scope), parse_log_key(key).number, "", "")
+            place = parse_log_key(key)
+            return _Place(str(place.scope), place.number, "", "")
         return _Place(str(parse_name_key(key)[0]), 0, "", "")
     return _Place("", 0, "", "")
 

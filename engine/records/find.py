@@ -55,9 +55,12 @@ class Choice(TypedDict, total=False):
 
 
 async def find_commit(store: BlobStore, scope: Scope, **choice: Unpack[Choice]) -> Commit:
-    """Find the newest commit that fits everything given, the newest of all if nothing is; errors as `Repository.find`.
+    """Find the newest commit that fits everything given, the newest of all if nothing is.
 
     Raises:
+        NotFoundError: None fits.
+        FormatError: A record that may be the one that fits cannot be read.
+        UsageError: A name and something else is given.
         TypeError: Something is given that `Choice` does not have.
     """
     if unknown := choice.keys() - Choice.__annotations__.keys():
@@ -113,7 +116,8 @@ async def find_pinned(
     """Find a commit and pin it; choose again if it is collected before its pin is there (design 0002, D5).
 
     Raises:
-        CollectedError: Every choice was.
+        NotFoundError: None fits.
+        CollectedError: Every choice was collected before its pin was there.
     """
     store = repository.store
     async with contextlib.AsyncExitStack() as stack:

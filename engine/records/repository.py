@@ -227,7 +227,7 @@ async def _check_refuses_a_second(store: BlobStore) -> None:
 
 
 def check_commits(store: BlobStore, operation: str) -> None:
-    """Refuse a store whose create-if-absent is not atomic, so that two writers could both win (K4); ask it nothing.
+    """Refuse a store whose create-if-absent is not atomic, so that two writers could both win (K4). No request is made.
 
     Reading is not refused anywhere: what such a store still has can be restored.
 

@@ -483,8 +483,7 @@ class Repository:
         """Restore one store of a commit to a directory, whole or not at all. The commit is pinned meanwhile.
 
         The target is absent, or empty, or with `replace` any directory: files with the right hash are reused (I2).
-
-        After any error the target is as it was.
+        After any error it is as it was.
 
         Raises:
             UsageError: A pattern is empty.

@@ -348,9 +348,10 @@ class StateCommits:
         directory = self._place.new_captured()
         metadata = loaded.metadata
         made: list[CapturedSnapshot] = []
-        times_s = [self._runtime.monotonic_s()]
+        times_s: list[float] = []
 
         def capture() -> None:
+            times_s.append(self._runtime.monotonic_s())
             loaded.write_operands()
             loaded.db.flush()
             times_s.append(self._runtime.monotonic_s())

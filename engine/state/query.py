@@ -315,7 +315,14 @@ class StreamingCheckpoint:
         return StoreAt(id=StoreId(operator, partition, store), at=version, settings=settings)
 
     def state_dir(self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE) -> CheckpointDir:
-        """Open the directory of one store, which is closed with this; a bad name is an `UnsafeNameError`."""
+        """Open the directory of one store, which is closed with this.
+
+        Raises:
+            UsageError: Operator or partition is negative.
+            UnsafeNameError: The store has a bad name.
+        """
+        if operator < 0 or partition < 0:
+            raise UsageError("is negative", operation="read", subject=f"operator {operator}, partition {partition}")
         return self._directory.child(StoreId(operator, partition, store).path)
 
     async def _committed(self, batch: int | None) -> _Committed:

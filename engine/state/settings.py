@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast, get_args
 
 import msgspec
 
@@ -119,7 +119,7 @@ class StateStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
                 `SPARK_OLD_CHECKPOINT`, with what is known from elsewhere, for the `conf` of an offset log.
         """
         start = cast("Self", SPARK_DEFAULTS) if base is None else base
-        values = {_folded(name): value.strip().lower() for name, value in conf.items()}
+        values = {_folded(name): value.strip() for name, value in conf.items()}
         changes = _read(values, _KEYS, cls)
         ratio = changes.pop("deleted_ratio", None)
         if ratio is not None:
@@ -140,16 +140,30 @@ def _folded(name: str) -> str:
 
 def _read(values: Mapping[str, str], keys: Mapping[str, str], struct: type[msgspec.Struct]) -> dict[str, Any]:
     """Read the fields of a struct that are there, each from the text of its key, by its type."""
-    types = {field.name: field.type for field in msgspec.structs.fields(struct)} | {"deleted_ratio": _Ratio}
+    types = {field.name: field.type for field in msgspec.structs.fields(struct)} | {"deleted_ratio": float}
     found = {}
     for field, name in keys.items():
         text = values.get(_folded(name))
         if text is not None:
-            try:
-                found[field] = msgspec.convert(text, types[field], strict=False)
-            except msgspec.ValidationError as error:
-                raise UsageError(f"{text!r}: {error}", operation="settings", subject=name) from None
+            found[field] = _parse(text, types[field], name)
     return found
+
+
+def _parse(text: str, kind: object, name: str) -> bool | int | float | str:
+    """Read a value as Spark does: `true` or `false`, a whole number, a share, or one of the names of a `Literal`."""
+    if choices := (True, False) if kind is bool else get_args(kind):
+        by_text = {str(choice).lower(): choice for choice in choices}
+        if text.lower() not in by_text:
+            raise UsageError(f"{text!r} is not one of {', '.join(by_text)}", operation="settings", subject=name)
+        return cast("bool | int | str", by_text[text.lower()])
+    try:
+        number = float(text) if kind is float else int(text)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number) or (kind is float and not 0 <= number <= 1):
+        wanted = "a number from 0 to 1" if kind is float else "a whole number"
+        raise UsageError(f"{text!r} is not {wanted}", operation="settings", subject=name)
+    return number
 
 
 # By field: the key of Spark's.
@@ -179,8 +193,6 @@ _ROCKSDB_KEYS: Final[dict[str, str]] = {
     "open_files_max": f"{_ROCKSDB}maxOpenFiles",
 }
 _IN_MIB: Final = frozenset({"write_buffer_bytes", "block_cache_bytes"})
-# Stands for `versions_deleted_min`, as a share of the versions that are retained.
-_Ratio: Final = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 def _round(number: float) -> int:

@@ -134,7 +134,7 @@ def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:
     floor = listing.boundaries[-1] if listing.boundaries else 0
     above = [number for number, _ in listing.records if number > floor]
     if above != list(range(floor + 1, floor + 1 + len(above))):
-        first = next(number for number in range(floor + 1, above[-1]) if number not in above)
+        first = next(wanted for wanted, number in enumerate(above, floor + 1) if number != wanted)
         raise _short_listing(listing, first, f"records above {floor} are {above}: not dense")
     newest = next((b for b in boundaries if b.number == floor), None)
     if newest is not None:

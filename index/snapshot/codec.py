@@ -1,7 +1,7 @@
 """Our stored form, both directions: MessagePack in an envelope, checked before it is written and after it is read.
 
 Nothing is returned that has not passed the checksum, the size caps and every invariant. The envelope, of which design
-0001 has the table, says what a value is and how long it is, and proves that it is whole (F1 to F5).
+0001 has the table, says what a value is and how long it is, and proves that it is whole (F1 to F5, F8).
 """
 
 import hashlib

@@ -26,6 +26,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "blobstore.local.files.read_chunks",
             "blobstore.wrappers.forwarding.PassedBody.read_chunks",
             "engine.checkpoint.live.read_small",
+            "engine.local.cache.read_own_file",
             "engine.local.transfer.FileBody.read_chunks",
             "engine.backup.upload.FileRunBody.read_chunks",
             "engine.backup.upload.FileRunBody.read_digest",

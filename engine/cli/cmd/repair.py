@@ -2,25 +2,31 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
 
-from engine.backup.backup import BackupOptions, BackupResult
+from engine.backup.backup import BackupOptions
 from engine.cli import options as cli
 from engine.cli.cmd.commit import commit_until_known
 from engine.cli.cmd.verify import problem_lines
+from engine.cli.config import CommitChoice
 from engine.cli.output import committed_line
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.repair import DamagedCommit, DamagedStore, drop_commits, find_damaged
-from engine.inspect.verify import Level, Problem
+from engine.inspect.verify import Level, Problem, ProblemKind
 from engine.repository.repository import SyncRepository
 from engine.text import table
 from index.display import count, human_bytes, iso_time, printable
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
+
+# As `tidemark backup` has it by default.
+SHRINK_MAX: Final = 0.5
+UNREADABLE: Final = frozenset({ProblemKind.UNREADABLE, ProblemKind.ADRIFT})
 
 
 class RepairView(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,19 +91,18 @@ def repair(session: Session, options: RepairArguments) -> ExitCode:
     if options.source is not None and options.rewind:
         raise UsageError("--from and --rewind exclude each other", operation="repair", hint="choose one of the two")
     with session.open() as repository:
-        before, problems = _diagnose(session, repository, scope, Level(options.level))
+        with session.progress("verify") as progress:
+            report = repository.verify(scope=scope, level=Level(options.level), progress=progress)
+        problems = tuple(p for p in report.problems if p.kind.is_damage)
+        # After the verification, so that what landed meanwhile is looked at, too.
         commits = repository.commits(scope, with_named=True)
+        if not (commits or problems):
+            session.find(scope, CommitChoice())
+        before = _find(repository, commits, problems)
         whole = next((c for c in commits if c.name is None and c.pointer.number not in _numbers(before)), None)
         made: Commit | None = None
         if before and options.source is not None:
-            with session.progress("repair") as progress:
-                how = BackupOptions(missing=frozenset(p.key for p in problems))
-                sent = repository.backup(
-                    scope, options.source, task=options.task, store=options.store, options=how, progress=progress
-                )
-            made = commit_until_known(
-                repository, scope, [sent], version=None, offsets=_offsets(sent, commits[0], options.offsets)
-            )
+            made = _send_again(session, options, options.source, commits[0], before, problems)
         elif options.rewind and whole is not None and commits[0] != whole:
             made = repository.rewind(whole)
         left = _find(repository, repository.commits(scope, with_named=True), problems) if made is not None else before
@@ -117,33 +122,52 @@ def repair(session: Session, options: RepairArguments) -> ExitCode:
         left=tuple(one.number for one in left),
     )
     session.show(view, _lines(view, whole, commits, acted=made is not None or bool(dropped)))
+    if any(p.kind in UNREADABLE for p in problems):
+        return ExitCode.DAMAGED
     if not left:
-        return ExitCode.DAMAGED if problems and not before else ExitCode.OK
+        return ExitCode.OK
     return ExitCode.DAMAGED if newest is None or newest.pointer.number in _numbers(left) else ExitCode.PARTIAL
 
 
-def _offsets(sent: BackupResult, newest: Commit, given: str | None) -> str:
-    """Return the offsets of what was sent: those of the newest commit are right for the state of that alone."""
-    same = not (sent.stats.files_added or sent.stats.files_removed)
-    if given is None and newest.record.offsets and not same:
+def _send_again(
+    session: Session,
+    options: RepairArguments,
+    source: Path,
+    newest: Commit,
+    damaged: Collection[DamagedCommit],
+    problems: Collection[Problem],
+) -> Commit:
+    """Back up a directory in the place of a damaged store of the newest commit, and commit it on top of that one."""
+    repository, scope = session.repository, options.scope
+    place = (options.task, options.store)
+    places = [
+        (s.task, s.store) for one in damaged if one.number == newest.pointer.number and not one.name for s in one.stores
+    ]
+    if place not in places:
+        there = ", ".join(f"--task {task} --store {store}" for task, store in places) or "none is: see --drop"
+        raise UsageError(
+            f"store {place[1]} of task {place[0]} is not damaged in the newest commit",
+            operation="repair",
+            subject=printable(str(scope)),
+            hint=printable(f"say which store: {there}"),
+        )
+    how = BackupOptions(missing=frozenset(p.key for p in problems), shrink_max=SHRINK_MAX)
+    task, store = place
+    changes = repository.plan_backup(scope, source, task=task, store=store, options=how).changes
+    # The offsets of the newest commit are right for its own state alone.
+    same = not (changes.files_added or changes.files_removed)
+    if options.offsets is None and newest.record.offsets and not same:
         raise UsageError(
             f"the directory does not hold the state of commit {newest.pointer.number}, or nobody can say so",
             operation="repair",
             subject=printable(newest.record.offsets),
-            hint="say with --offsets which position in the input its state is at; nothing was committed",
+            hint="say with --offsets which position in the input its state is at; nothing was uploaded",
         )
-    return newest.record.offsets if given is None else given
-
-
-def _diagnose(
-    session: Session, repository: SyncRepository, scope: Scope, level: Level
-) -> tuple[tuple[DamagedCommit, ...], tuple[Problem, ...]]:
-    with session.explaining(scope):
-        commits = repository.commits(scope, with_named=True)
-    with session.progress("verify") as progress:
-        report = repository.verify(scope=scope, level=level, progress=progress)
-    problems = tuple(p for p in report.problems if p.kind.is_damage)
-    return _find(repository, commits, problems), problems
+    with session.progress("repair") as progress:
+        sent = repository.backup(scope, source, task=task, store=store, options=how, progress=progress)
+    offsets = newest.record.offsets if options.offsets is None else options.offsets
+    # On no other: a commit that came meanwhile has other offsets.
+    return commit_until_known(repository, scope, [sent], version=None, offsets=offsets, parent=newest.pointer)
 
 
 def _find(
@@ -181,10 +205,14 @@ def _drop(
 
 def _lines(view: RepairView, whole: Commit | None, commits: Sequence[Commit], *, acted: bool) -> list[str]:
     read = "" if view.level is Level.CONTENT else "; contents were not read (--level content)"
+    hints = [
+        f"`tidemark discard {printable(p.key)}` gives it up; see -n first"
+        for p in view.problems
+        if p.kind in UNREADABLE
+    ]
     if not view.damaged:
-        lines = problem_lines(view.problems)
-        lines.append(f"{count(len(commits), 'commit')}: nothing that a commit needs is damaged{read}")
-        return [*lines, *(f"`tidemark discard {printable(p.key)}` gives it up; see -n first" for p in view.problems)]
+        nothing = f"{count(len(commits), 'commit')}: nothing that a commit needs is damaged{read}"
+        return [*problem_lines(view.problems), nothing, *hints]
     rows = [
         (
             str(one.number) if one.name is None else f"name {printable(one.name)}",
@@ -207,8 +235,8 @@ def _lines(view: RepairView, whole: Commit | None, commits: Sequence[Commit], *,
     if view.dropped:
         lines.append(f"dropped {_list(view.dropped)}: `tidemark collect` takes what only they needed")
     if acted:
-        return [*lines, f"still damaged: {_list(view.left)}" if view.left else "nothing is left to repair"]
-    return [*lines, "", "what can be done:", *_remedies(view, whole, commits), "nothing was changed"]
+        return [*lines, f"still damaged: {_list(view.left)}" if view.left else "nothing is left to repair", *hints]
+    return [*lines, "", "what can be done:", *_remedies(view, whole, commits), *hints, "nothing was changed"]
 
 
 def _remedies(view: RepairView, whole: Commit | None, commits: Sequence[Commit]) -> list[str]:

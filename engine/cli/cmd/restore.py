@@ -210,14 +210,16 @@ def _restore_all(session: Session, options: RestoreArguments) -> RestoreView:
             except DamagedError as error:
                 failure = error
         whole = None
-        if options.or_newest_complete and len(damaged) > known:
+        if options.or_newest_complete and len(damaged) > known and not options.how.files:
             commits = repository.commits(options.scope)
             whole = repository.loop.run(find_complete(repository.asynchronous.store, commits, damaged))
         if whole is not None:
-            choice, because = Choice(number=whole.pointer.number), "something of that one is altered"
+            choice, because = Choice(number=whole.pointer.number), because or "something of that one is altered"
         elif failure is not None:
             raise failure
         else:
+            for left in sorted(restored.difference(store.target for store in stores)):
+                session.warn(f"{left} is of a newer commit, and of no store of this one: remove it")
             return RestoreView(commit=view_commit(commit), pinned=lease.pinned, instead_because=because, stores=stores)
 
 
