@@ -199,6 +199,7 @@ def test_what_is_not_there_is_told_in_the_words_of_every_verb(shell: Shell, word
         {"AWS_ENDPOINT_URL_S3": "nonsense"},
         {"AWS_ENDPOINT_URL_S3": "http://192.0.2.1"},
         {"AWS_ENDPOINT_URL_S3": "https://key:secret@192.0.2.1"},
+        {"AWS_ENDPOINT_URL_S3": "key:secret@192.0.2.1:9000"},
         {"AWS_PROFILE": "nope"},
         {"AWS_CA_BUNDLE": "/no/such/file.pem"},
         {"TIDEMARK_S3_CA_BUNDLE": "/no/such/file.pem"},

@@ -447,3 +447,37 @@ def test_what_is_no_time_is_an_error_as_the_sdk_s(text: str) -> None:
     for read in (read_time, parse_timestamp):
         with pytest.raises(ValueError, match=r"[Tt]imestamp"):
             read(text)
+
+
+async def test_a_server_that_was_never_there_is_a_wrong_setting_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = S3Client(S3Settings(endpoint_url="http://127.0.0.1:1", connect_timeout_s=1))
+    with pytest.raises(BrokenError, match="nothing listens there"):
+        await client.call("list_buckets")
+    monkeypatch.setattr("blobstore.s3.client._STARTING_S", 0.0)
+    with pytest.raises(InvalidRequestError, match="nothing listens there") as refused:
+        await client.call("list_buckets")
+    assert (refused.value.operation, refused.value.__cause__, refused.value.__context__) == ("connect", None, None)
+    await client.close()
+
+
+async def test_a_server_that_was_there_is_only_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was sent to it may have been carried out: a refusal would say that it was not (design 0002, C3)."""
+    monkeypatch.setattr("blobstore.s3.client._STARTING_S", 0.0)
+
+    async def hang_up(request: web.BaseRequest) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    runner = web.ServerRunner(web.Server(hang_up))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = S3Client(S3Settings(endpoint_url=f"http://127.0.0.1:{runner.addresses[0][1]}", connect_timeout_s=1))
+    with pytest.raises(BrokenError) as broken:
+        await client.call("list_buckets")
+    assert broken.value.sent
+    await runner.cleanup()
+    for _ in range(2):
+        with pytest.raises(BrokenError, match="no connection"):
+            await client.call("list_buckets")
+    await client.close()

@@ -6,12 +6,14 @@ import pytest
 
 from blobstore.base import BytesBody, read_blob
 from engine.backup.backup import BackupOptions
-from engine.errors import IncompleteError, UsageError
+from engine.errors import IncompleteError, NotFoundError, UnsafeStoreError, UsageError
+from engine.inspect.discard import discard
 from engine.inspect.repair import drop_commits, find_damaged
 from engine.inspect.verify import Level
 from engine.records.repository import DAMAGED_FILE
 from engine.repository.repository import Repository
-from index.plan.commits import Commit, Retention
+from index.plan.commits import Commit, Retention, ShortListingError
+from index.snapshot.keys import commit_key
 from tests.unit.engine.conftest import JOB, TTL_MS, World, text_tree
 
 
@@ -140,3 +142,34 @@ async def test_a_commit_that_lands_while_others_are_dropped_stays(world: World) 
     await drop_commits(world.store, JOB, [1])
     assert [c.pointer.number for c in await repository.commits(JOB)] == [3, 2]
     assert await world.restored_text(await world.process()) == "three"
+
+
+async def test_the_number_of_a_deleted_record_is_closed_and_all_others_stay(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three", "four")
+    for number in (2, 3):
+        await world.store.inner.delete([commit_key(JOB, number)])
+    with pytest.raises(UnsafeStoreError) as refused:
+        await (await world.process()).commits(JOB)
+    assert f"`tidemark discard {commit_key(JOB, 2)}`" in refused.value.hint
+    # The hole below comes first.
+    with pytest.raises(ShortListingError):
+        await discard(world.store, commit_key(JOB, 3))
+    for number in (2, 3):
+        done = await discard(world.store, commit_key(JOB, number))
+        assert done.boundary is not None
+        assert done.boundary.number <= 4
+    assert [c.pointer.number for c in await (await world.process()).commits(JOB)] == [4, 1]
+    other = await world.process()
+    await other.commit(JOB, [await world.backup(other, "five")])
+    assert await world.restored_text(await world.process()) == "five"
+
+
+@pytest.mark.parametrize("number", [5, 9])
+async def test_a_number_that_nobody_needs_is_not_closed(world: World, number: int) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    before = await world.keys()
+    with pytest.raises(NotFoundError):
+        await discard(world.store, commit_key(JOB, number))
+    assert await world.keys() == before
