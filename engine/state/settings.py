@@ -1,5 +1,6 @@
 """How a state store reads and writes: those settings of Spark's that decide about stored bytes or what they cost."""
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Self, cast, get_args
@@ -156,14 +157,13 @@ def _parse(text: str, kind: object, name: str) -> bool | int | float | str:
         if text.lower() not in by_text:
             raise UsageError(f"{text!r} is not one of {', '.join(by_text)}", operation="settings", subject=name)
         return cast("bool | int | str", by_text[text.lower()])
-    try:
-        number = float(text) if kind is float else int(text)
-    except ValueError:
-        number = math.nan
-    if math.isnan(number) or (kind is float and not 0 <= number <= 1):
-        wanted = "a number from 0 to 1" if kind is float else "a whole number"
-        raise UsageError(f"{text!r} is not {wanted}", operation="settings", subject=name)
-    return number
+    with contextlib.suppress(ValueError):
+        if kind is not float:
+            return int(text)
+        if 0 <= (share := float(text)) <= 1:
+            return share
+    wanted = "a number from 0 to 1" if kind is float else "a whole number"
+    raise UsageError(f"{text!r} is not {wanted}", operation="settings", subject=name)
 
 
 # By field: the key of Spark's.
