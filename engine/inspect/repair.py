@@ -55,18 +55,19 @@ async def find_damaged(
     Requests: a GET for each index (more for deltas). Nothing else is read: a commit that is not named needs nothing of
     what was found.
     """
+    altered = {(p.key, p.path) for p in problems if p.kind is ProblemKind.CONTENT_WRONG}
+    gone = {p.key for p in problems if p.kind in {ProblemKind.BLOB_MISSING, ProblemKind.BLOB_SHORT}}
     found: list[DamagedCommit] = []
-    seen: dict[str, DamagedStore | None] = {}
+    # Most commits carry most indexes over.
+    seen: dict[tuple[str, str, str], DamagedStore | None] = {}
     for commit in commits:
+        damaged: list[DamagedStore] = []
         for reference in commit.record.stores:
-            if reference.index.key not in seen:
-                seen[reference.index.key] = await _look(store, reference, problems)
-        stores = [(r, seen[r.index.key]) for r in commit.record.stores]
-        damaged = [
-            msgspec.structs.replace(one, task=reference.task, store=reference.store)
-            for reference, one in stores
-            if one is not None
-        ]
+            key = (reference.task, reference.store, reference.index.key)
+            if key not in seen:
+                seen[key] = await _look(store, reference, altered, gone)
+            if (one := seen[key]) is not None:
+                damaged.append(one)
         if damaged:
             found.append(
                 DamagedCommit(
@@ -80,9 +81,9 @@ async def find_damaged(
     return tuple(found)
 
 
-async def _look(store: BlobStore, reference: StoreReference, problems: Collection[Problem]) -> DamagedStore | None:
-    altered = {(p.key, p.path) for p in problems if p.kind is ProblemKind.CONTENT_WRONG}
-    gone = {p.key for p in problems if p.kind in {ProblemKind.BLOB_MISSING, ProblemKind.BLOB_SHORT}}
+async def _look(
+    store: BlobStore, reference: StoreReference, altered: Collection[tuple[str, str]], gone: Collection[str]
+) -> DamagedStore | None:
     whole = DamagedStore(
         task=reference.task,
         store=reference.store,

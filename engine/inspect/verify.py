@@ -111,7 +111,7 @@ class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def damaged(self) -> bool:
         """Whether anything is lost or altered; a TTL that can be removed is not damage."""
-        return any(p.kind is not ProblemKind.AT_RISK for p in self.problems)
+        return any(p.kind.is_damage for p in self.problems)
 
 
 def with_logs(report: VerifyReport, logs: Iterable[ScopeLog], unreadable: Iterable[Unreadable]) -> VerifyReport:

@@ -142,7 +142,7 @@ def _add_verification(samples: Samples, result: VerifyReport) -> None:
     for kind in ProblemKind:
         found = sum(problem.kind is kind and not problem.healed for problem in result.problems)
         samples.add("verify_problems", found, kind=kind.name.lower())
-        if kind is not ProblemKind.AT_RISK:
+        if kind.is_damage:
             samples.add("verification_failures_total", found, kind=kind.name.lower())
     samples.add("verify_commits", result.commits_count)
     samples.add("verify_blobs", result.blobs_count)

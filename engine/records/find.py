@@ -233,25 +233,32 @@ def name_commit(commit: Commit) -> str:
 
 @contextlib.asynccontextmanager
 async def naming_complete(
-    store: BlobStore, read_commits: ReadCommits, name: Callable[[Commit], str] = name_commit
+    store: BlobStore,
+    read_commits: ReadCommits,
+    name: Callable[[Commit], str] = name_commit,
+    damaged: Iterable[str] = (),
 ) -> AsyncIterator[None]:
     """Let an error of a block that something is missing say which commit is whole; as `name_complete`."""
     try:
         yield
     except DamagedError as error:
-        named = await name_complete(error, store, read_commits, name)
+        named = await name_complete(error, store, read_commits, name, damaged)
         if named is error:
             raise
         raise named from error.__cause__
 
 
 async def name_complete(
-    error: DamagedError, store: BlobStore, read_commits: ReadCommits, name: Callable[[Commit], str] = name_commit
+    error: DamagedError,
+    store: BlobStore,
+    read_commits: ReadCommits,
+    name: Callable[[Commit], str] = name_commit,
+    damaged: Iterable[str] = (),
 ) -> DamagedError:
     """Make an error that a blob or an index is missing or altered an `IncompleteError` that says which commit is whole.
 
     Any other error is returned as it is. `read_commits` reads the commits that there are, newest first, and `name` is
-    what one is called.
+    what one is called. One that needs any of the `damaged` keys is not whole either.
     """
     key = key_of(error)
     if isinstance(error, IncompleteError) or not key.startswith((BLOBS, INDEXES)):
@@ -259,7 +266,7 @@ async def name_complete(
     complete, notes = None, list(getattr(error, "__notes__", ()))
     hint = "no commit of the job is whole: `tidemark repair` says what can be done"
     try:
-        complete = await find_complete(store, await read_commits(), [key])
+        complete = await find_complete(store, await read_commits(), [*damaged, key])
     except (StoreError, EngineError, FormatError) as other:
         hint = error.hint
         notes.append(f"which commit is whole could not be found out: {other}")

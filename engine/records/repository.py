@@ -5,6 +5,7 @@ store says of itself (design 0002; `blobstore.base.Capabilities`).
 """
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -52,7 +53,11 @@ class MissingBlobs:
 
     def __init__(self, cache_dir: Path | None = None) -> None:
         self._file = cache_dir / DAMAGED_FILE if cache_dir is not None else None
-        self._keys: dict[str, None] = dict.fromkeys(_read_keys(self._file)) if self._file is not None else {}
+
+    @functools.cached_property
+    def _keys(self) -> dict[str, None]:
+        # Read when it is asked for: most verbs need no note.
+        return dict.fromkeys(_read_keys(self._file)) if self._file is not None else {}
 
     @property
     def keys(self) -> frozenset[str]:

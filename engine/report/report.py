@@ -317,7 +317,7 @@ def _risks(facts: ReportFacts) -> Iterator[str]:
     elif not verified.problems:
         yield _paragraph("Nothing that these commits need is missing, and nothing of it has a TTL.", "good")
     else:
-        damage = sum(p.kind is not ProblemKind.AT_RISK for p in verified.problems)
+        damage = sum(p.kind.is_damage for p in verified.problems)
         left = len(verified.problems) - damage
         yield _paragraph(f"{count(damage, 'key')} missing or damaged, {count(left, 'key')} with a TTL.", "bad")
         rows = (

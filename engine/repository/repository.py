@@ -31,7 +31,7 @@ from engine.errors import DamagedError, IncompleteError, StaleResultError, bare_
 from engine.inspect.discard import Discarded, discard
 from engine.inspect.explain import Explanation, explain
 from engine.inspect.history import ENTRIES_MAX, History, read_history
-from engine.inspect.verify import Level, ProblemKind, VerifyReport, verify, with_logs
+from engine.inspect.verify import Level, VerifyReport, verify, with_logs
 from engine.local.cache import DigestCaches
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import (
@@ -39,12 +39,10 @@ from engine.records.find import (
     choose_complete,
     commits_with_named,
     find_commit,
-    find_complete,
     find_missing,
     find_pinned,
     name_complete,
     naming_complete,
-    read_commits,
     require_store,
 )
 from engine.records.indexes import is_missing, read_index
@@ -516,18 +514,15 @@ class Repository:
         because, damaged = "", set[str]()
         while True:
             try:
-                async with self._naming_complete(scope):
+                async with naming_complete(self.store, lambda: self.commits(scope), damaged=damaged):
                     restored = await restore_chosen(self.opened, address, target, choice, options, progress=progress)
                     return msgspec.structs.replace(restored, instead_because=because)
             except IncompleteError as error:
-                if not or_newest_complete or key_of(error) in damaged:
+                if not or_newest_complete or error.complete is None or key_of(error) in damaged:
                     raise
                 damaged.add(key_of(error))
-                whole = await find_complete(self.store, await read_commits(self.store, scope), damaged)
-                if whole is None:
-                    raise
                 because = because or bare_message(error)
-                choice = Choice(number=whole.pointer.number)
+                choice = Choice(number=error.complete.pointer.number)
 
     async def restore_reference(
         self,
@@ -639,7 +634,7 @@ class Repository:
             )
             if not report.damaged:
                 break
-            self.missing_blobs.note(p.key for p in report.problems if p.kind is not ProblemKind.AT_RISK)
+            self.missing_blobs.note(p.key for p in report.problems if p.kind.is_damage)
             everything = [c for scope in await self.scopes() for c in await self.commits(scope, with_named=True)]
             still_open = {(c.scope, c.pointer) for c in everything}
             left = [c for c in commits if (c.scope, c.pointer) in still_open]

@@ -1,4 +1,4 @@
-"""Mistakes in the endpoint of an S3 server: told at once, and not as a busy server."""
+"""Mistakes in the endpoint of an S3 server: reported at once, and not as a busy server."""
 
 import http.server
 import socket

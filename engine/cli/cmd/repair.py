@@ -98,19 +98,21 @@ def repair(session: Session, options: RepairArguments) -> ExitCode:
         commits = repository.commits(scope, with_named=True)
         if not (commits or problems):
             session.find(scope, CommitChoice())
-        before = _find(repository, commits, problems)
+        before = left = _find(repository, commits, problems)
         whole = next((c for c in commits if c.name is None and c.pointer.number not in _numbers(before)), None)
         made: Commit | None = None
         if before and options.source is not None:
             made = _send_again(session, options, options.source, commits[0], before, problems)
         elif options.rewind and whole is not None and commits[0] != whole:
             made = repository.rewind(whole)
-        left = _find(repository, repository.commits(scope, with_named=True), problems) if made is not None else before
+        newest = made or next((c for c in commits if c.name is None), None)
+        if made is not None:
+            left = _find(repository, repository.commits(scope, with_named=True), problems)
         dropped: tuple[int, ...] = ()
         if options.drop and left:
-            dropped = _drop(session, repository, scope, left, yes=options.yes)
+            older = sorted(_numbers(left) - {newest.pointer.number if newest is not None else 0})
+            dropped = _drop(session, scope, older, yes=options.yes)
         left = tuple(one for one in left if one.number not in dropped)
-        newest = next(iter(repository.commits(scope)), None)
     view = RepairView(
         scope=scope,
         level=Level(options.level),
@@ -180,11 +182,7 @@ def _numbers(damaged: Collection[DamagedCommit]) -> frozenset[int]:
     return frozenset(one.number for one in damaged if one.name is None)
 
 
-def _drop(
-    session: Session, repository: SyncRepository, scope: Scope, damaged: Collection[DamagedCommit], *, yes: bool
-) -> tuple[int, ...]:
-    newest = next(iter(repository.commits(scope)), None)
-    numbers = sorted(_numbers(damaged) - {newest.pointer.number if newest is not None else 0})
+def _drop(session: Session, scope: Scope, numbers: Sequence[int], *, yes: bool) -> tuple[int, ...]:
     if not numbers:
         return ()
     lines = [f"to drop: {_list(numbers)} of {printable(str(scope))}"]
@@ -196,6 +194,7 @@ def _drop(
     )
     if not yes and not session.confirm("drop them for ever?", lines=lines, refused=refused):
         return ()
+    repository = session.repository
     repository.loop.run(drop_commits(repository.asynchronous.store, scope, numbers))
     return tuple(numbers)
 

@@ -9,7 +9,7 @@ from engine.cli.config import CommitChoice
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
-from engine.inspect.verify import Level, Problem, ProblemKind, VerifyReport
+from engine.inspect.verify import Level, Problem, VerifyReport
 from engine.text import table
 from index.display import count, human_bytes, printable
 from index.plan.commits import NOTHING_VOUCHES
@@ -96,7 +96,7 @@ def _verify_lines(report: VerifyReport) -> list[str]:
     ]
     if report.level is Level.CONTENT:
         seen.append(f"{count(report.files_read, 'file')} read ({human_bytes(report.bytes_read)})")
-    damage = sum(p.kind is not ProblemKind.AT_RISK for p in report.problems)
+    damage = sum(p.kind.is_damage for p in report.problems)
     left = sum(not p.healed for p in report.problems) - damage
     verdict = f"{count(damage, 'problem')} of damage" if damage else report.verdict
     if left:
