@@ -27,9 +27,11 @@ PLACES: Final = [MIDDLE, *(pytest.param(place, marks=pytest.mark.soak) for place
 
 
 class Bench:
-    """A checkpoint that Spark has written, a repository with its backup, and a command line."""
+    """A checkpoint that Spark has written and writes no more, a repository with its backup, and a command line."""
 
-    def __init__(self, root: Path, checkpoint: Path) -> None:
+    def __init__(self, spark: SparkSession, root: Path, checkpoint: Path) -> None:
+        # Else its maintenance may still write a snapshot of a query that has stopped: files that no copy has.
+        spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()  # type: ignore[union-attr]
         self.root = root
         self.checkpoint = checkpoint
         self.repository = root / "repository"
@@ -84,7 +86,7 @@ def bench(
         for kind in ("zip", "changelog")
     ]
     assert 0 < max(versions[0]) < max(versions[1]), versions
-    yield Bench(root, show.checkpoint)
+    yield Bench(spark, root, show.checkpoint)
     shutil.rmtree(root)
 
 
@@ -193,7 +195,7 @@ def test_wherever_a_byte_is_flipped_check_names_the_file(
 ) -> None:
     show = Show(spark, SESSION, tmp_path / "show", {FORMAT: state_format}, batches=3)
     show.run("sink")
-    bench = Bench(tmp_path, show.checkpoint)
+    bench = Bench(spark, tmp_path, show.checkpoint)
     copy = Path(shutil.copytree(bench.checkpoint, tmp_path / "copy"))
     unnoticed = []
     for kind in KINDS:
