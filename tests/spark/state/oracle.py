@@ -67,7 +67,7 @@ def our_rows(
     async def read() -> Rows:
         found: Rows = {}
         checkpoint = await StreamingCheckpoint.open(query.checkpoint)
-        settings = (await checkpoint.state(operator, batch=batches[-1])).settings
+        settings = (await checkpoint.state(operator, store=store, batch=batches[-1])).settings
         partitions = (await checkpoint.at(batches[-1])).operators[operator].partitions_count
         for partition in range(partitions):
             files = checkpoint.state_dir(operator, partition, store)

@@ -138,7 +138,7 @@ async def check_chain(query: StatefulQuery, *, changelogs: bool) -> int:
                     assert of.version == batch + 1
                     if changelogs:
                         assert files.local_root is not None
-                        codec = (await checkpoint.state(operator.id, batch=batch)).settings.codec
+                        codec = (await checkpoint.state(operator.id, store=store, batch=batch)).settings.codec
                         with open_changelog(files.local_root / changelog_name(of), codec) as changelog:
                             lineage = changelog.header.lineage
                         assert lineage[-1:] == (() if before is None else (before,))
