@@ -19,7 +19,7 @@ from engine.records.indexes import read_index
 from engine.records.leases import list_names
 from engine.records.log import Noted, Unreadable, list_log, read_boundary, read_commit, read_vouched, repeat_reading
 from engine.records.roots import read_pins
-from index.display import DisplayMixin, iso_time, printable, shortened
+from index.display import DisplayMixin, count, iso_time, printable, shortened
 from index.errors import FormatError
 from index.plan.commits import (
     NOTHING_VOUCHES,
@@ -319,3 +319,33 @@ def format_offsets(offsets: str, length_max: int) -> str:
 def damaged_keys(history: History) -> tuple[str, ...]:
     """Return the keys of the records that cannot be read."""
     return tuple(commit_key(history.scope, e.number) for e in history.entries if e.state is State.DAMAGED)
+
+
+# ---------------------------------------------------------------------- for people
+
+NAMES_SHOWN_MAX: Final = 32
+_BECAME: Final = {
+    State.CLOSED: "closed by a collection",
+    State.VOID: "void: it came too late",
+    State.DAMAGED: "DAMAGED",
+    State.NAMED: "held by its name alone",
+}
+
+
+def describe_entry(entry: HistoryEntry, scope: Scope) -> str:
+    """Say in a few words where a record of a scope is from, and what became of it."""
+    parts = []
+    record = entry.commit.record if entry.commit is not None else None
+    if record is not None and record.kind != "commit" and record.source is not None:
+        elsewhere = record.source_scope not in {None, scope}
+        where = f" of {printable(str(record.source_scope))}" if elsewhere else ""
+        parts.append(f"{record.kind} {'to' if record.kind == 'rewind' else 'from'} {record.source.number}{where}")
+    if entry.rewound_by is not None:
+        parts.append(f"left behind by {entry.rewound_by}")
+    if entry.state in _BECAME:
+        parts.append(_BECAME[entry.state])
+    if entry.held_by and entry.state is not State.NAMED:
+        parts.append(f"held by {printable(shortened(entry.held_by, NAMES_SHOWN_MAX))}")
+    if entry.pins_count:
+        parts.append(f"being read ({count(entry.pins_count, 'pin')})")
+    return ", ".join(parts) or (record.kind if record is not None else "")

@@ -22,7 +22,15 @@ from blobstore.wrappers.forwarding import MeteredStore
 from engine.clock import read_now_ms
 from engine.drill.drill import DrillHistory, Entry, RestoreDrill, format_phase, format_slo
 from engine.errors import EngineError
-from engine.inspect.history import History, HistoryEntry, State, damaged_keys, format_offsets, read_history
+from engine.inspect.history import (
+    History,
+    HistoryEntry,
+    State,
+    damaged_keys,
+    describe_entry,
+    format_offsets,
+    read_history,
+)
 from engine.inspect.verify import ProblemKind, VerifyReport, verify
 from engine.local.transfer import write_whole
 from engine.progress import NO_PROGRESS, Progress
@@ -64,13 +72,6 @@ _HINTS: Final = {
     ProblemKind.AT_RISK: "tidemark verify --heal removes the TTL, before the store does what it says",
 }
 _RECORD_HINT: Final = "bring the record back from a copy or an older version of the object, or see tidemark discard"
-_STATES: Final = {
-    State.OPEN: "",
-    State.CLOSED: "closed by a collection",
-    State.VOID: "void: it came too late",
-    State.DAMAGED: "cannot be read",
-    State.NAMED: "held by its name alone",
-}
 
 
 class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,21 +357,17 @@ def _commits(job: JobFacts) -> Iterator[str]:
     ]
     yield _plot(bars, f"New and retained bytes of {job.scope}")
     sizes = ("size", "new", "retained", "files")
-    headers = ("commit", "version", "time (UTC)", *sizes, "from", "offsets", "names", "state")
-    yield _table(headers, map(_commit_row, entries), f"Commits of {job.scope}")
+    headers = ("commit", "version", "time (UTC)", *sizes, "offsets", "names", "what")
+    yield _table(headers, (_commit_row(entry, job.scope) for entry in entries), f"Commits of {job.scope}")
     if job.history.older_count:
         yield _paragraph(f"{count(job.history.older_count, 'older record')} not shown here.", "note")
 
 
-def _commit_row(entry: HistoryEntry) -> tuple[str, ...]:
-    held = f"held by {entry.held_by}" if entry.held_by and entry.state is not State.NAMED else ""
-    past = f"left behind by {entry.rewound_by}" if entry.rewound_by is not None else ""
-    read = count(entry.pins_count, "reader") if entry.pins_count else ""
-    state = ", ".join(part for part in (_STATES[entry.state], held, past, read) if part)
+def _commit_row(entry: HistoryEntry, scope: Scope) -> tuple[str, ...]:
+    what = describe_entry(entry, scope)
     if entry.commit is None:
-        return (str(entry.number), *[""] * 9, state)
+        return (str(entry.number), *[""] * 8, what)
     record, share = entry.commit.record, entry.share
-    source = f"{record.kind} of {record.source.number}" if record.source is not None else ""
     return (
         str(entry.number),
         str(record.version),
@@ -379,10 +376,9 @@ def _commit_row(entry: HistoryEntry) -> tuple[str, ...]:
         human_bytes(share.bytes_new) if share is not None else "",
         human_bytes(share.bytes_retained) if share is not None else "",
         f"{sum(s.files_count for s in record.stores):,}",
-        f"{source}, {record.source_scope}" if record.source_scope is not None else source,
         format_offsets(record.offsets, OFFSETS_SHOWN_MAX),
         ", ".join(entry.names),
-        state,
+        what,
     )
 
 

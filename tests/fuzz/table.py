@@ -84,7 +84,7 @@ UNFUZZED: Final[dict[str, str]] = {
         _TASKS,
     ),
     "engine.cli.cmd.keys": "decodes what it has encoded itself",
-    "engine.cli.cmd.export": "has an option of the name `unpack`",
+    "engine.cli.cmd.show": "has an option of the name `unpack`",
     "engine.cli.options.Verb.parse_args": "has click read a command line",
     "engine.cli.cmd.doctor": "decodes what it has encoded itself",
     "engine.collect.collect.read_until_not_overtaken": "repeats a reading, whatever it reads",

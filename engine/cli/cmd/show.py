@@ -1,6 +1,7 @@
-"""The verb `show`."""
+"""The verbs that say what commits hold: `show`, `diff`, and `export` in the form of Samza."""
 
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import ClassVar, Final
 
 import click
@@ -11,10 +12,23 @@ from engine.cli import options as cli
 from engine.cli.config import CommitChoice
 from engine.cli.output import CommitView, extend, names_by_commit, view_commit
 from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, verb
+from engine.errors import TargetError
+from engine.repository.repository import Repository
+from engine.repository.samza_export import SamzaExport, export_to_samza
 from engine.text import table
 from index.display import count, human_bytes, iso_time, printable, shortened
 from index.snapshot.contents import files_of
-from index.snapshot.model import CommitRecord, FileBlob, FileIndex, LineageItem, Scope, SnapshotIndex, StoreReference
+from index.snapshot.delta import ComparedFile, diff_indexes
+from index.snapshot.model import (
+    CommitRecord,
+    DirIndex,
+    FileBlob,
+    FileIndex,
+    LineageItem,
+    Scope,
+    SnapshotIndex,
+    StoreReference,
+)
 
 OFFSETS_LINE_MAX: Final = 400
 LINEAGE_SHOWN_MAX: Final = 3
@@ -229,3 +243,157 @@ def _store_lines(store: StoreView) -> list[str]:
         ]
         lines += ["", *table(("mode", "modified (UTC)", "size", "stored", "file"), files, right=("size",))]
     return lines
+
+
+class StoreDifferenceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One store on two sides; a unique id is null on the side that has no such store."""
+
+    task: str
+    store: str
+    before_unique_id: str | None
+    after_unique_id: str | None
+    added: tuple[ComparedFile, ...] = ()
+    removed: tuple[ComparedFile, ...] = ()
+    changed: tuple[ComparedFile, ...] = ()
+    unchanged_count: int = 0
+    unchanged_bytes: int = 0
+
+
+class DiffView(msgspec.Struct, frozen=True, kw_only=True):
+    """`diff`."""
+
+    before: CommitView
+    after: CommitView
+    stores: tuple[StoreDifferenceView, ...]
+
+
+@verb("diff", "Show which files differ between two commits.", prints=(DiffView,))
+@click.argument("a", type=cli.COMMIT)
+@click.argument("b", type=cli.COMMIT, default="latest")
+@cli.scope_options()
+@cli.store_options(default=False)
+def diff(
+    session: Session, *, a: CommitChoice, b: CommitChoice, scope: Scope, task: str | None, store: str | None
+) -> None:
+    """Show which files differ between two commits: + added, - removed, ~ changed.
+
+    A and B are each latest, a number, v8, 8_<uid>, @TIME or a name. Files are compared by size, content hash and
+    mode; only indexes are read.
+
+    Example: tidemark diff -r file:///backups --job flights 11 latest
+    """
+    with session.open() as repository:
+        before, after = session.find(scope, a), session.find(scope, b)
+        with repository.pinned(before, purpose="diff"), repository.pinned(after, purpose="diff"):
+            ours = session.choose_stores(before, task, store, required=False)
+            theirs = session.choose_stores(after, task, store, required=not ours)
+            differences = repository.loop.run(_compare(repository.asynchronous, ours, theirs))
+    view = DiffView(before=view_commit(before), after=view_commit(after), stores=differences)
+    lines = [" -> ".join(f"commit {c.number} ({c.committed_at})" for c in (view.before, view.after))]
+    for compared in differences:
+        title = [f"store {printable(compared.task)}/{printable(compared.store)}"] if len(differences) > 1 else []
+        lines += ["", *title, *_difference_lines(compared)]
+    session.show(view, lines)
+
+
+async def _compare(
+    repository: Repository, ours: Sequence[StoreReference], theirs: Sequence[StoreReference]
+) -> tuple[StoreDifferenceView, ...]:
+    befores, afters = ({(s.task, s.store): s for s in stores} for stores in (ours, theirs))
+
+    async def directory(reference: StoreReference | None) -> DirIndex:
+        return (await repository.read_index(reference.index)).dir if reference is not None else DirIndex("")
+
+    async def compare(place: tuple[str, str]) -> StoreDifferenceView:
+        before, after = befores.get(place), afters.get(place)
+        ids = (before.unique_id if before else None, after.unique_id if after else None)
+        view = StoreDifferenceView(task=place[0], store=place[1], before_unique_id=ids[0], after_unique_id=ids[1])
+        if before is not None and after is not None and before.index == after.index:
+            # The later commit carries it over: nothing differs, and nothing has to be read.
+            return msgspec.structs.replace(view, unchanged_count=after.files_count, unchanged_bytes=after.size_bytes)
+        difference = diff_indexes(await directory(before), await directory(after))
+        return msgspec.structs.replace(
+            view,
+            added=difference.added,
+            removed=difference.removed,
+            changed=difference.changed,
+            unchanged_count=len(difference.unchanged),
+            unchanged_bytes=sum(file.after_bytes or 0 for file in difference.unchanged),
+        )
+
+    places = sorted(befores.keys() | afters.keys())
+    return tuple(await map_bounded(compare, places, in_flight_max=INDEXES_IN_FLIGHT_MAX))
+
+
+def _difference_lines(store: StoreDifferenceView) -> list[str]:
+    """Format the files that differ, each with a sign and its sizes, and a line of sums."""
+    signs = (("+", store.added), ("-", store.removed), ("~", store.changed))
+    rows = [(sign, file, _sizes(file)) for sign, files in signs for file in files]
+    width = max((len(sizes) for _, _, sizes in rows), default=0)
+    lines = [f"{sign} {sizes.rjust(width)}  {printable('/'.join(file.path))}" for sign, file, sizes in rows]
+    lines.append(
+        f"{len(store.added):,} added, {len(store.removed):,} removed, {len(store.changed):,} changed,"
+        f" {store.unchanged_count:,} unchanged ({human_bytes(store.unchanged_bytes)})"
+    )
+    return lines
+
+
+def _sizes(file: ComparedFile) -> str:
+    if file.before_bytes is None or file.after_bytes is None:
+        return human_bytes(file.before_bytes or file.after_bytes or 0)
+    mode = "mode, " if file.mode_changed else ""
+    if file.before_bytes == file.after_bytes:
+        return f"{mode}{human_bytes(file.after_bytes)}"
+    return f"{mode}{human_bytes(file.before_bytes)} -> {human_bytes(file.after_bytes)}"
+
+
+class ExportView(SamzaExport, frozen=True, kw_only=True):
+    """`export`."""
+
+    json_omitted: ClassVar = ("index_json", "commit")
+    json_properties: ClassVar = {"job": "commit.scope.job", "number": "commit.pointer.number"}
+
+    output: Path
+
+
+class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which store of which commit, and where to."""
+
+    scope: Scope
+    task: str
+    store: str
+    commit: CommitChoice
+    output: Path
+    unpack: bool
+    samza_job_id: str
+
+
+@verb("export", "Write a snapshot's index in Samza's form.", prints=(ExportView,))
+@click.argument("commit", type=cli.COMMIT)
+@click.argument("output", type=cli.FILE)
+@cli.scope_options()
+@cli.store_options(default=True)
+@click.option("--unpack", is_flag=True, help="Upload packed and inline files singly first, as job JOB.samza.")
+@click.option("--samza-job-id", metavar="ID", default="1", help="Samza's job id.")
+def export(session: Session, options: ExportOptions) -> None:
+    """Write the index of one store of a commit as Samza's blob-store backend would, to a new file OUTPUT.
+
+    Its blob ids are keys of the repository. A name keeps what it refers to: `tidemark unname` gives it up.
+
+    Example: tidemark export -r file:///backups --job flights latest index.json --unpack
+    """
+    if options.output.exists():
+        raise TargetError("is there already", operation="export", subject=str(options.output), hint="name a new file")
+    with session.open() as repository:
+        found = session.find(options.scope, options.commit)
+        task, store, job_id = options.task, options.store, options.samza_job_id
+        work = export_to_samza(
+            repository.asynchronous, found, task=task, store=store, job_id=job_id, unpack=options.unpack
+        )
+        made = repository.loop.run(work)
+    options.output.write_bytes(made.index_json)
+    line = (
+        f"{made.files_count} files of commit {made.commit.pointer.number} of {printable(str(made.commit.scope))} "
+        f"as Samza's checkpoint {made.checkpoint_id}; kept by the name {printable(made.name)}"
+    )
+    session.show(extend(ExportView, made, output=options.output), [line])

@@ -62,7 +62,7 @@ async def test_a_damaged_record_is_a_risk_and_what_its_name_holds_is_verified(wo
     assert facts.verified is not None
     assert (facts.verified.commits_count, facts.verified.problems) == (2, ())
     assert facts.risks_count == 2
-    assert "cannot be read, held by golden" in make_page(facts)
+    assert "DAMAGED, held by golden" in make_page(facts)
 
 
 async def test_audit_records_are_read_newest_first_and_past_broken_ones(world: World) -> None:

@@ -246,9 +246,9 @@ def test_commits_say_where_they_are_from_and_what_became_of_them() -> None:
     entries = (_entry(4, scope=flights, kind="rewind", source=source), _entry(3, scope=flights, name="left"))
     page = make_page(_facts(_job("flights", *entries), _job("replay", forked), jobs_left_out=3))
     for text in (
-        "rewind of 2<",
-        "fork of 2, flights<",
-        "left behind by 4, 1 reader<",
+        "rewind to 2<",
+        "fork from 2 of flights<",
+        "left behind by 4, being read (1 pin)<",
         "3 more jobs: see one with --job.",
     ):
         assert text in page

@@ -1,0 +1,239 @@
+"""The verbs that make records and names, or give them up: `init`, `name`, `unname`, `rewind`, `fork`, `forget`."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import click
+import msgspec
+
+from engine.cli import options as cli
+from engine.cli.config import CommitChoice, check_new_name
+from engine.cli.output import committed_line
+from engine.cli.run import ExitCode
+from engine.cli.session import Session, check_fits, choose_scope, verb
+from engine.commit.forget import ForgetReport
+from engine.errors import NotFoundError, UsageError
+from index.display import count, human_duration, iso_time, printable
+from index.plan.commits import Commit
+from index.snapshot.keys import encode_component
+from index.snapshot.model import NameRecord, RepositoryRecord, Scope
+
+
+class InitView(msgspec.Struct, frozen=True, kw_only=True):
+    """`init`."""
+
+    json_omitted: ClassVar = ("record",)
+    json_properties: ClassVar = {
+        "repository_id": "record.id",
+        **{name: f"record.{name}" for name in ("ttl_ms", "margin_ms", "collection_period_ms")},
+    }
+
+    record: RepositoryRecord
+
+
+@verb("init", prints=(InitView,))
+@click.option("--ttl", type=cli.DURATION, default="24h", help="Life of an upload that is not committed.")
+@click.option("--margin", type=cli.DURATION, default="1h", help="How much of it a commit must have left.")
+@click.option("--collection-period", type=cli.DURATION, default="24h", help="How often collect will run.")
+def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> None:
+    """Make a store a repository.
+
+    The TTL must be longer than the longest backup with its commit takes. The three times are in the repository and
+    hold for everybody who uses it.
+
+    Example: tidemark init -r file:///backups --ttl 2d
+    """
+    with session.initialised(ttl_ms=ttl, margin_ms=margin, collection_period_ms=collection_period) as repository:
+        record = repository.record
+    times = f"TTL {human_duration(record.ttl_ms)}, margin {human_duration(record.margin_ms)}"
+    period = f"collect every {human_duration(record.collection_period_ms)}"
+    session.show(InitView(record=record), [f"repository {printable(record.id)}: {times}, {period}"])
+
+
+class NameView(msgspec.Struct, frozen=True, kw_only=True):
+    """`name`."""
+
+    json_omitted: ClassVar = ("record",)
+    json_properties: ClassVar = {
+        "number": "record.source.number",
+        **{name: f"record.{name}" for name in ("name", "version", "committed_at_ms")},
+    }
+
+    scope: Scope
+    record: NameRecord
+
+
+@verb("name", "Keep a commit under a name.", prints=(NameView,))
+@click.argument("commit", type=cli.COMMIT)
+@click.argument("name")
+@cli.scope_options(task=True)
+def name(session: Session, *, commit: CommitChoice, name: str, scope: Scope) -> None:
+    """Keep a commit under a name until the name is released, whatever retention says.
+
+    Example: tidemark name -r file:///backups --job flights latest before-upgrade
+    """
+    check_fits("NAME", encode_component, check_new_name(name))
+    with session.open() as repository:
+        record = repository.name(session.find(scope, commit), name)
+    line = f"{printable(name)} is commit {record.source.number} of {printable(str(scope))}, version {record.version}"
+    session.show(NameView(scope=scope, record=record), [f"{line}, {iso_time(record.committed_at_ms)}"])
+
+
+class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
+    """`unname`."""
+
+    name: str
+    scope: Scope
+
+
+@verb("unname", "Release a name.", prints=(ReleasedView,))
+@click.argument("name")
+@cli.scope_options(task=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
+def unname(session: Session, *, name: str, scope: Scope, yes: bool) -> None:
+    """Release a name; the next collection takes what only it kept.
+
+    Example: tidemark unname -r file:///backups --job flights before-upgrade
+    """
+    check_fits("NAME", encode_component, name)
+    shown = f"{printable(name)} of {printable(str(scope))}"
+    if not yes and not session.confirm(f"release {shown}, so that a collection may take what only it keeps?"):
+        return
+    with session.open() as repository, session.explaining(scope):
+        repository.release_name(scope, name)
+    session.show(ReleasedView(name=name, scope=scope), [f"{shown} is released"])
+
+
+class CommittedView(msgspec.Struct, frozen=True, kw_only=True):
+    """`rewind` and `fork`."""
+
+    commit: Commit
+    source_number: int
+
+
+@verb("rewind", "Make an older commit the newest again.", prints=(CommittedView,))
+@click.argument("commit", type=cli.COMMIT)
+@cli.scope_options(task=True)
+def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
+    """Make an older commit the newest again, as a new commit.
+
+    COMMIT is a number, v8, 8_<uid>, @TIME or a name. No bytes are copied and nothing is lost: the commits in between
+    stay until retention takes them.
+
+    Example: tidemark rewind -r file:///backups --job flights v7
+    """
+    with session.open() as repository:
+        target = session.find(scope, commit)
+        made = repository.rewind(target)
+    _show_made(session, made, target)
+
+
+@verb("fork", "Begin a new job with the stores of a commit.", prints=(CommittedView,))
+@click.argument("commit", type=cli.COMMIT)
+@click.argument("new_job")
+@cli.scope_options(task=True)
+@click.option("--new-task", metavar="TASK", help="With --commit-per-task: the task to begin.  [default: the same]")
+def fork(session: Session, *, commit: CommitChoice, new_job: str, scope: Scope, new_task: str | None) -> None:
+    """Begin a new job with the stores of a commit. No bytes are copied.
+
+    COMMIT is latest, a number, v8, 8_<uid>, @TIME or a name; NEW_JOB must have no commits yet.
+
+    Example: tidemark fork -r file:///backups --job flights v7 flights-replay
+    """
+    new_scope = choose_scope(new_job, commit_per_task=scope.task is not None, task=new_task or scope.task)
+    with session.open() as repository:
+        source = session.find(scope, commit)
+        made = repository.fork(source, new_scope)
+    _show_made(session, made, source, f" of {printable(str(scope))}")
+
+
+def _show_made(session: Session, made: Commit, source: Commit, of: str = "") -> None:
+    number = source.pointer.number
+    line = f"{committed_line(made)}; the same as commit {number}{of}"
+    session.show(CommittedView(commit=made, source_number=number), [line])
+
+
+class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
+    """`forget`."""
+
+    dry_run: bool
+    scopes: tuple[ForgetReport, ...]
+
+
+@verb("forget", "Give up a job: close all its commits for ever.", prints=(ForgetView,))
+@click.argument("job")
+@click.option(
+    "--commit-per-task", cls=cli.Setting, is_flag=True, help="Each task commits by itself; --task says which."
+)
+@click.option("--task", metavar="TASK", help="With --commit-per-task: which task.  [default: all of them]")
+@click.option("--with-names", is_flag=True, help="Release the names of its commits too.")
+@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be forgotten.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal it is needed.")
+def forget(session: Session, *, scope: Scope, task: str | None, with_names: bool, dry_run: bool, yes: bool) -> ExitCode:
+    """Give up a job: close all its commits for ever.
+
+    Nothing is deleted by this: the next `tidemark collect` takes what only JOB needed. What names hold stays until they
+    are released. A writer that is still at work is refused, and begins again if it goes on; stop it first. Ends with 8
+    if the job is forgotten and its names could not be released, for want of the permission.
+
+    Example: tidemark forget flights -r file:///backups --yes
+    """
+    with session.open() as repository:
+        scopes = _choose_scopes(session, scope, task)
+        planned = [repository.forget(s, with_names=with_names, dry_run=True) for s in scopes]
+        texts = [_what(report) for report in planned]
+        message = f"this is for ever, and was not confirmed: {'; '.join(texts)}"
+        hint = "say --yes to do it, or -n to see it in full"
+        refused = UsageError(message, operation="forget", subject=scope.job, hint=hint)
+        lines = [f"to forget: {printable(text)}" for text in texts]
+        if not (dry_run or yes or session.confirm("forget this for ever?", lines=lines, refused=refused)):
+            return ExitCode.OK
+        done = planned if dry_run else [repository.forget(s, with_names=with_names) for s in scopes]
+    session.show(
+        ForgetView(dry_run=dry_run, scopes=tuple(done)), [line for report in done for line in _forgotten_lines(report)]
+    )
+    return ExitCode.DENIED if any(report.denied for report in done) else ExitCode.OK
+
+
+def _choose_scopes(session: Session, scope: Scope, task: str | None) -> Sequence[Scope]:
+    """Return the scopes to forget, each of which has, or had, commits: of a job by tasks all if no task is named."""
+    if task is not None and scope.task is None:
+        hint = "to leave out one store of a job, use `tidemark commit --drop-store TASK/STORE`"
+        raise UsageError("--task goes with --commit-per-task", operation="forget", hint=hint)
+    every_task = scope.task is not None and task is None
+    there = session.repository.scopes()
+    chosen = [s for s in there if s == scope or (every_task and s.job == scope.job and s.task is not None)]
+    if not chosen:
+        with session.explaining(scope):
+            raise NotFoundError("never had a commit", operation="forget", subject=str(scope))
+    return chosen
+
+
+def _what(report: ForgetReport) -> str:
+    what = f"{report.scope}, which has no commits any more"
+    if (newest := report.newest) is not None:
+        what = f"{report.scope}, {count(report.records_count, 'record')}, newest commit {newest.pointer.number}"
+        what += f" of version {newest.record.version}"
+    return f"{what}, and {count(len(report.released), 'name')}" if report.released else what
+
+
+def _forgotten_lines(report: ForgetReport) -> list[str]:
+    would = report.dry_run
+    scope, newest = printable(str(report.scope)), report.newest
+    if report.boundary is None:
+        lines = [f"{scope} was forgotten before"]
+    else:
+        was = f"the newest was {newest.pointer.number}, version {newest.record.version}; " if newest else ""
+        closed = f"{count(report.records_count, 'record')} {'would be ' if would else ''}closed"
+        lines = [f"{scope} {'would be' if would else 'is'} forgotten: {was}{closed}"]
+    if report.names:
+        held = ", ".join(printable(name) for name in report.names)
+        release = "release with --with-names or `tidemark unname`"
+        if report.denied:
+            release = f"they could not be released: {printable(report.denied)}; a writer does it with `tidemark unname`"
+        lines.append(f"NOT forgotten, because names hold it: {held}; {release}")
+    if report.released:
+        lines.append(f"{'would release' if would else 'released'}: {', '.join(map(printable, report.released))}")
+    if not would:
+        lines.append("`tidemark collect` takes what nothing else needs, once it is a TTL old")
+    return lines
