@@ -51,8 +51,7 @@ class Sample(msgspec.Struct, frozen=True, order=True):
 RUN: Final = ("verb", "job_name")
 
 # `[labels]` of the metrics below it, then `name{another label}: help | names in Samza | names in Spark`; an indented
-# line goes on with the one above it. Before a metric of state stores is the field of `LoadMetrics` or `SaveMetrics`
-# that it shows.
+# line goes on with the one above it. A field of a result that is shown as it is comes first.
 _TABLE: Final = """
 [verb job_name]
 runs_total{code}: Runs, by their exit code.
@@ -75,26 +74,26 @@ run_done_bytes: Their bytes.
 run_files_remaining: Files that were left at its end. | files-remaining
 run_remaining_bytes: Their bytes. | bytes-remaining
 [verb job_name task store]
-backup_files_to_upload: Files that were added or changed. | files-to-upload <s>-files-to-upload
-backup_to_upload_bytes: Their bytes. | bytes-to-upload <s>-bytes-to-upload
+files_added backup_files_to_upload: Files that were added or changed. | files-to-upload <s>-files-to-upload
+bytes_added backup_to_upload_bytes: Their bytes. | bytes-to-upload <s>-bytes-to-upload
 backup_files_uploaded: Files of which bytes were sent or put into the index. | files-uploaded | rocksdbFilesCopied
 backup_uploaded_bytes: Bytes sent as blobs, once each. | bytes-uploaded | rocksdbBytesCopied
-backup_files_to_retain: Files that the base has, so that they were not sent. | files-to-retain <s>-files-to-retain |
-    rocksdbFilesReused
-backup_to_retain_bytes: Their bytes. | bytes-to-retain <s>-bytes-to-retain
-backup_files_to_remove: Files that the base has and the directory has not. | <s>-files-to-remove
-backup_to_remove_bytes: Their bytes. | <s>-bytes-to-remove
-backup_sub_dirs_to_upload: Sub-directories that are new. | <s>-sub-dirs-to-upload
-backup_sub_dirs_to_retain: Sub-directories that the base has, too. | <s>-sub-dirs-to-retain
-backup_sub_dirs_to_remove: Sub-directories that only the base has. | <s>-sub-dirs-to-remove
-backup_dir_diff_seconds: Looking at the directory and at what has changed: it must hold still. | <s>-dir-diff-ns
-    snapshot-ns commit-sync-ns
+files_retained backup_files_to_retain: Files that the base has, so that they were not sent. |
+    files-to-retain <s>-files-to-retain | rocksdbFilesReused
+bytes_retained backup_to_retain_bytes: Their bytes. | bytes-to-retain <s>-bytes-to-retain
+files_removed backup_files_to_remove: Files that the base has and the directory has not. | <s>-files-to-remove
+bytes_removed backup_to_remove_bytes: Their bytes. | <s>-bytes-to-remove
+sub_dirs_added backup_sub_dirs_to_upload: Sub-directories that are new. | <s>-sub-dirs-to-upload
+sub_dirs_retained backup_sub_dirs_to_retain: Sub-directories that the base has, too. | <s>-sub-dirs-to-retain
+sub_dirs_removed backup_sub_dirs_to_remove: Sub-directories that only the base has. | <s>-sub-dirs-to-remove
+diff_seconds backup_dir_diff_seconds: Looking at the directory and at what has changed: it must hold still. |
+    <s>-dir-diff-ns snapshot-ns commit-sync-ns
 backup_upload_seconds: The whole backup, up to the result that can be committed. | upload-ns <s>-upload-ns
     async-upload-ns
 backup_average_file_upload_seconds: The whole by the files uploaded. | avg-file-upload-ns
 backup_average_file_bytes: Bytes uploaded by files uploaded. | avg-file-size-bytes
 backup_upload_bytes_per_second: Bytes uploaded by the whole. | upload-rate
-backup_healed_bytes: Bytes that were sent again because they were missing in the store.
+bytes_healed backup_healed_bytes: Bytes that were sent again because they were missing in the store.
 [verb job_name]
 commit_calls_total: Commits that were asked for. | commit-calls
 commits_timed_out_total: Commits of unknown outcome. | commits-timed-out
@@ -104,16 +103,17 @@ commit_seconds: The last commit, with the removal of TTLs. | commit-ns commit-as
     rocksdbCommitFileSyncLatencyMs
 commit_cleanup_seconds: Requests that removed TTLs after it, added up. | cleanup-ns async-cleanup-ns
 [verb job_name task store]
-restore_files_to_restore: Files of the snapshot. | files-to-restore
-restore_to_restore_bytes: Their bytes. | bytes-to-restore
+files_total restore_files_to_restore: Files of the snapshot. | files-to-restore
+bytes_total restore_to_restore_bytes: Their bytes. | bytes-to-restore
 restore_files_restored: Files that were fetched, or written from the index. | files-restored | rocksdbFilesCopied
 restore_restored_bytes: Their bytes. | bytes-restored | rocksdbBytesCopied
-restore_files_reused: Files that were there already. | | rocksdbFilesReused
-restore_fetched_bytes: Bytes that were asked for, dead ones of packs included.
+files_reused restore_files_reused: Files that were there already. | | rocksdbFilesReused
+bytes_fetched restore_fetched_bytes: Bytes that were asked for, dead ones of packs included.
 restore_seconds: The whole restore. | restore-ns <s>-restore-ns | rocksdbLoadLatencyMs
-restore_get_snapshot_index_seconds: Reading the index. | get-snapshot-index-ns
-restore_pre_restore_seconds: Scanning the target, and preparing it. | <s>-pre-restore-ns
-restore_post_restore_seconds: From the last byte to the rename; bytes are verified as they come. | <s>-post-restore-ns
+index_seconds restore_get_snapshot_index_seconds: Reading the index. | get-snapshot-index-ns
+prepare_seconds restore_pre_restore_seconds: Scanning the target, and preparing it. | <s>-pre-restore-ns
+publish_seconds restore_post_restore_seconds: From the last byte to the rename; bytes are verified as they come. |
+    <s>-post-restore-ns
 restore_average_file_seconds: The whole by the files restored. | avg-file-restore-ns
 restore_bytes_per_second: Bytes restored by the whole. | restore-rate
 restore_changelogs_replayed: Changelogs applied. | | rocksdbNumReplayChangelogFiles
@@ -121,16 +121,16 @@ restore_changelogs_replayed: Changelogs applied. | | rocksdbNumReplayChangelogFi
 restore_stores_failed: Stores that did not come back.
 collect_deleted_keys_total{reason}: Keys that collections deleted.
 collect_deleted_bytes_total{reason}: Bytes of blobs and indexes deleted.
-collect_failed_keys_total: Keys that could not be deleted.
+failed_count collect_failed_keys_total: Keys that could not be deleted.
 collect_kept_commits: Commits that stay.
-collect_listed_bytes: Bytes of all blobs and indexes, before the deletion.
-collect_live_bytes: Bytes that something needs.
-collect_waiting_bytes: Orphan bytes that stay until they are a TTL old.
+listed_bytes collect_listed_bytes: Bytes of all blobs and indexes, before the deletion.
+live_bytes collect_live_bytes: Bytes that something needs.
+waiting_bytes collect_waiting_bytes: Orphan bytes that stay until they are a TTL old.
 verification_failures_total{kind}: Things found missing or altered.
 verify_problems{kind}: What the last run found; at_risk is a TTL that is left to remove.
-verify_commits: Commits that it checked.
-verify_blobs: Blobs that it looked for.
-verify_read_bytes: Bytes that it read and hashed.
+commits_count verify_commits: Commits that it checked.
+blobs_count verify_blobs: Blobs that it looked for.
+bytes_read verify_read_bytes: Bytes that it read and hashed.
 restore_drill_seconds: How long the restore drill took.
 restore_drill_slo_seconds: How long it may take (`--slo`); absent without one.
 []
@@ -220,9 +220,12 @@ def _read_table() -> Iterator[tuple[str, Metric]]:
 
 _ROWS: Final = tuple(_read_table())
 METRICS: Final[Mapping[str, Metric]] = {metric.name: metric for _, metric in _ROWS}
-# By the field that they show.
-LOAD_METRICS: Final = {field: metric for field, metric in _ROWS if metric.name.startswith(f"{PREFIX}state_load_")}
-SAVE_METRICS: Final = {field: metric for field, metric in _ROWS if metric.name.startswith(f"{PREFIX}state_save_")}
+
+
+def fields_shown(part: str) -> dict[str, str]:
+    """Return the metrics that show a field of a result, those of a backup being `backup_...`, by the field."""
+    names = ((field, metric.name.removeprefix(PREFIX)) for field, metric in _ROWS if field)
+    return {field: name for field, name in names if name.startswith(f"{part}_")}
 
 
 class Samples:

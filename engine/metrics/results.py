@@ -13,7 +13,7 @@ from engine.clock import read_now_ms
 from engine.collect.report import CollectReport
 from engine.errors import UnsafeStoreError
 from engine.inspect.verify import ProblemKind, VerifyReport
-from engine.metrics.names import LOAD_METRICS, PREFIX, SAVE_METRICS, Sample, Samples
+from engine.metrics.names import Sample, Samples, fields_shown
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreResult
 from engine.state.commit import SaveMetrics
@@ -36,42 +36,48 @@ def add_result(samples: Samples, result: object, **labels: str) -> None:
     """Add the samples of the result of a use case, if its type has any; `labels` are those that it does not know."""
     figures: Mapping[str, float] = {}
     match result:
-        case BackupResult():
-            figures = _backup(result)
+        case BackupResult(stats=stats):
+            files = stats.files_added + stats.files_repacked
+            figures = _shown(stats, "backup") | _uploaded(files, stats.bytes_uploaded, stats.seconds)
             labels = {"task": result.reference.task, "store": result.reference.store}
         case CheckpointBackupResult(is_new=True):
             figures = _checkpoint_backup(result)
         case RestoreResult():
-            figures = _restore(result)
+            files, bytes_ = result.files_fetched + result.files_inline, result.bytes_total - result.bytes_reused
+            figures = _shown(result, "restore") | _restored(files, bytes_, result.seconds)
         case RestoredCheckpoint():
-            figures = _restored_checkpoint(result)
+            figures = {
+                "restore_files_to_restore": result.files,
+                "restore_to_restore_bytes": result.size_bytes,
+                "restore_fetched_bytes": result.bytes_fetched,
+                "restore_changelogs_replayed": result.changelogs,
+                **_restored(result.files, result.size_bytes, result.seconds),
+            }
         case CollectReport():
-            _add_collection(samples, result)
+            figures = _shown(result, "collect") | {"collect_kept_commits": len(result.kept)}
+            for total in result.totals:
+                samples.add("collect_deleted_keys_total", total.count, reason=total.reason.name.lower())
+                samples.add("collect_deleted_bytes_total", total.size_bytes, reason=total.reason.name.lower())
         case VerifyReport():
-            _add_verification(samples, result)
+            figures = _shown(result, "verify")
+            _add_problems(samples, result)
     for name, value in figures.items():
         samples.add(name, value, **labels)
 
 
-def _backup(result: BackupResult) -> Mapping[str, float]:
-    stats = result.stats
-    return {
-        "backup_files_to_upload": stats.files_added,
-        "backup_to_upload_bytes": stats.bytes_added,
-        "backup_files_to_retain": stats.files_retained,
-        "backup_to_retain_bytes": stats.bytes_retained,
-        "backup_files_to_remove": stats.files_removed,
-        "backup_to_remove_bytes": stats.bytes_removed,
-        "backup_sub_dirs_to_upload": stats.sub_dirs_added,
-        "backup_sub_dirs_to_retain": stats.sub_dirs_retained,
-        "backup_sub_dirs_to_remove": stats.sub_dirs_removed,
-        "backup_dir_diff_seconds": stats.diff_seconds,
-        "backup_healed_bytes": stats.bytes_healed,
-        **_uploaded(stats.files_added + stats.files_repacked, stats.bytes_uploaded, stats.seconds),
-    }
+def _add_problems(samples: Samples, result: VerifyReport) -> None:
+    for kind in ProblemKind:
+        found = sum(problem.kind is kind and not problem.healed for problem in result.problems)
+        samples.add("verify_problems", found, kind=kind.name.lower())
+        if kind.is_damage:
+            samples.add("verification_failures_total", found, kind=kind.name.lower())
 
 
-def _checkpoint_backup(result: CheckpointBackupResult) -> Mapping[str, float]:
+def _shown(result: object, part: str) -> dict[str, float]:
+    return {name: getattr(result, field) for field, name in fields_shown(part).items()}
+
+
+def _checkpoint_backup(result: CheckpointBackupResult) -> dict[str, float]:
     """Return sums of all stores and of the query's own files."""
     sums = (result.state, result.query)
     added = sum(part.files_added for part in sums)
@@ -82,7 +88,7 @@ def _checkpoint_backup(result: CheckpointBackupResult) -> Mapping[str, float]:
     }
 
 
-def _uploaded(files: int, bytes_: int, seconds: float) -> Mapping[str, float]:
+def _uploaded(files: int, bytes_: int, seconds: float) -> dict[str, float]:
     return {
         "backup_files_uploaded": files,
         "backup_uploaded_bytes": bytes_,
@@ -93,31 +99,7 @@ def _uploaded(files: int, bytes_: int, seconds: float) -> Mapping[str, float]:
     }
 
 
-def _restore(result: RestoreResult) -> Mapping[str, float]:
-    files = result.files_fetched + result.files_inline
-    return {
-        "restore_files_to_restore": result.files_total,
-        "restore_to_restore_bytes": result.bytes_total,
-        "restore_files_reused": result.files_reused,
-        "restore_fetched_bytes": result.bytes_fetched,
-        "restore_get_snapshot_index_seconds": result.index_seconds,
-        "restore_pre_restore_seconds": result.prepare_seconds,
-        "restore_post_restore_seconds": result.publish_seconds,
-        **_restored(files, result.bytes_total - result.bytes_reused, result.seconds),
-    }
-
-
-def _restored_checkpoint(result: RestoredCheckpoint) -> Mapping[str, float]:
-    return {
-        "restore_files_to_restore": result.files,
-        "restore_to_restore_bytes": result.size_bytes,
-        "restore_fetched_bytes": result.bytes_fetched,
-        "restore_changelogs_replayed": result.changelogs,
-        **_restored(result.files, result.size_bytes, result.seconds),
-    }
-
-
-def _restored(files: int, bytes_: int, seconds: float) -> Mapping[str, float]:
+def _restored(files: int, bytes_: int, seconds: float) -> dict[str, float]:
     return {
         "restore_files_restored": files,
         "restore_restored_bytes": bytes_,
@@ -125,28 +107,6 @@ def _restored(files: int, bytes_: int, seconds: float) -> Mapping[str, float]:
         "restore_average_file_seconds": seconds / files if files else 0.0,
         "restore_bytes_per_second": bytes_ / seconds if seconds else 0.0,
     }
-
-
-def _add_collection(samples: Samples, result: CollectReport) -> None:
-    samples.add("collect_kept_commits", len(result.kept))
-    samples.add("collect_listed_bytes", result.listed_bytes)
-    samples.add("collect_live_bytes", result.live_bytes)
-    samples.add("collect_waiting_bytes", result.waiting_bytes)
-    samples.add("collect_failed_keys_total", result.failed_count)
-    for total in result.totals:
-        samples.add("collect_deleted_keys_total", total.count, reason=total.reason.name.lower())
-        samples.add("collect_deleted_bytes_total", total.size_bytes, reason=total.reason.name.lower())
-
-
-def _add_verification(samples: Samples, result: VerifyReport) -> None:
-    for kind in ProblemKind:
-        found = sum(problem.kind is kind and not problem.healed for problem in result.problems)
-        samples.add("verify_problems", found, kind=kind.name.lower())
-        if kind.is_damage:
-            samples.add("verification_failures_total", found, kind=kind.name.lower())
-    samples.add("verify_commits", result.commits_count)
-    samples.add("verify_blobs", result.blobs_count)
-    samples.add("verify_read_bytes", result.bytes_read)
 
 
 def state_samples(
@@ -163,10 +123,9 @@ def state_samples(
     They are of `StateStore.last_load` and `last_save`. `query` is what distinguishes queries, such as a name.
     """
     samples = Samples(query=query, operator=str(operator), partition=str(partition), store=store)
-    for metrics, names in ((load, LOAD_METRICS), (save, SAVE_METRICS)):
-        if metrics is not None:
-            for field, metric in names.items():
-                samples.add(metric.name.removeprefix(PREFIX), getattr(metrics, field))
+    for part, metrics in (("state_load", load), ("state_save", save)):
+        for name, value in (_shown(metrics, part) if metrics is not None else {}).items():
+            samples.add(name, value)
     if save is not None and save.uploaded is not None:
         samples.add("state_snapshot_uploaded_version", save.uploaded.version)
     return tuple(samples)
