@@ -20,7 +20,8 @@ from engine.backup.backup import BackupOptions, BackupResult
 from engine.checkpoint.errors import QueryMovedOnError, error_context, redact_paths
 from engine.checkpoint.live import LiveStore, QueryFiles, live_files
 from engine.clock import Runtime
-from engine.errors import CommitUnknownError, DamagedError, SourceChangedError, UnsafeSourceError, UsageError
+from engine.commit.writer import until_known
+from engine.errors import DamagedError, SourceChangedError, UnsafeSourceError, UsageError
 from engine.local.hashing import hash_content
 from engine.progress import NO_PROGRESS, Progress, SummedProgress
 from engine.records.find import find_complete
@@ -41,8 +42,6 @@ OPERATION: Final = "backup checkpoint"
 ATTEMPTS_MAX: Final = 3
 # What the query may have done to what was being read (P6).
 MOVED: Final = (UnsafeSourceError, VersionMissingError)
-# The writer that got no answer is the only one that can find out at once what happened.
-COMMIT_ATTEMPTS_MAX: Final = 3
 
 
 class BackupChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -447,7 +446,7 @@ async def finish_backup(
 async def _commit(
     repository: Repository, plan: CheckpointBackupPlan, results: Sequence[BackupResult], backup: CheckpointBackup
 ) -> Commit:
-    """Commit; while the outcome is unknown ask again with the same writer, which finds out (design 0002, C3)."""
+    """Commit the stores of a query, and its own files."""
     parent = plan.parent.pointer if plan.parent else None
     taken = {(result.reference.task, result.reference.store) for result in results}
     had = plan.parent.record.stores if plan.parent else ()
@@ -456,17 +455,10 @@ async def _commit(
     dropped = [
         (s.task, s.store) for s in had if (s.task, s.store) not in taken and StoreId.parse(s.task, s.store) is not None
     ]
-    left = COMMIT_ATTEMPTS_MAX
     version, offsets = backup.batch + 1, backup.encode()
-    while True:
-        left -= 1
-        try:
-            return await repository.commit(
-                plan.scope, results, version=version, offsets=offsets, parent=parent, dropped=dropped
-            )
-        except CommitUnknownError:
-            if not left:
-                raise
+    return await until_known(
+        lambda: repository.commit(plan.scope, results, version=version, offsets=offsets, parent=parent, dropped=dropped)
+    )
 
 
 def _backup_of(parent: Commit, query_id: str) -> CheckpointBackup:

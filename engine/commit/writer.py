@@ -5,6 +5,7 @@ The rules C1 to C8, T1, T2 and T4 of design 0002 are kept here; each step names 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Final, Literal
 
 import msgspec
@@ -406,6 +407,18 @@ class CommitWriter:
                 self._store, head.newest.record, is_needed=lambda key: gone is not None and key not in gone
             )
             self._head = msgspec.structs.replace(head, newest=msgspec.structs.replace(head.newest, settled=True))
+
+
+# A new process cannot find out at once what happened.
+ASKED_MAX: Final = 3
+
+
+async def until_known(commit: Callable[[], Awaitable[Commit]]) -> Commit:
+    """Commit; while the outcome is unknown ask again with the same writer, which finds out (C3)."""
+    for _ in range(ASKED_MAX - 1):
+        with suppress(CommitUnknownError):
+            return await commit()
+    return await commit()
 
 
 def _gone(record: CommitRecord) -> CommitUnknownError:

@@ -6,6 +6,7 @@ the lease of uploads that are about to expire.
 """
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -19,7 +20,8 @@ from engine.cli.config import CommitChoice
 from engine.cli.output import committed_line
 from engine.cli.session import Session, choose_scope, verb
 from engine.commit.record import ANY
-from engine.errors import CommitUnknownError, DamagedError, LeaseExpiredError, StaleResultError, UsageError
+from engine.commit.writer import until_known
+from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
 from engine.local.transfer import write_whole
 from engine.records.indexes import is_missing, settle_record
 from engine.repository.repository import Repository, SyncRepository
@@ -168,9 +170,6 @@ def _refused(path: Path, message: str, hint: str = "") -> UsageError:
 
 # ---------------------------------------------------------------------- the verb
 
-# The writer that got no answer is the only one that can find out at once what happened; a new process cannot.
-COMMIT_ATTEMPTS_MAX: Final = 3
-
 
 def commit_until_known(
     repository: SyncRepository,
@@ -182,18 +181,11 @@ def commit_until_known(
     parent: CommitPointer | Literal["any"] | None = ANY,
     dropped: Collection[tuple[str, str]] = (),
 ) -> Commit:
-    """Commit; while the outcome is unknown ask again with the same writer, which finds out (design 0002, C3)."""
-    left = COMMIT_ATTEMPTS_MAX
+    """Commit; while the outcome is unknown ask again."""
+    made = repository.asynchronous
+    commit = partial(made.commit, scope, results, version=version, offsets=offsets, parent=parent, dropped=dropped)
     try:
-        while True:
-            left -= 1
-            try:
-                return repository.commit(
-                    scope, results, version=version, offsets=offsets, parent=parent, dropped=dropped
-                )
-            except CommitUnknownError:
-                if not left:
-                    raise
+        return repository.loop.run(until_known(commit))
     except KeyboardInterrupt as error:
         error.add_note("the commit was under way and may exist: `tidemark list` shows it")
         raise
