@@ -6,9 +6,8 @@ all of it is put in its place. Until then the target is as it was.
 
 import contextlib
 import os
-import re
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -18,13 +17,21 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import StoreError
 from blobstore.local.files import flush
 from blobstore.opening import StoreSettings, local_path_of
-from engine.checkpoint.catalog import find_job, pinned_checkpoint_backup
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart
 from engine.clock import Runtime, Stopwatch
-from engine.errors import DamagedError, EngineError, TargetError, UsageError
-from engine.progress import NO_PROGRESS, Progress
-from engine.records.find import name_commit, naming_complete, require_store
+from engine.errors import (
+    CollectedError,
+    DamagedError,
+    EngineError,
+    IncompleteError,
+    NotFoundError,
+    TargetError,
+    UsageError,
+)
+from engine.progress import NO_PROGRESS, AddedProgress, Progress
+from engine.records.find import CHOICES_MAX, find_complete, name_commit, naming_complete, require_store
+from engine.records.leases import PinLease
 from engine.repository.repository import Repository
 from engine.restore.download import download_index
 from engine.restore.restore import read_index_of
@@ -32,7 +39,7 @@ from engine.settings import STORES_AT_ONCE, share_among
 from engine.state.checkpoint_dir import store_url
 from engine.state.query import StreamingCheckpoint
 from engine.state.restore import StateRestoreOptions, choose_state
-from index.display import DisplayMixin
+from index.display import DisplayMixin, iso_time
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
@@ -45,7 +52,9 @@ from index.spark.checkpoint import (
     SOURCES,
     CheckpointBackup,
     PathMap,
+    StoredBackup,
     StoreId,
+    choose_checkpoint_backup,
     decode_checkpoint_backup,
     join_entries,
     newest_entry,
@@ -54,8 +63,6 @@ from index.spark.checkpoint import (
     select_query_files,
 )
 from index.spark.query_logs import decode_offsets
-
-_SPARK_LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")
 
 
 class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +79,6 @@ class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
     move_aside: bool = False
     # Of the inputs of file sources, old prefix to new (R5).
     map_paths: Mapping[str, str] = {}
-    # What Spark calls the target, if it is not to follow from it and from the checkpoint (R5).
-    spark_location: str | None = None
     # Where something of the backup is missing, take the newest of which everything is there (design 0006, M2).
     or_newest_complete: bool = False
     # Number of stores worked on at once on this machine.
@@ -85,6 +90,7 @@ class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
 class CheckpointRestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a restore would write, or has written."""
 
+    dry_run: bool = True
     job: str
     commit: Commit
     backup: CheckpointBackup
@@ -150,7 +156,7 @@ async def restore_checkpoint(
     """
     choice, runtime = choice or RestoreChoice(), runtime or Runtime()
     at_once, transfer = share_among(repository.settings, choice.stores_at_once)
-    stores_progress = _AddedProgress(progress)
+    stores_progress = AddedProgress(progress)
 
     async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
         async def one(item: StoreToRestore) -> StoreRestored:
@@ -259,10 +265,6 @@ class CheckpointRestore:
         With `scratch` they are gathered there, and the target is only looked at.
         """
         choice = self._choice
-        if choice.spark_location is not None and not _SPARK_LOCATION.match(choice.spark_location):
-            hint = "give a URL such as s3a://bucket/prefix, or an absolute path"
-            message = "Spark would take it for a relative path"
-            raise UsageError(message, operation="restore", subject=choice.spark_location, hint=hint)
         await check_apart(self._target, self._repository.store)
         self.job = self.job or await find_job(self._repository)
         self.commit, self.backup, self._lease = await self._resources.enter_async_context(
@@ -300,7 +302,7 @@ class CheckpointRestore:
         await self._target.publish([path for store in restored for path in store.published])
         leftovers = await self._target.close()
         return RestoredCheckpoint(
-            **msgspec.structs.asdict(self.planned(restored)),
+            **msgspec.structs.asdict(self.planned(restored)) | {"dry_run": False},
             moved_aside=self._target.moved_aside,
             bytes_fetched=self._bytes_fetched + sum(store.bytes_fetched for store in restored),
             requests=self._requests + sum(store.requests for store in restored),
@@ -358,8 +360,7 @@ class CheckpointRestore:
             log = self.directory / SOURCES / check_file_name(offset.source)
             if entry is not None and log.is_dir():
                 _cut_source_log(log, entry)
-        root = self._choice.spark_location or self._target.root
-        _relocate(self.directory, root, exact=self._choice.spark_location is not None, map_paths=self._choice.map_paths)
+        _relocate(self.directory, self._target.root, self._choice.map_paths)
         sizes = [path.stat().st_size for path in self.directory.rglob("*") if path.is_file()]
         self._files, self._size_bytes = len(sizes), sum(sizes)
 
@@ -384,11 +385,11 @@ def _cut_source_log(log: Path, newest: int) -> None:
         (log / name).unlink()
 
 
-def _relocate(checkpoint: Path, root: str, *, exact: bool, map_paths: Mapping[str, str]) -> None:
-    """Rewrite what names an absolute path: `root` and `exact` are for `relocate_operator` (R5). Blocks."""
+def _relocate(checkpoint: Path, root: str, map_paths: Mapping[str, str]) -> None:
+    """Rewrite what names an absolute path: `root` is for `relocate_operator` (R5). Blocks."""
     for file in sorted(checkpoint.glob("state/*/_metadata/v2/*")):
         before, subject = file.read_bytes(), file.relative_to(checkpoint).as_posix()
-        if (after := relocate_operator(before, root, exact=exact, subject=subject)) != before:
+        if (after := relocate_operator(before, root, subject=subject)) != before:
             _write(file, after, file.stat())
     if not map_paths:
         return
@@ -414,16 +415,6 @@ def _write(file: Path, data: bytes, like: os.stat_result) -> None:
         flush(opened.fileno())
 
 
-class _AddedProgress:
-    """Progress of many stores whose total was reported once, before them."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.add = progress.add
-
-    def total(self, *, files: int, bytes_: int) -> None:
-        """Ignore it: the total is known."""
-
-
 def make_target(target: str | Path, runtime: Runtime, choice: RestoreChoice) -> CheckpointTarget:
     """Make the target that a path or a URL names: `s3a:` and `s3n:`, as Spark has them, mean the same as `s3:`.
 
@@ -441,3 +432,101 @@ def make_target(target: str | Path, runtime: Runtime, choice: RestoreChoice) -> 
         raise TargetError("not a prefix of a store", operation="restore", subject=location, hint=hint)
     moved, settings = choice.move_aside, choice.target_settings
     return ObjectTarget(parent, name, location=location, runtime=runtime, move_aside=moved, settings=settings)
+
+
+# ---------------------------------------------------------------------- the backups of a job (P8, P9 and R1)
+
+_FIND: Final = "find backup"
+# Batches that a hint lists.
+_SHOWN_MAX: Final = 8
+_HINT: Final = "take one with `tidemark spark backup`"
+
+
+async def find_job(repository: Repository) -> str:
+    """Return the only job of a repository that has backups; a list, and for each job two requests or three.
+
+    NotFoundError: there is none. UsageError: there are several; it names them, with their places and newest batches.
+    """
+    found: list[tuple[str, CheckpointBackup]] = []
+    for scope in await repository.scopes():
+        newest = await repository.latest(scope) if scope.task is None else None
+        backup = None if newest is None else decode_checkpoint_backup(newest.record.offsets)
+        if backup is not None:
+            found.append((scope.job, backup))
+    if not found:
+        raise NotFoundError("the repository has no checkpoint backup", operation=_FIND, hint=_HINT)
+    if len(found) > 1:
+        said = "; ".join(f"{job}: {backup.location}, batch {backup.batch}" for job, backup in found)
+        raise UsageError("more than one job has checkpoint backups", operation=_FIND, hint=f"choose a job: {said}")
+    return found[0][0]
+
+
+async def find_checkpoint_backup(
+    repository: Repository, job: str, *, batch: int | None = None, at_ms: int | None = None
+) -> StoredBackup:
+    """Find the backup that a batch, or a time, is restored from; the newest if neither is given (R1).
+
+    NotFoundError: there is none; it says which there are. UsageError: both are given.
+    """
+    if batch is not None and at_ms is not None:
+        raise UsageError("a batch and a time are given", operation=_FIND, subject=job, hint="give one of them")
+    if batch is None and at_ms is None:
+        latest = await repository.latest(Scope(job))
+        backup = None if latest is None else decode_checkpoint_backup(latest.record.offsets)
+        if latest is not None and backup is not None:
+            return latest, backup
+    backups = await _list_backups(repository, job)
+    found = choose_checkpoint_backup(backups, batch=batch, at_ms=at_ms)
+    if found is not None:
+        return found
+    if not backups:
+        raise NotFoundError("the job has no checkpoint backup", operation=_FIND, subject=job, hint=_HINT)
+    wanted = f"batch {batch}" if at_ms is None else iso_time(at_ms)
+    oldest, newest = (iso_time(backups[at][0].committed_at_ms) for at in (-1, 0))
+    batches = sorted({backup.batch for _, backup in backups})
+    few = "…, " * (len(batches) > _SHOWN_MAX) + ", ".join(map(str, batches[-_SHOWN_MAX:]))
+    hint = f"there is {few}, taken from {oldest} to {newest}"
+    raise NotFoundError(f"no backup has {wanted}", operation=_FIND, subject=job, hint=hint)
+
+
+async def _list_backups(repository: Repository, job: str) -> tuple[StoredBackup, ...]:
+    """List every backup of a job, newest first: one GET for each commit."""
+    commits = await repository.commits(Scope(job))
+    return tuple((c, backup) for c in commits if (backup := decode_checkpoint_backup(c.record.offsets)) is not None)
+
+
+async def _or_newest_complete(repository: Repository, job: str, chosen: StoredBackup) -> StoredBackup:
+    """Return a backup; if something of it is missing, the newest that is whole (0006, M2). IncompleteError: none is."""
+    if await find_complete(repository.store, [chosen[0]]) is not None:
+        return chosen
+    backups = await _list_backups(repository, job)
+    complete = await find_complete(repository.store, [commit for commit, _ in backups])
+    if complete is None:
+        message = f"something of the backup of batch {chosen[1].batch} is missing, and of every other one"
+        raise IncompleteError(message, operation=_FIND, subject=job)
+    return next(taken for taken in backups if taken[0].pointer == complete.pointer)
+
+
+@contextlib.asynccontextmanager
+async def pinned_checkpoint_backup(
+    repository: Repository, job: str, batch: int | None, at_ms: int | None, *, or_newest_complete: bool
+) -> AsyncIterator[tuple[Commit, CheckpointBackup, PinLease]]:
+    """Find a backup and keep it from being collected while the block runs (R9, and design 0002, D5).
+
+    Raises as `find_checkpoint_backup`. CollectedError: every choice was collected before its pin was written.
+    IncompleteError: the newest complete one was asked for, and none is.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        for attempt in range(CHOICES_MAX):
+            chosen = await find_checkpoint_backup(repository, job, batch=batch, at_ms=at_ms)
+            if or_newest_complete:
+                chosen = await _or_newest_complete(repository, job, chosen)
+            commit, backup = chosen
+            try:
+                lease = await stack.enter_async_context(repository.pinned(commit, "restore checkpoint"))
+            except CollectedError:
+                if attempt == CHOICES_MAX - 1:
+                    raise
+                continue
+            yield commit, backup, lease
+            return

@@ -350,12 +350,11 @@ def _names(plain: set[int], compacts: set[int], *, above: int) -> tuple[str, ...
 # ---------------------------------------------------------------------- paths of another place
 
 
-def relocate_operator(data: bytes, target: str, *, exact: bool = False, subject: str) -> bytes:
+def relocate_operator(data: bytes, target: str, *, subject: str) -> bytes:
     """Rewrite the metadata of an operator in a checkpoint whose root is `target`; the same bytes if it names no path.
 
-    The data is `_metadata/v2/<batch>`, the target an absolute path or `s3://bucket/prefix`. Unless Spark is to see it
-    as it is (`exact`), it gets the scheme that the file has, if that is one of the same kind of store, else the one
-    that Spark knows: `file:` or `s3a:`.
+    The data is `_metadata/v2/<batch>`, the target an absolute path or `s3://bucket/prefix`. It gets the scheme that the
+    file has, if that is one of the same kind of store, else the one that Spark knows: `file:` or `s3a:`.
 
     Raises:
         BatchLogError: It is not what Spark writes, or names what is not a schema file of a checkpoint.
@@ -367,18 +366,17 @@ def relocate_operator(data: bytes, target: str, *, exact: bool = False, subject:
     parsed: dict[str, Any] = msgspec.json.decode(text)
     for store in parsed["stateStoreInfo"]:
         paths: list[str] = store.get("stateSchemaFilePaths", [])
-        store["stateSchemaFilePaths"] = [_relocate_schema(path, target, exact=exact, subject=subject) for path in paths]
+        store["stateSchemaFilePaths"] = [_relocate_schema(path, target, subject=subject) for path in paths]
     return first + newline + encode_jackson(parsed)
 
 
-def _relocate_schema(path: str, target: str, *, exact: bool, subject: str) -> str:
+def _relocate_schema(path: str, target: str, *, subject: str) -> str:
     m = _SCHEMA_PATH.fullmatch(path)
     if m is None:
         raise BatchLogError(f"names {path!r}, which is not a schema file of a checkpoint", subject=subject)
     for name in m["rest"].split("/"):
         check_file_name(name)
-    root = target.rstrip("/") if exact else _as_spark_writes(target, m["root"])
-    return f"{root}/state/{m['operator']}/_stateSchema/{m['rest']}"
+    return f"{_as_spark_writes(target, m['root'])}/state/{m['operator']}/_stateSchema/{m['rest']}"
 
 
 def _as_spark_writes(target: str, before: str) -> str:

@@ -30,7 +30,6 @@ from engine.checkpoint.restore import (
 )
 from engine.cli import options as cli
 from engine.cli.errors import describe
-from engine.cli.output import extend
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
@@ -171,12 +170,6 @@ def _backup_lines(done: CheckpointBackupResult) -> list[str]:
 # ---------------------------------------------------------------------- restore
 
 
-class SparkRestorePlanView(CheckpointRestorePlan, frozen=True, kw_only=True):
-    """`spark restore --dry-run`."""
-
-    dry_run: bool = True
-
-
 _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query first: its executors write by path."
 
 
@@ -184,7 +177,7 @@ _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query
     "restore",
     "Restore a checkpoint as one of its batches left it.",
     group="spark",
-    prints=(RestoredCheckpoint, SparkRestorePlanView),
+    prints=(RestoredCheckpoint, CheckpointRestorePlan),
 )
 @cli.repository_and_checkpoint
 @click.option("--job", "-j", cls=cli.Setting, metavar="JOB", help="Job name.  [default: the only job with checkpoints]")
@@ -195,7 +188,6 @@ _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query
 @click.option("--replayed", is_flag=True, help="Apply changelogs here: the query then starts at once.")
 @click.option("--move-aside", is_flag=True, help=_MOVE_ASIDE)
 @click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files are now.")
-@click.option("--spark-location", metavar="URL", help="What Spark calls CHECKPOINT, if not file: or s3a:.")
 @cli.or_newest_complete_option
 @cli.on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be restored.")
@@ -226,7 +218,7 @@ def spark_restore(
             options = msgspec.structs.replace(options, at_ms=session.resolve_ms(at))
         if dry_run:
             plan = repository.loop.run(plan_checkpoint_restore(repository.asynchronous, checkpoint, options))
-            session.show(extend(SparkRestorePlanView, plan), _restore_lines(plan))
+            session.show(plan, _restore_lines(plan))
             return
         if not on_spark:
             with session.progress("restore") as progress:

@@ -20,7 +20,7 @@ from blobstore.opening import StoreSettings
 from blobstore.s3.settings import S3Settings
 from engine.blocking import LoopThread
 from engine.checkpoint.backup import opened_checkpoint
-from engine.checkpoint.catalog import find_checkpoint_backup, find_job
+from engine.checkpoint.restore import find_checkpoint_backup, find_job
 from engine.errors import NotFoundError, UsageError
 from engine.records.find import require_store
 from engine.repository.repository import Repository

@@ -285,16 +285,6 @@ async def test_a_target_follows_the_grammar_of_stores(world: World, url: str) ->
         await restore_checkpoint(await world.repository(), url)
 
 
-@pytest.mark.parametrize("location", ["bucket/prefix", "s3a", "", "./here", "s3a:bucket"])
-async def test_what_spark_calls_the_target_is_a_url_or_absolute(world: World, location: str) -> None:
-    query = await world.query(1)
-    await world.back_up(query)
-    with pytest.raises(UsageError, match="relative path"):
-        await restore_checkpoint(await world.repository(), world.new_path(), RestoreChoice(spark_location=location))
-    for good in ("s3a://bucket/prefix", "/mnt/here", "file:/mnt/here"):
-        await restore_checkpoint(await world.repository(), world.new_path(), RestoreChoice(spark_location=good))
-
-
 async def test_a_file_is_no_target(world: World) -> None:
     query = await world.query(1)
     await world.back_up(query)

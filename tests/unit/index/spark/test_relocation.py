@@ -16,8 +16,8 @@ def metadata(*paths: str) -> bytes:
     return encode_operator(operator)
 
 
-def relocated(path: str, target: str, *, exact: bool = False) -> str:
-    data = relocate_operator(metadata(path), target, exact=exact, subject="metadata")
+def relocated(path: str, target: str) -> str:
+    data = relocate_operator(metadata(path), target, subject="metadata")
     return decode_operator(data).stores[0].schema_paths[0]
 
 
@@ -44,10 +44,6 @@ def relocated(path: str, target: str, *, exact: bool = False) -> str:
 )
 def test_what_stands_behind_the_root_stays(path: str, target: str, expected: str) -> None:
     assert relocated(path, target) == expected
-
-
-def test_what_spark_calls_the_target_may_be_said() -> None:
-    assert relocated(f"file:/old/{SCHEMA}", "hdfs://host/new/", exact=True) == f"hdfs://host/new/{SCHEMA}"
 
 
 def test_nothing_else_in_the_file_changes() -> None:
