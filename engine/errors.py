@@ -150,7 +150,7 @@ class UnsafeStoreError(EngineError):
 
 
 class TooMuchToDeleteError(EngineError):
-    """A collection's plan has a larger share of all bytes than it may delete (design 0006, P4)."""
+    """A collection's plan has a larger share of all bytes, or of a job, than it may delete (design 0006, P4 and P9)."""
 
     default_hint = "look at the plan of a dry run; allow a larger share if it is right"
 

@@ -30,6 +30,7 @@ from engine.settings import TransferSettings
 from index.display import DisplayMixin, format_files, format_seconds, human_bytes, printable
 from index.errors import FormatError
 from index.plan.backup import BackupPlan, PlannedFile, build_snapshot, plan_backup
+from index.plan.commits import is_shrunk
 from index.snapshot.contents import blob_keys
 from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, diff_dir
 from index.snapshot.invariants import check_snapshot_index
@@ -368,23 +369,28 @@ async def _gather_facts(
     brought = await source.prepare(tuple(facts.plan.files))
     if brought is not None:
         facts = await compare(brought)
-    _check_shrinking(facts.plan, reference, options.shrink_max)
+    if reference is not None:
+        size_bytes = facts.plan.changes.bytes_added + facts.plan.changes.bytes_retained
+        subject = f"{reference.task}/{reference.store}"
+        check_shrinking(reference.size_bytes, size_bytes, options.shrink_max, subject=subject)
     of_base = blob_keys(previous) if missing and previous is not None else frozenset[BlobKey]()
     base = msgspec.structs.replace(base, requests=requests, missing=base.missing | (missing & of_base))
     return msgspec.structs.replace(facts, base=base)
 
 
-def _check_shrinking(plan: BackupPlan, base: StoreReference | None, shrink_max: float | None) -> None:
-    """Refuse what looks like an unmounted disk, or another directory (design 0006, P8)."""
-    size_bytes = plan.changes.bytes_added + plan.changes.bytes_retained
-    if base is None or shrink_max is None or base.size_bytes - size_bytes <= shrink_max * base.size_bytes:
+def check_shrinking(
+    before_bytes: int, after_bytes: int, shrink_max: float | None, *, subject: str, floor_bytes: int = 0
+) -> None:
+    """Refuse what looks like an unmounted disk, or another directory (design 0006, P8); None: never refuse.
+
+    Raises:
+        ShrunkError: More than `shrink_max` of the bytes would go, and at least `floor_bytes`.
+    """
+    if shrink_max is None or not is_shrunk(before_bytes, after_bytes, shrink_max, floor_bytes=floor_bytes):
         return
-    raise ShrunkError(
-        f"would shrink from {human_bytes(base.size_bytes)} to {human_bytes(size_bytes)}, "
-        f"by more than {shrink_max:.0%}; nothing was uploaded",
-        operation="backup",
-        subject=f"{base.task}/{base.store}",
-    )
+    sizes = f"from {human_bytes(before_bytes)} to {human_bytes(after_bytes)}"
+    message = f"would shrink {sizes}, by more than {shrink_max:.0%}; nothing was committed"
+    raise ShrunkError(message, operation="backup", subject=subject)
 
 
 async def _find_base(

@@ -6,7 +6,7 @@ before that one has made the commit.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -16,7 +16,7 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
-from engine.backup.backup import BackupOptions, BackupResult
+from engine.backup.backup import BackupOptions, BackupResult, check_shrinking
 from engine.checkpoint.errors import QueryMovedOnError, error_context, redact_paths
 from engine.checkpoint.live import LiveStore, QueryFiles, live_files
 from engine.clock import Runtime
@@ -32,7 +32,7 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
 from index.display import DisplayMixin, count
 from index.errors import VersionMissingError
-from index.plan.commits import Commit
+from index.plan.commits import SHRINK_FLOOR_BYTES, Commit
 from index.snapshot.contents import files_of
 from index.snapshot.model import Scope, StoreReference
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, CheckpointBackup, StoreId, decode_checkpoint_backup
@@ -54,6 +54,9 @@ class BackupChoice(msgspec.Struct, frozen=True, kw_only=True):
     check_retained: bool = False
     # Go on with the job also if its newest backup is of another place, whose batch this checkpoint lacks (P9).
     moved: bool = False
+    # Refuse to shrink the state stores, taken together, by more than this share of the bytes in their SSTs (0006, P8);
+    # None: never refuse.
+    shrink_max: float | None = None
     # Number of stores worked on at once on this machine.
     stores_at_once: int = STORES_AT_ONCE
     # Where files of a checkpoint on another store are fetched to; the system's place if not given.
@@ -97,6 +100,9 @@ class StoreBackup(msgspec.Struct, frozen=True, kw_only=True):
     result: BackupResult
     # Of the snapshot that it begins with.
     base_version: int = 0
+    # In SSTs, now and in the newest backup.
+    sst_bytes: int = 0
+    base_sst_bytes: int = 0
     # The versions with ids that it grew from.
     lineage: Lineage = ()
     # How many were made of the checkpoint's store.
@@ -187,6 +193,7 @@ async def backup_checkpoint(
         VersionMissingError: A file is not there.
         QueryMovedOnError: The query took away what was being read, again and again (P6).
         ConflictError: Another backup of the query was committed meanwhile.
+        ShrunkError: The stores shrink by more than they may; nothing was committed.
         StoreError: As the stores say.
     """
     choice = choice or BackupChoice()
@@ -259,16 +266,20 @@ async def preview_backup(
     async with opened_checkpoint(location, choice.checkpoint_settings) as root:
         plan = await begin_backup(repository, root, msgspec.structs.replace(choice, check_retained=False))
 
-        async def look(work: StoreToBackUp) -> tuple[int, int, int, int]:
+        async def look(work: StoreToBackUp) -> tuple[int, int, int, int, int, int]:
             previous = None if work.base is None else await read_index(repository.store, work.base.index)
             async with live_files(root.child(work.store.id.path), choice.scratch) as files:
+                live = LiveStore(files, work.store)
                 with error_context(files.location, private=files.directory):
-                    chosen, known = await LiveStore(files, work.store).choose(previous)
+                    chosen, known = await live.choose(previous)
             new = [file.metadata.size_bytes for path, file in chosen.items() if path not in known]
-            return len(chosen), sum(file.metadata.size_bytes for file in chosen.values()), len(new), sum(new)
+            size_bytes = sum(file.metadata.size_bytes for file in chosen.values())
+            return len(chosen), size_bytes, len(new), sum(new), live.base_sst_bytes, live.sst_bytes
 
         found = await map_bounded(look, plan.stores, in_flight_max=choice.stores_at_once)
     files, size_bytes, files_new, bytes_new = (sum(row[at] for row in found) for at in range(4))
+    if plan.taken is None:
+        _check_shrinking(plan, [row[4:] for row in found], choice)
     return BackupPreview(
         job=plan.scope.job,
         query_id=plan.query_id,
@@ -323,6 +334,14 @@ async def begin_backup(repository: Repository, root: CheckpointDir, choice: Back
     if choice.check_retained and await find_complete(repository.store, [parent]) is None:
         return plan
     return msgspec.structs.replace(plan, taken=newest)
+
+
+def _check_shrinking(plan: CheckpointBackupPlan, ssts: Iterable[tuple[int, int]], choice: BackupChoice) -> None:
+    """Refuse stores with so much less in their SSTs, taken together, that they may be the wrong ones (0006, P8)."""
+    sizes = list(ssts)
+    before_bytes, after_bytes = sum(before for before, _ in sizes), sum(after for _, after in sizes)
+    subject = f"state of {plan.location}"
+    check_shrinking(before_bytes, after_bytes, choice.shrink_max, subject=subject, floor_bytes=SHRINK_FLOOR_BYTES)
 
 
 def _check_stateless(parent: Commit) -> None:
@@ -395,6 +414,8 @@ async def backup_store(
         id=store.id,
         result=result,
         base_version=live.base_version,
+        sst_bytes=live.sst_bytes,
+        base_sst_bytes=live.base_sst_bytes,
         lineage=live.lineage,
         source_requests=live.requests,
         unchecked=tuple(live.unchecked),
@@ -410,11 +431,18 @@ async def finish_backup(
     *,
     progress: Progress = NO_PROGRESS,
 ) -> CheckpointBackupResult:
-    """Back up the files of the query, and make the commit (P2, P7, P8). UsageError: a store has no result."""
+    """Back up the files of the query, and make the commit (P2, P7, P8).
+
+    Raises:
+        UsageError: A store has no result.
+        ShrunkError: The stores have so much less than the newest backup that they may be the wrong ones.
+        As `backup_checkpoint`.
+    """
     at = plan.at
     missing = {store.id for store in at.stores} - {store.id for store in stores}
     if missing:
         raise UsageError(f"has no result for {min(missing)}", operation=OPERATION, subject=root.location)
+    _check_shrinking(plan, [(store.base_sst_bytes, store.sst_bytes) for store in stores], choice)
     async with live_files(root, choice.scratch) as found:
         files = QueryFiles(
             found,

@@ -259,6 +259,10 @@ def _is_kept(name: str) -> bool:
     return True
 
 
+def _sst_bytes(files: Mapping[FilePath, LocalFile] | Mapping[FilePath, FileIndex]) -> int:
+    return sum(file.metadata.size_bytes for path, file in files.items() if path[0] == SSTS)
+
+
 class _LiveSource(BackupSource):
     def __init__(self, files: LiveFiles) -> None:
         self._files = files
@@ -284,6 +288,9 @@ class LiveStore(_LiveSource):
         super().__init__(files)
         # SSTs that could not be checked, and why.
         self.unchecked: list[str] = []
+        # In SSTs, of what the version takes and of what the previous backup has: changelogs come and go.
+        self.sst_bytes = 0
+        self.base_sst_bytes = 0
         self._store = store
         self._resolution = Resolution(store.at, None)
         # All that the version takes, as it is in the checkpoint.
@@ -331,6 +338,7 @@ class LiveStore(_LiveSource):
         self._resolution = await resolve_with(partial(resolve, at.version, at.unique_id), present, self._read_header)
         self._chosen = select_state_files(self._resolution, await self._metadata(listed), listed)
         before: Mapping[FilePath, FileIndex] = {} if previous is None else dict(files_of(previous.dir))
+        self.sst_bytes, self.base_sst_bytes = _sst_bytes(self._chosen), _sst_bytes(before)
         self._known = {
             path: entry
             for path, file in self._chosen.items()

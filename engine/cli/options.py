@@ -45,6 +45,7 @@ from engine.cli.run import readable_values, write_refused
 from engine.errors import UsageError
 from engine.settings import TransferSettings
 from engine.text import parse_duration_ms, parse_moment, parse_share, parse_size_bytes
+from index.plan.commits import SHRINK_MAX
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -408,6 +409,13 @@ check_retained_option: Final = click.option(
     "--check-retained",
     is_flag=True,
     help="Look whether what was uploaded before is still there, and upload again what is not.",
+)
+shrink_max_option: Final = click.option(
+    "--shrink-max",
+    cls=Setting,
+    type=SHARE,
+    default=f"{SHRINK_MAX:.0%}",
+    help="The largest share of its bytes that the state may lose; more ends with 10.",
 )
 or_newest_complete_option: Final = click.option(
     "--or-newest-complete",

@@ -74,7 +74,7 @@ def view_commit(commit: Commit, names: Mapping[tuple[int, str], Sequence[str]] |
         committed_at_ms=commit.committed_at_ms,
         stores_count=len(record.stores),
         files_count=sum(s.files_count for s in record.stores),
-        size_bytes=sum(s.size_bytes for s in record.stores),
+        size_bytes=record.state_bytes,
         offsets=record.offsets,
         names=tuple(sorted({*given, *([commit.name] if commit.name is not None else ())})),
         write_id=record.write_id,

@@ -53,7 +53,7 @@ MEANINGS: Final = {
     ExitCode.NOT_FOUND: "no such bucket, repository, job, commit, store or name",
     ExitCode.DENIED: "access denied",
     ExitCode.UNSAFE: "refused as unsafe: this directory, target, store, deletion or newer format",
-    ExitCode.TOO_MUCH: "a collection would delete more than it may: look at its plan, and approve it",
+    ExitCode.TOO_MUCH: "a collection would delete, or a backup shrink a state by, more than it may: look, and allow it",
     ExitCode.SLOW: "a restore drill took longer than its --slo",
     ExitCode.INTERRUPTED: "interrupted (143: terminated; 129: the terminal hung up)",
 }

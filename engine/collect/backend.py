@@ -311,7 +311,8 @@ class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
     # Plan only: nothing in the repository is written or deleted, no TTL is removed.
     dry_run: bool = False
     # A run that plans to delete more than this share of the bytes of all blobs and indexes ends before it closes or
-    # deletes anything (design 0006, P4); 1 allows everything.
+    # deletes anything (design 0006, P4); 1 allows everything. So does one that would shrink a job by more than this,
+    # and by more than half (P9).
     delete_share_max: float = DELETE_SHARE_MAX
     # An empty place outside the repository for the plan, key by key.
     plan_to: BlobStore | None = None

@@ -37,7 +37,7 @@ from engine.collect.backend import (
 from engine.collect.report import (
     Audit,
     CollectReport,
-    is_too_much,
+    describe_excess,
     make_audit,
     make_header,
     make_report,
@@ -134,11 +134,8 @@ async def collect(
         marked = await _mark(marking)
         if options.dry_run:
             return make_report(listed, _plan_deletion(marked, leftovers))
-        if is_too_much(listed, marked.sweep_result):
-            share = marked.sweep_result.planned_bytes / listed.listing.size_bytes
-            allowed = f"may delete {options.delete_share_max:.1%}; nothing was deleted"
-            message = f"would delete {share:.1%} of all bytes, and {allowed}"
-            raise TooMuchToDeleteError(message, operation="collect", subject=audit_key(run))
+        if excess := describe_excess(listed, marked.kept, marked.sweep_result):
+            raise TooMuchToDeleteError(f"{excess}; nothing was deleted", operation="collect", subject=audit_key(run))
         written = [await write_boundary(store, boundary) for boundary in marked.kept.boundaries]
         audit.boundaries = boundaries = tuple(boundary for boundary in written if boundary is not None)
         deletion = await _read_again(marking, marked, boundaries, leftovers)

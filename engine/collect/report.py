@@ -22,8 +22,8 @@ from engine.collect.backend import (
 from engine.records.log import ScopeLog
 from engine.records.roots import Roots
 from index.display import DisplayMixin, count, format_value, human_bytes, printable, shortened
-from index.plan.collect import PlannedDelete, ReasonTotal
-from index.plan.commits import KeepReason
+from index.plan.collect import PlannedDelete, ReasonTotal, ShrunkJob, find_shrunk_jobs
+from index.plan.commits import SHRINK_MAX, KeepReason
 from index.plan.plan_format import (
     AuditedBoundary,
     AuditedScope,
@@ -48,6 +48,8 @@ FAILED_LISTED_MAX: Final = 100
 # Of a boundary's records the newest.
 POINTERS_LISTED_MAX: Final = 30
 ERROR_LENGTH_MAX: Final = 1000
+# In the message of a refusal; the report of a dry run has all.
+SHRUNK_NAMED_MAX: Final = 5
 
 
 class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +71,10 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
     # The listing of an earlier run was used (design 0006, R3).
     resumed: bool = False
-    # Only of a dry run: what is not one would end here, because the plan has too large a share of all bytes (P4).
+    # Only of a dry run: what is not one would end here, because the plan has too large a share of all bytes (P4), or of
+    # the state of these jobs (P9).
     refused: bool = False
+    shrunk: tuple[ShrunkJob, ...] = ()
     kept: tuple[KeptCommit, ...]
     boundaries: tuple[Boundary, ...]
     # Everything that went, by reason.
@@ -156,7 +160,8 @@ def make_report(listed: Listed, deletion: Deletion, *, audit_missing: str = "", 
         run=listed.rules.run,
         dry_run=listed.rules.options.dry_run,
         resumed=listed.listing.resumed_from is not None,
-        refused=is_too_much(listed, sweep_result),
+        refused=bool(describe_excess(listed, kept, sweep_result)),
+        shrunk=_find_shrunk(listed, kept),
         kept=tuple(
             KeptCommit(scope=plan.scope, number=c.pointer.number, version=c.record.version, reason=reason)
             for plan in kept.scopes
@@ -191,9 +196,32 @@ def make_report(listed: Listed, deletion: Deletion, *, audit_missing: str = "", 
     )
 
 
-def is_too_much(listed: Listed, sweep_result: SweepResult) -> bool:
-    """Return whether a plan has a larger share of all bytes than it may delete (design 0006, P4)."""
-    return sweep_result.planned_bytes > listed.rules.options.delete_share_max * listed.listing.size_bytes
+def describe_excess(listed: Listed, kept: Kept, sweep_result: SweepResult) -> str:
+    """Say what is too much in a plan, of all bytes (design 0006, P4) or of the state of jobs (P9); empty: nothing."""
+    share_max, total_bytes = listed.rules.options.delete_share_max, listed.listing.size_bytes
+    parts: list[str] = []
+    if sweep_result.planned_bytes > share_max * total_bytes:
+        share = sweep_result.planned_bytes / total_bytes
+        parts.append(f"would delete {share:.1%} of all bytes, and may delete {share_max:.1%}")
+    if shrunk := _find_shrunk(listed, kept):
+        jobs = [f"{printable(job.job)} from {format_shrinking(job)}" for job in shrunk[:SHRUNK_NAMED_MAX]]
+        more = [count(len(shrunk) - len(jobs), "other job")] if len(shrunk) > len(jobs) else []
+        parts.append(f"would shrink {', '.join([*jobs, *more])}, and may shrink a job by {_job_share_max(listed):.1%}")
+    return "; ".join(parts)
+
+
+def format_shrinking(job: ShrunkJob) -> str:
+    """Format how much a job would shrink."""
+    lost = 1 - job.after_bytes / job.before_bytes
+    return f"{human_bytes(job.before_bytes)} to {human_bytes(job.after_bytes)} ({lost:.1%})"
+
+
+def _find_shrunk(listed: Listed, kept: Kept) -> tuple[ShrunkJob, ...]:
+    return find_shrunk_jobs(kept.scopes, _job_share_max(listed))
+
+
+def _job_share_max(listed: Listed) -> float:
+    return max(listed.rules.options.delete_share_max, SHRINK_MAX)
 
 
 # ---------------------------------------------------------------------- the audit record

@@ -190,7 +190,7 @@ def _add_commits(samples: Samples, scope: Scope, commits: Sequence[Commit], now_
         ("version", record.version),
         ("timestamp_seconds", newest.committed_at_ms / 1000),
         ("age_seconds", max(0, now_ms - newest.committed_at_ms) / 1000),
-        ("bytes", sum(store.size_bytes for store in record.stores)),
+        ("bytes", record.state_bytes),
         ("files", sum(store.files_count for store in record.stores)),
         ("stores", len(record.stores)),
     ):

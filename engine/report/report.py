@@ -304,7 +304,7 @@ def _job_row(job: JobFacts) -> tuple[str, ...]:
     newest = next((e.commit for e in entries if e.commit is not None and e.restores), None)
     commit = ("", "", "", "")
     if newest is not None:
-        size_bytes = sum(s.size_bytes for s in newest.record.stores)
+        size_bytes = newest.record.state_bytes
         at = _short_time(newest.committed_at_ms)
         commit = (str(newest.record.number), str(newest.record.version), at, human_bytes(size_bytes))
     last = _short_time(job.drills[-1].began_at_ms) if job.drills else "never"
@@ -372,7 +372,7 @@ def _commit_row(entry: HistoryEntry, scope: Scope) -> tuple[str, ...]:
         str(entry.number),
         str(record.version),
         _short_time(entry.commit.committed_at_ms),
-        human_bytes(sum(s.size_bytes for s in record.stores)),
+        human_bytes(record.state_bytes),
         human_bytes(share.bytes_new) if share is not None else "",
         human_bytes(share.bytes_retained) if share is not None else "",
         f"{sum(s.files_count for s in record.stores):,}",

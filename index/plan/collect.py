@@ -10,6 +10,8 @@ from typing_extensions import override
 
 from index.errors import UnsafeNameError
 from index.plan.commits import (
+    SHRINK_FLOOR_BYTES,
+    SHRINK_MAX,
     Commit,
     KeepReason,
     LogListing,
@@ -17,6 +19,7 @@ from index.plan.commits import (
     choose_kept,
     is_closed,
     is_number_closed,
+    is_shrunk,
     valid_commits,
 )
 from index.snapshot.keys import parse_upload_key
@@ -112,6 +115,19 @@ class ScopePlan(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[tuple[Commit, KeepReason], ...]
     # The boundary to write before anything is deleted; None where nothing new is closed.
     boundary: Boundary | None
+    # Of the commit that goes and leaves the least behind: the bytes of its state, and of the largest newer one that
+    # stays (design 0006, P9). Where nothing goes, both are those of the newest.
+    before_bytes: int = 0
+    after_bytes: int = 0
+
+
+class ShrunkJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that a collection would leave with much less state than it gives up (design 0006, P9)."""
+
+    job: str
+    # The largest state that goes, and the largest newer one that stays; sums over the job's scopes.
+    before_bytes: int
+    after_bytes: int
 
 
 def plan_scope(
@@ -152,10 +168,41 @@ def plan_scope(
         boundary = Boundary(
             scope=listing.scope, number=number, kept=tuple(sorted(p for p in kept if p.number <= number))
         )
+    before_bytes, after_bytes = _worst_loss(commits, kept)
     return ScopePlan(
         scope=listing.scope,
         kept=tuple((commit, kept[commit.pointer]) for commit in commits if commit.pointer in kept),
         boundary=boundary,
+        before_bytes=before_bytes,
+        after_bytes=after_bytes,
+    )
+
+
+def _worst_loss(commits: Sequence[Commit], kept: Collection[CommitPointer]) -> tuple[int, int]:
+    """Find the commit to go of which the newer ones that stay hold the least: its bytes, and theirs at the most."""
+    newest_bytes = commits[-1].record.state_bytes if commits else 0
+    pairs, newer_bytes = [(newest_bytes, newest_bytes)], 0
+    for commit in reversed(commits):
+        size_bytes = commit.record.state_bytes
+        if commit.pointer in kept:
+            newer_bytes = max(newer_bytes, size_bytes)
+        else:
+            pairs.append((size_bytes, newer_bytes))
+    # Of several the largest loss: but none in which most stays, as between two old commits of which one has a name.
+    return max(pairs, key=lambda pair: (is_shrunk(pair[0], pair[1], SHRINK_MAX), pair[0] - pair[1]))
+
+
+def find_shrunk_jobs(plans: Iterable[ScopePlan], share_max: float) -> tuple[ShrunkJob, ...]:
+    """Return the jobs that would shrink by more than a share of their state, by name (design 0006, P9)."""
+    before: Counter[str] = Counter()
+    after: Counter[str] = Counter()
+    for plan in plans:
+        before[plan.scope.job] += plan.before_bytes
+        after[plan.scope.job] += plan.after_bytes
+    return tuple(
+        ShrunkJob(job=job, before_bytes=before[job], after_bytes=after[job])
+        for job in sorted(before)
+        if is_shrunk(before[job], after[job], share_max, floor_bytes=SHRINK_FLOOR_BYTES)
     )
 
 

@@ -28,6 +28,10 @@ from index.snapshot.model import (
 
 # What to say of a void record.
 NOTHING_VOUCHES: Final = "late: nothing vouches for it"
+# The share of its bytes by which a state may shrink, where nobody said another (design 0006, P8 and P9).
+SHRINK_MAX: Final = 0.5
+# Of several stores together; what is less is lost in the noise of small files and changelogs.
+SHRINK_FLOOR_BYTES: Final = 1024 * 1024
 # How far above the newest number the boundary of `plan_forget` is. A writer may commit between the listing and the
 # writing of the boundary, and remember what it committed; nobody commits this often meanwhile (three years at ten a
 # second).
@@ -92,7 +96,7 @@ class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "at": iso_time(self.committed_at_ms),
             "kind": self.record.kind if self.record.kind != "commit" else "",
             "stores": f"{len(stores):,}",
-            "files": format_files(sum(s.files_count for s in stores), sum(s.size_bytes for s in stores)),
+            "files": format_files(sum(s.files_count for s in stores), self.record.state_bytes),
             "name": format_value("name", self.name),
             "offsets": format_value("offsets", self.record.offsets),
             "TTLs left to remove": "" if self.settled else "perhaps",
@@ -123,6 +127,12 @@ def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
         closed_at_ms=max(found["boundary"], default=(0, 0))[1],
         foreign=tuple(foreign),
     )
+
+
+def is_shrunk(before_bytes: int, after_bytes: int, share_max: float, *, floor_bytes: int = 0) -> bool:
+    """Return whether a state loses a larger share of its bytes than it may, and `floor_bytes` or more (P8, P9)."""
+    lost_bytes = before_bytes - after_bytes
+    return lost_bytes > share_max * before_bytes and lost_bytes >= floor_bytes
 
 
 def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:

@@ -241,6 +241,11 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """This record's number and write id."""
         return CommitPointer(self.number, self.write_id)
 
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of all its stores."""
+        return sum(store.size_bytes for store in self.stores)
+
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     """Which records at or below its number are open; every other one there is closed for ever (design 0002, D3)."""

@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 
 from blobstore.base import list_blobs
 from engine.collect.report import CollectReport
-from engine.errors import DamagedError
+from engine.errors import DamagedError, TooMuchToDeleteError
 from engine.repository.repository import SyncRepository
 from engine.spark import collect
 from index.plan.collect import DeleteReason
-from index.plan.commits import Commit, Retention
+from index.plan.commits import SHRINK_FLOOR_BYTES, Commit, Retention
 from index.snapshot.keys import AUDIT, RUNS
 from index.snapshot.model import Scope
 
@@ -89,6 +89,24 @@ def test_it_agrees_with_the_collection_in_one_process(
         assert [commit.record.offsets for commit in kept] == ["generation 4", "generation 3"]
         for commit in kept:
             repository.restore(commit, tmp_path / f"{scope} {commit.pointer.number}", task="1", store="facts")
+
+
+def test_it_refuses_to_shrink_a_job_as_one_process_does(
+    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
+) -> None:
+    """Design 0006, P9."""
+    scope, state = Scope("flights"), tmp_path / "state"
+    for size_bytes in (2 * SHRINK_FLOOR_BYTES, 1, 2):
+        state.mkdir(exist_ok=True)
+        (state / "1.sst").write_bytes(bytes(size_bytes))
+        repository.commit(scope, [repository.backup(scope, state)])
+    expected = repository.collect(KEEP_TWO, dry_run=True)
+    assert [job.job for job in expected.shrunk] == ["flights"]
+    assert facts(collect(spark, url, KEEP_TWO, dry_run=True)) == facts(expected)
+    with pytest.raises(TooMuchToDeleteError, match=r"would shrink flights from 2\.0 MiB to 2 B"):
+        collect(spark, url, KEEP_TWO)
+    assert len(repository.commits(scope)) == 3
+    assert collect(spark, url, KEEP_TWO, delete_share_max=1).boundaries
 
 
 @pytest.mark.soak  # test_collect_backend shows it without a JVM

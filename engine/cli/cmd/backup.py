@@ -87,13 +87,7 @@ class BackupArguments(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--unique-id", metavar="UID", help="Id of this attempt at it.  [default: random]")
 @click.option("--offsets", default=None, metavar="TEXT", help="Your position in the input, kept with the commit.")
 @cli.check_retained_option
-@click.option(
-    "--shrink-max",
-    cls=cli.Setting,
-    type=cli.SHARE,
-    default="50%",
-    help="The largest share of its bytes that the store may lose; more ends with 10.",
-)
+@cli.shrink_max_option
 @click.option("-n", "--dry-run", is_flag=True, help="Upload nothing; say what would be.")
 @click.option("--no-commit", is_flag=True, help="Upload only; `tidemark commit` makes it visible.")
 @click.option("--result", type=cli.FILE, metavar="FILE", help="With --no-commit: where the result goes.")

@@ -18,7 +18,7 @@ from engine.cli.session import Session, resolve_rules, some, spark_session, verb
 from engine.collect.backend import DELETE_SHARE_MAX
 from engine.collect.check import PlanCheck
 from engine.collect.policy import PolicyFile
-from engine.collect.report import CollectReport
+from engine.collect.report import CollectReport, format_shrinking
 from engine.errors import TooMuchToDeleteError, UsageError, restated
 from engine.inspect.explain import Explanation, Fate, KeyPath, RootKind
 from engine.text import table
@@ -193,7 +193,7 @@ class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
     type=cli.SHARE,
     default=f"{DELETE_SHARE_MAX:.0%}",
     metavar="SHARE",
-    help="Refuse to delete more of all bytes.",
+    help="Refuse to delete more of all bytes, or to shrink a job by more (and by more than 50%).",
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; say what would go, and why.")
 @click.option(
@@ -307,6 +307,7 @@ def collect_lines(report: CollectView, *, verbose: bool = False) -> list[str]:
         f"left alone: {_some(report.foreign_count, report.foreign)} that tidemark never wrote": report.foreign_count,
         f"NOT deleted: {_some(report.failed_count, report.failed).rstrip(',')}; run collect again": report.failed_count,
         f"the plan: {printable(report.plan)}": report.plan,
+        **{f"{printable(job.job)} would shrink from {format_shrinking(job)}": True for job in report.shrunk},
     }
     return [*lines, *(note for note, is_so in notes.items() if is_so), report.summary]
 

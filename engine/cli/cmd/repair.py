@@ -21,11 +21,9 @@ from engine.inspect.verify import Level, Problem, ProblemKind
 from engine.repository.repository import SyncRepository
 from engine.text import table
 from index.display import count, human_bytes, iso_time, printable
-from index.plan.commits import Commit
+from index.plan.commits import SHRINK_MAX, Commit
 from index.snapshot.model import Scope
 
-# As `tidemark backup` has it by default.
-SHRINK_MAX: Final = 0.5
 UNREADABLE: Final = frozenset({ProblemKind.UNREADABLE, ProblemKind.ADRIFT})
 
 

@@ -64,6 +64,7 @@ _TEMPORARY: Final = "[default: this machine's place for temporary files]"
 @click.option("--watch", type=cli.DURATION, metavar="TIME", help="Look again after each TIME, until interrupted.")
 @cli.directory_option("--scratch", f"Where files are fetched to.  {_TEMPORARY}", cli.DIRECTORY_THERE)
 @cli.check_retained_option
+@cli.shrink_max_option
 @click.option("--moved", is_flag=True, help="Go on with a job whose last backup is of another place and a later batch.")
 @cli.on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be uploaded.")

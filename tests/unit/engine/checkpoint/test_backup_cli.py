@@ -17,6 +17,7 @@ from engine.cli.cmd import spark as spark_module
 from engine.cli.run import ExitCode
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UnsafeSourceError
 from index.errors import VersionMissingError
+from index.plan.commits import SHRINK_FLOOR_BYTES
 
 Run = Callable[..., Result]
 
@@ -103,6 +104,36 @@ def test_what_is_gone_from_the_repository_is_sent_again_and_meanwhile_an_older_b
     assert "nothing to do" in run("spark", "backup", str(checkpoint)).stdout
     assert ": commit 3 of" in run("spark", "backup", str(checkpoint), "--check-retained").stdout
     assert "batch 7 of query" in run("spark", "restore", "repository", "again").stdout
+
+
+def test_state_that_has_shrunk_is_not_committed_unless_that_is_allowed(
+    run: Run, checkpoint: Path, checkpoints: dict[int, Path], tmp_path: Path
+) -> None:
+    """Design 0006, P8."""
+    words = "spark", "backup", str(checkpoint), "--job", "flights"
+    first = json.loads(run(*words, "--json").stdout)["commit"]
+    shutil.rmtree(checkpoint)
+    shutil.copytree(checkpoints[8], checkpoint)
+
+    def enlarge_newest(name: str, version: int) -> None:
+        """Let the newest backup have much more of a store: one large file."""
+        file = tmp_path / f"large-{version}" / name
+        file.parent.mkdir(parents=True)
+        file.write_bytes(bytes(SHRINK_FLOOR_BYTES + 9 * first["size_bytes"]))
+        place = "--job", "flights", "--task", "0-0", "--version", str(version), "--offsets", first["offsets"]
+        added = run("backup", str(tmp_path / f"large-{version}"), *place)
+        assert added.exit_code == ExitCode.OK, added.output
+
+    enlarge_newest("6.changelog", 6)
+    assert run(*words, "-n").exit_code == ExitCode.OK
+    enlarge_newest("SSTs/1.sst", 7)
+    for options in ([], ["-n"]):
+        refused = run(*words, *options)
+        assert refused.exit_code == ExitCode.TOO_MUCH
+        assert "by more than 50%; nothing was committed" in refused.stderr
+        assert "--shrink-max 100%" in refused.stderr
+    assert ": commit 4 of flights" in run(*words, "--shrink-max", "100%").stdout
+    assert "is backed up already" in run(*words, "-n").stdout
 
 
 class Interrupted(KeyboardInterrupt):

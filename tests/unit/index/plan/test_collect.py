@@ -1,5 +1,6 @@
 """What may be deleted, from listings alone (design 0002, D1 to D3 and D5)."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,18 @@ from index.plan.collect import (
 )
 from index.plan.commits import KeepReason, LogListing, Retention, is_closed, valid_commits
 from index.snapshot.keys import BLOBS, upload_key
-from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Pin, Scope, WriteId
+from index.snapshot.model import (
+    BlobKey,
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    IndexReference,
+    Pin,
+    Scope,
+    StoreReference,
+    UniqueId,
+    WriteId,
+)
 
 JOB = Scope("job")
 LAST = Retention(keep_last=1)
@@ -52,6 +64,45 @@ def test_nothing_to_close_writes_no_boundary() -> None:
     assert plan_scope(listing(), {}, (), LAST, ()).boundary is None
     closed = Boundary(scope=JOB, number=1, kept=())
     assert plan_scope(listing(1, 2, boundaries=(1,)), records(1, 2), (closed,), LAST, ()).boundary is None
+
+
+def test_the_commit_that_leaves_the_least_behind_decides_how_much_a_scope_shrinks() -> None:
+    """Design 0006, P9: of the states by number, those to keep, and what of which goes."""
+    for states, keep_last, named, expected in (
+        ((), 1, (), (0, 0)),
+        ((100,), 1, (), (100, 100)),
+        ((100, 90), 2, (), (90, 90)),
+        ((100, 90), 1, (), (100, 90)),
+        ((100, 120), 1, (), (120, 120)),
+        ((100, 1, 1, 1), 3, (), (100, 1)),
+        ((100, 1, 80, 1), 2, (), (100, 80)),
+        ((100, 1, 1, 50), 1, (), (100, 50)),
+        ((100, 90, 1), 1, (1,), (90, 1)),
+        ((1000, 900, 90, 1), 1, (2,), (90, 1)),
+        ((100, 90, 60), 1, (2,), (100, 90)),
+    ):
+        numbers = range(1, len(states) + 1)
+        sized = {
+            number: msgspec.structs.replace(record, stores=(store(states[number - 1]),))
+            for number, record in records(*numbers).items()
+        }
+        kept = {pointer(number) for number in named}
+        plan = plan_scope(listing(*numbers), sized, (), Retention(keep_last=keep_last), kept)
+        assert (plan.before_bytes, plan.after_bytes) == expected, states
+
+
+def store(size_bytes: int) -> StoreReference:
+    index = IndexReference(key=BlobKey("indexes/00/job/a"), sha256=bytes(32), size_bytes=1)
+    return StoreReference(
+        task="0",
+        store="default",
+        version=1,
+        unique_id=UniqueId("u"),
+        index=index,
+        number=1,
+        files_count=1,
+        size_bytes=size_bytes,
+    )
 
 
 def test_named_records_stay_listed() -> None:
