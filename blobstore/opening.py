@@ -24,8 +24,7 @@ from blobstore.errors import CapabilityMissingError, InvalidRequestError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.s3.settings import S3Settings
-from blobstore.wrappers.forwarding import Meter, MeteredStore
-from blobstore.wrappers.limit import InFlightLimit, LimitedStore, PacedStore, shared_bandwidth
+from blobstore.wrappers.forwarding import InFlightLimit, LimitedStore, Meter, MeteredStore, PacedStore, shared_bandwidth
 from blobstore.wrappers.retry import HedgedStore, HedgeSettings, RetryingStore, RetrySettings
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from blobstore.s3.errors import STALE_CREDENTIALS, Answer, BrokenError, Refusal,
 from blobstore.s3.settings import S3Settings, may_hold_credentials
 from blobstore.s3.threads import IN_THREAD, ThreadedSession
 from blobstore.sink import Buffer
-from blobstore.wrappers.limit import Bandwidth
+from blobstore.wrappers.forwarding import Bandwidth
 
 # Reads a body from its start: called once for each request that sends it.
 ReadBody = Callable[[], AsyncGenerator[Buffer, None]]

@@ -54,7 +54,7 @@ from blobstore.s3.errors import (
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, S3Settings, StoreProfile, decode_profile
 from blobstore.s3.writer import SLOW_PUT_S, NewBlob, S3Writer
 from blobstore.sink import Sink, write_chunks
-from blobstore.wrappers.limit import Bandwidth
+from blobstore.wrappers.forwarding import Bandwidth
 from blobstore.wrappers.retry import Hedge, HedgeSettings
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")

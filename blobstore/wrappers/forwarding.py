@@ -1,14 +1,17 @@
-"""The common base of all wrappers of a store, which passes each request on as it came; and the one that only counts.
+"""Wrappers that pass each request on once: as it came (their base, and that of all others), counted, or held back.
 
-Counts are for metrics, and for tests that hold a budget of requests.
+Counts are for metrics, and for tests that hold a budget of requests. What holds requests back is a number of them under
+way at once, learnt from what the store says, and a number of bytes per second.
 """
 
 import asyncio
 import copy
-from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
-from typing import Any, TypeVar
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
+from types import TracebackType
+from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
@@ -25,8 +28,9 @@ from blobstore.base import (
     RequestMetadata,
     UnfinishedPut,
 )
-from blobstore.errors import StoreError
-from blobstore.sink import CountedSink, Sink
+from blobstore.concurrency import give_up
+from blobstore.errors import InvalidRequestError, StoreError
+from blobstore.sink import Buffer, CountedSink, Sink
 
 T = TypeVar("T")
 # Reads the bytes of a call into any sink.
@@ -228,3 +232,202 @@ class MeteredStore(ForwardingStore):
             await read(counted)
         finally:
             self.meter.bytes_in += counted.size_bytes
+
+
+# Bytes are let through in pieces of this size: who has many to move does not hold up who has few.
+PIECE_BYTES: Final = 64 * 1024
+# So much of the time in which nothing was moved may be made up for at once.
+BURST_S: Final = 0.25
+# A shorter wait is put off until it has become this long: sleeping costs more than it gives.
+GRAIN_S: Final = 0.01
+
+
+class InFlightLimit(AbstractAsyncContextManager[None]):
+    """Lets requests wait for a slot, in the order in which they came, and hold it for their block.
+
+    Halves when the store asks for less, and grows by one after every `in_flight_max` successes, up to that, as TCP does
+    (RFC 5681; design 0003, E2). So slow a growth keeps the refusals that each step too far costs to a few in a hundred,
+    however little a store can take, which the budget of retries can bear.
+
+    One object is given to the store that keeps the limit and to the one that hears the answers. Sixteen requests that
+    are refused together are one piece of news, not sixteen: as long as more are under way than are allowed, the last
+    halving has not come into force, and no answer shows whether it was right.
+
+    Attributes:
+        allowed: How many at present, from 1 to `in_flight_max`.
+        under_way: How many there are; none of them is ever taken back.
+    """
+
+    def __init__(self, in_flight_max: int) -> None:
+        if in_flight_max < 1:
+            raise InvalidRequestError(f"in_flight_max is {in_flight_max}, which lets nothing through", operation="open")
+        self._in_flight_max = in_flight_max
+        self._successes = 0
+        # Requests that wait while there is no slot; empty whenever there is one.
+        self._queue: deque[asyncio.Future[None]] = deque()
+        self.allowed = in_flight_max
+        self.under_way = 0
+
+    def shrink(self) -> None:
+        """Note that the store asked for less."""
+        if self.under_way <= self.allowed:
+            self.allowed = max(1, self.allowed // 2)
+            self._successes = 0
+
+    def grow(self) -> None:
+        """Note that the store did what it was asked to do."""
+        if self.under_way > self.allowed or self.allowed == self._in_flight_max:
+            return
+        self._successes += 1
+        if self._successes >= self._in_flight_max:
+            self._successes = 0
+            self.allowed += 1
+            self._let_in()
+
+    @override
+    async def __aenter__(self) -> None:
+        if self.under_way < self.allowed:
+            self.under_way += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                # The slot came in the same moment as the cancellation.
+                self._give_back()
+            else:
+                turn.cancel()
+                with suppress(ValueError):  # passed over by `_let_in` already
+                    self._queue.remove(turn)
+            raise
+
+    @override
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self.under_way -= 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._queue and self.under_way < self.allowed:
+            turn = self._queue.popleft()
+            if not turn.done():
+                self.under_way += 1
+                turn.set_result(None)
+
+
+class LimitedStore(ForwardingStore):
+    """Lets a number of requests through at once; the others wait in the order in which they came.
+
+    A sink must not wait for another request to the store: at times there is one slot for all. A limit that is a number,
+    at least 1, stays as it is.
+    """
+
+    def __init__(self, inner: BlobStore, limit: InFlightLimit | int) -> None:
+        super().__init__(inner)
+        self._limit = InFlightLimit(limit) if isinstance(limit, int) else limit
+
+    @override
+    def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:
+        return self._limit
+
+
+class Bandwidth:
+    """A bucket of tokens, kept as the moment up to which the line is taken; event loops and threads may ask at once."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._taken_until_s = float("-inf")
+
+    def reserve(self, size_bytes: int, now_s: float) -> float:
+        """Reserve bytes; return the seconds after which they will have gone through.
+
+        `now_s` is the time of an event loop, which all of a process have from one clock.
+        """
+        with self._lock:
+            begins_s = max(self._taken_until_s, now_s - BURST_S)
+            self._taken_until_s = begins_s + size_bytes / self._bytes_per_s
+            return max(0.0, self._taken_until_s - now_s)
+
+    async def pass_through(self, size_bytes: int) -> None:
+        clock = asyncio.get_running_loop().time
+        for piece_bytes in pieces(size_bytes):
+            wait_s = self.reserve(piece_bytes, clock())
+            if wait_s > GRAIN_S:
+                await asyncio.sleep(wait_s)
+
+
+def pieces(size_bytes: int) -> Iterator[int]:
+    """Yield the sizes of the pieces in which bytes are let through."""
+    for at in range(0, size_bytes, PIECE_BYTES):
+        yield min(PIECE_BYTES, size_bytes - at)
+
+
+# By rate: a limit is one of the process, however many stores it opens.
+_of_process: Final[dict[int, Bandwidth]] = {}
+_making: Final = threading.Lock()
+
+
+def shared_bandwidth(bytes_per_s: int) -> Bandwidth:
+    """Return the bandwidth that all stores of this process with this limit share."""
+    with _making:
+        return _of_process.setdefault(bytes_per_s, Bandwidth(bytes_per_s))
+
+
+class PacedStore(ForwardingStore):
+    """Holds bodies and blobs to a bandwidth.
+
+    It is the outermost wrapper: to them a reader that is held up is a slow reader, and no slow store. A store that
+    reads a body more often than it sends it has to hold bodies back by itself: then `paces_bodies` is False.
+    """
+
+    def __init__(self, inner: BlobStore, bandwidth: Bandwidth, *, paces_bodies: bool = True) -> None:
+        super().__init__(inner)
+        self._bandwidth = bandwidth
+        self._paces_bodies = paces_bodies
+
+    @override
+    def _wrap(self, body: Body) -> Body:
+        return PassedBody(body, self._bandwidth.pass_through) if self._paces_bodies else body
+
+    @override
+    async def _read(self, read: Read, sink: Sink) -> None:
+        paced = _PacedSink(sink, self._bandwidth, asyncio.get_running_loop().time)
+        reading = asyncio.ensure_future(read(paced))
+        try:
+            await asyncio.wait({reading})
+        finally:
+            # First: giving up a read waits for the write that is under way, which need not wait any more.
+            paced.is_let_go.set()
+            await give_up(reading)
+        reading.result()
+
+
+class _PacedSink(Sink):
+    """Holds up the thread that writes."""
+
+    def __init__(self, sink: Sink, bandwidth: Bandwidth, clock: Callable[[], float]) -> None:
+        self._sink = sink
+        self.blocks = sink.blocks
+        self._bandwidth = bandwidth
+        self._clock = clock
+        self.is_let_go = threading.Event()
+
+    @override
+    def write(self, data: Buffer) -> None:
+        for piece_bytes in pieces(len(data)):
+            wait_s = self._bandwidth.reserve(piece_bytes, self._clock())
+            if wait_s > GRAIN_S and self.is_let_go.wait(wait_s):
+                break
+        self._sink.write(data)
+
+    @override
+    async def write_here(self, chunks: Sequence[Buffer]) -> None:
+        await self._bandwidth.pass_through(sum(map(len, chunks)))
+        await self._sink.write_here(chunks)

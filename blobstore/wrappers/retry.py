@@ -19,8 +19,7 @@ from blobstore.base import BlobStore, Body, Created, CreateOutcome, Unknown
 from blobstore.concurrency import give_up, shielded
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.sink import HELD_S, SINK_BYTES, Buffer, Sink, WatchedSink
-from blobstore.wrappers.forwarding import ForwardingStore, Read
-from blobstore.wrappers.limit import InFlightLimit
+from blobstore.wrappers.forwarding import ForwardingStore, InFlightLimit, Read
 
 T = TypeVar("T")
 

@@ -11,8 +11,7 @@ from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.s3.store import S3Store
-from blobstore.wrappers.forwarding import MeteredStore
-from blobstore.wrappers.limit import Bandwidth, LimitedStore, PacedStore
+from blobstore.wrappers.forwarding import Bandwidth, LimitedStore, MeteredStore, PacedStore
 from blobstore.wrappers.retry import HedgedStore, HedgeSettings, RetryingStore
 from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.store_contract import StoreContract

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.s3.settings import S3Settings
-from blobstore.wrappers.limit import InFlightLimit, LimitedStore
+from blobstore.wrappers.forwarding import InFlightLimit, LimitedStore
 from blobstore.wrappers.retry import HedgedStore, RetryingStore, RetrySettings
 from engine.clock import Runtime
 from engine.repository.repository import Repository

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from blobstore.wrappers.limit import BURST_S, PIECE_BYTES, Bandwidth, pieces, shared_bandwidth
+from blobstore.wrappers.forwarding import BURST_S, PIECE_BYTES, Bandwidth, pieces, shared_bandwidth
 from tests.simulation.model.virtual_loop import run_jumping
 
 MIB = 1024 * 1024

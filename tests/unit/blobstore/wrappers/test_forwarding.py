@@ -20,8 +20,7 @@ from blobstore.base import (
 )
 from blobstore.errors import BlobNotFoundError
 from blobstore.memory import MemoryStore
-from blobstore.wrappers.forwarding import ForwardingStore, Meter, MeteredStore
-from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.forwarding import ForwardingStore, LimitedStore, Meter, MeteredStore
 from blobstore.wrappers.retry import HedgedStore, RetryingStore
 from tests.contract.sink_contract import Collecting
 

@@ -13,8 +13,7 @@ from blobstore.base import BlobStore, BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.sink import Buffer, MemorySink, Sink
-from blobstore.wrappers.forwarding import MeteredStore
-from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.forwarding import LimitedStore, MeteredStore
 from blobstore.wrappers.retry import HedgedStore, HedgeSettings, RetryingStore
 from tests.contract.sink_contract import Collecting
 from tests.simulation.model.virtual_loop import run_jumping

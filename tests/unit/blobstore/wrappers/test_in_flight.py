@@ -4,7 +4,7 @@ from random import Random
 import pytest
 
 from blobstore.errors import InvalidRequestError
-from blobstore.wrappers.limit import InFlightLimit
+from blobstore.wrappers.forwarding import InFlightLimit
 from tests.simulation.model.virtual_loop import run_jumping
 
 

@@ -7,7 +7,7 @@ from typing_extensions import override
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
 from blobstore.sink import Buffer, MemorySink
-from blobstore.wrappers.limit import InFlightLimit, LimitedStore
+from blobstore.wrappers.forwarding import InFlightLimit, LimitedStore
 from tests.unit.blobstore.scripted_store import ScriptedStore
 
 

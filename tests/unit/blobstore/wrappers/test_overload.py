@@ -12,8 +12,7 @@ from blobstore import opening
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.memory import MemoryStore
-from blobstore.wrappers.forwarding import ForwardingStore
-from blobstore.wrappers.limit import InFlightLimit, LimitedStore
+from blobstore.wrappers.forwarding import ForwardingStore, InFlightLimit, LimitedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.simulation.model.virtual_loop import run_jumping
 

@@ -11,7 +11,7 @@ from blobstore.base import BytesBody, read_blob
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.sink import SINK_BYTES, MemorySink, Sink
-from blobstore.wrappers.limit import InFlightLimit, LimitedStore
+from blobstore.wrappers.forwarding import InFlightLimit, LimitedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.sink_contract import Collecting
 from tests.simulation.model.virtual_loop import run_jumping

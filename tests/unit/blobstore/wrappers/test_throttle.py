@@ -11,8 +11,7 @@ from blobstore.base import BlobStore, BytesBody, Created, read_blob
 from blobstore.memory import MemoryStore
 from blobstore.opening import StoreSettings, open_store
 from blobstore.sink import Buffer, Sink
-from blobstore.wrappers.forwarding import Meter, MeteredStore
-from blobstore.wrappers.limit import BURST_S, Bandwidth, PacedStore
+from blobstore.wrappers.forwarding import BURST_S, Bandwidth, Meter, MeteredStore, PacedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.sink_contract import Collecting
 from tests.simulation.model.virtual_loop import run_jumping
