@@ -25,8 +25,8 @@ from engine.local.scan import (
     unreadable_error,
 )
 from engine.local.transfer import ByteBudget, PartsBody, put_new
-from engine.progress import Progress
 from engine.records.repository import OpenRepository, StoreAddress
+from engine.runtime import Progress
 from index.plan.backup import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
 from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import BlobKey, FileBlob, FileIndex, FilePath, SstIdentity

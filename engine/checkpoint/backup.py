@@ -19,14 +19,13 @@ from blobstore.opening import StoreSettings
 from engine.backup.backup import BackupOptions, BackupResult, check_shrinking
 from engine.checkpoint.errors import QueryMovedOnError, error_context, redact_paths
 from engine.checkpoint.live import LiveStore, QueryFiles, live_files
-from engine.clock import Runtime
 from engine.commit.writer import until_known
 from engine.errors import DamagedError, SourceChangedError, UnsafeSourceError, UsageError
 from engine.local.hashing import hash_content
-from engine.progress import NO_PROGRESS, Progress, SummedProgress
 from engine.records.find import find_complete
 from engine.records.indexes import read_index
 from engine.repository.repository import Repository
+from engine.runtime import NO_PROGRESS, Progress, Runtime, SummedProgress
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint

@@ -20,9 +20,8 @@ from blobstore.opening import StoreSettings
 from engine.checkpoint.file_check import check_hidden
 from engine.checkpoint.findings import MEND_HINT, CheckLevel, CheckReport, Finding, Findings, StoreChecked
 from engine.checkpoint.store_check import StoreWork, check_store
-from engine.clock import Runtime, Stopwatch
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
-from engine.progress import NO_PROGRESS, Progress
+from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
 from index.errors import UNDECODABLE, BatchLogError, FileChecksumError, FormatError

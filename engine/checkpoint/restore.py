@@ -19,7 +19,6 @@ from blobstore.local.files import flush
 from blobstore.opening import StoreSettings, local_path_of
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart
-from engine.clock import Runtime, Stopwatch
 from engine.errors import (
     CollectedError,
     DamagedError,
@@ -29,12 +28,12 @@ from engine.errors import (
     TargetError,
     UsageError,
 )
-from engine.progress import NO_PROGRESS, AddedProgress, Progress
 from engine.records.find import CHOICES_MAX, find_complete, name_commit, naming_complete, require_store
 from engine.records.leases import PinLease
 from engine.repository.repository import Repository
 from engine.restore.download import download_index
 from engine.restore.restore import read_index_of
+from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, share_among
 from engine.state.checkpoint_dir import store_url
 from engine.state.query import StreamingCheckpoint

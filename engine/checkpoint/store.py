@@ -14,13 +14,12 @@ import msgspec
 from blobstore.concurrency import run_blocking
 from blobstore.local.files import flush
 from engine.checkpoint.targets import dirs_below
-from engine.clock import Runtime
 from engine.local.hashing import crc32c
 from engine.local.scan import READ_FLAGS
-from engine.progress import NO_PROGRESS, Progress
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of
 from engine.restore.staging import Staging, target_errors
+from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import TransferSettings
 from engine.state.changelogs import CREATOR
 from engine.state.files import CapturedSnapshot, StateFileManager, named_metadata

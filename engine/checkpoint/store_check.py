@@ -14,8 +14,8 @@ from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.checkpoint.errors import lacks
 from engine.checkpoint.file_check import ChangelogReport, check_changelog_file, check_hidden, check_sst, check_zip_file
 from engine.checkpoint.findings import CheckLevel, Finding, Findings, StoreChecked
-from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, TargetError
+from engine.runtime import Runtime
 from engine.state.changelogs import KeyCounts, count_store
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.compression import Codec

@@ -15,9 +15,9 @@ from blobstore.base import BlobStore
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.opening import StoreSettings
-from engine.clock import Runtime
 from engine.errors import TargetError, UsageError
 from engine.restore.staging import Staging
+from engine.runtime import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import ENTRY_BYTES_MAX
 from index.display import iso_time

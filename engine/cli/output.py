@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, Self, TextIO, TypeVar, get_origin
 import click
 import msgspec
 
-from engine.clock import Runtime
+from engine.runtime import Runtime
 from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.plan.commits import Commit
 from index.snapshot.model import NameRecord, Scope

@@ -13,9 +13,8 @@ import click
 from blobstore.errors import InvalidRequestError
 from blobstore.wrappers.forwarding import Meter
 from engine.cli.output import TEXT, say
-from engine.clock import Runtime
 from engine.errors import CommitUnknownError
-from engine.progress import CountedProgress, Progress, SummedProgress
+from engine.runtime import CountedProgress, Progress, Runtime, SummedProgress
 
 if TYPE_CHECKING:
     from engine.metrics.names import Samples

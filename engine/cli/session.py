@@ -22,13 +22,12 @@ from engine.cli.options import Common, Verb, take_common
 from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, TerminalProgress, log, say, to_json
 from engine.cli.run import ExitCode, RunRecord, run_of, write_refused
-from engine.clock import Runtime, read_now_ms
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.errors import NotFoundError, UsageError
-from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import Choice
 from engine.records.leases import PinLease
 from engine.repository.repository import Repository, SyncRepository
+from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
 from engine.text import Moment
 from index.errors import UnsafeNameError
 from index.plan.commits import Commit, RetentionPolicy

@@ -12,8 +12,8 @@ from typing_extensions import override
 from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, BytesBody, RequestMetadata
 from blobstore.errors import StoreError
 from engine.errors import EngineError
-from engine.progress import NO_PROGRESS, Progress
 from engine.records.roots import Damage, References, Roots, Unread, list_prefix, reachable_keys
+from engine.runtime import NO_PROGRESS, Progress
 from index.errors import FormatError
 from index.plan.collect import (
     DeleteReason,

@@ -19,9 +19,9 @@ import msgspec
 from blobstore.base import BlobInfo, BlobStore, Capabilities, list_blobs, read_blob
 from blobstore.concurrency import map_bounded, run_all
 from blobstore.errors import BlobNotFoundError
-from engine.clock import read_now_ms
 from engine.errors import DamagedError, UnsafeStoreError, UsageError
 from engine.records.log import Decode, read_record
+from engine.runtime import read_now_ms
 from index.display import DisplayMixin
 from index.errors import FormatError, IndexInvariantError, PlanFileError, UnsafeNameError
 from index.plan.collect import PlannedUpload, is_upload_key

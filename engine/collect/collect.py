@@ -16,7 +16,6 @@ import msgspec
 from blobstore.base import BlobStore, BytesBody, Created, Lost, UnfinishedPut
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreError
-from engine.clock import Runtime, read_now_ms
 from engine.collect.backend import (
     KEYS_LISTED_MAX,
     NO_OPTIONS,
@@ -46,7 +45,6 @@ from engine.collect.report import (
 )
 from engine.collect.runs import delete_leftovers, plan_leftovers
 from engine.errors import DamagedError, EngineError, TargetError, TooMuchToDeleteError, UnsafeStoreError, UsageError
-from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import is_missing, settle_record
 from engine.records.log import ScopeLog, find_boundary, list_scopes, load_log, put_boundary
 from engine.records.repository import check_consistent_lists
@@ -63,6 +61,7 @@ from engine.records.roots import (
     read_roots,
     references_of,
 )
+from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
 from index.display import count
 from index.errors import FormatError, UnknownFormatError
 from index.plan.collect import UnfinishedUpload, choose_unfinished

@@ -13,7 +13,6 @@ import msgspec
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
 from engine.backup.backup import BackupResult
-from engine.clock import Runtime
 from engine.commit.record import (
     ANY,
     Head,
@@ -49,6 +48,7 @@ from engine.records.indexes import is_missing, new_indexes_of, settle_keys, sett
 from engine.records.leases import hold_pin
 from engine.records.log import load_log, read_commit
 from engine.records.repository import check_commits
+from engine.runtime import Runtime
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.keys import commit_key

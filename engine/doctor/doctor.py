@@ -15,11 +15,11 @@ from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, list_blobs
 from blobstore.concurrency import first_error
 from blobstore.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, encode_profile
-from engine.clock import Runtime
 from engine.doctor import checks as run
 from engine.doctor.checks import Evidence, NotApplicableError, NoTimeError, S3Capabilities, StoreProbe
 from engine.errors import UnsafeStoreError
 from engine.records.repository import check_unused
+from engine.runtime import Runtime
 from index.snapshot.keys import REPOSITORY
 
 CLIENTS_COUNT: Final = 16

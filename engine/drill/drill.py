@@ -16,11 +16,9 @@ import msgspec
 from blobstore import installed_release
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import run_all, run_blocking
-from engine.clock import Runtime
 from engine.errors import DamagedError, TargetError
 from engine.local.hashing import ContentHasher
 from engine.local.transfer import ByteBudget, HashingSink, fetch_right
-from engine.progress import NO_PROGRESS, AddedProgress, Progress
 from engine.records.find import Choice, naming_complete
 from engine.records.repository import OpenRepository
 from engine.repository.repository import Repository
@@ -28,6 +26,7 @@ from engine.restore.restore import read_index_of, restore_store
 from engine.restore.staging import find_lack_of_space, remove_tree, target_errors
 from engine.restore.write import PackReader
 from engine.rocksdb.store import StoreReader, spark_settings
+from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime
 from engine.settings import STORES_AT_ONCE, share_among
 from engine.text import table
 from index.display import DisplayMixin, count, human_bytes, human_duration

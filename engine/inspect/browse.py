@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
 from engine.errors import NotFoundError, UsageError
-from engine.progress import NO_PROGRESS, Progress
 from engine.records.repository import OpenRepository
 from engine.restore.restore import read_index_of, restore_store
 from engine.restore.staging import remove_tree
 from engine.rocksdb.store import RocksDbSettings, list_families, open_family
+from engine.runtime import NO_PROGRESS, Progress
 from index.display import DisplayMixin
 from index.errors import FormatError
 from index.snapshot.model import StoreReference

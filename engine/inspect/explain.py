@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import map_bounded
 from blobstore.errors import InvalidRequestError
-from engine.clock import read_now_ms
 from engine.errors import DamagedError, UsageError
 from engine.records.indexes import is_missing, read_stored_snapshot
 from engine.records.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, plan_scopes, read_roots, root_stores
+from engine.runtime import read_now_ms
 from index.display import DisplayMixin
 from index.errors import UnsafeNameError
 from index.plan.collect import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key

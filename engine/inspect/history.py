@@ -12,13 +12,12 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded
-from engine.clock import read_now_ms
 from engine.errors import DamagedError
-from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import read_index
 from engine.records.leases import list_names
 from engine.records.log import Noted, Unreadable, list_log, read_boundary, read_commit, read_vouched, repeat_reading
 from engine.records.roots import read_pins
+from engine.runtime import NO_PROGRESS, Progress, read_now_ms
 from index.display import DisplayMixin, count, iso_time, printable, shortened
 from index.errors import FormatError
 from index.plan.commits import (

@@ -16,10 +16,10 @@ from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequest
 from engine.errors import DamagedError
 from engine.local.hashing import FileHasher
 from engine.local.transfer import HashingSink
-from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import StoredSnapshot, has_ttl, read_index, read_stored_snapshot, settle_keys
 from engine.records.log import ScopeLog, Unreadable
 from engine.records.roots import list_prefix
+from engine.runtime import NO_PROGRESS, Progress
 from index.display import DisplayMixin, format_files, format_texts
 from index.errors import FormatError, UnsafeNameError
 from index.plan.commits import NOTHING_VOUCHES, Commit

@@ -9,13 +9,13 @@ from blobstore.errors import AccessDeniedError, BlobNotFoundError
 from engine.backup.backup import BackupResult
 from engine.checkpoint.backup import CheckpointBackupResult
 from engine.checkpoint.restore import RestoredCheckpoint
-from engine.clock import read_now_ms
 from engine.collect.report import CollectReport
 from engine.errors import UnsafeStoreError
 from engine.inspect.verify import ProblemKind, VerifyReport
 from engine.metrics.names import Sample, Samples, fields_shown
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreResult
+from engine.runtime import read_now_ms
 from engine.state.commit import SaveMetrics
 from engine.state.load import LoadMetrics
 from index.errors import FormatError

@@ -23,7 +23,6 @@ from blobstore.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from engine.clock import Runtime
 from engine.errors import CollectedError, LeaseExpiredError, NotFoundError, UsageError
 from engine.records.indexes import settle_record
 from engine.records.log import (
@@ -36,6 +35,7 @@ from engine.records.log import (
     repository_created_ms,
 )
 from engine.records.repository import check_consistent_lists
+from engine.runtime import Runtime
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.commits import Commit, Naming, choose_naming, is_closed
 from index.snapshot.codec import decode_name, encode_record

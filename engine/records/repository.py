@@ -16,12 +16,12 @@ from typing_extensions import override
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, InvalidRequestError, StoreUnavailableError
 from blobstore.opening import open_store
-from engine.clock import Runtime
 from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
 from engine.local.cache import DigestCaches, read_own_file
 from engine.local.transfer import write_whole
 from engine.records.indexes import IndexCache
 from engine.records.log import read_record
+from engine.runtime import Runtime
 from engine.settings import TransferSettings
 from engine.text import without_credentials
 from index.errors import UNDECODABLE

@@ -19,7 +19,6 @@ from blobstore.base import BlobStore, list_blobs, read_blob
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from blobstore.wrappers.forwarding import MeteredStore
-from engine.clock import read_now_ms
 from engine.drill.drill import DrillHistory, Entry, RestoreDrill, format_phase, format_slo
 from engine.errors import EngineError
 from engine.inspect.history import (
@@ -33,9 +32,9 @@ from engine.inspect.history import (
 )
 from engine.inspect.verify import ProblemKind, VerifyReport, verify
 from engine.local.transfer import write_whole
-from engine.progress import NO_PROGRESS, Progress
 from engine.records.log import list_all_logs
 from engine.repository.repository import Repository
+from engine.runtime import NO_PROGRESS, Progress, read_now_ms
 from index.display import count, human_bytes, iso_time, printable, shortened
 from index.errors import FormatError
 from index.plan.commits import Commit

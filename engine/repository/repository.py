@@ -19,7 +19,6 @@ from engine.backup.backup import (
     plan_backup_dir,
 )
 from engine.blocking import Blocking, Facade, Opening
-from engine.clock import Runtime, read_now_ms
 from engine.collect.backend import DELETE_SHARE_MAX, CollectBackend, CollectOptions
 from engine.collect.check import PlanCheck, verify_plan
 from engine.collect.collect import collect
@@ -33,7 +32,6 @@ from engine.inspect.explain import Explanation, explain
 from engine.inspect.history import ENTRIES_MAX, History, read_history
 from engine.inspect.verify import Level, VerifyReport, verify, with_logs
 from engine.local.cache import DigestCaches
-from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import (
     Choice,
     choose_complete,
@@ -70,6 +68,7 @@ from engine.restore.restore import (
     restore_chosen,
     restore_store,
 )
+from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
 from engine.settings import TransferSettings
 from engine.state.restore import IndexStateFiles, RestoredState, StateRestoreOptions, find_state_commit, restore_state
 from index.plan.backup import BackupPlan

@@ -15,7 +15,6 @@ from blobstore.errors import BlobCorruptError, InvalidRequestError
 from engine.errors import DamagedError
 from engine.local.scan import DIR_FLAGS
 from engine.local.transfer import ByteBudget, fetch_right
-from engine.progress import NO_PROGRESS, Progress
 from engine.restore.staging import target_errors
 from engine.restore.write import (
     FilePlace,
@@ -29,6 +28,7 @@ from engine.restore.write import (
     seal_file,
     write_files,
 )
+from engine.runtime import NO_PROGRESS, Progress
 from engine.settings import TransferSettings
 from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, ReusedFile, plan_restore
 from index.snapshot.model import FileBlob, FilePath, SnapshotIndex, SnapshotMetadata

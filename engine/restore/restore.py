@@ -15,14 +15,12 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
-from engine.clock import Stopwatch
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest
 from engine.local.identify import FactReader
 from engine.local.scan import DIR_FLAGS, scan_dir
 from engine.local.transfer import ByteBudget
-from engine.progress import NO_PROGRESS, Progress
 from engine.records.find import CHOICES_MAX, Choice, find_pinned, require_store
 from engine.records.indexes import check_is_of, read_stored_snapshot
 from engine.records.repository import OpenRepository, StoreAddress
@@ -30,6 +28,7 @@ from engine.restore.download import Downloader
 from engine.restore.staging import Staging, look_at_target, target_errors
 from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
+from engine.runtime import NO_PROGRESS, Progress, Stopwatch
 from engine.settings import TransferSettings
 from index.display import DisplayMixin, format_files, format_seconds, format_texts
 from index.plan.commits import Commit

@@ -46,9 +46,9 @@ from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.store_check import StoreWork as StoreToCheck
 from engine.checkpoint.store_check import check_store
 from engine.checkpoint.targets import DirectoryTarget, ObjectTarget, files_below, publish_files
-from engine.clock import Runtime, Stopwatch
 from engine.errors import ConflictError, DamagedError, EngineError, SourceChangedError, UnsafeSourceError
 from engine.repository.repository import Repository
+from engine.runtime import Runtime, Stopwatch
 from engine.spark.access import SparkOptions, absolute, open_on_driver
 from engine.spark.errors import TaskFailedError, decode_error
 from engine.spark.spread import (

@@ -38,8 +38,8 @@ from typing import Final, Self
 
 import msgspec
 
-from engine.clock import Runtime
 from engine.errors import TargetError, UsageError
+from engine.runtime import Runtime
 from index.errors import UnsafeNameError
 from index.snapshot.keys import decode_component, encode_component, encode_scope
 from index.snapshot.model import Scope

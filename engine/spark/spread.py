@@ -22,11 +22,11 @@ from typing_extensions import override
 
 from blobstore.concurrency import map_bounded, run_blocking
 from engine.backup.backup import BackupOptions, BackupResult
-from engine.clock import Runtime
 from engine.errors import TargetBusyError, TargetError, UsageError
 from engine.records.find import Choice
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions, RestoreResult, plan_restore_store
+from engine.runtime import Runtime
 from engine.settings import TransferSettings, share_among
 from engine.spark.access import Access, SparkOptions, open_on_driver
 from engine.spark.claims import ReadyStore

@@ -14,9 +14,9 @@ from pyspark.sql import functions as sf
 from typing_extensions import override
 
 from blobstore.opening import StoreSettings
-from engine.clock import Runtime
 from engine.errors import CommitLostError, DamagedError, UsageError
 from engine.rocksdb.store import RocksDbSettings
+from engine.runtime import Runtime
 from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
 from engine.spark.errors import PartitioningError, TaskFailedError, last_error

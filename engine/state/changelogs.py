@@ -25,11 +25,11 @@ import msgspec
 
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
-from engine.clock import Runtime
 from engine.errors import TargetError, UsageError
 from engine.local.hashing import crc32c
 from engine.local.scan import READ_FLAGS
 from engine.rocksdb.store import StoreReader, StoreWriter
+from engine.runtime import Runtime
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir, StateFiles
 from engine.state.compression import Codec, Compressor, decompress_chunks
 from index.snapshot.model import LineageItem

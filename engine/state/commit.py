@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 
 from blobstore.concurrency import run_blocking
-from engine.clock import Runtime
 from engine.errors import EngineError, SnapshotUploadError
 from engine.rocksdb.store import RocksDbSettings
+from engine.runtime import Runtime
 from engine.state.files import CapturedSnapshot, Deleted, SnapshotUploaded, StateFileManager
 from engine.state.loaded import LoadedState, RowChecks
 from engine.state.local_files import WorkingDir, remove_tree

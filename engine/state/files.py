@@ -15,8 +15,8 @@ import msgspec
 
 from blobstore.concurrency import map_bounded, run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
-from engine.clock import Runtime
 from engine.errors import DamagedError, TargetError, UnsafeSourceError, UsageError
+from engine.runtime import Runtime
 from engine.state.changelogs import fetch_checked, open_changelog, publish_checked, read_checked
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.compression import Codec

@@ -14,9 +14,9 @@ import msgspec
 
 from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
-from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, SnapshotRepairError, UsageError
 from engine.rocksdb.store import StoreWriter
+from engine.runtime import Runtime
 from engine.state.changelogs import (
     ChangelogReader,
     KeyCounts,

@@ -16,11 +16,11 @@ from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError, NotFoundError
 from engine.local.transfer import ByteBudget
-from engine.progress import NO_PROGRESS, Progress
 from engine.records.repository import OpenRepository
 from engine.restore.download import download_index
 from engine.restore.restore import RestoreResult, TargetOptions, read_index_of, staged_restore
 from engine.restore.staging import target_errors
+from engine.runtime import NO_PROGRESS, Progress
 from engine.settings import TransferSettings
 from engine.state.checkpoint_dir import READ_BYTES_MAX
 from engine.state.compression import Codec

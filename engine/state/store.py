@@ -20,8 +20,8 @@ from typing import Self
 
 from blobstore.concurrency import run_blocking
 from engine.blocking import Blocking, Direct, Facade, Opening
-from engine.clock import Runtime
 from engine.errors import DamagedError, NotLoadedError, UsageError
+from engine.runtime import Runtime
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.commit import Committed, Maintained, SaveMetrics, StateCommits
 from engine.state.files import Deleted, StateFileManager, delete_old_versions

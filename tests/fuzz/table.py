@@ -90,7 +90,7 @@ UNFUZZED: Final[dict[str, str]] = {
     "engine.collect.collect.read_until_not_overtaken": "repeats a reading, whatever it reads",
     "blobstore.local.dirs.read_regular": "asks the file system",
     "blobstore.local.dirs.split_key": "splits a checked key at its last slash",
-    "engine.clock.read_now_ms": "asks for the time",
+    "engine.runtime.read_now_ms": "asks for the time",
     "blobstore.local.dirs.TempFiles.read_creation_ms": "matches one name with a pattern of digits",
     "blobstore.local.dirs.TtlLinks.read_ms": "matches one text with a pattern of digits",
     "blobstore.s3.errors.read_date_ms": "has the standard library read one header, and takes any error for no date",

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from engine.clock import Runtime
 from engine.errors import TargetError, UnsafeSourceError
+from engine.runtime import Runtime
 from index.snapshot.keys import BLOBS, upload_key
 from tests.hostile.forger import SCOPE, SESSION, Forger, a_file, an_index, in_blob
 from tests.unit.engine.workbench import Workbench, read_tree

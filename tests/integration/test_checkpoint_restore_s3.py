@@ -20,9 +20,9 @@ from engine.checkpoint.restore import (
 )
 from engine.checkpoint.store import StoreRestored, StoreToRestore
 from engine.checkpoint.targets import ObjectTarget
-from engine.clock import Runtime
 from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository
+from engine.runtime import Runtime
 from engine.spark import checkpoint as spark_checkpoint
 from engine.spark.access import Access
 from engine.spark.checkpoint import RestoreCheckpointStores

@@ -32,9 +32,9 @@ from typing_extensions import override
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
 from engine.backup.backup import BackupResult
-from engine.clock import Runtime
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
+from engine.runtime import Runtime
 from engine.settings import TransferSettings
 from index.plan.commits import Retention
 from index.snapshot.model import Scope

@@ -10,16 +10,15 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.errors import StoreError
 from engine.backup.backup import BackupResult
-from engine.clock import Runtime
 from engine.collect import backend as in_process_backend
 from engine.collect import collect as run
 from engine.collect.backend import CollectBackend, Deletion, Listed, Listing, Rules, SweepResult
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, EngineError
 from engine.inspect import discard
-from engine.progress import Progress
 from engine.records import repository, roots
 from engine.records.leases import PinLease, check_open, hold_pin
+from engine.runtime import Progress, Runtime
 from index.plan import collect as collect_plan
 from index.plan import commits as log
 from index.plan.collect import PlannedUpload, Protection, ScopePlan, Upload

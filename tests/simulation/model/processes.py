@@ -18,8 +18,8 @@ from blobstore.base import BlobStore
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.forwarding import InFlightLimit, LimitedStore
 from blobstore.wrappers.retry import HedgedStore, RetryingStore, RetrySettings
-from engine.clock import Runtime
 from engine.repository.repository import Repository
+from engine.runtime import Runtime
 from engine.settings import TransferSettings
 from index.snapshot.model import UniqueId, WriteId
 from tests.simulation.model.direct_store import DirectStore

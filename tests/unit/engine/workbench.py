@@ -11,11 +11,10 @@ from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import MeteredStore
 from engine.backup.backup import BackupOptions, BackupResult, WholeDirectory, backup_source
-from engine.clock import Runtime
 from engine.local.cache import DigestCache, DigestCaches
-from engine.progress import NO_PROGRESS
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.restore import RestoreOptions, RestoreResult, read_index_of, restore_store, staged_restore
+from engine.runtime import NO_PROGRESS, Runtime
 from engine.settings import TransferSettings
 from index.snapshot.model import RepositoryRecord, Scope, StoreReference
 from tests.doubles import InterposedStore

@@ -17,12 +17,12 @@ from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavaila
 from blobstore.local.files import LocalFile as OpenFile
 from engine.backup import upload
 from engine.backup.backup import BackupOptions, plan_backup_dir
-from engine.clock import Runtime
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.local import identify
 from engine.local.cache import DigestCache
 from engine.local.hashing import FileHasher, hash_bytes
 from engine.records.indexes import IndexCache, read_index
+from engine.runtime import Runtime
 from index.snapshot.contents import blob_keys, files_of, new_blob_keys
 from index.snapshot.model import FileIndex, LineageItem, SstIdentity, StoreReference, UniqueId
 from tests.contract.store_calls import get_bytes

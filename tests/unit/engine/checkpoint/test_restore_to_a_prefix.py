@@ -23,9 +23,9 @@ from engine.checkpoint.restore import (
 )
 from engine.checkpoint.targets import ObjectTarget, check_apart
 from engine.cli.errors import describe
-from engine.clock import Runtime
 from engine.errors import TargetError, UsageError
 from engine.repository.repository import Repository
+from engine.runtime import Runtime
 from index.spark.query_logs import decode_operator
 from tests.contract.store_calls import get_bytes
 from tests.doubles import InterposedStore

@@ -31,7 +31,7 @@ from blobstore.errors import (
 from blobstore.memory import MemoryStore
 from blobstore.s3.bucket_rules import Rule
 from blobstore.sink import MemorySink, Sink
-from engine.clock import Runtime
+from engine.runtime import Runtime
 
 NOW_MS = 1_795_000_000_000
 

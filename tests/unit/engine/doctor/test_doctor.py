@@ -23,7 +23,6 @@ from blobstore.errors import (
 from blobstore.memory import MemoryStore
 from blobstore.s3.bucket_rules import DAY_MS, Rule, backstop_rules
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, decode_profile
-from engine.clock import Runtime
 from engine.doctor import checks
 from engine.doctor.checks import Evidence, NotApplicableError, NoTimeError, choose_list_rounds, judge_clock
 from engine.doctor.doctor import (
@@ -39,6 +38,7 @@ from engine.doctor.doctor import (
     examine_store,
     judge,
 )
+from engine.runtime import Runtime
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import REPOSITORY
 from index.snapshot.model import RepositoryRecord

@@ -6,9 +6,9 @@ import pytest
 
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.memory import MemoryStore
-from engine.clock import Runtime
 from engine.errors import DamagedError
 from engine.local.hashing import crc32c
+from engine.runtime import Runtime
 from engine.state.changelogs import CREATOR, fetch_checked, publish_checked, read_checked
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from blobstore.memory import MemoryStore
 from engine import StateStore
-from engine.clock import Runtime
+from engine.runtime import Runtime
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import VersionMissingError

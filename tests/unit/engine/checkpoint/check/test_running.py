@@ -15,9 +15,9 @@ from engine.checkpoint import store_check as check_store_module
 from engine.checkpoint.check import check_checkpoint, check_logs, finish_check
 from engine.checkpoint.findings import CheckReport, Finding
 from engine.checkpoint.store_check import check_store
-from engine.clock import Runtime, Stopwatch
 from engine.errors import NotFoundError, ProviderError, TargetError
 from engine.rocksdb import store as rocksdb_module
+from engine.runtime import Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
 from index.spark.checksums import hadoop_checksum_name
 from index.spark.metadata import StateMetadata

@@ -10,9 +10,9 @@ from blobstore.base import BlobStore, Body, BytesBody, Created, read_blob
 from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
 from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.retry import HedgedStore, HedgeSettings
-from engine.clock import Runtime
 from engine.errors import CollectedError, DamagedError
 from engine.repository.repository import Repository
+from engine.runtime import Runtime
 from index.plan.collect import DeleteReason
 from index.plan.commits import Commit
 from index.snapshot.codec import encode_record

@@ -7,9 +7,9 @@ from typing_extensions import override
 
 from blobstore.base import BytesBody, Created, read_blob
 from blobstore.errors import StoreUnavailableError
-from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, UnsafeStoreError
 from engine.repository.repository import Repository
+from engine.runtime import Runtime
 from index.plan.collect import DeleteReason
 from index.plan.commits import Retention
 from index.plan.plan_format import decode_audit

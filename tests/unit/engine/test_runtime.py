@@ -1,6 +1,6 @@
 """Progress of several use cases at once is told as that of one."""
 
-from engine.progress import SummedProgress
+from engine.runtime import SummedProgress
 
 
 class Heard:
