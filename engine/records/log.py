@@ -13,12 +13,12 @@ from blobstore.errors import REFUSALS, BlobNotFoundError, InvalidRequestError, S
 from engine.errors import UnsafeStoreError
 from engine.records.indexes import has_ttl, new_indexes_of
 from index.errors import CorruptIndexError, FormatError, IndexInvariantError, UnsafeNameError
-from index.plan.collect import choose_superseded_boundaries
 from index.plan.commits import (
     Commit,
     LogListing,
     ShortListingError,
     check_dense,
+    choose_superseded_boundaries,
     find_doubtful,
     find_late,
     is_late,

@@ -24,13 +24,12 @@ from index.plan.collect import (
     Protection,
     ScopePlan,
     choose_closed_records,
-    choose_superseded_boundaries,
     name_is_removable,
     pin_is_live,
     pin_is_removable,
     plan_scope,
 )
-from index.plan.commits import NOTHING_VOUCHES, Commit, Naming, RetentionPolicy
+from index.plan.commits import NOTHING_VOUCHES, Commit, Naming, RetentionPolicy, choose_superseded_boundaries
 from index.snapshot.codec import decode_pin
 from index.snapshot.keys import (
     PINS,

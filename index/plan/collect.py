@@ -218,20 +218,6 @@ def choose_closed_records(
     )
 
 
-def choose_superseded_boundaries(boundaries: Sequence[Boundary], unreadable: Collection[int] = ()) -> tuple[int, ...]:
-    """Return the numbers of the boundaries that may be deleted (D3).
-
-    A newer one keeps, at or below their number, a subset of what they keep: of one that cannot be read, nothing. The
-    newest is never among them.
-    """
-    kept = {b.number: frozenset(b.kept) for b in boundaries} | {number: frozenset() for number in unreadable}
-    return tuple(
-        old
-        for old in sorted(kept)
-        if any(b.number > old and {p for p in b.kept if p.number <= old} <= kept[old] for b in boundaries)
-    )
-
-
 def pin_is_live(pin: Pin, written_at_ms: int, now_ms: int) -> bool:
     """Return whether a pin protects: it was not released and its duration has not passed since its last write (D5)."""
     return pin.duration_ms > 0 and now_ms < written_at_ms + pin.duration_ms

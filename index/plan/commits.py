@@ -176,6 +176,20 @@ def is_number_closed(number: int, boundaries: Iterable[Boundary]) -> bool:
     return any(b.number >= number and all(p.number != number for p in b.kept) for b in boundaries)
 
 
+def choose_superseded_boundaries(boundaries: Sequence[Boundary], unreadable: Collection[int] = ()) -> tuple[int, ...]:
+    """Return the numbers of the boundaries that may be deleted (D3).
+
+    A newer one keeps, at or below their number, a subset of what they keep: of one that cannot be read, nothing. The
+    newest is never among them.
+    """
+    kept = {b.number: frozenset(b.kept) for b in boundaries} | {number: frozenset() for number in unreadable}
+    return tuple(
+        old
+        for old in sorted(kept)
+        if any(b.number > old and {p for p in b.kept if p.number <= old} <= kept[old] for b in boundaries)
+    )
+
+
 def is_late(record: CommitRecord, created_at_ms: int) -> bool:
     """Return whether the store created the record after its lease; it is void unless something vouches for it (C5)."""
     return created_at_ms > record.valid_until_ms

@@ -164,7 +164,7 @@ def all_boundaries_go() -> Iterator[None]:
     def choose(boundaries: Iterable[Boundary], *_: object) -> tuple[int, ...]:
         return tuple(boundary.number for boundary in boundaries)
 
-    with everywhere(collect_plan.choose_superseded_boundaries, choose):
+    with everywhere(log.choose_superseded_boundaries, choose):
         yield
 
 

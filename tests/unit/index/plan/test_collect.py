@@ -11,7 +11,6 @@ from index.plan.collect import (
     UnfinishedUpload,
     Upload,
     choose_closed_records,
-    choose_superseded_boundaries,
     choose_unfinished,
     choose_uploads,
     pin_is_live,
@@ -19,7 +18,7 @@ from index.plan.collect import (
     plan_scope,
     waiting_until_ms,
 )
-from index.plan.commits import KeepReason, LogListing, Retention, is_closed, valid_commits
+from index.plan.commits import KeepReason, LogListing, Retention, choose_superseded_boundaries, is_closed, valid_commits
 from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import (
     BlobKey,
