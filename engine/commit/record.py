@@ -26,7 +26,7 @@ from engine.records.indexes import REQUESTS_IN_FLIGHT_MAX, has_ttl
 from engine.records.log import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit, read_vouched
 from index.display import format_texts
 from index.errors import FormatError
-from index.plan.commits import Commit, Verdict, judge_record, valid_commits
+from index.plan.commits import Commit, Head, Verdict, judge_record, valid_commits
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import LOG, commit_key, encode_component
 from index.snapshot.model import (
@@ -37,44 +37,11 @@ from index.snapshot.model import (
     RepositoryRecord,
     Scope,
     ScopeLayout,
-    StoreReference,
     WriteId,
 )
 
 # Any commit may be the parent, as far as the caller is concerned; what the results were diffed against counts (C2).
 ANY: Final = "any"
-
-
-class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a scope for a writer."""
-
-    newest: Commit | None
-    # The number that the next record takes: the newest number loaded, void ones and boundaries counted, plus one (C1).
-    next_number: int
-    # When the newest boundary was created; 0 without one, and where `newest` is known, in which case nobody asks.
-    closed_at_ms: int = 0
-
-    @property
-    def pointer(self) -> CommitPointer | None:
-        return self.newest.pointer if self.newest else None
-
-    @property
-    def committed_at_ms(self) -> int:
-        return self.newest.committed_at_ms if self.newest else 0
-
-    def store(self, result: BackupResult) -> StoreReference | None:
-        """Return what the newest commit holds of a result's store."""
-        return self.newest.store(result.reference.task, result.reference.store) if self.newest else None
-
-    def may_know(self, result: BackupResult) -> bool:
-        """Return whether a fitting result may be committed already: its base came back, or the store was gone (T4)."""
-        held = self.store(result)
-        if self.newest is None or held is None:
-            return self.next_number > 1
-        # A fork gives new numbers to what it takes over, also where its scope was forgotten and had the same stores.
-        # A number above the newest commit was perhaps that of a commit that was discarded.
-        is_first = held.number == self.newest.pointer.number == self.next_number - 1
-        return not is_first or self.newest.record.kind == "fork"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,7 +247,7 @@ def check_bases(scope: Scope, head: Head, results: Sequence[BackupResult]) -> No
     """
     for result in results:
         place = f"store {result.reference.store} of task {result.reference.task}"
-        held = head.store(result)
+        held = head.store(result.reference)
         if head.newest is None and result.oldest_birth_ms < head.closed_at_ms:
             message, hint = f"{place} was uploaded before the job was forgotten", "back up again, then commit"
             raise StaleResultError(message, operation="commit", subject=str(scope), hint=hint)
@@ -326,7 +293,7 @@ async def find_committed(store: BlobStore, head: Head, results: Iterable[BackupR
             raise LeaseExpiredError("the index is gone", operation="commit", subject=result.reference.index.key)
         return not carries_ttl
 
-    asked = [result for result in results if store.capabilities.removes_ttl and head.may_know(result)]
+    asked = [result for result in results if store.capabilities.removes_ttl and head.may_know(result.reference)]
     old = await map_bounded(is_old, asked, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
     return frozenset(result.reference.index for result, found in zip(asked, old, strict=True) if found)
 

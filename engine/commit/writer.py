@@ -15,7 +15,6 @@ from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
 from engine.backup.backup import BackupResult
 from engine.commit.record import (
     ANY,
-    Head,
     Request,
     Sent,
     acknowledge,
@@ -50,7 +49,7 @@ from engine.records.log import load_log, read_commit
 from engine.records.repository import check_commits
 from engine.runtime import Runtime
 from index.errors import FormatError
-from index.plan.commits import Commit
+from index.plan.commits import Commit, Head
 from index.snapshot.keys import commit_key
 from index.snapshot.model import CommitPointer, CommitRecord, RepositoryRecord, Scope, ScopeLayout
 

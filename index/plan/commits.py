@@ -107,6 +107,38 @@ class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
         return next((s for s in self.record.stores if s.task == task and s.store == store), None)
 
 
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a scope for a writer."""
+
+    newest: Commit | None
+    # The number that the next record takes: the newest number loaded, void ones and boundaries counted, plus one (C1).
+    next_number: int
+    # When the newest boundary was created; 0 without one, and where `newest` is known, in which case nobody asks.
+    closed_at_ms: int = 0
+
+    @property
+    def pointer(self) -> CommitPointer | None:
+        return self.newest.pointer if self.newest else None
+
+    @property
+    def committed_at_ms(self) -> int:
+        return self.newest.committed_at_ms if self.newest else 0
+
+    def store(self, of: StoreReference) -> StoreReference | None:
+        """Return what the newest commit holds of the store of a reference."""
+        return self.newest.store(of.task, of.store) if self.newest else None
+
+    def may_know(self, new: StoreReference) -> bool:
+        """Return whether a fitting result may be committed already: its base came back, or the store was gone (T4)."""
+        held = self.store(new)
+        if self.newest is None or held is None:
+            return self.next_number > 1
+        # A fork gives new numbers to what it takes over, also where its scope was forgotten and had the same stores.
+        # A number above the newest commit was perhaps that of a commit that was discarded.
+        is_first = held.number == self.newest.pointer.number == self.next_number - 1
+        return not is_first or self.newest.record.kind == "fork"
+
+
 def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
     """Return the listing of one scope from (key, creation time) pairs; a key of another scope is refused."""
     found: dict[str, list[tuple[int, int]]] = {"commit": [], "boundary": []}

@@ -13,13 +13,13 @@ from blobstore.s3 import bucket_rules as s3_bucket
 from blobstore.wrappers.retry import RetryingStore
 from engine.backup.backup import BackupResult, backup_source
 from engine.commit import record as commit_record
-from engine.commit.record import Head, Request
+from engine.commit.record import Request
 from engine.commit.writer import CommitWriter
 from engine.errors import CommitLostError, DamagedError, StaleResultError
 from engine.records.indexes import settle_keys
 from engine.records.log import list_log, read_vouched
 from index.plan import commits as log
-from index.plan.commits import Commit
+from index.plan.commits import Commit, Head
 from index.snapshot.keys import BLOBS, INDEXES
 from index.snapshot.model import BlobKey, Boundary, CommitPointer, CommitRecord, IndexReference, Scope
 from tests.simulation.faults.mutation import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
