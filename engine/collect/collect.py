@@ -46,8 +46,7 @@ from engine.collect.report import (
 from engine.collect.runs import delete_leftovers, plan_leftovers
 from engine.errors import DamagedError, EngineError, TargetError, TooMuchToDeleteError, UnsafeStoreError, UsageError
 from engine.records.indexes import is_missing, settle_record
-from engine.records.log import ScopeLog, find_boundary, list_scopes, load_log, put_boundary
-from engine.records.repository import check_consistent_lists
+from engine.records.log import ScopeLog, check_consistent_lists, find_boundary, list_scopes, load_log, put_boundary
 from engine.records.roots import (
     IN_FLIGHT_MAX,
     Damage,

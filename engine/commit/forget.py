@@ -9,8 +9,7 @@ from blobstore.base import BlobStore, Created, Lost
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from engine.errors import NotFoundError
 from engine.records.leases import list_names, release_name
-from engine.records.log import find_boundary, load_log, put_boundary
-from engine.records.repository import check_commits
+from engine.records.log import check_commits, find_boundary, load_log, put_boundary
 from index.display import DisplayMixin
 from index.plan.commits import Commit, plan_forget
 from index.snapshot.model import Boundary, Scope

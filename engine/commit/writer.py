@@ -45,8 +45,7 @@ from engine.errors import (
 )
 from engine.records.indexes import is_missing, new_indexes_of, settle_keys, settle_record
 from engine.records.leases import hold_pin
-from engine.records.log import load_log, read_commit
-from engine.records.repository import check_commits
+from engine.records.log import check_commits, load_log, read_commit
 from engine.runtime import Runtime
 from index.errors import FormatError
 from index.plan.commits import Commit, Head

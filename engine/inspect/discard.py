@@ -12,6 +12,8 @@ from engine.records.leases import read_first_name
 from engine.records.log import (
     Noted,
     ScopeLog,
+    check_commits,
+    check_consistent_lists,
     find_boundary,
     list_log,
     load_scope,
@@ -21,7 +23,6 @@ from engine.records.log import (
     read_record,
     read_scope,
 )
-from engine.records.repository import check_commits, check_consistent_lists
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.collect import is_upload_key
 from index.plan.commits import FORGOTTEN_AHEAD, Commit, check_dense, is_number_closed

@@ -9,8 +9,7 @@ from blobstore.base import BlobStore, Created, Lost
 from engine.errors import ConflictError, DamagedError, UnsafeStoreError, UsageError
 from engine.inspect.verify import Problem, ProblemKind
 from engine.records.indexes import read_index
-from engine.records.log import find_boundary, load_scope, put_boundary
-from engine.records.repository import check_commits, check_consistent_lists
+from engine.records.log import check_commits, check_consistent_lists, find_boundary, load_scope, put_boundary
 from index.errors import FormatError, UnknownFormatError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of

@@ -28,13 +28,13 @@ from engine.records.indexes import settle_record
 from engine.records.log import (
     Noted,
     Unreadable,
+    check_consistent_lists,
     list_log,
     read_boundaries,
     read_record,
     repeat_reading,
     repository_created_ms,
 )
-from engine.records.repository import check_consistent_lists
 from engine.runtime import Runtime
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.commits import Commit, Naming, choose_naming, is_closed

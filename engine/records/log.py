@@ -1,4 +1,7 @@
-"""Reading and listing a scope's log in a store."""
+"""A scope's log in a store: listed, read, closed by a boundary; and what a store must be able to do to hold one.
+
+The checks of a store read what it says of itself (design 0002; `blobstore.base.Capabilities`).
+"""
 
 import contextlib
 from collections import defaultdict
@@ -28,7 +31,15 @@ from index.plan.commits import (
     valid_commits,
 )
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit, decode_repository, encode_record
-from index.snapshot.keys import LOG, REPOSITORY, boundary_key, commit_key, log_prefix, log_start_after, parse_log_key
+from index.snapshot.keys import (
+    LOG,
+    REPOSITORY,
+    boundary_key,
+    commit_key,
+    log_prefix,
+    log_start_after,
+    parse_log_key,
+)
 from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Scope
 
 # A collection may run beside a reader; it moves the log at most once per run, so a few new attempts always suffice.
@@ -356,3 +367,32 @@ async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: st
             subject=subject or (error.key if isinstance(error, BlobNotFoundError) else error.subject),
             hint=error.hint if isinstance(error, ShortListingError) else "",
         ) from error
+
+
+def check_commits(store: BlobStore, operation: str) -> None:
+    """Refuse a store whose create-if-absent is not atomic, so that two writers could both win (K4). No request is made.
+
+    Reading is not refused anywhere: what such a store still has can be restored.
+
+    Raises:
+        UnsafeStoreError: It is not atomic.
+    """
+    if not store.capabilities.atomic_create:
+        message = "of two creates of one key the store may let both win"
+        hint = "use a store with atomic create-if-absent; `tidemark doctor` shows it, and a restore still works"
+        raise UnsafeStoreError(message, operation=operation, hint=hint)
+
+
+def check_consistent_lists(
+    store: BlobStore, operation: str, danger: str = "a collection could be deleting what this refers to"
+) -> None:
+    """Refuse a store on which the pin of a fork, rewind or name could protect nothing, or a collection be unsafe (D4).
+
+    Raises:
+        UnsafeStoreError: As `check_commits`; or its lists may be stale: a boundary that is there would not be seen.
+    """
+    check_commits(store, operation)
+    if not store.capabilities.consistent_lists:
+        message = f"the store's lists may be stale: {danger}"
+        hint = f"{operation} only on a store, or a mount of it, with consistent lists; `tidemark doctor` shows which"
+        raise UnsafeStoreError(message, operation=operation, hint=hint)

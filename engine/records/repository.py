@@ -1,8 +1,4 @@
-"""What an open repository is; its record, and what a store has to be able to do before anything is built on it.
-
-The record is read when a repository is opened, written once and twice over when it is made. The checks read what a
-store says of itself (design 0002; `blobstore.base.Capabilities`).
-"""
+"""What an open repository is, and its record: read when one is opened, written once and twice over when it is made."""
 
 import contextlib
 import functools
@@ -20,7 +16,7 @@ from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageEr
 from engine.local.cache import DigestCaches, read_own_file
 from engine.local.transfer import write_whole
 from engine.records.indexes import IndexCache
-from engine.records.log import read_record
+from engine.records.log import check_commits, read_record
 from engine.runtime import Runtime
 from engine.settings import TransferSettings
 from engine.text import without_credentials
@@ -229,35 +225,6 @@ async def _check_refuses_a_second(store: BlobStore) -> None:
             key=REPOSITORY,
             hint="run `tidemark doctor` before you use it",
         )
-
-
-def check_commits(store: BlobStore, operation: str) -> None:
-    """Refuse a store whose create-if-absent is not atomic, so that two writers could both win (K4). No request is made.
-
-    Reading is not refused anywhere: what such a store still has can be restored.
-
-    Raises:
-        UnsafeStoreError: It is not atomic.
-    """
-    if not store.capabilities.atomic_create:
-        message = "of two creates of one key the store may let both win"
-        hint = "use a store with atomic create-if-absent; `tidemark doctor` shows it, and a restore still works"
-        raise UnsafeStoreError(message, operation=operation, hint=hint)
-
-
-def check_consistent_lists(
-    store: BlobStore, operation: str, danger: str = "a collection could be deleting what this refers to"
-) -> None:
-    """Refuse a store on which the pin of a fork, rewind or name could protect nothing, or a collection be unsafe (D4).
-
-    Raises:
-        UnsafeStoreError: As `check_commits`; or its lists may be stale: a boundary that is there would not be seen.
-    """
-    check_commits(store, operation)
-    if not store.capabilities.consistent_lists:
-        message = f"the store's lists may be stale: {danger}"
-        hint = f"{operation} only on a store, or a mount of it, with consistent lists; `tidemark doctor` shows which"
-        raise UnsafeStoreError(message, operation=operation, hint=hint)
 
 
 async def check_unused(store: BlobStore, operation: str) -> None:
