@@ -20,7 +20,8 @@ from engine.errors import (
 from engine.records.indexes import read_index
 from engine.records.leases import PinLease, hold_pin, list_names, read_name
 from engine.records.log import Noted, ScopeLog, load_log, load_scope
-from engine.records.repository import OpenRepository, key_of
+from engine.records.repository import key_of
+from engine.runtime import Runtime
 from index.display import iso_time
 from index.errors import FormatError
 from index.plan.commits import Commit, commit_of_name, fits
@@ -111,7 +112,7 @@ def _check_choice(log: ScopeLog, found: Commit | None, number: int | None) -> No
 
 @contextlib.asynccontextmanager
 async def find_pinned(
-    repository: OpenRepository, scope: Scope, *, purpose: str, **choice: Unpack[Choice]
+    store: BlobStore, runtime: Runtime, scope: Scope, *, purpose: str, **choice: Unpack[Choice]
 ) -> AsyncIterator[tuple[Commit, PinLease]]:
     """Find a commit and pin it; choose again if it is collected before its pin is there (design 0002, D5).
 
@@ -119,11 +120,10 @@ async def find_pinned(
         NotFoundError: None fits.
         CollectedError: Every choice was collected before its pin was there.
     """
-    store = repository.store
     async with contextlib.AsyncExitStack() as stack:
         for attempt in range(CHOICES_MAX):
             commit = await find_commit(store, scope, **choice)
-            pin = hold_pin(store, repository.runtime, commit, purpose=purpose)
+            pin = hold_pin(store, runtime, commit, purpose=purpose)
             try:
                 lease = await stack.enter_async_context(pin)
             except CollectedError:

@@ -417,7 +417,7 @@ class Repository:
         self, scope: Scope, *, purpose: str, **choice: Unpack[Choice]
     ) -> AbstractAsyncContextManager[tuple[Commit, PinLease]]:
         """Find a commit and pin it while the block runs; see `engine.records.find.find_pinned`."""
-        return find_pinned(self.opened, scope, purpose=purpose, **choice)
+        return find_pinned(self.store, self.opened.runtime, scope, purpose=purpose, **choice)
 
     async def choose_complete(self, scope: Scope, **choice: Unpack[Choice]) -> Choice:
         """Choose the same commit, or where something of it is missing the newest one that is whole (M2)."""

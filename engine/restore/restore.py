@@ -150,7 +150,8 @@ async def restore_chosen(
     overtaken: tuple[CommitPointer, DamagedError] | None = None
     purpose = f"restore {address.task}/{address.store}"
     for attempt in range(CHOICES_MAX):
-        async with find_pinned(repository, address.scope, purpose=purpose, **choice) as (commit, lease):
+        found = find_pinned(repository.store, repository.runtime, address.scope, purpose=purpose, **choice)
+        async with found as (commit, lease):
             if overtaken is not None and overtaken[0] == commit.pointer:
                 raise overtaken[1]
             reference = require_store(commit, address.task, address.store)
