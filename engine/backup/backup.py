@@ -20,9 +20,9 @@ from engine.local.cache import DigestCache
 from engine.local.identify import FactReader
 from engine.local.scan import all_files, changed_error, file_system_now_ns, find_difference, opened_dir, scan_dir
 from engine.local.transfer import ByteBudget
-from engine.records.find import find_missing
+from engine.records.find import find_missing, key_of
 from engine.records.indexes import IndexCache, StoredSnapshot, check_is_of, read_stored_snapshot, write_index
-from engine.records.repository import OpenRepository, StoreAddress, key_of
+from engine.records.repository import OpenRepository, StoreAddress
 from engine.rocksdb.lock import check_not_held
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.settings import TransferSettings

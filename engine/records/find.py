@@ -1,13 +1,17 @@
-"""Find the commit that a reader wants, or the newest that is whole, and protect it while it reads."""
+"""Find the commit that a reader wants and protect it while it reads; find what is missing, and the newest whole one."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final, TypedDict, Unpack
+
+import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import map_bounded
-from blobstore.errors import StoreError
+from blobstore.errors import BlobNotFoundError, StoreError
 from engine.errors import (
     CollectedError,
     DamagedError,
@@ -17,13 +21,14 @@ from engine.errors import (
     UsageError,
     bare_message,
 )
+from engine.local.cache import read_own_file
+from engine.local.transfer import write_whole
 from engine.records.indexes import read_index
 from engine.records.leases import PinLease, hold_pin, list_names, read_name
 from engine.records.log import Noted, ScopeLog, load_log, load_scope
-from engine.records.repository import key_of
 from engine.runtime import Runtime
 from index.display import iso_time
-from index.errors import FormatError
+from index.errors import UNDECODABLE, FormatError
 from index.plan.commits import Commit, commit_of_name, fits
 from index.snapshot.contents import blobs_needed
 from index.snapshot.keys import BLOBS, INDEXES, parse_log_key
@@ -33,6 +38,9 @@ STATS_IN_FLIGHT_MAX: Final = 16
 COMMITS_MAX: Final = 1_000
 # Attempts of a reader whose commit is collected before its pin is there.
 CHOICES_MAX: Final = 3
+# More missing blobs than this are found again, by the next backup or by one that is asked to look.
+MISSING_BLOBS_MAX: Final = 10_000
+DAMAGED_FILE: Final = "damaged.json"
 
 ReadCommits = Callable[[], Awaitable[Sequence[Commit]]]
 
@@ -175,6 +183,58 @@ def require_store(commit: Commit, task: str, store: str) -> StoreReference:
 
 
 # ---------------------------------------------------------------------- what is missing (design 0006, M1 and M2)
+
+
+class MissingBlobs:
+    """Blobs and indexes that were found missing or altered, by their keys; what was noted longest ago goes first.
+
+    With `cache_dir` they are kept there for the next process on this machine. A note that is lost or wrong costs an
+    upload and nothing else, so a file that cannot be read or written is passed over.
+    """
+
+    def __init__(self, cache_dir: Path | None = None) -> None:
+        self._file = cache_dir / DAMAGED_FILE if cache_dir is not None else None
+
+    @functools.cached_property
+    def _keys(self) -> dict[str, None]:
+        # Read when it is asked for: most verbs need no note.
+        return dict.fromkeys(_read_keys(self._file)) if self._file is not None else {}
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(self._keys)
+
+    def note(self, keys: Iterable[str]) -> None:
+        """Remember those of the keys that are of uploads."""
+        new = [key for key in keys if key.startswith((BLOBS, INDEXES)) and key not in self._keys]
+        self._keys.update(dict.fromkeys(new))
+        while len(self._keys) > MISSING_BLOBS_MAX:
+            del self._keys[next(iter(self._keys))]
+        if new and self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_whole(self._file, msgspec.json.encode(tuple(self._keys)))
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Remember what a block fails on, if it fails because something is missing or altered."""
+        try:
+            yield
+        except DamagedError as error:
+            self.note([key_of(error)])
+            raise
+
+
+def _read_keys(file: Path) -> tuple[str, ...]:
+    with contextlib.suppress(OSError, *UNDECODABLE):
+        return msgspec.json.decode(read_own_file(file), type=tuple[str, ...])[:MISSING_BLOBS_MAX]
+    return ()
+
+
+def key_of(error: DamagedError) -> str:
+    """Return the key of what is missing or altered; an error about a file may name that in its place."""
+    cause = error.__cause__
+    return cause.key if isinstance(cause, BlobNotFoundError) and cause.key else error.subject
 
 
 async def find_missing(store: BlobStore, needed: Mapping[BlobKey, int]) -> frozenset[str]:

@@ -1,9 +1,7 @@
 """What an open repository is, and its record: read when one is opened, written once and twice over when it is made."""
 
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Iterable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Final
 
 import msgspec
@@ -12,84 +10,28 @@ from typing_extensions import override
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, InvalidRequestError, StoreUnavailableError
 from blobstore.opening import open_store
-from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
-from engine.local.cache import DigestCaches, read_own_file
-from engine.local.transfer import write_whole
+from engine.errors import NotFoundError, UnsafeStoreError, UsageError
+from engine.local.cache import DigestCaches
+from engine.records.find import MissingBlobs
 from engine.records.indexes import IndexCache
 from engine.records.log import check_commits, read_record
 from engine.runtime import Runtime
 from engine.settings import TransferSettings
 from engine.text import without_credentials
-from index.errors import UNDECODABLE
 from index.snapshot.codec import decode_repository, encode_record
-from index.snapshot.keys import BLOBS, INDEXES, PREFIXES, REPOSITORY
+from index.snapshot.keys import PREFIXES, REPOSITORY
 from index.snapshot.model import RepositoryRecord, Scope
 
 # Empty keys that consoles make of a prefix, as `log/`.
 MARKERS_MAX: Final = 8
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
-# More missing blobs than this are found again, by the next backup or by one that is asked to look.
-MISSING_BLOBS_MAX: Final = 10_000
-DAMAGED_FILE: Final = "damaged.json"
 # What is in the place of the repository record where `init` found that the store lets a create replace what is
 # there: nobody opens it, and a reader of the object learns why.
 REFUSED_STORE: Final = (
     b"tidemark init refused this store: a create-if-absent replaced what was there already, so two writers could both\n"
     b"win. Run `tidemark doctor`. Once the store is right, delete this object and run `tidemark init` again.\n"
 )
-
-
-class MissingBlobs:
-    """Blobs and indexes that were found missing or altered, by their keys; what was noted longest ago goes first.
-
-    With `cache_dir` they are kept there for the next process on this machine. A note that is lost or wrong costs an
-    upload and nothing else, so a file that cannot be read or written is passed over.
-    """
-
-    def __init__(self, cache_dir: Path | None = None) -> None:
-        self._file = cache_dir / DAMAGED_FILE if cache_dir is not None else None
-
-    @functools.cached_property
-    def _keys(self) -> dict[str, None]:
-        # Read when it is asked for: most verbs need no note.
-        return dict.fromkeys(_read_keys(self._file)) if self._file is not None else {}
-
-    @property
-    def keys(self) -> frozenset[str]:
-        return frozenset(self._keys)
-
-    def note(self, keys: Iterable[str]) -> None:
-        """Remember those of the keys that are of uploads."""
-        new = [key for key in keys if key.startswith((BLOBS, INDEXES)) and key not in self._keys]
-        self._keys.update(dict.fromkeys(new))
-        while len(self._keys) > MISSING_BLOBS_MAX:
-            del self._keys[next(iter(self._keys))]
-        if new and self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_whole(self._file, msgspec.json.encode(tuple(self._keys)))
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Remember what a block fails on, if it fails because something is missing or altered."""
-        try:
-            yield
-        except DamagedError as error:
-            self.note([key_of(error)])
-            raise
-
-
-def _read_keys(file: Path) -> tuple[str, ...]:
-    with contextlib.suppress(OSError, *UNDECODABLE):
-        return msgspec.json.decode(read_own_file(file), type=tuple[str, ...])[:MISSING_BLOBS_MAX]
-    return ()
-
-
-def key_of(error: DamagedError) -> str:
-    """Return the key of what is missing or altered; an error about a file may name that in its place."""
-    cause = error.__cause__
-    return cause.key if isinstance(cause, BlobNotFoundError) and cause.key else error.subject
 
 
 class OpenRepository(msgspec.Struct, frozen=True, kw_only=True):

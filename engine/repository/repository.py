@@ -34,11 +34,13 @@ from engine.inspect.verify import Level, VerifyReport, verify, with_logs
 from engine.local.cache import DigestCaches
 from engine.records.find import (
     Choice,
+    MissingBlobs,
     choose_complete,
     commits_with_named,
     find_commit,
     find_missing,
     find_pinned,
+    key_of,
     name_complete,
     naming_complete,
     require_store,
@@ -49,11 +51,9 @@ from engine.records.log import Noted, ScopeLog, list_scopes, load_log, load_scop
 from engine.records.repository import (
     DAY_MS,
     HOUR_MS,
-    MissingBlobs,
     OpenRepository,
     StoreAddress,
     check_times,
-    key_of,
     opened_store,
     read_repository_record,
     write_repository_record,

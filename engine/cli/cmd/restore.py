@@ -15,8 +15,7 @@ from engine.cli.output import CommitView, view_commit
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import DamagedError, EngineError
-from engine.records.find import Choice, find_complete
-from engine.records.repository import key_of
+from engine.records.find import Choice, find_complete, key_of
 from engine.restore.restore import RestoreOptions, RestoreResult, check_patterns
 from engine.restore.write import OwnerPolicy
 from engine.text import table

@@ -10,7 +10,7 @@ from engine.errors import IncompleteError, NotFoundError, UnsafeStoreError, Usag
 from engine.inspect.discard import discard
 from engine.inspect.repair import drop_commits, find_damaged
 from engine.inspect.verify import Level
-from engine.records.repository import DAMAGED_FILE
+from engine.records.find import DAMAGED_FILE
 from engine.repository.repository import Repository
 from index.plan.commits import Commit, Retention, ShortListingError
 from index.snapshot.keys import commit_key

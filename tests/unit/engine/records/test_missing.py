@@ -11,10 +11,9 @@ from engine.commit import writer as commit
 from engine.errors import DamagedError, IncompleteError, NotFoundError, UnsafeSourceError
 from engine.inspect.verify import Level, ProblemKind, verify
 from engine.local import identify
+from engine.records import find as finding
 from engine.records import indexes as index_io
-from engine.records import repository as repository_io
-from engine.records.find import find_complete
-from engine.records.repository import MissingBlobs
+from engine.records.find import MissingBlobs, find_complete
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.commits import Commit, Retention
@@ -488,7 +487,7 @@ class TestChoice:
 
 
 def test_gaps_are_of_uploads_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repository_io, "MISSING_BLOBS_MAX", 3)
+    monkeypatch.setattr(finding, "MISSING_BLOBS_MAX", 3)
     missing_blobs = MissingBlobs()
     missing_blobs.note(["log/x", "/a/file", *(f"blobs/{n}" for n in range(4)), "indexes/1"])
     assert missing_blobs.keys == {"blobs/2", "blobs/3", "indexes/1"}
