@@ -1,4 +1,4 @@
-"""Running many awaitables with few in flight, and blocking calls in threads.
+"""Running many awaitables with few in flight and few bytes in memory, and blocking calls in threads.
 
 The first failure is the one that is raised. Work once handed to a thread cannot be taken back, so a cancelled call
 waits until the thread is done before it raises. On a mount that hangs, the call hangs with it.
@@ -7,7 +7,9 @@ waits until the thread is done before it raises. On a mount that hangs, the call
 import asyncio
 import functools
 import itertools
-from collections.abc import Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
 Item = TypeVar("Item")
@@ -104,3 +106,47 @@ async def run_blocking(
     """Call a function in a thread, to its end even if this call is cancelled meanwhile."""
     call = functools.partial(function, *args, **kwargs)
     return await shielded(asyncio.get_running_loop().run_in_executor(None, call))
+
+
+class ByteBudget:
+    """A bound on the bytes that all transfers together hold. Who asks first is served first."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def hold(self, size_bytes: int) -> AsyncIterator[None]:
+        """Wait until a number of bytes are free, and hold them for the block; more than there are count as all."""
+        size_bytes = min(size_bytes, self._bytes_max)
+        if self._waiting or self._held_bytes + size_bytes > self._bytes_max:
+            await self._wait(size_bytes)
+        else:
+            self._held_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._held_bytes -= size_bytes
+            self._serve()
+
+    async def _wait(self, size_bytes: int) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((size_bytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._held_bytes -= size_bytes
+            self._serve()
+            raise
+
+    def _serve(self) -> None:
+        while self._waiting:
+            size_bytes, turn = self._waiting[0]
+            if not turn.done():
+                if self._held_bytes + size_bytes > self._bytes_max:
+                    return
+                self._held_bytes += size_bytes
+                turn.set_result(None)
+            self._waiting.popleft()

@@ -1,6 +1,6 @@
-"""Streams of local files, off the event loop: the only module that imports aiofiles.
+"""Local files as streams, off the event loop: the only module that imports aiofiles. Writing and syncing, which block.
 
-They raise the plain `OSError`, which `store_error` translates for a directory store. A cancelled call waits for its
+Streams raise the plain `OSError`, which `store_error` translates for a directory store. A cancelled call waits for its
 thread (`run_blocking`): no file is written, renamed or closed behind the caller's back.
 """
 
@@ -9,6 +9,7 @@ import fcntl
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -45,6 +46,8 @@ TOO_MANY_OPEN_HINT: Final = (
 
 # What fsync of a directory answers where the file system has no such thing.
 _CANNOT_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP})
+# The permissions of what `tempfile` makes.
+_PRIVATE: Final = 0o600
 
 # Descriptor of an open directory, or what opens one for as long as it is needed.
 Directory = int | AbstractContextManager[int] | None
@@ -75,7 +78,7 @@ class LocalFile:
             yield chunk
 
     async def write_at(self, offset: int, data: bytes) -> None:
-        await run_blocking(_write_all, self.descriptor, offset, data)
+        await run_blocking(write_at, self.descriptor, offset, data)
 
 
 def open_to_read(path: Path | str, *, dir_fd: Directory = None) -> AbstractAsyncContextManager[LocalFile]:
@@ -119,8 +122,17 @@ class FileSink(Sink):
     def write(self, data: Buffer) -> None:
         if self._size_bytes_max is not None and self.size_bytes + len(data) > self._size_bytes_max:
             raise TooLargeError
-        _write_all(self._descriptor, self.size_bytes, data)
+        write_at(self._descriptor, self.size_bytes, data)
         self.size_bytes += len(data)
+
+
+def write_at(descriptor: int, offset: int, data: Buffer) -> None:
+    """Write all of the data from `offset` on. Blocks."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        offset += written
+        view = view[written:]
 
 
 def sync_dir(directory: Path | int) -> None:
@@ -157,6 +169,28 @@ def make_durable(directory: Path, mode: int = 0o777) -> None:
             sync_dir(level.parent)
 
 
+def write_whole(path: Path, data: bytes, *, mode: int = _PRIVATE, is_durable: bool = False) -> None:
+    """Write a file, replacing an older one at once. Its temporary name is hidden, and ends otherwise.
+
+    Its permissions are `mode`, whatever the umask is; if durable, its bytes survive a loss of power once it has its
+    name. OSError: it cannot be written; an older one is as it was.
+    """
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with open(handle, "wb") as out:  # noqa: PTH123  (a descriptor, not a path)
+            if mode != _PRIVATE:  # as it was made: some file systems have no modes
+                os.fchmod(handle, mode)
+            out.write(data)
+            if is_durable:
+                out.flush()
+                flush(handle)
+        Path(temporary).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(temporary).unlink()
+        raise
+
+
 @asynccontextmanager
 async def _opened(
     path: Path | str, mode: Literal["rb", "xb"], flags: int, dir_fd: Directory, permissions: int = 0
@@ -189,14 +223,6 @@ async def _opened(
         raise
     else:
         await shielded(made[0].close())
-
-
-def _write_all(descriptor: int, offset: int, data: Buffer) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        offset += written
-        view = view[written:]
 
 
 @contextmanager

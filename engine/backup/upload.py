@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from blobstore.base import Body, RequestMetadata
-from blobstore.concurrency import run_all, run_blocking
+from blobstore.concurrency import ByteBudget, run_all, run_blocking
 from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
 from engine.errors import UnsafeSourceError
@@ -24,7 +24,7 @@ from engine.local.scan import (
     refusing,
     unreadable_error,
 )
-from engine.local.transfer import ByteBudget, PartsBody, put_new
+from engine.records.indexes import put_new
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.runtime import Progress
 from index.plan.backup import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
@@ -98,6 +98,29 @@ def _read_hashed(source: OpenFile, at: int, size_bytes: int, hasher: ContentHash
     chunk = os.pread(source.descriptor, size_bytes, at)
     hasher.update(chunk)
     return chunk
+
+
+class PartsBody:
+    """A `Body`: several byte strings as one blob, without a second copy of them all."""
+
+    def __init__(self, parts: Sequence[bytes], chunk_bytes: int) -> None:
+        self._parts = parts
+        self._chunk_bytes = chunk_bytes
+        self.size_bytes = sum(map(len, parts))
+
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the parts one after the other; small ones are joined, none is larger than a pack takes."""
+        chunk: list[bytes] = []
+        chunk_bytes = 0
+        for part in self._parts:
+            if chunk and chunk_bytes + len(part) > self._chunk_bytes:
+                yield b"".join(chunk)
+                chunk.clear()
+                chunk_bytes = 0
+            chunk.append(part)
+            chunk_bytes += len(part)
+        if chunk_bytes:
+            yield b"".join(chunk)
 
 
 class Uploader(msgspec.Struct, kw_only=True):

@@ -15,13 +15,13 @@ import msgspec
 
 from blobstore import installed_release
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.concurrency import run_all, run_blocking
+from blobstore.concurrency import ByteBudget, run_all, run_blocking
 from engine.errors import DamagedError, TargetError
-from engine.local.hashing import ContentHasher
-from engine.local.transfer import ByteBudget, HashingSink, fetch_right
+from engine.local.hashing import ContentHasher, HashingSink
 from engine.records.find import Choice, naming_complete
 from engine.records.repository import OpenRepository
 from engine.repository.repository import Repository
+from engine.restore.download import fetch_right
 from engine.restore.restore import read_index_of, restore_store
 from engine.restore.staging import find_lack_of_space, remove_tree, target_errors
 from engine.restore.write import PackReader

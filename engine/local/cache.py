@@ -10,9 +10,9 @@ from typing import Final, Self
 
 import msgspec
 
+from blobstore.local.files import write_whole
 from engine.local.hashing import BLAKE3_BYTES, Digest, hash_content
 from engine.local.scan import is_written_once
-from engine.local.transfer import write_whole
 from index.errors import UNDECODABLE
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import SstIdentity

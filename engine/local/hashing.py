@@ -9,6 +9,8 @@ from blake3 import blake3
 from crc32c import crc32c as _crc32c
 from typing_extensions import override
 
+from blobstore.sink import Buffer, Sink
+
 BLAKE3_BYTES: Final = 32
 
 
@@ -55,6 +57,17 @@ class FileHasher(ContentHasher):
     @property
     def digest(self) -> Digest:
         return Digest(self.blake3, self._crc32)
+
+
+class HashingSink(Sink):
+    """Hashes bytes and keeps none of them."""
+
+    def __init__(self, hasher: ContentHasher) -> None:
+        self._hasher = hasher
+
+    @override
+    def write(self, data: Buffer) -> None:
+        self._hasher.update(data)
 
 
 def hash_content(data: bytes | bytearray | memoryview) -> bytes:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from engine.local.transfer import write_whole
+from blobstore.local.files import write_whole
 from engine.metrics.names import METRICS, PREFIX, RUN, Sample, Samples
 
 _TOTAL = "_total"

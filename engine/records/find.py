@@ -12,6 +12,7 @@ import msgspec
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError, StoreError
+from blobstore.local.files import write_whole
 from engine.errors import (
     CollectedError,
     DamagedError,
@@ -22,7 +23,6 @@ from engine.errors import (
     bare_message,
 )
 from engine.local.cache import read_own_file
-from engine.local.transfer import write_whole
 from engine.records.indexes import read_index
 from engine.records.leases import PinLease, hold_pin, list_names, read_name
 from engine.records.log import Noted, ScopeLog, load_log, load_scope

@@ -7,11 +7,15 @@ from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobStore, BytesBody, Created, RequestMetadata, read_blob
+from blobstore.base import BlobStore, Body, BytesBody, Created, Lost, RequestMetadata, Unknown, read_blob
 from blobstore.concurrency import map_bounded, run_blocking
-from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
-from engine.errors import DamagedError
-from engine.local.transfer import put_new
+from blobstore.errors import (
+    BlobCorruptError,
+    BlobNotFoundError,
+    InvalidRequestError,
+    StoreUnavailableError,
+)
+from engine.errors import DamagedError, LeaseExpiredError
 from index.errors import IndexInvariantError
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_index, encode_index
 from index.snapshot.contents import blob_keys, files_of, new_blob_keys
@@ -141,6 +145,34 @@ def is_missing(error: DamagedError) -> bool:
 def delta_pays(*, whole_bytes: int, delta_bytes: int) -> bool:
     """Return whether to store an index as a delta: it is large, and the delta is less than a quarter of it."""
     return whole_bytes > WHOLE_BYTES_MAX and delta_bytes * DELTA_GAIN_MIN < whole_bytes
+
+
+async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int) -> Created:
+    """Put a blob under a key that was minted for it (design 0002, K2); return when the store created it.
+
+    Raises:
+        StoreUnavailableError: The store did not say whether it is there.
+        DamagedError: Another blob is there, which nobody but us could have put.
+        LeaseExpiredError: It was there, and is gone.
+        StoreError: As the store says.
+    """
+    match await store.put_if_absent(key, body, ttl_ms=ttl_ms):
+        case Created() as created:
+            return created
+        case Unknown(reason=reason):
+            raise StoreUnavailableError(f"no answer: {reason}", operation="put_if_absent", key=key)
+        case Lost():
+            # The key is random and ours alone: what is there came from an earlier sending of this very request. Its
+            # size is proof enough: a body keeps the hash of its first reading, and refuses another that differs.
+            found = await store.stat(key)
+            if found is None:
+                message = "an upload was collected before it was answered"
+                raise LeaseExpiredError(message, operation="backup", subject=key)
+            if found.size_bytes != body.size_bytes:
+                message = f"a new upload of {body.size_bytes} bytes was refused, and {found.size_bytes} bytes are there"
+                hint = "somebody else writes to this repository's keys"
+                raise DamagedError(message, operation="backup", subject=key, hint=hint)
+            return Created(created_at_ms=found.created_at_ms)
 
 
 async def write_index(

@@ -18,6 +18,7 @@ from blobstore import installed_release
 from blobstore.base import BlobStore, list_blobs, read_blob
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
+from blobstore.local.files import write_whole
 from blobstore.wrappers.forwarding import MeteredStore
 from engine.drill.drill import DrillHistory, Entry, RestoreDrill, format_phase, format_slo
 from engine.errors import EngineError
@@ -31,7 +32,6 @@ from engine.inspect.history import (
     read_history,
 )
 from engine.inspect.verify import ProblemKind, VerifyReport, verify
-from engine.local.transfer import write_whole
 from engine.records.log import list_all_logs
 from engine.repository.repository import Repository
 from engine.runtime import NO_PROGRESS, Progress, read_now_ms

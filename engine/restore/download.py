@@ -5,16 +5,20 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.concurrency import run_all, run_blocking
-from blobstore.errors import BlobCorruptError, InvalidRequestError
+from blobstore.concurrency import ByteBudget, run_all, run_blocking
+from blobstore.errors import (
+    BlobCorruptError,
+    BlobNotFoundError,
+    InvalidRequestError,
+    StoreError,
+)
 from engine.errors import DamagedError
 from engine.local.scan import DIR_FLAGS
-from engine.local.transfer import ByteBudget, fetch_right
 from engine.restore.staging import target_errors
 from engine.restore.write import (
     FilePlace,
@@ -40,6 +44,30 @@ SMALL_BYTES_MAX: Final = 256 * 1024
 HOP_BYTES_MAX: Final = 4 * 1024 * 1024
 
 _Item = TypeVar("_Item")
+
+
+class Fetch(Protocol):
+    """Fetches once; whether the bytes were right. `fresh`: by a connection of its own."""
+
+    def __call__(self, *, fresh: bool) -> Awaitable[bool]: ...
+
+
+async def fetch_right(fetch: Fetch, damaged: Callable[[str], DamagedError]) -> None:
+    """Fetch what has to have certain bytes; once more if they are wrong: a fault on the way is not yet one of the blob.
+
+    Raises what `damaged` makes of a reason if the blob is missing, or was wrong both times.
+    """
+    cause: StoreError | None = None
+    for fresh in (False, True):
+        cause = None
+        try:
+            if await fetch(fresh=fresh):
+                return
+        except BlobNotFoundError as error:
+            raise damaged("its blob is missing") from error
+        except (BlobCorruptError, InvalidRequestError) as error:
+            cause = error
+    raise damaged("its bytes are not the ones that were backed up") from cause
 
 
 class _Stream:

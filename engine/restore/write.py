@@ -19,12 +19,11 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.errors import BlobCorruptError
-from blobstore.local.files import flush
+from blobstore.local.files import flush, write_at
 from blobstore.sink import Buffer, Sink
 from engine.errors import TargetError
 from engine.local.hashing import ContentHasher, hash_content
 from engine.local.scan import READ_FLAGS, is_untouched, local_file
-from engine.local.transfer import write_at
 from index.plan.restore import RESTORED_MODE, FetchedRun, RestoredFile, ReusedFile
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FileMetadata

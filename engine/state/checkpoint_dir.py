@@ -9,25 +9,29 @@ So the hidden one goes before the file is replaced or deleted; without one, the 
 appears whole.
 """
 
+import errno
 import itertools
 import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final, Protocol, Self
+
+import msgspec
 
 from blobstore.base import BlobStore, Body, BytesBody, check_key
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
-from blobstore.local.files import FileSink, create_to_write
+from blobstore.local.files import FileSink, create_to_write, read_chunks, write_at
 from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
 from blobstore.sink import MemorySink, TooLargeError
 from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
-from engine.local.transfer import FileBody, copy_file
+from engine.local.scan import READ_FLAGS
 from index.spark.lineage import Lineage
 from index.spark.names import StateVersion
 
@@ -35,6 +39,12 @@ from index.spark.names import StateVersion
 READ_BYTES_MAX: Final = 64 * 1024 * 1024
 # A file that is written takes less long than this.
 UNFINISHED_MS: Final = 24 * 3_600_000
+
+# How much one call copies: so much at most is copied after the other side of the copy went away.
+_COPY_BYTES: Final = 64 * 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
+# What copy_file_range(2) answers between file systems that do not know each other, or on a kernel without it.
+_CANNOT_COPY: Final = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM})
 
 # Other names that Spark has for it.
 _SPARK_S3: Final = re.compile(r"\As3[an](?=://)", re.IGNORECASE)
@@ -311,3 +321,52 @@ def _copy_within(source: Path, target: Path, at_most: int | None) -> int | None:
     except OSError:
         target.unlink(missing_ok=True)
         return None
+
+
+class FileBody(msgspec.Struct):
+    """A `Body`: a local file that nobody changes."""
+
+    path: Path
+    # When it was looked at; the store refuses a file that has become shorter.
+    size_bytes: int
+
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(read_chunks(self.path, size_bytes=self.size_bytes)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+def copy_file(source: Path, target: Path) -> int:
+    """Copy a regular file to a new name, which is not there yet; return its size in bytes.
+
+    The blocks are shared where the file system can (reflink), but never the inode: what is written to one of the two
+    files never shows in the other. OSError: ELOOP for a symbolic link, EISDIR or EINVAL for another kind of file.
+    """
+    incoming = os.open(source, READ_FLAGS)
+    try:
+        if not stat.S_ISREG(os.fstat(incoming).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(source))
+        outgoing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            return _copy(incoming, outgoing)
+        finally:
+            os.close(outgoing)
+    finally:
+        os.close(incoming)
+
+
+def _copy(incoming: int, outgoing: int) -> int:
+    copied = 0
+    if hasattr(os, "copy_file_range"):
+        try:
+            while count := os.copy_file_range(incoming, outgoing, _COPY_BYTES, copied, copied):
+                copied += count
+        except OSError as error:
+            if error.errno not in _CANNOT_COPY:
+                raise
+    # What is left: everything where the call is not known, and nothing, for the price of one read, where it is. Some
+    # kernels copy nothing from a file system that makes up its files, and report success.
+    while chunk := os.pread(incoming, _READ_BYTES, copied):
+        write_at(outgoing, copied, chunk)
+        copied += len(chunk)
+    return copied

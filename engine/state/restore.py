@@ -12,10 +12,9 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.concurrency import run_blocking
+from blobstore.concurrency import ByteBudget, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError, NotFoundError
-from engine.local.transfer import ByteBudget
 from engine.records.repository import OpenRepository
 from engine.restore.download import download_index
 from engine.restore.restore import RestoreResult, TargetOptions, read_index_of, staged_restore

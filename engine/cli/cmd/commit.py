@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
+from blobstore.local.files import write_whole
 from engine.backup.backup import BackupResult
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice
@@ -22,7 +23,6 @@ from engine.cli.session import Session, choose_scope, verb
 from engine.commit.record import ANY
 from engine.commit.writer import until_known
 from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
-from engine.local.transfer import write_whole
 from engine.records.indexes import is_missing, settle_record
 from engine.repository.repository import Repository, SyncRepository
 from index.errors import FormatError

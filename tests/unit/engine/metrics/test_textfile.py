@@ -107,7 +107,7 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("engine.local.transfer.flush", full)
+    monkeypatch.setattr("blobstore.local.files.flush", full)
     with pytest.raises(OSError, match="No space"):
         write_textfile(path, run("backup", "other"))
     assert path.read_bytes() == before

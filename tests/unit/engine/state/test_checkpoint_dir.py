@@ -15,8 +15,7 @@ from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.sink import Sink
 from engine.errors import DamagedError, TargetError
-from engine.local.transfer import copy_file
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, copy_file
 from tests.doubles import InterposedStore
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from blobstore.base import BytesBody, read_blob
-from blobstore.concurrency import run_all
+from blobstore.concurrency import ByteBudget, run_all
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
-from engine.backup.upload import FileRunBody
+from engine.backup.upload import FileRunBody, PartsBody
 from engine.errors import DamagedError, LeaseExpiredError, UsageError
 from engine.local.hashing import FileHasher, hash_bytes
 from engine.local.scan import opened_dir, scan_dir
-from engine.local.transfer import ByteBudget, PartsBody, put_new
+from engine.records.indexes import put_new
 from engine.settings import TransferSettings, share_among
 from index.plan.backup import PlannedFile
 from index.snapshot.keys import BLOBS, upload_key
