@@ -118,10 +118,12 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pointer(self) -> CommitPointer | None:
+        """Number and write id of the newest commit."""
         return self.newest.pointer if self.newest else None
 
     @property
     def committed_at_ms(self) -> int:
+        """When the newest commit was made; 0 without one."""
         return self.newest.committed_at_ms if self.newest else 0
 
     def store(self, of: StoreReference) -> StoreReference | None:
