@@ -16,9 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.local.cache import DigestCache
-from engine.local.hashing import hash_bytes
-from engine.local.identify import FactReader
+from engine.local.digests import DigestCache, FactReader, hash_bytes
 from engine.local.scan import scan_dir
 from index.snapshot.dir_diff import LocalDir, LocalFile, diff_dir, diff_stats
 from index.snapshot.model import DirIndex, FileIndex

@@ -16,8 +16,7 @@ from typing_extensions import override
 from blobstore.concurrency import ByteBudget, run_blocking
 from engine.backup.upload import Uploader
 from engine.errors import DamagedError, ShrunkError, UsageError
-from engine.local.cache import DigestCache
-from engine.local.identify import FactReader
+from engine.local.digests import DigestCache, FactReader
 from engine.local.scan import all_files, changed_error, file_system_now_ns, find_difference, opened_dir, scan_dir
 from engine.records.find import find_missing, key_of
 from engine.records.indexes import IndexCache, StoredSnapshot, check_is_of, read_stored_snapshot, write_index

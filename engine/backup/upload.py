@@ -13,9 +13,7 @@ from blobstore.concurrency import ByteBudget, run_all, run_blocking
 from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
 from engine.errors import UnsafeSourceError
-from engine.local.cache import DigestCache
-from engine.local.hashing import ContentHasher, Digest, FileHasher, hash_bytes
-from engine.local.identify import parse_sst
+from engine.local.digests import ContentHasher, Digest, DigestCache, FileHasher, hash_bytes, parse_sst
 from engine.local.scan import (
     READ_FLAGS,
     SourceDir,

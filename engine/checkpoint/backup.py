@@ -21,7 +21,7 @@ from engine.checkpoint.errors import QueryMovedOnError, error_context, redact_pa
 from engine.checkpoint.live import LiveStore, QueryFiles, live_files
 from engine.commit.writer import until_known
 from engine.errors import DamagedError, SourceChangedError, UnsafeSourceError, UsageError
-from engine.local.hashing import hash_content
+from engine.local.digests import hash_content
 from engine.records.find import find_complete
 from engine.records.indexes import read_index
 from engine.repository.repository import Repository

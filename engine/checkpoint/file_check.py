@@ -23,7 +23,7 @@ import msgspec
 
 from engine.checkpoint.errors import unreadable
 from engine.errors import DamagedError
-from engine.local.hashing import BLOCK_SUMS, crc32c, sum_block
+from engine.local.checksums import BLOCK_SUMS, crc32c, sum_block
 from engine.local.scan import READ_FLAGS
 from engine.state.compression import Codec, decompress_chunks, decompress_sst_block
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip

@@ -14,7 +14,7 @@ import msgspec
 from blobstore.concurrency import run_blocking
 from blobstore.local.files import flush
 from engine.checkpoint.targets import dirs_below
-from engine.local.hashing import crc32c
+from engine.local.checksums import crc32c
 from engine.local.scan import READ_FLAGS
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of

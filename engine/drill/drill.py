@@ -17,7 +17,7 @@ from blobstore import installed_release
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import ByteBudget, run_all, run_blocking
 from engine.errors import DamagedError, TargetError
-from engine.local.hashing import ContentHasher, HashingSink
+from engine.local.digests import ContentHasher, HashingSink
 from engine.records.find import Choice, naming_complete
 from engine.records.repository import OpenRepository
 from engine.repository.repository import Repository

@@ -14,7 +14,7 @@ from blobstore.base import BlobInfo, BlobStore
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from engine.errors import DamagedError
-from engine.local.hashing import FileHasher, HashingSink
+from engine.local.digests import FileHasher, HashingSink
 from engine.records.indexes import StoredSnapshot, has_ttl, read_index, read_stored_snapshot, settle_keys
 from engine.records.log import ScopeLog, Unreadable
 from engine.records.roots import list_prefix

@@ -22,7 +22,7 @@ from engine.errors import (
     UsageError,
     bare_message,
 )
-from engine.local.cache import read_own_file
+from engine.local.digests import read_own_file
 from engine.records.indexes import read_index
 from engine.records.leases import PinLease, hold_pin, list_names, read_name
 from engine.records.log import Noted, ScopeLog, load_log, load_scope

@@ -11,7 +11,7 @@ from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, InvalidRequestError, StoreUnavailableError
 from blobstore.opening import open_store
 from engine.errors import NotFoundError, UnsafeStoreError, UsageError
-from engine.local.cache import DigestCaches
+from engine.local.digests import DigestCaches
 from engine.records.find import MissingBlobs
 from engine.records.indexes import IndexCache
 from engine.records.log import check_commits, read_record

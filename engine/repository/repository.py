@@ -31,7 +31,7 @@ from engine.inspect.discard import Discarded, discard
 from engine.inspect.explain import Explanation, explain
 from engine.inspect.history import ENTRIES_MAX, History, read_history
 from engine.inspect.verify import Level, VerifyReport, verify, with_logs
-from engine.local.cache import DigestCaches
+from engine.local.digests import DigestCaches
 from engine.records.find import (
     Choice,
     MissingBlobs,

@@ -16,9 +16,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.concurrency import ByteBudget, run_blocking
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
-from engine.local.cache import DigestCache
-from engine.local.hashing import Digest
-from engine.local.identify import FactReader
+from engine.local.digests import Digest, DigestCache, FactReader
 from engine.local.scan import DIR_FLAGS, scan_dir
 from engine.records.find import CHOICES_MAX, Choice, find_pinned, require_store
 from engine.records.indexes import check_is_of, read_stored_snapshot

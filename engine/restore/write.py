@@ -22,7 +22,7 @@ from blobstore.errors import BlobCorruptError
 from blobstore.local.files import flush, write_at
 from blobstore.sink import Buffer, Sink
 from engine.errors import TargetError
-from engine.local.hashing import ContentHasher, hash_content
+from engine.local.digests import ContentHasher, hash_content
 from engine.local.scan import READ_FLAGS, is_untouched, local_file
 from index.plan.restore import RESTORED_MODE, FetchedRun, RestoredFile, ReusedFile
 from index.snapshot.dir_diff import LocalFile

@@ -26,7 +26,7 @@ import msgspec
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import TargetError, UsageError
-from engine.local.hashing import crc32c
+from engine.local.checksums import crc32c
 from engine.local.scan import READ_FLAGS
 from engine.rocksdb.store import StoreReader, StoreWriter
 from engine.runtime import Runtime

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from engine.errors import DamagedError, UsageError
-from engine.local.hashing import crc32c
+from engine.local.checksums import crc32c
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.state.changelogs import ChangelogWriter, KeyCounts
 from engine.state.local_files import unwritable_error

@@ -36,8 +36,7 @@ from typing import Final
 import msgspec
 
 from engine.errors import DamagedError, TargetBusyError, TargetError, UnsafeSourceError
-from engine.local.hashing import ContentHasher
-from engine.local.identify import READ_BYTES, read_sst
+from engine.local.digests import READ_BYTES, ContentHasher, read_sst
 from engine.local.scan import READ_FLAGS
 from index.errors import UnsafeNameError
 from index.spark.metadata import StoredFile

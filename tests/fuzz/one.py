@@ -23,7 +23,7 @@ _PARSERS: Final = [
     "engine.cli.cmd.commit",
     "engine.collect.policy",
     "engine.cli.config",
-    "engine.local.cache",
+    "engine.local.digests",
     "engine.drill.drill",
     "engine.spark.collection.tasks",
     "engine.spark.sources.unsafe_rows",

@@ -12,8 +12,7 @@ from engine.cli.config import read_config
 from engine.collect.policy import read_policy
 from engine.drill.drill import decode_line as decode_drill
 from engine.drill.drill import read_history
-from engine.local.cache import DigestCache
-from engine.local.hashing import hash_content
+from engine.local.digests import DigestCache, hash_content
 from index.errors import FormatError, SamzaFormatError, UnsafeNameError
 from index.plan import plan_format
 from index.plan.plan_format import decode_json

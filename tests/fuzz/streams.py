@@ -7,7 +7,7 @@ import msgspec
 
 from engine.checkpoint.check import entry_fields, is_cut_json
 from engine.checkpoint.file_check import check_sst, check_zip_file
-from engine.local.hashing import crc32c
+from engine.local.checksums import crc32c
 from engine.state.compression import (
     CODECS,
     Compressor,

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from engine.errors import ProviderError
-from engine.local.hashing import crc32c
+from engine.local.checksums import crc32c
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.compression import Codec, decompress_chunks

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.local.hashing import hash_bytes
+from engine.local.digests import hash_bytes
 from index.snapshot.codec import KIND_BOUNDARY, KIND_COMMIT, KIND_INDEX, KIND_NAME, KIND_PIN, seal
 from index.snapshot.keys import INDEXES, upload_key
 from index.snapshot.model import (

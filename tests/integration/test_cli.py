@@ -307,7 +307,7 @@ def test_a_job_may_commit_task_by_task(shell: Shell) -> None:
 def test_a_second_backup_does_not_read_what_it_knows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell.run("init")
     source = shell.tree("source", {"big": b"x" * 300_000, "000009.sst": b"y" * 300_000})
-    monkeypatch.setattr("engine.local.cache.SETTLING_TIME_NS", -(10**9))
+    monkeypatch.setattr("engine.local.digests.SETTLING_TIME_NS", -(10**9))
     shell.run("backup", str(source))
     repository_id = shell.told("init", "-r", "memory://other")["repository_id"]
     caches = [p for p in (shell.directory / "xdg_cache_home" / "tidemark").iterdir() if p.name != repository_id]
@@ -316,7 +316,7 @@ def test_a_second_backup_does_not_read_what_it_knows(shell: Shell, monkeypatch: 
     def fail(*args: object, **kwargs: object) -> None:
         raise AssertionError("a file was read")
 
-    monkeypatch.setattr("engine.local.identify._map_read", fail)
+    monkeypatch.setattr("engine.local.digests._map_read", fail)
     # What may be written through a mapping is read all the same.
     assert "a file was read" in shell.run("backup", str(source), "-n", code=1).stderr
     assert shell.told("backup", str(source), "-n", "--trust-stat")["files_retained"] == 2

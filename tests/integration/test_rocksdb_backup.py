@@ -11,7 +11,7 @@ import rocksdict
 import engine.backup.backup
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
-from engine.local.identify import FactReader
+from engine.local.digests import FactReader
 from engine.local.scan import scan_dir
 from engine.records.indexes import read_index
 from engine.settings import TransferSettings

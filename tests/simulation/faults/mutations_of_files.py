@@ -12,8 +12,7 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.local import dirs as local_dirs
 from engine.local import scan
-from engine.local.cache import DigestCache
-from engine.local.identify import FactReader
+from engine.local.digests import DigestCache, FactReader
 from engine.records import roots
 from engine.records.indexes import StoredSnapshot, read_stored_snapshot
 from engine.spark.claims import Attempt, ReadyStore

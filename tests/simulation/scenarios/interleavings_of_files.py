@@ -15,7 +15,7 @@ from engine.errors import (
     EngineError,
     SourceChangedError,
 )
-from engine.local.hashing import Digest, hash_bytes
+from engine.local.digests import Digest, hash_bytes
 from engine.local.scan import local_file
 from engine.restore.restore import RestoreOptions
 from engine.spark.claims import StoreClaims, StoreState

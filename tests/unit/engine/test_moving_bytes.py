@@ -14,7 +14,7 @@ from blobstore.memory import MemoryStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.backup.upload import FileRunBody, PartsBody
 from engine.errors import DamagedError, LeaseExpiredError, UsageError
-from engine.local.hashing import FileHasher, hash_bytes
+from engine.local.digests import FileHasher, hash_bytes
 from engine.local.scan import opened_dir, scan_dir
 from engine.records.indexes import put_new
 from engine.settings import TransferSettings, share_among

@@ -11,7 +11,7 @@ from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import MeteredStore
 from engine.backup.backup import BackupOptions, BackupResult, WholeDirectory, backup_source
-from engine.local.cache import DigestCache, DigestCaches
+from engine.local.digests import DigestCache, DigestCaches
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.restore import RestoreOptions, RestoreResult, read_index_of, restore_store, staged_restore
 from engine.runtime import NO_PROGRESS, Runtime

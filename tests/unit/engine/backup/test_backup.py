@@ -18,9 +18,8 @@ from blobstore.local.files import LocalFile as OpenFile
 from engine.backup import upload
 from engine.backup.backup import BackupOptions, plan_backup_dir
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
-from engine.local import identify
-from engine.local.cache import DigestCache
-from engine.local.hashing import FileHasher, hash_bytes
+from engine.local import digests
+from engine.local.digests import DigestCache, FileHasher, hash_bytes
 from engine.records.indexes import IndexCache, read_index
 from engine.runtime import Runtime
 from index.snapshot.contents import blob_keys, files_of, new_blob_keys
@@ -296,7 +295,7 @@ class TestNext:
     ) -> None:
         """A page that is dirty takes more writes without moving a stat (I1)."""
         # As if every file had been quiet for long.
-        monkeypatch.setattr("engine.local.cache.SETTLING_TIME_NS", -(10**9))
+        monkeypatch.setattr("engine.local.digests.SETTLING_TIME_NS", -(10**9))
         bench.cache = DigestCache(trust_stat=trust_stat)
         bench.write({"lmdb": bytes(5000)})
         path = bench.directory / "lmdb"
@@ -398,7 +397,7 @@ class TestPacks:
         """By its session id it is the SST that the snapshot holds; its bytes have rotted since."""
         tree = {f"{i}.sst": os.urandom(1024) for i in range(8)}
         bench.write(tree)
-        monkeypatch.setattr(identify, "parse_sst_tail", lambda tail, size: SstIdentity("S" * 20, tail[-1]))
+        monkeypatch.setattr(digests, "parse_sst_tail", lambda tail, size: SstIdentity("S" * 20, tail[-1]))
         await bench.backup()
         for i in range(6):
             tree[f"{i}.sst"] = os.urandom(1023) + bytes([tree[f"{i}.sst"][-1] ^ 1])

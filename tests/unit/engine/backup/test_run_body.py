@@ -10,7 +10,7 @@ from blobstore.local.files import LocalFile as OpenFile
 from engine.backup import upload
 from engine.backup.upload import FileRunBody
 from engine.errors import UnsafeSourceError
-from engine.local.hashing import ContentHasher, hash_bytes, hash_content
+from engine.local.digests import ContentHasher, hash_bytes, hash_content
 from engine.local.scan import SourceDir, opened_dir, scan_dir
 from index.plan.backup import PlannedFile
 from tests.unit.engine.workbench import open_descriptors

@@ -12,7 +12,7 @@ from engine.checkpoint.backup import ATTEMPTS_MAX, BackupChoice, backup_checkpoi
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.live import LiveStore
 from engine.errors import ConflictError, UnsafeSourceError
-from engine.local.hashing import crc32c
+from engine.local.checksums import crc32c
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.errors import VersionMissingError

@@ -9,7 +9,7 @@ from rocksdict import BlockBasedIndexType, BlockBasedOptions, ChecksumType, DBCo
 
 from engine.checkpoint.file_check import SstReport, check_sst
 from engine.errors import DamagedError
-from engine.local.hashing import BLOCK_SUMS
+from engine.local.checksums import BLOCK_SUMS
 from index.rocksdb.sst import CRC32C, MAGIC
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "spark"

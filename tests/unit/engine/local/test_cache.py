@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.local import cache as digest_cache
-from engine.local.cache import DigestCache
-from engine.local.hashing import Digest
+from engine.local import digests
+from engine.local.digests import Digest, DigestCache
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FileMetadata, SstIdentity
 
@@ -147,7 +146,7 @@ def test_facts_about_one_stat_add_up() -> None:
 
 
 def test_new_stat_replaces_the_old_one_and_the_oldest_entries_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest_cache, "ENTRIES_MAX", 3)
+    monkeypatch.setattr(digests, "ENTRIES_MAX", 3)
     cache = DigestCache()
     for change in range(5):
         cache.record(a_file(ctime=CHANGED_NS + change), looked_at_ns=QUIET_NS + 10 * SECOND_NS)
@@ -159,7 +158,7 @@ def test_new_stat_replaces_the_old_one_and_the_oldest_entries_go(monkeypatch: py
 
 
 def test_files_that_are_gone_are_forgotten_once_they_are_the_majority(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest_cache, "EXTRA_ENTRIES", 0)
+    monkeypatch.setattr(digests, "EXTRA_ENTRIES", 0)
     cache = DigestCache()
     for inode in range(10):
         cache.record(a_file(inode=inode), looked_at_ns=QUIET_NS)
@@ -230,7 +229,7 @@ class TestOnDisk:
         self, cache: DigestCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cache.save(tmp_path, tmp_path / "a")
-        monkeypatch.setattr(digest_cache, "CACHE_BYTES_MAX", 10)
+        monkeypatch.setattr(digests, "CACHE_BYTES_MAX", 10)
         assert len(DigestCache.load(tmp_path, tmp_path / "a")) == 0
 
     def test_failed_save_leaves_the_old_file_and_nothing_else(

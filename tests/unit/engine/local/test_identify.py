@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import UnsafeSourceError
-from engine.local import identify as module
-from engine.local.cache import DigestCache
-from engine.local.hashing import hash_bytes
-from engine.local.identify import FactReader, StoppedError
+from engine.local import digests as module
+from engine.local.digests import DigestCache, FactReader, StoppedError, hash_bytes
 from engine.local.scan import SourceDir, scan_dir
 from index.rocksdb.sst import MoreBytesNeeded
 from index.snapshot.dir_diff import LocalDir, LocalFile

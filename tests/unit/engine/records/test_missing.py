@@ -10,7 +10,7 @@ from engine.backup.backup import BackupOptions, BackupResult
 from engine.commit import writer as commit
 from engine.errors import DamagedError, IncompleteError, NotFoundError, UnsafeSourceError
 from engine.inspect.verify import Level, ProblemKind, verify
-from engine.local import identify
+from engine.local import digests
 from engine.records import find as finding
 from engine.records import indexes as index_io
 from engine.records.find import MissingBlobs, find_complete
@@ -189,7 +189,7 @@ class TestBackup:
 
     async def test_a_local_file_with_other_bytes_is_refused(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
         """By its identity it is the SST that is missing; by its bytes it is not, and nothing can bring that back."""
-        monkeypatch.setattr(identify, "parse_sst_tail", lambda _, size: SstIdentity("S" * 20, 7))
+        monkeypatch.setattr(digests, "parse_sst_tail", lambda _, size: SstIdentity("S" * 20, 7))
         job.tree = {"7.sst": os.urandom(4000)}
         job.directory = job.world.tree(job.tree)
         await job.commit()

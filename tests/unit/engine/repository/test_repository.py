@@ -67,7 +67,7 @@ async def test_a_misspelt_choice_is_not_the_newest_commit(world: World) -> None:
 async def test_hashes_are_remembered_of_the_directories_used_last(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.local.cache.DIRECTORIES_REMEMBERED_MAX", 2)
+    monkeypatch.setattr("engine.local.digests.DIRECTORIES_REMEMBERED_MAX", 2)
     repository = await world.process()
     trees = [world.tree({"f": b"x"}) for _ in range(4)]
     for tree in (*trees, trees[2]):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from blobstore.errors import BlobCorruptError
-from engine.local.hashing import hash_content
+from engine.local.digests import hash_content
 from engine.restore.write import OwnerPolicy, PackReader, PackWriter, cores_count
 from index.plan.restore import FetchedRun, RestoredFile
 from index.snapshot.keys import BLOBS, upload_key

@@ -8,8 +8,8 @@ import pytest
 import rocksdict
 
 from engine.errors import EngineError, TargetError
-from engine.local import identify
-from engine.local.hashing import hash_bytes
+from engine.local import digests
+from engine.local.digests import hash_bytes
 from engine.local.scan import local_file
 from index.snapshot.model import SstIdentity
 from tests.unit.engine.restore.restore_kit import FORMS, backed_up, restored_whole
@@ -34,7 +34,7 @@ class TestReuse:
         self, restored: Workbench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         restored.cache._trust_stat = True
-        monkeypatch.setattr(identify, "_read_one", None)
+        monkeypatch.setattr(digests, "_read_one", None)
         result = await restored.restore(replace=True)
         assert restored_whole(restored)
         assert restored.meter.requests == {"get": 1}
@@ -233,7 +233,7 @@ class TestReuse:
         assert result.files_fetched == 2
 
     async def test_session_id_is_no_proof(self, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(identify, "parse_sst_tail", lambda tail, size: SstIdentity("S" * 20, 7))
+        monkeypatch.setattr(digests, "parse_sst_tail", lambda tail, size: SstIdentity("S" * 20, 7))
         await bench.backup(base=None)
         bench.target.mkdir()
         rotten = bytearray(FORMS["000007.sst"])

@@ -7,7 +7,7 @@ import pytest
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError
-from engine.local.hashing import crc32c
+from engine.local.checksums import crc32c
 from engine.runtime import Runtime
 from engine.state.changelogs import CREATOR, fetch_checked, publish_checked, read_checked
 from engine.state.checkpoint_dir import CheckpointDir
