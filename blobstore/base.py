@@ -1,10 +1,12 @@
 """The storage contract: the only place that states it. Every sentence is a promise that the contract tests hold.
 
-After it: what a store checks before it does anything, and reading and listing on top of the contract.
+After it: what a store checks before it does anything, and reading and listing on top of the contract. What the bytes of
+a blob are read into is part of it: one thread reads, hashes and writes many of them (design 0008).
 
 Samza's `BlobStoreManager` is covered whole; `design/samza.md` maps each of its methods onto this protocol.
 """
 
+import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
@@ -14,12 +16,17 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 from typing_extensions import override
 
+from blobstore.concurrency import run_blocking
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
-from blobstore.sink import MemorySink, Sink, TooLargeError
 
 LIST_PAGE_MAX: Final = 1000
 DELETE_BATCH_MAX: Final = 1000
 KEY_BYTES_MAX: Final = 1024
+# Bytes that are given to a sink at a time; no more are held for it, nor for longer.
+SINK_BYTES: Final = 1024 * 1024
+HELD_S: Final = 1.0
+
+Buffer = bytes | bytearray | memoryview
 
 # What one chunk of a body may have, as `Body.read_chunks` says.
 _CHUNK_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -154,6 +161,58 @@ class BytesBody(Body):
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
         for at in range(0, len(self._data), _CHUNK_BYTES_MAX):
             yield self._data[at : at + _CHUNK_BYTES_MAX]
+
+
+class Sink(ABC):
+    """Takes the bytes of a range."""
+
+    # False: `write` never blocks, and bytes that come through the event loop are written there.
+    blocks: bool = True
+
+    @abstractmethod
+    def write(self, data: Buffer) -> None:
+        """Take the next bytes; what it raises ends the read.
+
+        It may block, and is called in a thread, each time perhaps in another one, never twice at once.
+        """
+
+    async def take(self, chunks: Sequence[Buffer]) -> None:
+        """Take the next bytes, in a thread if the sink blocks: also a cancelled call ends after whole writes."""
+        if self.blocks:
+            await run_blocking(_write_all, self, chunks)
+        else:
+            await self.write_here(chunks)
+
+    async def write_here(self, chunks: Sequence[Buffer]) -> None:
+        """Write on the event loop, to a sink that never blocks."""
+        _write_all(self, chunks)
+
+
+class TooLargeError(Exception):
+    """More bytes came than a `MemorySink` may hold."""
+
+
+class MemorySink(Sink):
+    """Keeps the bytes in memory, at most `size_bytes_max` of them."""
+
+    blocks = False
+
+    def __init__(self, size_bytes_max: int | None = None) -> None:
+        self._size_bytes_max = size_bytes_max
+        self._size_bytes = 0
+        self._chunks: list[bytes] = []
+
+    @property
+    def data(self) -> bytes:
+        """The bytes that have come so far."""
+        return b"".join(self._chunks)
+
+    @override
+    def write(self, data: Buffer) -> None:
+        self._size_bytes += len(data)
+        if self._size_bytes_max is not None and self._size_bytes > self._size_bytes_max:
+            raise TooLargeError
+        self._chunks.append(bytes(data))
 
 
 class BlobStore(ABC):
@@ -412,3 +471,37 @@ async def list_blobs(store: BlobStore, prefix: str, *, start_after: str = "") ->
         if not page.truncated:
             return
         start_after = page.blobs[-1].key
+
+
+async def write_chunks(chunks: AsyncGenerator[bytes, None], sink: Sink) -> None:
+    """Give a stream to a sink, with few hops to a thread, and close the stream.
+
+    Raises:
+        Exception: What the stream or the sink raised. What came before the stream broke, the sink has had.
+    """
+    clock = asyncio.get_running_loop().time
+    held: list[bytes] = []
+    held_bytes, since_s = 0, 0.0  # the first bytes are passed on at once: somebody may wait for them
+
+    async def write() -> None:
+        nonlocal held, held_bytes, since_s
+        writing, held, held_bytes, since_s = held, [], 0, clock()
+        if writing:
+            await sink.take(writing)
+
+    async with aclosing(chunks) as incoming:
+        try:
+            async for chunk in incoming:
+                held.append(chunk)
+                held_bytes += len(chunk)
+                if held_bytes >= SINK_BYTES or clock() >= since_s + HELD_S:
+                    await write()
+        except Exception:
+            await write()
+            raise
+    await write()
+
+
+def _write_all(sink: Sink, chunks: Sequence[Buffer]) -> None:
+    if chunks:
+        sink.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))

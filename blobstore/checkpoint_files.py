@@ -21,6 +21,7 @@ from blobstore.base import (
     BytesBody,
     Created,
     Lost,
+    Sink,
     Unknown,
     check_key,
     list_blobs,
@@ -35,7 +36,6 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.local.files import CHUNK_BYTES
-from blobstore.sink import Sink
 
 # An empty blob of this name is in every directory that `mkdirs` made. No file may have it.
 DIRECTORY_MARKER: Final = "~directory"

@@ -20,6 +20,7 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     Lost,
+    Sink,
     UnfinishedPut,
     check_delete,
     check_key,
@@ -28,9 +29,9 @@ from blobstore.base import (
     check_read,
     checked_chunks,
     range_size_bytes,
+    write_chunks,
 )
 from blobstore.errors import BlobDeletedError, BlobNotFoundError
-from blobstore.sink import Sink, write_chunks
 
 # Some time in 2023: where the clock starts that a store has if it is given none.
 _FIRST_MS: Final = 1_700_000_000_000

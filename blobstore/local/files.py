@@ -26,6 +26,7 @@ from typing import Any, Final, Literal
 import aiofiles
 from typing_extensions import override
 
+from blobstore.base import Buffer, Sink, TooLargeError
 from blobstore.concurrency import run_blocking, shielded
 from blobstore.errors import (
     AccessDeniedError,
@@ -36,7 +37,6 @@ from blobstore.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from blobstore.sink import Buffer, Sink, TooLargeError
 
 CHUNK_BYTES: Final = 1 << 20
 TOO_MANY_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE})

@@ -28,6 +28,7 @@ from typing_extensions import override
 
 from blobstore.base import (
     LIST_PAGE_MAX,
+    SINK_BYTES,
     BlobInfo,
     BlobStore,
     Body,
@@ -37,6 +38,7 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     Lost,
+    Sink,
     UnfinishedPut,
     Unknown,
     check_delete,
@@ -73,7 +75,6 @@ from blobstore.local.files import (
     store_errors,
     sync_dir,
 )
-from blobstore.sink import SINK_BYTES, Sink
 
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 # Bytes that a thread reads at a time: a read that is cancelled ends with them.

@@ -32,11 +32,11 @@ from aiohttp.payload import Payload
 from typing_extensions import override
 
 from blobstore import installed_release
+from blobstore.base import Buffer
 from blobstore.errors import AccessDeniedError, InvalidRequestError
 from blobstore.s3.errors import STALE_CREDENTIALS, Answer, BrokenError, Refusal, RefusedError, read_refusal, store_error
 from blobstore.s3.settings import S3Settings, may_hold_credentials
 from blobstore.s3.threads import IN_THREAD, ThreadedSession
-from blobstore.sink import Buffer
 from blobstore.wrappers.forwarding import Bandwidth
 
 # Reads a body from its start: called once for each request that sends it.

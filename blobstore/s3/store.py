@@ -20,6 +20,7 @@ from blobstore.base import (
     CreateOutcome,
     DeleteFailure,
     ListPage,
+    Sink,
     UnfinishedPut,
     check_delete,
     check_key,
@@ -28,6 +29,7 @@ from blobstore.base import (
     check_put,
     check_read,
     range_size_bytes,
+    write_chunks,
 )
 from blobstore.concurrency import map_bounded
 from blobstore.errors import (
@@ -53,7 +55,6 @@ from blobstore.s3.errors import (
 )
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, S3Settings, StoreProfile, decode_profile
 from blobstore.s3.writer import SLOW_PUT_S, NewBlob, S3Writer
-from blobstore.sink import Sink, write_chunks
 from blobstore.wrappers.forwarding import Bandwidth
 from blobstore.wrappers.retry import Hedge, HedgeSettings
 

@@ -20,9 +20,9 @@ from aiobotocore.httpsession import AIOHTTPSession
 from botocore.httpsession import URLLib3Session
 from typing_extensions import override
 
+from blobstore.base import HELD_S, SINK_BYTES, Sink
 from blobstore.concurrency import run_blocking
 from blobstore.s3.errors import BrokenError
-from blobstore.sink import HELD_S, SINK_BYTES, Sink
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from blobstore.base import Body, Created, CreateOutcome, Lost, UnfinishedPut, Unknown, checked_chunks
+from blobstore.base import Body, Buffer, Created, CreateOutcome, Lost, UnfinishedPut, Unknown, checked_chunks
 from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import (
     AccessDeniedError,
@@ -39,7 +39,6 @@ from blobstore.s3.errors import (
     whole_seconds_ms,
 )
 from blobstore.s3.settings import PARTS_MAX, PUT_BYTES_MAX, S3Settings
-from blobstore.sink import Buffer
 
 # Of a PUT that took longer, the creation time is asked for: it may be that of its start (design 0003, C3).
 SLOW_PUT_S: Final = 5.0

@@ -9,7 +9,7 @@ import copy
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -20,17 +20,18 @@ from blobstore.base import (
     BlobInfo,
     BlobStore,
     Body,
+    Buffer,
     Capabilities,
     Created,
     CreateOutcome,
     DeleteFailure,
     ListPage,
     RequestMetadata,
+    Sink,
     UnfinishedPut,
 )
 from blobstore.concurrency import give_up
 from blobstore.errors import InvalidRequestError, StoreError
-from blobstore.sink import Buffer, CountedSink, Sink
 
 T = TypeVar("T")
 # Reads the bytes of a call into any sink.
@@ -55,6 +56,62 @@ class PassedBody(Body):
             async for chunk in chunks:
                 await self._passing(len(chunk))
                 yield chunk
+
+
+class CountedSink(Sink):
+    """Counts the bytes that another sink has taken."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.blocks = sink.blocks
+        self.size_bytes = 0
+
+    @override
+    def write(self, data: Buffer) -> None:
+        self._sink.write(data)
+        self.size_bytes += len(data)
+
+    @override
+    async def write_here(self, chunks: Sequence[Buffer]) -> None:
+        await self._sink.write_here(chunks)
+        self.size_bytes += sum(map(len, chunks))
+
+
+class WatchedSink(CountedSink):
+    """Also measures how long the other sink was at work, which is not the store's fault.
+
+    The clock gives seconds, and is asked in any thread.
+    """
+
+    def __init__(self, sink: Sink, clock: Callable[[], float]) -> None:
+        super().__init__(sink)
+        self._clock = clock
+        self._busy_s = 0.0
+        self._since_s: float | None = None
+
+    @property
+    def busy_s(self) -> float:
+        since_s = self._since_s
+        return self._busy_s + (0.0 if since_s is None else self._clock() - since_s)
+
+    @override
+    def write(self, data: Buffer) -> None:
+        with self._working():
+            super().write(data)
+
+    @override
+    async def write_here(self, chunks: Sequence[Buffer]) -> None:
+        with self._working():
+            await super().write_here(chunks)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        self._since_s = began_s = self._clock()
+        try:
+            yield
+        finally:
+            self._since_s = None
+            self._busy_s += self._clock() - began_s
 
 
 class ForwardingStore(BlobStore):

@@ -15,11 +15,10 @@ import msgspec
 from tenacity import AsyncRetrying, retry_if_exception_type
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Body, Created, CreateOutcome, Unknown
+from blobstore.base import HELD_S, SINK_BYTES, BlobStore, Body, Buffer, Created, CreateOutcome, Sink, Unknown
 from blobstore.concurrency import give_up, shielded
 from blobstore.errors import StoreError, StoreUnavailableError
-from blobstore.sink import HELD_S, SINK_BYTES, Buffer, Sink, WatchedSink
-from blobstore.wrappers.forwarding import ForwardingStore, InFlightLimit, Read
+from blobstore.wrappers.forwarding import ForwardingStore, InFlightLimit, Read, WatchedSink
 
 T = TypeVar("T")
 

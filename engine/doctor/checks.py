@@ -20,6 +20,7 @@ from blobstore.base import (
     Created,
     CreateOutcome,
     Lost,
+    MemorySink,
     UnfinishedPut,
     Unknown,
     read_blob,
@@ -34,7 +35,6 @@ from blobstore.errors import (
 )
 from blobstore.s3.bucket_rules import DAYS_MIN, Rule, backstop_days, is_backstop, threats
 from blobstore.s3.settings import KIB, MIB, PART_BYTES_MIN
-from blobstore.sink import MemorySink
 from index.errors import FormatError
 from index.snapshot.codec import decode_repository
 from index.snapshot.keys import REPOSITORY

@@ -19,8 +19,8 @@ import msgspec
 from blake3 import blake3
 from typing_extensions import override
 
+from blobstore.base import Buffer, Sink
 from blobstore.local.files import write_whole
-from blobstore.sink import Buffer, Sink
 from engine.errors import UnsafeSourceError
 from engine.local.scan import (
     READ_FLAGS,

@@ -18,9 +18,9 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
+from blobstore.base import Buffer, Sink
 from blobstore.errors import BlobCorruptError
 from blobstore.local.files import flush, write_at
-from blobstore.sink import Buffer, Sink
 from engine.errors import TargetError
 from engine.local.digests import ContentHasher, hash_content
 from engine.local.scan import READ_FLAGS, is_untouched, local_file

@@ -21,14 +21,13 @@ from typing import Final, Protocol, Self
 
 import msgspec
 
-from blobstore.base import BlobStore, Body, BytesBody, check_key
+from blobstore.base import BlobStore, Body, BytesBody, MemorySink, TooLargeError, check_key
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
 from blobstore.local.files import FileSink, create_to_write, read_chunks, write_at
 from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
-from blobstore.sink import MemorySink, TooLargeError
 from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
 from engine.local.scan import READ_FLAGS

@@ -14,9 +14,10 @@ from blobstore.base import (
     BytesBody,
     Created,
     CreateOutcome,
+    MemorySink,
+    TooLargeError,
 )
 from blobstore.errors import BlobNotFoundError
-from blobstore.sink import MemorySink, TooLargeError
 from tests.contract.sink_contract import SinkContract
 from tests.contract.store_calls import (
     AWKWARD_KEYS,

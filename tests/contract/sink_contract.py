@@ -6,9 +6,8 @@ import threading
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, Buffer, Sink
 from blobstore.errors import BlobNotFoundError
-from blobstore.sink import Buffer, Sink
 from tests.contract.store_calls import KEY, StoreFixtures, is_refused, put_bytes
 
 DATA = b"".join(number.to_bytes(4, "big") for number in range(800_000))

@@ -12,10 +12,10 @@ from blobstore.base import (
     BytesBody,
     Created,
     CreateOutcome,
+    MemorySink,
     list_blobs,
 )
 from blobstore.errors import InvalidRequestError
-from blobstore.sink import MemorySink
 
 HOUR_MS = 3_600_000
 KEY = "blobs/0f/job@task/0123-000001"

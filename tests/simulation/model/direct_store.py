@@ -18,6 +18,7 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     Lost,
+    Sink,
     UnfinishedPut,
     Unknown,
     checked_chunks,
@@ -26,7 +27,6 @@ from blobstore.base import (
 from blobstore.errors import BlobNotFoundError
 from blobstore.s3.bucket_rules import EXPIRING, KEPT
 from blobstore.s3.errors import TTL_MS, BrokenError, RefusedError, store_error
-from blobstore.sink import Sink
 from tests.simulation.faults.request_faults import Fault, Request
 from tests.simulation.model.s3 import SimObject, SimServer
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from blobstore.base import Sink
 from blobstore.s3.bucket_rules import KEPT, TTL_TAG
 from blobstore.s3.client import ReadBody, SentBody
 from blobstore.s3.errors import Answer, BrokenError
 from blobstore.s3.settings import S3Settings
 from blobstore.s3.store import S3Store
-from blobstore.sink import Sink
 from tests.simulation.faults.request_faults import Fault, Request
 from tests.simulation.model.s3 import SimObject, SimServer
 

@@ -10,10 +10,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Body, CreateOutcome, Unknown
+from blobstore.base import BlobStore, Body, CreateOutcome, Sink, Unknown
 from blobstore.errors import StoreUnavailableError
 from blobstore.s3.errors import RefusedError
-from blobstore.sink import Sink
 from blobstore.wrappers.forwarding import ForwardingStore
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import REPOSITORY, parse_log_key

@@ -9,14 +9,16 @@ from blobstore.base import (
     LIST_PAGE_MAX,
     BlobInfo,
     Body,
+    Buffer,
     Created,
     CreateOutcome,
     DeleteFailure,
     ListPage,
+    Sink,
     Unknown,
 )
 from blobstore.memory import MemoryStore
-from blobstore.sink import Buffer, CountedSink, Sink
+from blobstore.wrappers.forwarding import CountedSink
 
 # A step: this one carries the request out. An exception is raised instead, a result returned instead, and a function
 # is awaited before.

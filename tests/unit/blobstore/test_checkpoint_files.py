@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.base import BlobStore, BytesBody, Unknown
+from blobstore.base import BlobStore, BytesBody, MemorySink, Unknown
 from blobstore.checkpoint_files import DIRECTORY_MARKER, CheckpointFiles
 from blobstore.errors import (
     AccessDeniedError,
@@ -17,7 +17,6 @@ from blobstore.errors import (
 )
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
-from blobstore.sink import MemorySink
 from blobstore.wrappers.forwarding import Meter, MeteredStore
 from tests.unit.blobstore.scripted_store import LostAnswer, ScriptedStore
 

@@ -4,7 +4,8 @@ import time
 import pytest
 from typing_extensions import override
 
-from blobstore.sink import Buffer, CountedSink, MemorySink, Sink, TooLargeError, WatchedSink
+from blobstore.base import Buffer, MemorySink, Sink, TooLargeError
+from blobstore.wrappers.forwarding import CountedSink, WatchedSink
 from tests.contract.sink_contract import Collecting
 
 

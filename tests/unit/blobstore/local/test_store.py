@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BytesBody, Created, Lost, Unknown, list_blobs, read_blob
+from blobstore.base import Buffer, BytesBody, Created, Lost, MemorySink, Unknown, list_blobs, read_blob
 from blobstore.errors import (
     AccessDeniedError,
     BlobCorruptError,
@@ -23,7 +23,6 @@ from blobstore.errors import (
 )
 from blobstore.local.dirs import TempFiles
 from blobstore.local.store import LocalStore
-from blobstore.sink import Buffer, MemorySink
 from tests.contract.bodies import ChunkedBody, WaitingBody
 
 HOUR_MS = 3_600_000

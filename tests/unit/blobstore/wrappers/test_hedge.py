@@ -9,10 +9,9 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore, BytesBody, read_blob
+from blobstore.base import BlobStore, Buffer, BytesBody, MemorySink, Sink, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.memory import MemoryStore
-from blobstore.sink import Buffer, MemorySink, Sink
 from blobstore.wrappers.forwarding import LimitedStore, MeteredStore
 from blobstore.wrappers.retry import HedgedStore, HedgeSettings, RetryingStore
 from tests.contract.sink_contract import Collecting

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BytesBody, read_blob
+from blobstore.base import Buffer, BytesBody, MemorySink, read_blob
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
-from blobstore.sink import Buffer, MemorySink
 from blobstore.wrappers.forwarding import InFlightLimit, LimitedStore
 from tests.unit.blobstore.scripted_store import ScriptedStore
 

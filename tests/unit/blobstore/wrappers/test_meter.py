@@ -1,8 +1,7 @@
 import pytest
 
-from blobstore.base import BytesBody, read_blob
+from blobstore.base import BytesBody, MemorySink, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
-from blobstore.sink import MemorySink
 from blobstore.wrappers.forwarding import Meter, MeteredStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.sink_contract import Collecting

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore, BytesBody, Created, DeleteFailure, Lost, Unknown, read_blob
+from blobstore.base import BlobStore, BytesBody, Created, DeleteFailure, Lost, MemorySink, Unknown, read_blob
 from blobstore.errors import (
     AccessDeniedError,
     BlobCorruptError,
@@ -18,7 +18,6 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.memory import MemoryStore
-from blobstore.sink import MemorySink
 from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.bodies import ChunkedBody, FailingBody

@@ -7,10 +7,9 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BytesBody, read_blob
+from blobstore.base import SINK_BYTES, BytesBody, MemorySink, Sink, read_blob
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
-from blobstore.sink import SINK_BYTES, MemorySink, Sink
 from blobstore.wrappers.forwarding import InFlightLimit, LimitedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.sink_contract import Collecting

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore, BytesBody, Created, read_blob
+from blobstore.base import BlobStore, Buffer, BytesBody, Created, Sink, read_blob
 from blobstore.memory import MemoryStore
 from blobstore.opening import StoreSettings, open_store
-from blobstore.sink import Buffer, Sink
 from blobstore.wrappers.forwarding import BURST_S, Bandwidth, Meter, MeteredStore, PacedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.sink_contract import Collecting

@@ -20,6 +20,8 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     Lost,
+    MemorySink,
+    Sink,
     UnfinishedPut,
     Unknown,
 )
@@ -30,7 +32,6 @@ from blobstore.errors import (
 )
 from blobstore.memory import MemoryStore
 from blobstore.s3.bucket_rules import Rule
-from blobstore.sink import MemorySink, Sink
 from engine.runtime import Runtime
 
 NOW_MS = 1_795_000_000_000

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, Buffer, Sink
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
-from blobstore.sink import Buffer, Sink
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine import Repository
 from engine.drill.drill import SCRATCH_PREFIX, DrillOptions, run_restore_drill

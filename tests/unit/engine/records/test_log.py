@@ -6,10 +6,9 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BytesBody
+from blobstore.base import BytesBody, MemorySink, Sink
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
-from blobstore.sink import MemorySink, Sink
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.records.log import read_record
 from index.errors import FormatError, UnknownFormatError

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, Buffer, Sink
 from blobstore.errors import BlobCorruptError, InvalidRequestError, StoreError
-from blobstore.sink import Buffer, Sink
 from engine.errors import DamagedError
 from engine.restore.restore import RestoreResult
 from tests.doubles import InterposedStore

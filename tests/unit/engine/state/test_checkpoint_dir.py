@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, Sink
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError, InvalidRequestError, StoreError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
-from blobstore.sink import Sink
 from engine.errors import DamagedError, TargetError
 from engine.state.checkpoint_dir import CheckpointDir, copy_file
 from tests.doubles import InterposedStore
