@@ -1,4 +1,7 @@
-"""Snapshot indexes in a store: read with every check, written whole or as a delta (design 0002, P2), made permanent."""
+"""Snapshot indexes in a store: read with every check, written whole or as a delta (design 0002, P2).
+
+With what every upload goes through, blobs too: put under a new key with a TTL, and made permanent once it is committed.
+"""
 
 import hashlib
 from collections import OrderedDict
