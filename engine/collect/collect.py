@@ -63,7 +63,7 @@ from engine.records.roots import (
 from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
 from index.display import count
 from index.errors import FormatError, UnknownFormatError
-from index.plan.collect import UnfinishedUpload, choose_unfinished
+from index.plan.collect import UnfinishedUpload, choose_unfinished, is_upload_key
 from index.plan.commits import Retention, RetentionPolicy, as_policy
 from index.plan.plan_format import PLAN_HEADER_NAME, PLAN_SUMMARY_NAME, Outcome, encode_indented
 from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id
@@ -358,7 +358,8 @@ def _left_alone(marked: Marked, damage: Damage) -> CollectError | None:
 
 def _damaged(damage: Damage, consequence: str) -> DamagedError | UnknownFormatError:
     """Return the error for what cannot be read; what only a newer tidemark can read is not damaged."""
-    errors = damage.errors
+    # One that several indexes are deltas on is one object.
+    errors = tuple({(one.subject, str(one)): one for one in damage.errors}.values())
     message = f"{count(len(errors), 'object')} cannot be read, and {consequence}"
     subject = next((error.subject for error in errors), "")
     error: DamagedError | UnknownFormatError
@@ -366,7 +367,9 @@ def _damaged(damage: Damage, consequence: str) -> DamagedError | UnknownFormatEr
         hint = "collect with the newest tidemark that writes here"
         error = UnknownFormatError(message, subject=subject, hint=hint)
     else:
-        hint = "`tidemark verify` names them; `tidemark repair` and `tidemark discard` say what can be done"
+        hint = f"`tidemark discard {subject}` gives it up, and with -n says first what that means"
+        if is_upload_key(subject):
+            hint = "`tidemark repair` says which commits need it, and what can be done"
         error = DamagedError(message, operation="collect", subject=subject, hint=hint)
     for one in errors[:KEYS_LISTED_MAX]:
         error.add_note(str(one))

@@ -332,7 +332,7 @@ async def name_complete(
         notes.append(f"which commit is whole could not be found out: {other}")
     if complete is not None:
         whole = f"{name(complete)} is the newest of which everything is there; `--or-newest-complete` takes it"
-        hint = f"{whole}, and `tidemark repair` says what else can be done"
+        hint = f"{whole}, and `tidemark repair`, on any machine, says what else can be done"
     named = IncompleteError(bare_message(error), operation=error.operation, subject=error.subject, hint=hint)
     named.complete = complete
     named.__cause__ = error.__cause__

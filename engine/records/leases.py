@@ -23,7 +23,14 @@ from blobstore.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from engine.errors import CollectedError, LeaseExpiredError, NotFoundError, UsageError
+from engine.errors import (
+    CollectedError,
+    LeaseExpiredError,
+    NotFoundError,
+    UnsafeStoreError,
+    UsageError,
+    restated,
+)
 from engine.records.indexes import settle_record
 from engine.records.log import (
     Noted,
@@ -72,8 +79,15 @@ async def read_namings(store: BlobStore, scope: Scope, name: str) -> tuple[Namin
     """Read every record of a name, released and void ones too: one LIST, and a GET for each, mostly one."""
     noted = Noted()
     namings = await list_namings(store, noted, name_prefix(scope, name))
-    if noted.unreadable:
-        raise noted.unreadable[0].error
+    for one in noted.unreadable:
+        if isinstance(one.error, UnknownFormatError):
+            raise one.error
+        hint = (
+            "commits are untouched: `tidemark list` shows them, and `restore --number` takes one; `tidemark discard "
+            f"{one.key}` gives up the name, which a commit can then have again; if only the name held its commit, that "
+            "comes back with an older version of this object alone"
+        )
+        raise restated(one.error, subject=one.key, hint=hint) from one.error
     return namings
 
 
@@ -265,6 +279,16 @@ async def check_open(store: BlobStore, commit: Commit) -> None:
         raise CollectedError(
             f"commit {commit.pointer.number} was collected meanwhile", operation="pin", subject=str(commit.scope)
         )
+
+
+async def is_closed_by_now(store: BlobStore, commit: Commit) -> bool:
+    """Return whether `check_open` would refuse a commit; not if nobody can say so."""
+    with contextlib.suppress(StoreError, FormatError, UnsafeStoreError):
+        try:
+            await check_open(store, commit)
+        except NotFoundError:
+            return True
+    return False
 
 
 # ---------------------------------------------------------------------- naming

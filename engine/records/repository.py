@@ -1,7 +1,7 @@
 """What an open repository is, and its record: read when one is opened, written once and twice over when it is made."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 import msgspec
@@ -75,10 +75,22 @@ async def opened_store(store: str | BlobStore) -> AsyncIterator[BlobStore]:
         return
     opened = open_store(store)
     try:
-        yield opened
-    except BaseException as error:
-        error.add_note(f"repository: {without_credentials(store)}")
+        with noting_repository(without_credentials(store)):
+            yield opened
+    except BaseException:
         await opened.close()
+        raise
+
+
+@contextlib.contextmanager
+def noting_repository(url: str) -> Iterator[None]:
+    """Let what a block raises say in a note, once, of which repository it is; of none if the URL is empty."""
+    try:
+        yield
+    except Exception as error:
+        note = f"repository: {url}"
+        if url and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
         raise
 
 

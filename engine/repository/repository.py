@@ -1,10 +1,12 @@
 """A repository: the public API, async and blocking. Its methods call functions of the other packages of `engine`."""
 
+import functools
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -54,6 +56,7 @@ from engine.records.repository import (
     OpenRepository,
     StoreAddress,
     check_times,
+    noting_repository,
     opened_store,
     read_repository_record,
     write_repository_record,
@@ -71,6 +74,7 @@ from engine.restore.restore import (
 from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
 from engine.settings import TransferSettings
 from engine.state.restore import IndexStateFiles, RestoredState, StateRestoreOptions, find_state_commit, restore_state
+from engine.text import without_credentials
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit, Retention, RetentionPolicy
 from index.plan.restore import RestorePlan
@@ -90,13 +94,33 @@ from index.snapshot.model import (
 )
 
 Result = TypeVar("Result")
+C = TypeVar("C")
 
 
+def naming_repository(cls: type[C]) -> type[C]:
+    """Let every error that leaves a public method that waits say in a note of which repository it is."""
+
+    def named(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        @functools.wraps(method)
+        async def call(self: "Repository", *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as the method's own)
+            with noting_repository(self.url):
+                return await method(self, *args, **kwargs)
+
+        return call
+
+    for name, method in tuple(vars(cls).items()):
+        if inspect.iscoroutinefunction(method) and not name.startswith("_"):
+            setattr(cls, name, named(method))
+    return cls
+
+
+@naming_repository
 class Repository:
     """One repository in one store, open. Use it as an async context manager, or call `close`.
 
     Attributes:
         opened: What it consists of, as every use case takes it.
+        url: Where it was opened, without credentials; empty if it was opened with a store.
 
     Example:
         ```python
@@ -128,6 +152,7 @@ class Repository:
             digests=DigestCaches(digests_dir, trust_stat=settings.trust_stat),
             missing_blobs=MissingBlobs(digests_dir),
         )
+        self.url = ""
         self._writers: dict[Scope, CommitWriter] = {}
 
     @classmethod
@@ -165,7 +190,9 @@ class Repository:
         check_times(record)
         async with opened_store(store) as opened:
             await write_repository_record(opened, record)
-        return cls(opened, record, settings=settings, runtime=runtime, cache_dir=cache_dir)
+        repository = cls(opened, record, settings=settings, runtime=runtime, cache_dir=cache_dir)
+        repository.url = without_credentials(store) if isinstance(store, str) else ""
+        return repository
 
     @classmethod
     async def open(
@@ -187,7 +214,9 @@ class Repository:
         """
         async with opened_store(store) as opened:
             record = await read_repository_record(opened, "open")
-        return cls(opened, record, settings=settings, runtime=runtime, cache_dir=cache_dir)
+        repository = cls(opened, record, settings=settings, runtime=runtime, cache_dir=cache_dir)
+        repository.url = without_credentials(store) if isinstance(store, str) else ""
+        return repository
 
     async def __aenter__(self) -> Self:
         return self
@@ -520,7 +549,7 @@ class Repository:
                 if not or_newest_complete or error.complete is None or key_of(error) in damaged:
                     raise
                 damaged.add(key_of(error))
-                because = because or bare_message(error)
+                because = because or f"{error.subject}: {bare_message(error)}"
                 choice = Choice(number=error.complete.pointer.number)
 
     async def restore_reference(
@@ -625,8 +654,8 @@ class Repository:
             scopes = (scope,) if scope is not None else await self.scopes()
             logs = tuple([await self.log(scope) for scope in scopes])
             commits = [commit for log in logs for commit in await commits_with_named(self.store, log, noted)]
-            if scope is None:
-                await read_pins(self.store, self.record, await read_now_ms(self.store), noted)
+            # Whose a damaged pin is nobody can say: it stops the collection of every job.
+            await read_pins(self.store, self.record, await read_now_ms(self.store), noted)
         while True:
             report = await verify(
                 self.store, commits, level=level, sample=sample, seed=seed, heal=heal, progress=progress

@@ -20,6 +20,7 @@ from engine.local.digests import Digest, DigestCache, FactReader
 from engine.local.scan import DIR_FLAGS, scan_dir
 from engine.records.find import CHOICES_MAX, Choice, find_pinned, require_store
 from engine.records.indexes import check_is_of, read_stored_snapshot
+from engine.records.leases import is_closed_by_now
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.download import Downloader
 from engine.restore.staging import Staging, look_at_target, target_errors
@@ -156,8 +157,11 @@ async def restore_chosen(
                 result = await restore_store(repository, reference, target, options, progress)
                 return Restored(commit=commit, result=result, pinned=lease.pinned)
             except DamagedError as error:
-                # Only an unprotected reader may have been overtaken by a collection; otherwise damage is damage.
-                if lease.pinned or attempt == CHOICES_MAX - 1:
+                # Only an unprotected reader may have been overtaken by a collection, and one whose pin somebody has
+                # deleted; otherwise damage is damage.
+                if attempt == CHOICES_MAX - 1:
+                    raise
+                if lease.pinned and not await is_closed_by_now(repository.store, commit):
                     raise
                 overtaken = commit.pointer, error
     raise AssertionError("unreachable: the last attempt returns or raises")

@@ -18,7 +18,8 @@ from engine.inspect.history import (
     describe_entry,
     format_offsets,
 )
-from engine.records.log import load_log
+from engine.records.leases import list_names
+from engine.records.log import Noted, load_log
 from engine.text import Moment, table
 from index.display import count, human_bytes, iso_time, printable, shortened
 from index.plan.commits import NOTHING_VOUCHES
@@ -95,7 +96,10 @@ def _list_commits(session: Session, scope: Scope) -> None:
     if not log.commits:
         with session.explaining(scope):
             raise NotFoundError("has no commits", operation="list", subject=str(scope), hint="; ".join(late))
-    names = repository.names(scope)
+    noted = Noted()
+    names = repository.loop.run(list_names(repository.asynchronous.store, scope, noted))
+    for one in (*log.unreadable, *noted.unreadable):
+        session.warn(f"left out: {one.error}; `tidemark verify` says what can be done")
     by_commit = names_by_commit(names)
     views = [view_commit(commit, by_commit) for commit in log.commits[::-1]]
     # A name keeps a commit of which retention has taken the record.

@@ -10,7 +10,7 @@ import msgspec
 from engine.backup.backup import BackupOptions
 from engine.cli import options as cli
 from engine.cli.cmd.commit import commit_until_known
-from engine.cli.cmd.verify import problem_lines
+from engine.cli.cmd.verify import discard_lines, problem_lines
 from engine.cli.config import CommitChoice
 from engine.cli.output import committed_line
 from engine.cli.run import ExitCode
@@ -110,7 +110,9 @@ def repair(session: Session, options: RepairArguments) -> ExitCode:
         if options.drop and left:
             older = sorted(_numbers(left) - {newest.pointer.number if newest is not None else 0})
             dropped = _drop(session, scope, older, yes=options.yes)
-        left = tuple(one for one in left if one.number not in dropped)
+        if dropped:
+            # A name may still hold one of them.
+            left = _find(repository, repository.commits(scope, with_named=True), problems)
     view = RepairView(
         scope=scope,
         level=Level(options.level),
@@ -121,7 +123,7 @@ def repair(session: Session, options: RepairArguments) -> ExitCode:
         dropped=dropped,
         left=tuple(one.number for one in left),
     )
-    session.show(view, _lines(view, whole, commits, acted=made is not None or bool(dropped)))
+    session.show(view, _lines(view, whole, commits, left if made is not None or dropped else None))
     if any(p.kind in UNREADABLE for p in problems):
         return ExitCode.DAMAGED
     if not left:
@@ -144,12 +146,12 @@ def _send_again(
         (s.task, s.store) for one in damaged if one.number == newest.pointer.number and not one.name for s in one.stores
     ]
     if place not in places:
-        there = ", ".join(f"--task {task} --store {store}" for task, store in places) or "none is: see --drop"
+        there = ", ".join(f"--task {task} --store {store}" for task, store in places)
         raise UsageError(
             f"store {place[1]} of task {place[0]} is not damaged in the newest commit",
             operation="repair",
             subject=printable(str(scope)),
-            hint=printable(f"say which store: {there}"),
+            hint=printable(f"say which store: {there}" if there else "nothing of that commit is: see --drop"),
         )
     how = BackupOptions(missing=frozenset(p.key for p in problems), shrink_max=SHRINK_MAX)
     task, store = place
@@ -200,13 +202,12 @@ def _drop(session: Session, scope: Scope, numbers: Sequence[int], *, yes: bool) 
 # ---------------------------------------------------------------------- for people
 
 
-def _lines(view: RepairView, whole: Commit | None, commits: Sequence[Commit], *, acted: bool) -> list[str]:
+def _lines(
+    view: RepairView, whole: Commit | None, commits: Sequence[Commit], left: Sequence[DamagedCommit] | None
+) -> list[str]:
+    """Return the result for people; `left` is None where nothing was done."""
     read = "" if view.level is Level.CONTENT else "; contents were not read (--level content)"
-    hints = [
-        f"`tidemark discard {printable(p.key)}` gives it up; see -n first"
-        for p in view.problems
-        if p.kind in UNREADABLE
-    ]
+    hints = discard_lines(view.problems)
     if not view.damaged:
         nothing = f"{count(len(commits), 'commit')}: nothing that a commit needs is damaged{read}"
         return [*problem_lines(view.problems), nothing, *hints]
@@ -231,8 +232,11 @@ def _lines(view: RepairView, whole: Commit | None, commits: Sequence[Commit], *,
         lines.append(f"repaired: {committed_line(view.commit)}")
     if view.dropped:
         lines.append(f"dropped {_list(view.dropped)}: `tidemark collect` takes what only they needed")
-    if acted:
-        return [*lines, f"still damaged: {_list(view.left)}" if view.left else "nothing is left to repair", *hints]
+    if left is not None:
+        still = ", ".join(f"commit {one.number}" if one.name is None else f"name {printable(one.name)}" for one in left)
+        if still or not hints:
+            lines.append(f"still damaged: {still}" if still else "nothing is left to repair")
+        return [*lines, *_unname_lines(left), *hints]
     return [*lines, "", "what can be done:", *_remedies(view, whole, commits), *hints, "nothing was changed"]
 
 
@@ -255,12 +259,21 @@ def _remedies(view: RepairView, whole: Commit | None, commits: Sequence[Commit])
     older = sorted(_numbers(view.damaged) - {newest})
     if older:
         lines.append(f"  --drop: closes {_list(older)} for ever, so that nobody restores them by mistake")
-    lines += [
+    if damaged_newest is not None:
+        lines.append(
+            "  or let the job back up again: on this machine that sends what is damaged, on another one only after "
+            "`tidemark repair` there"
+        )
+    lines += _unname_lines(view.damaged)
+    return [*lines, "  or put an older version of the object back, where the store keeps versions"]
+
+
+def _unname_lines(damaged: Sequence[DamagedCommit]) -> list[str]:
+    return [
         f"  `tidemark unname {printable(one.name)}`: releases what only this name holds"
-        for one in view.damaged
+        for one in damaged
         if one.name is not None
     ]
-    return [*lines, "  or put an older version of the object back, where the store keeps versions"]
 
 
 def _of(store: DamagedStore) -> str:

@@ -10,9 +10,10 @@ from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.discard import Discarded
-from engine.inspect.verify import Level, Problem, VerifyReport
+from engine.inspect.verify import Level, Problem, ProblemKind, VerifyReport
 from engine.text import table
 from index.display import count, human_bytes, printable
+from index.plan.collect import is_upload_key
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope
 
@@ -76,9 +77,9 @@ def problem_lines(problems: Sequence[Problem]) -> list[str]:
     rows = [
         (
             f"{p.kind.value} (healed)" if p.healed else p.kind.value,
-            printable(p.scope),
-            str(p.number),
-            printable(f"{p.task}/{p.store}"),
+            printable(p.scope) or "-",
+            str(p.number) if p.number else "-",
+            printable(f"{p.task}/{p.store}") if p.store else "-",
             printable(p.key),
             printable(p.path) or "-",
         )
@@ -103,9 +104,25 @@ def _verify_lines(report: VerifyReport) -> list[str]:
     if left:
         verdict += f", {count(left, 'TTL')} left to remove: run with --heal"
     lines.append(f"{', '.join(seen)}: {verdict}")
-    if report.damaged:
-        lines.append("`tidemark repair --job JOB` says which commits need it, and what can be done")
-    return lines
+    if any(p.kind.is_damage and is_upload_key(p.key) for p in report.problems):
+        lines.append("`tidemark repair --job JOB`, on any machine, says which commits need it, and what can be done")
+    return [*lines, *discard_lines(report.problems)]
+
+
+def discard_lines(problems: Sequence[Problem]) -> list[str]:
+    """Say what can be done about records, names and pins that cannot be read, and about a job none of whose count."""
+    lines = [
+        f"`tidemark discard {printable(p.key)}` gives it up, and with -n says first what that means"
+        for p in problems
+        if p.kind is ProblemKind.UNREADABLE
+    ]
+    if lines:
+        lines.append("or put an older version of the object back, where the store keeps versions")
+    return lines + [
+        f"the next commit of {printable(p.scope)} counts; `tidemark forget` gives up what is there"
+        for p in problems
+        if p.kind is ProblemKind.ADRIFT
+    ]
 
 
 @verb("discard", "Remove one damaged record, boundary, name or pin.", prints=(Discarded,))
