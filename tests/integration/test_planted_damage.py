@@ -260,8 +260,8 @@ def test_the_commit_of_a_damaged_name_is_had_and_named_again(named: Shell, harm:
     assert key in listed.stderr
     assert hints.run("restore", "byname", "--number", "1").exit_code == 0
     assert content(Path("byname")) == FIRST
-    for words in (("verify",), ("repair",)):
-        assert discard in hints.run(*words).stdout
+    assert discard in hints.run("verify").stdout
+    assert discard in hints.run("repair").stdout
     stopped = hints.run("collect", "--keep-last", "9")
     assert stopped.exit_code == 4
     assert discard in stopped.stderr

@@ -15,7 +15,8 @@ from typing_extensions import override
 from blobstore.base import LIST_PAGE_MAX, ListPage
 from blobstore.memory import MemoryStore
 from engine.blocking import LoopThread
-from engine.repository.repository import SyncRepository
+from engine.errors import NotFoundError
+from engine.repository.repository import Repository, SyncRepository
 from tests.unit.engine.conftest import JOB
 
 
@@ -200,3 +201,25 @@ def test_an_interrupt_at_any_instruction_leaves_nothing_locked(monkeypatch: pyte
         instruction += 1
     assert instruction > 50
     loop.stop()
+
+
+async def test_every_error_of_a_repository_opened_by_its_url_names_it_once(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/repository"
+    named = [f"repository: {url}"]
+    async with await Repository.init(url) as repository:
+        with pytest.raises(NotFoundError) as raised:
+            await repository.find(JOB)
+        assert raised.value.__notes__ == named
+        with pytest.raises(NotFoundError) as raised:
+            await repository.find_and_restore(JOB, tmp_path / "target")
+        assert raised.value.__notes__ == named
+    with SyncRepository.open(url) as blocking, pytest.raises(NotFoundError) as raised:
+        blocking.find(JOB)
+    assert raised.value.__notes__ == named
+
+
+async def test_who_opens_a_repository_with_a_store_knows_which_it_is() -> None:
+    async with await Repository.init(MemoryStore()) as repository:
+        with pytest.raises(NotFoundError) as raised:
+            await repository.find(JOB)
+    assert not hasattr(raised.value, "__notes__")
