@@ -98,8 +98,8 @@ def _list_commits(session: Session, scope: Scope) -> None:
             raise NotFoundError("has no commits", operation="list", subject=str(scope), hint="; ".join(late))
     noted = Noted()
     names = repository.loop.run(list_names(repository.asynchronous.store, scope, noted))
-    for one in (*log.unreadable, *noted.unreadable):
-        session.warn(f"left out: {one.error}; `tidemark verify` says what can be done")
+    unreadable = (*log.unreadable, *noted.unreadable)
+    left_out = [printable(f"left out: {one.error}; `tidemark verify` says what can be done") for one in unreadable]
     by_commit = names_by_commit(names)
     views = [view_commit(commit, by_commit) for commit in log.commits[::-1]]
     # A name keeps a commit of which retention has taken the record.
@@ -120,7 +120,7 @@ def _list_commits(session: Session, scope: Scope) -> None:
     headers = ("number", "version", "time (UTC)", "kind", "stores", "files", "size", "offsets", "names")
     lines = table(headers, rows, right=("number", "version", "stores", "files", "size"))
     view = CommitsView(scope=scope, commits=tuple(views), late=tuple(record.number for record in log.void))
-    session.show(view, [*lines, *late])
+    session.show(view, [*lines, *late, *left_out])
 
 
 def _sizes(commit: CommitView) -> tuple[str, str, str]:

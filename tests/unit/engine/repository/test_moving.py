@@ -231,6 +231,9 @@ async def test_where_no_record_counts_verify_says_damage(world: World) -> None:
     report = await repository.verify()
     assert report.damaged
     assert [(p.kind, p.key) for p in report.problems] == [(ProblemKind.ADRIFT, commit_key(FORK, 1))]
+    # As the hint says: the next commit counts.
+    await world.history(repository, "two", scope=FORK)
+    assert not (await repository.verify()).damaged
 
 
 async def test_a_directory_repository_that_was_copied_keeps_every_commit(tmp_path: Path) -> None:
