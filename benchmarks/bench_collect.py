@@ -1,7 +1,7 @@
 """How long a collection on Spark takes, and how much memory, for millions of blobs under 20,000 snapshots on 2 cores.
 
 Each size is a repository of its own (`collect_world`): records and snapshot indexes are real; blobs are rows that a
-door lists, and deletes that it counts. A tenth of them is garbage; what goes has to be exactly that. Each collection
+store lists, and deletes that it counts. A tenth of them is garbage; what goes has to be exactly that. Each collection
 runs in processes of its own: a driver, its JVM, and Spark's Python workers, whose memory is looked at from outside.
 
 Run `make bench`, or `python -m benchmarks.bench_collect` for the table alone. Environment:
@@ -29,7 +29,7 @@ import msgspec
 from pyspark.sql import SparkSession
 from typing_extensions import override
 
-from benchmarks.collect_world import KEEP_LAST, SNAPSHOTS, DoorAccess, Doors, World, build, deleted, load
+from benchmarks.collect_world import KEEP_LAST, SNAPSHOTS, CountingAccess, CountingStores, World, build, deleted, load
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
 from engine.collect.backend import Deleted, Listing, SweepResult
@@ -53,7 +53,7 @@ LOOK_S = 0.1
 PARTITIONS = 32
 CORES = 2
 # Smaller ones are shells on their way to something else.
-TOLD_MIN = 10 * MIB
+SHOWN_MIN = 10 * MIB
 
 Answer = TypeVar("Answer")
 
@@ -70,15 +70,15 @@ class Outcome(msgspec.Struct, kw_only=True):
     # The most that each process had, and the most that all had at one time.
     memory_mib: dict[str, int] = {}
     peak_mib: int = 0
-    # Of all processes, from the start of the session on: what a machine with other work still tells.
+    # Of all processes, from the start of the session on: what a machine with other work still reports.
     cpu_seconds: float = 0.0
 
 
 class TimedBackend(SparkBackend):
-    """Tells how long each step took."""
+    """Reports how long each step took."""
 
-    def __init__(self, spark: SparkSession, access: DoorAccess, doors: Doors) -> None:
-        super().__init__(spark, access, doors, partitions_max=PARTITIONS, cores=CORES)
+    def __init__(self, spark: SparkSession, access: CountingAccess, stores: CountingStores) -> None:
+        super().__init__(spark, access, stores, partitions_max=PARTITIONS, cores=CORES)
         self.seconds: dict[str, float] = {}
 
     async def _timed(self, step: str, work: Awaitable[Answer]) -> Answer:
@@ -125,16 +125,16 @@ def run_here(root: Path) -> None:
     """Collect one world; what a driver process does."""
     world, spark = load(root), start_spark()
     started_s = time.perf_counter()
-    doors = Doors(root)
-    with SyncRepository(LoopThread(), Repository(doors, world.record)) as repository:
-        access = DoorAccess(
+    stores = CountingStores(root)
+    with SyncRepository(LoopThread(), Repository(stores, world.record)) as repository:
+        access = CountingAccess(
             url=f"bench://{root}",
             record=world.record,
             store=StoreSettings(),
             transfer=TransferSettings(),
             root=str(root),
         )
-        backend = TimedBackend(spark, access, doors)
+        backend = TimedBackend(spark, access, stores)
         report = repository.collect(Retention(keep_last=KEEP_LAST), backend=backend)
     seconds = time.perf_counter() - started_s
     check(world, report)
@@ -229,7 +229,7 @@ def run_apart(root: Path) -> Outcome:
     outcome.peak_mib = watch.peak // MIB
     outcome.cpu_seconds = round(watch.cpu_seconds, 1)
     outcome.memory_mib = {
-        name: size_bytes // MIB for name, size_bytes in sorted(watch.most.items()) if size_bytes > TOLD_MIN
+        name: size_bytes // MIB for name, size_bytes in sorted(watch.most.items()) if size_bytes > SHOWN_MIN
     }
     return outcome
 

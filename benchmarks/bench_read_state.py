@@ -5,7 +5,7 @@ changelogs above the last snapshot. Then either side reads it in turn in one ses
 
 - all of it, counted: every row is read, typed and handed to the JVM, which is all that a count takes;
 - all of it, summed up by a column: the rows are looked at;
-- one partition: ours is told which; `statestore` has no way to be, and filters what it has read.
+- one partition: ours is given its number; `statestore` has no way to be, and filters what it has read.
 
 Both sides count the same keys, and come to the same sums. Also measured: decoding rows alone.
 
@@ -83,12 +83,12 @@ def measure(root: Path) -> dict[str, dict[str, list[float]]]:
 
 def report(results: dict[str, dict[str, list[float]]]) -> None:
     for name, sides in results.items():
-        told = "; ".join(
+        shown = "; ".join(
             f"{side} median {statistics.median(runs):.2f} s, from {min(runs):.2f} to {max(runs):.2f}"
             for side, runs in sides.items()
         )
         ratio = statistics.median(theirs / ours for ours, theirs in zip(*sides.values(), strict=True))
-        print(f"{name:14} {told}; statestore / tidemark, pair by pair, median {ratio:.2f}")
+        print(f"{name:14} {shown}; statestore / tidemark, pair by pair, median {ratio:.2f}")
 
 
 def report_decoding() -> None:

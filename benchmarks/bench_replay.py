@@ -11,7 +11,7 @@ Against that, the restore of the same state from an S3 server on this machine: e
 the store opened and a key read. All in Python, whose share is largest where messages are smallest and go one by one.
 
 Run `make bench PART=replay`, or `python -m benchmarks.bench_replay --state-mb 20 --rounds 2` for a quick look; another
-size than that of a whole run is told in the names of the results.
+size than that of a whole run is in the names of the results.
 """
 
 import argparse
@@ -59,11 +59,11 @@ def label_of(value_bytes: int, overwrites: int) -> str:
 
 
 def write_changelog(path: Path, keys_count: int, value_bytes: int, overwrites: int) -> None:
-    """Every key so many times, each time in another order."""
-    chance = np.random.default_rng(value_bytes * 10 + overwrites)
+    """Every key that many times, each time in another order."""
+    rng = np.random.default_rng(value_bytes * 10 + overwrites)
     with path.open("wb") as file:
         for _ in range(overwrites):
-            order = chance.permutation(keys_count)
+            order = rng.permutation(keys_count)
             for begin_at in range(0, keys_count, AT_ONCE):
                 keys = order[begin_at : begin_at + AT_ONCE]
                 records = np.empty((len(keys), KEY_BYTES + value_bytes), dtype=np.uint8)

@@ -56,7 +56,7 @@ WORKERS = 2
 # Versions above the snapshot, and which share of the keys each of them touches; a quarter of those are new.
 CHANGELOGS = 10
 TOUCHED = 0.01
-# A key, a count and 384 bytes that do not compress well, as they stand in RocksDB.
+# A key, a count and 384 bytes that do not compress well, as they are in RocksDB.
 ROW_BYTES = 440
 # Of the replay alone.
 REPLAYED = 500_000
@@ -158,14 +158,14 @@ def write_state(spark: SparkSession, root: Path) -> None:
         return
     shutil.rmtree(root, ignore_errors=True)
     (root / "input").mkdir(parents=True)
-    chance = random.Random(1)
+    rng = random.Random(1)
     keys = STATE_MB * 1024 * 1024 // ROW_BYTES
     bulk = max(2, STATE_MB // 300)
     for n in range(bulk):
         feed(root / "input", n, range(keys * n // bulk, keys * (n + 1) // bulk))
     run_query(spark, root, deltas=1, snapshot_of=bulk)
     for n in range(bulk, bulk + CHANGELOGS):
-        feed(root / "input", n, [chance.randrange(keys * 4 // 3) for _ in range(int(keys * TOUCHED))])
+        feed(root / "input", n, [rng.randrange(keys * 4 // 3) for _ in range(int(keys * TOUCHED))])
     run_query(spark, root, deltas=1_000)
     (root / "whole").touch()
 
@@ -297,8 +297,8 @@ def measure_loads(root: Path) -> dict[str, list[Run]]:
 
 def measure_replay(root: Path) -> dict[str, list[float]]:
     """Records per second into a store that has two thirds of the keys."""
-    chance = random.Random(2)
-    value = chance.randbytes(60)
+    rng = random.Random(2)
+    value = rng.randbytes(60)
 
     def key(n: int) -> bytes:
         return b"\x00" + (n * 0x9E3779B97F4A7C15 % 2**64).to_bytes(8, "big") + bytes(16)
@@ -309,7 +309,7 @@ def measure_replay(root: Path) -> dict[str, list[float]]:
         db.flush()
     with ChangelogWriter(root / "1.changelog", "lz4", 1) as writer:
         for n in range(REPLAYED):
-            writer.write((PUT, key(chance.randrange(3 * REPLAYED)), value + b"%d" % n))
+            writer.write((PUT, key(rng.randrange(3 * REPLAYED)), value + b"%d" % n))
         writer.finish()
     opener = functools.partial(open_changelog, root / "1.changelog", "lz4")
 
@@ -370,12 +370,12 @@ def report_loads(results: Mapping[str, list[Run]]) -> None:
         for partition in itertools.chain.from_iterable(run.partitions for run in runs):
             for name, spent in partition.phases_s.items():
                 phases[name] = phases.get(name, 0.0) + spent / len(runs) / WORKERS
-        told = ", ".join(f"{name} {spent:.2f}" for name, spent in sorted(phases.items()))
+        shown = ", ".join(f"{name} {spent:.2f}" for name, spent in sorted(phases.items()))
         within = [run.within_s for run in runs]
         print(
             f"{side:9} median {statistics.median(within):6.2f} s, from {min(within):6.2f} to {max(within):6.2f};"
             f" whole {statistics.median(run.seconds for run in runs):6.2f};"
-            f" processor {statistics.median(run.cpu_seconds for run in runs):6.2f}; phases: {told}"
+            f" processor {statistics.median(run.cpu_seconds for run in runs):6.2f}; phases: {shown}"
         )
     pairs = list(zip(results["tidemark"], results["Spark"], strict=True))
     for name in ("within_s", "seconds", "cpu_seconds"):

@@ -1,7 +1,7 @@
-"""A repository of millions of blobs whose garbage is known by construction, and the doors through which it is asked.
+"""A repository of millions of blobs whose garbage is known by construction, and stores that count.
 
-The records and the snapshot indexes are real ones, written by the project's own codec. The blobs are rows: whoever
-lists them is given pages of these rows, and whoever deletes is counted. Each store keeps in each snapshot the blobs of
+The records and the snapshot indexes are real ones, written by the project's own codec. The blobs are rows: anyone who
+lists them is given pages of these rows, and deletes are counted. Each store keeps in each snapshot the blobs of
 the snapshot before, so that every blob is referred to twice.
 """
 
@@ -82,7 +82,7 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, keys: Sequence[bytes], size_bytes: int = 0) -> "Truth":
-        """Of some keys that have so many bytes each."""
+        """Of some keys that have that many bytes each."""
         digests = (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") for key in keys)
         return cls(count=len(keys), size_bytes=size_bytes * len(keys), digest=sum(digests) % 2**64)
 
@@ -101,7 +101,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     dead_indexes: Truth
 
 
-class Doors(ForwardingStore):
+class CountingStores(ForwardingStore):
     """Lists blobs from rows and counts deletes; everything else is the real store's."""
 
     def __init__(self, root: Path) -> None:
@@ -127,12 +127,12 @@ class Doors(ForwardingStore):
 
     @override
     async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
-        for room in (BLOBS, INDEXES):
-            counted = [key.encode() for key in keys if key.startswith(room)]
+        for prefix in (BLOBS, INDEXES):
+            counted = [key.encode() for key in keys if key.startswith(prefix)]
             if counted:
                 line = msgspec.json.encode(Truth.of(counted)) + b"\n"
-                with (self._root / f"deleted-{room.rstrip('/')}-{os.getpid()}").open("ab") as told:
-                    told.write(line)
+                with (self._root / f"deleted-{prefix.rstrip('/')}-{os.getpid()}").open("ab") as shown:
+                    shown.write(line)
         rest = [key for key in keys if not key.startswith((BLOBS, INDEXES))]
         return await super().delete(rest) if rest else ()
 
@@ -143,23 +143,25 @@ class Doors(ForwardingStore):
         return self._shard
 
 
-class DoorAccess(Access, frozen=True, kw_only=True):
-    """What a task opens: the doors."""
+class CountingAccess(Access, frozen=True, kw_only=True):
+    """What a task opens: the stores."""
 
     root: str
 
     @override
     def open(self) -> SyncRepository:
-        return SyncRepository(LoopThread(), Repository(Doors(Path(self.root)), self.record, settings=self.transfer))
+        return SyncRepository(
+            LoopThread(), Repository(CountingStores(Path(self.root)), self.record, settings=self.transfer)
+        )
 
 
-def deleted(root: Path, room: str) -> Truth:
-    """What was deleted of a room through all doors."""
-    told = Truth()
-    for path in root.glob(f"deleted-{room.rstrip('/')}-*"):
+def deleted(root: Path, prefix: str) -> Truth:
+    """What was deleted below a prefix through all stores."""
+    shown = Truth()
+    for path in root.glob(f"deleted-{prefix.rstrip('/')}-*"):
         for line in path.read_bytes().splitlines():
-            told += msgspec.json.decode(line, type=Truth)
-    return told
+            shown += msgspec.json.decode(line, type=Truth)
+    return shown
 
 
 def build(root: Path, blobs: int) -> World:
@@ -188,7 +190,7 @@ def build(root: Path, blobs: int) -> World:
 
 
 def load(root: Path) -> World:
-    """The world that stands in a directory."""
+    """The world that is in a directory."""
     return msgspec.msgpack.decode((root / "world").read_bytes(), type=World)
 
 
@@ -255,7 +257,7 @@ def _build_job(root: Path, blobs: int, now_ms: int, job: int) -> _Job:
 
 
 def _write_rows(root: Path, scope: Scope, sessions: list[tuple[str, int, int]]) -> None:
-    """What a list tells of the blobs of a job, by shards."""
+    """What a list reports of the blobs of a job, by shards."""
     prefixes = [f"{prefix}{scope}/" for prefix in shard_prefixes(BLOBS)]
     by_shard: list[list[tuple[bytes, int, int]]] = [[] for _ in prefixes]
     for session, count, created_at_ms in sorted(sessions):

@@ -2,7 +2,7 @@
 
 Reads `benchmarks/results/*.json`; writes `benchmarks/results/README.md` and `summary.svg` beside it, and the table into
 `benchmarks/README.md`, between its two marks. Git keeps these, and of each work the newest JSON; the pages of single
-runs (`.md`, which git ignores) are written anew. Only whole runs count: those on another scale, of some contestants or
+runs (`.md`, which git ignores) are written again. Only whole runs count: those on another scale, of some contestants or
 with settings of ours are passed over. What was not measured says so.
 """
 
@@ -18,7 +18,7 @@ from benchmarks.peers import report
 from benchmarks.peers.outcome import Outcome
 from benchmarks.peers.processes import ROOT
 from benchmarks.peers.report import result_name, table
-from benchmarks.summary_rows import MISSED, REACHED, Newest, Row, all_ratios, all_rows, memory_rows, memory_told
+from benchmarks.summary_rows import MISSED, REACHED, Newest, Row, all_ratios, all_rows, memory_rows, memory_text
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = RESULTS.parent / "README.md"
@@ -39,7 +39,7 @@ def load_newest(directory: Path, *, any_scale: bool = False) -> Newest:
         any_scale: Take runs on another scale too, to try this out.
 
     Raises:
-        DecodeError: A file is no result; its name is told.
+        DecodeError: A file is not a result; its name is reported.
     """
     newest: dict[tuple[str, str], Outcome] = {}
     for path in sorted(directory.glob("*.json")):
@@ -62,13 +62,13 @@ def goals_table(rows: Sequence[Row], directory: str = "") -> str:
     return "\n".join(table(_HEAD, lines))
 
 
-def machines_told(newest: Newest) -> str:
+def machines_text(newest: Newest) -> str:
     """On which machines the runs were, in one sentence: figures of different ones do not compare."""
     runs: dict[str, list[str]] = {}
     for outcome in newest.values():
-        # The load is told with each run.
-        told = outcome.machine
-        machine = f"{told.get('cpu', 'unknown')}, {told.get('cores', '?')} cores, {told.get('memory', '?')}"
+        # The load is reported with each run.
+        shown = outcome.machine
+        machine = f"{shown.get('cpu', 'unknown')}, {shown.get('cores', '?')} cores, {shown.get('memory', '?')}"
         runs.setdefault(machine, []).append(f"{outcome.title[:1].lower()}{outcome.title[1:]} ({outcome.target})")
     if not runs:
         return "Nothing was measured yet."
@@ -93,9 +93,9 @@ def _loud(verdict: str) -> str:
 def markdown(newest: Newest) -> str:
     """The page of the results."""
     rows = all_rows(newest)
-    lines = ["# Results", "", _LEGEND, "", machines_told(newest), "", goals_table(rows)]
+    lines = ["# Results", "", _LEGEND, "", machines_text(newest), "", goals_table(rows)]
     lines += ["", "![How many times longer others took](summary.svg)"]
-    held = [(row.work, row.step, row.contestant, *memory_told(row.held)) for row in memory_rows(newest)]
+    held = [(row.work, row.step, row.contestant, *memory_text(row.held)) for row in memory_rows(newest)]
     rule = "The peak over idle of ours; allowed are 128 MiB, the bytes in flight, and 3 KiB for each file. MiB."
     head = ("work", "step", "contestant", "over idle", "allowed", "rule is")
     lines += ["", "## Memory", "", rule, "", *(table(head, held) if held else ["not measured"])]
@@ -142,8 +142,8 @@ def main() -> None:
         plot_lines(lines, options.results / "summary.svg")
     if not options.any_scale and options.readme.exists():
         text = options.readme.read_text(encoding="utf-8")
-        told = f"{goals_table(all_rows(newest), 'results/')}\n\n{machines_told(newest)}"
-        options.readme.write_text(put_between_marks(text, told), encoding="utf-8")
+        shown = f"{goals_table(all_rows(newest), 'results/')}\n\n{machines_text(newest)}"
+        options.readme.write_text(put_between_marks(text, shown), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ REACHED, EQUAL, MISSED, NOT_MEASURED, NO_GOAL = "reached", "equal", "missed", "n
 LARGE = {"mid": "40 files of 32 MiB", "big": "one file of 1 GiB", "state": "RocksDB state of 4 GiB"}
 # What the plot shows, and how it is called there.
 PLOTTED = {"small": "2,000 files of 64 KiB, ", **{work: f"{name}, " for work, name in LARGE.items()}, "incremental": ""}
-# Verified by hash is bound by local reads if it takes at most so many times what reading and hashing, and fetching what
+# Verified by hash is bound by local reads if it takes at most N times what reading and hashing, and fetching what
 # is missing as a full restore does, take together.
 BOUND_TIMES = 1.25
 NO_CHANGE_MS = 40
@@ -134,7 +134,7 @@ def _seconds(outcome: Outcome, step: str, name: str, key: Key = wall_s) -> str:
     return f"{quartiles([key(sample) for sample in samples]).median:.3g} s" if samples else "failed"
 
 
-def _told(found: Ratio | None) -> str:
+def _text(found: Ratio | None) -> str:
     if found is None:
         return "failed"
     return f"{found.quartiles.median:.2f}{' =' if found.equal else ''}"
@@ -163,7 +163,7 @@ def _large_to_disk(work: str, outcome: Outcome | None) -> Iterator[Row]:
         yield Row(label, goal)
         return
     found = times(outcome, DOWN, REFERENCE)
-    yield Row(label, goal, _seconds(outcome, DOWN, OURS), f"reference {_told(found)}", _at_least([found], 0.9), outcome)
+    yield Row(label, goal, _seconds(outcome, DOWN, OURS), f"reference {_text(found)}", _at_least([found], 0.9), outcome)
 
 
 def _large_to_tmpfs(work: str, outcome: Outcome | None) -> Iterator[Row]:
@@ -175,33 +175,33 @@ def _large_to_tmpfs(work: str, outcome: Outcome | None) -> Iterator[Row]:
         return
     reference = times(outcome, DOWN, REFERENCE)
     alone = times(outcome, DOWN, AIOBOTOCORE)
-    beside = f"reference {_told(reference)}" + (f", {AIOBOTOCORE} {_told(alone)}" if alone else "")
+    beside = f"reference {_text(reference)}" + (f", {AIOBOTOCORE} {_text(alone)}" if alone else "")
     ours_s = _seconds(outcome, DOWN, OURS)
     yield Row(label, limit, ours_s, beside, _at_least([reference], 0.85), outcome)
     rivals = [name for name in peers_of(outcome, DOWN) if name in ("s5cmd", "rclone")]
-    for goal, key, mine in ((ahead, wall_s, ours_s), (cheaper, cpu_s, _cpu_told(outcome))):
+    for goal, key, mine in ((ahead, wall_s, ours_s), (cheaper, cpu_s, _cpu_text(outcome))):
         found = {name: times(outcome, DOWN, name, key) for name in rivals}
         yield Row(label, goal, mine, _list(found), _ahead(list(found.values())), outcome)
     found = {name: times(outcome, DOWN, name) for name in peers_of(outcome, DOWN) if name.startswith("obstore")}
     yield Row(label, bare, ours_s, _list(found), _at_least(list(found.values()), 1 / 1.1), outcome)
 
 
-def _cpu_told(outcome: Outcome) -> str:
+def _cpu_text(outcome: Outcome) -> str:
     samples = good(outcome.of(DOWN, OURS))
     return f"{quartiles([s.cpu_s_per_gb for s in samples]).median:.2f} s/GB" if samples else "failed"
 
 
 def _list(found: Mapping[str, Ratio | None]) -> str:
-    return ", ".join(f"{name} {_told(one)}" for name, one in found.items())
+    return ", ".join(f"{name} {_text(one)}" for name, one in found.items())
 
 
 def _small(outcome: Outcome | None) -> Iterator[Row]:
-    for told, step, key, wanted in (
+    for text, step, key, wanted in (
         ("upload", UP, wall_s, 3.0),
         ("restore", DOWN, wall_s, 3.0),
         ("restore with the sync", DOWN, durable_s, 1.5),
     ):
-        label, goal = f"2,000 files of 64 KiB, {told}", f"at least {wanted:g} times the fastest peer"
+        label, goal = f"2,000 files of 64 KiB, {text}", f"at least {wanted:g} times the fastest peer"
         if outcome is None:
             yield Row(label, goal)
             continue
@@ -239,7 +239,7 @@ def _incremental(outcome: Outcome | None) -> Iterator[Row]:
         return
     took_ms = quartiles([sample.work_s for sample in looks]).median * 1000
     whole_s = _seconds(outcome, unchanged(COUNTS[0]), OURS)
-    others = f"{SAMZA} {_told(times(outcome, LOOK, SAMZA))}; our whole backup and commit {whole_s}"
+    others = f"{SAMZA} {_text(times(outcome, LOOK, SAMZA))}; our whole backup and commit {whole_s}"
     yield Row(label, goal, f"{took_ms:.0f} ms", others, REACHED if took_ms < NO_CHANGE_MS else MISSED, outcome)
 
 
@@ -256,8 +256,8 @@ def _present(outcome: Outcome | None) -> Iterator[Row]:
             continue
         trusted = times(outcome, step, OURS, ours=TRUSTED)
         others = {peer: times(outcome, step, peer, ours=TRUSTED) for peer in peers_of(outcome, step) if peer != READING}
-        told = f"full {_told(trusted)}, {_list(others)}"
-        yield Row(label, goals[0], _seconds(outcome, step, TRUSTED), told, _at_least([trusted], 8), outcome)
+        text = f"full {_text(trusted)}, {_list(others)}"
+        yield Row(label, goals[0], _seconds(outcome, step, TRUSTED), text, _at_least([trusted], 8), outcome)
         parts = [good(outcome.of(step, contestant)) for contestant in (VERIFIED, READING, OURS)]
         if not all(parts):
             yield Row(label, goals[1])
@@ -265,8 +265,8 @@ def _present(outcome: Outcome | None) -> Iterator[Row]:
         verified_s, reading_s, full_s = (quartiles([s.work_s for s in part]).median for part in parts)
         missing_s = full_s / MISSING_SHARE
         verdict = REACHED if verified_s <= BOUND_TIMES * (reading_s + missing_s) else MISSED
-        told = f"reading and hashing {reading_s:.3g} s, 1/{MISSING_SHARE} of a full one {missing_s:.3g} s"
-        yield Row(label, goals[1], f"{verified_s:.3g} s", told, verdict, outcome)
+        text = f"reading and hashing {reading_s:.3g} s, 1/{MISSING_SHARE} of a full one {missing_s:.3g} s"
+        yield Row(label, goals[1], f"{verified_s:.3g} s", text, verdict, outcome)
 
 
 def _stores(outcome: Outcome | None) -> Row:
@@ -274,9 +274,9 @@ def _stores(outcome: Outcome | None) -> Row:
     asked = outcome.requests_of(COMMIT, OURS) if outcome else None
     if outcome is None or asked is None:
         return row
-    told = ", ".join(f"{name} {count}" for name, count in sorted(asked.counts.items()))
+    text = ", ".join(f"{name} {count}" for name, count in sorted(asked.counts.items()))
     verdict = REACHED if is_as_wanted(asked.counts) else MISSED
-    return row._replace(ours=_seconds(outcome, COMMIT, OURS), others=told, verdict=verdict, source=outcome)
+    return row._replace(ours=_seconds(outcome, COMMIT, OURS), others=text, verdict=verdict, source=outcome)
 
 
 def _hanging(outcome: Outcome | None) -> Row:
@@ -311,7 +311,7 @@ def _spark(outcome: Outcome | None) -> Iterator[Row]:
             continue
         yield row._replace(
             ours=_seconds(outcome, step, TWO),
-            others=f"1 core {_told(found)}",
+            others=f"1 core {_text(found)}",
             verdict=_at_least([found], CORES_TIMES),
             source=outcome,
         )
@@ -323,13 +323,13 @@ def _memory(newest: Newest) -> Row:
     if not held:
         return row
     worst = max(held, key=lambda one: one.held.over_idle_bytes / one.held.allowed_bytes)
-    over_idle, allowed, _ = memory_told(worst.held)
-    verdict = REACHED if all(memory_told(one.held)[2] == REACHED for one in held) else MISSED
-    told = f"allowed {allowed} MiB; in {worst.work}, {worst.step}, where it is nearest; all of them are listed"
-    return row._replace(ours=f"{over_idle} MiB", others=told, verdict=verdict)
+    over_idle, allowed, _ = memory_text(worst.held)
+    verdict = REACHED if all(memory_text(one.held)[2] == REACHED for one in held) else MISSED
+    text = f"allowed {allowed} MiB; in {worst.work}, {worst.step}, where it is nearest; all of them are listed"
+    return row._replace(ours=f"{over_idle} MiB", others=text, verdict=verdict)
 
 
-def memory_told(held: Memory) -> tuple[str, str, str]:
+def memory_text(held: Memory) -> tuple[str, str, str]:
     """Over idle, allowed, and whether it is within."""
     verdict = REACHED if held.over_idle_bytes <= held.allowed_bytes else MISSED
     return f"{held.over_idle_bytes / MIB:.0f}", f"{held.allowed_bytes / MIB:.0f}", verdict

@@ -1,6 +1,6 @@
 """What the job of the demo remembers of each aircraft, and the same in plain Spark SQL.
 
-What one flight means for an aircraft is told twice here: once as an update of state, one flight at a time, and once
+What one flight means for an aircraft is written twice here: once as an update of state, one flight at a time, and once
 as window functions over the whole year. The demo compares the two row for row. Both follow these rules:
 
 - An aircraft's flights are in the order of their scheduled departure; carrier, flight number, origin and destination

@@ -5,7 +5,7 @@ stores, one per task, and commits all of them together with the month that it ha
 are deleted. The state is restored in parallel, the year is finished, and the outcome is compared with plain Spark SQL
 over the whole year, row for row.
 
-Run it with `make demo`. Everything it makes is below `build/demo`, a picture of what happened included. The repository
+Run it with `make demo`. Everything it makes is below `build/demo`, a chart of what happened included. The repository
 is a directory there; `make demo STORE=s3` starts an S3 server for it, and any other STORE is the URL of one to be.
 """
 
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from blobstore.base import list_blobs
 from demo import aircraft
-from demo.picture import MonthBar, draw
+from demo.chart import MonthBar, draw
 from demo.server import serving
 from engine.repository.repository import SyncRepository
 from engine.rocksdb.store import RocksDbSettings
@@ -44,7 +44,7 @@ ROOT: Final = PROJECT / "build" / "demo"
 FLIGHTS: Final = ROOT / "flights"
 DISK: Final = ROOT / "disk"
 REPOSITORY: Final = ROOT / "repository"
-PICTURE: Final = ROOT / "flights.png"
+CHART: Final = ROOT / "flights.png"
 
 TASKS: Final = 4
 MONTHS: Final = 12
@@ -62,10 +62,10 @@ SMALL_FILES: Final = RocksDbSettings(
 
 
 def main() -> int:
-    """Tell the story; 0 if its end is the expected one."""
+    """Run the scenario; 0 if its end is the expected one."""
     shutil.rmtree(ROOT, ignore_errors=True)
     with store_url() as url:
-        return tell(url)
+        return run(url)
 
 
 @contextlib.contextmanager
@@ -79,8 +79,8 @@ def store_url() -> Iterator[str]:
         yield url
 
 
-def tell(url: str) -> int:
-    """Tell the story with a repository at a URL."""
+def run(url: str) -> int:
+    """Run the scenario with a repository at a URL."""
     begun_s = time.monotonic()
     flights_count = write_flights()
     spark = start_spark()
@@ -96,8 +96,8 @@ def tell(url: str) -> int:
         equal = compare(spark, job)
         show_aircraft(spark, job)
         freed, left_bytes = collect_garbage(spark, url, repository)
-    draw(PICTURE, bars, lost_after=LOST_AFTER, restore=restored, freed=freed, stored_after_bytes=left_bytes)
-    print(f"\nPicture: {PICTURE}")
+    draw(CHART, bars, lost_after=LOST_AFTER, restore=restored, freed=freed, stored_after_bytes=left_bytes)
+    print(f"\nPicture: {CHART}")
     print(f"{'Equal.' if equal else 'NOT EQUAL.'} The whole demo took {time.monotonic() - begun_s:.0f} s.")
     return 0 if equal else 1
 
@@ -205,7 +205,7 @@ def print_uploads(bars: list[MonthBar]) -> None:
 
 
 def lose_and_restore(spark: SparkSession, job: StatefulJob, worked_s: float) -> str:
-    """Delete the local disks, restore every store on Spark; returns what the picture says of it."""
+    """Delete the local disks, restore every store on Spark; returns what the chart says of it."""
     print(f"\nAfter month {LOST_AFTER} the local disks are deleted: {DISK}")
     shutil.rmtree(DISK)
     begun_s = time.monotonic()
@@ -266,7 +266,7 @@ def show_aircraft(spark: SparkSession, job: StatefulJob) -> None:
 
 
 def collect_garbage(spark: SparkSession, url: str, repository: SyncRepository) -> tuple[str, int]:
-    """Keep the last commits, delete what only the others needed; returns what the picture says, and what is left."""
+    """Keep the last commits, delete what only the others needed; returns what the chart says, and what is left."""
     held_bytes = stored_bytes(repository)
     retention = Retention(keep_last=KEEP_LAST)
     planned = repository.collect(retention, dry_run=True)

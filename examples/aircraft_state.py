@@ -43,7 +43,7 @@ def main() -> int:
     root: Path = options.directory
     root.mkdir(parents=True, exist_ok=True)
     if not (root / _name(1)).exists():
-        # A month that was not completed is begun anew, all of it: what it had written is nothing to go on with.
+        # A month that was not completed is begun again, all of it: what it had written is nothing to go on with.
         shutil.rmtree(root / "state", ignore_errors=True)
     with StoreWriter.open(root / "state", SETTINGS) as store:
         for month in range(1, options.until + 1):
@@ -83,10 +83,10 @@ def _table() -> pa.Table:
 def _apply(store: StoreWriter, flight: dict[str, Any]) -> None:
     """One flight: a row of the history, and the totals of its aircraft if it has flown."""
     when = f"{flight['month']:02}-{flight['day']:02}T{flight['sched_dep_time']:04}"
-    told = {name: flight[name] for name in ("tailnum", "dest", "dep_delay", "arr_delay")}
+    shown = {name: flight[name] for name in ("tailnum", "dest", "dep_delay", "arr_delay")}
     # History sorts before totals, and by month: what is old stays in files that no compaction touches again.
     key = f"flight/{when}/{flight['carrier']}{flight['flight']}/{flight['origin']}"
-    store.put(key.encode(), json.dumps(told).encode())
+    store.put(key.encode(), json.dumps(shown).encode())
     if flight["tailnum"] is None or flight["arr_delay"] is None:
         return
     plane = f"plane/{flight['tailnum']}".encode()

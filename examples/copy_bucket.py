@@ -27,7 +27,7 @@ def main(source: str, target: str) -> None:
     keys = [entry["Key"].removeprefix(prefix) for page in pages for entry in page.get("Contents", ())]
     for key in sorted(keys, key=lambda key: (key == "repository", key)):
         copied = {"Bucket": bucket, "Key": prefix + key}
-        # A copy onto itself has to change something: the metadata is written anew.
+        # A copy onto itself has to change something: the metadata is written again.
         how = {"MetadataDirective": "REPLACE", "Metadata": client.head_object(**copied)["Metadata"]}
         client.copy_object(
             Bucket=to_bucket, Key=to_prefix + key, CopySource=copied, **(how if source == target else {})

@@ -1,6 +1,6 @@
 """A reader of a repository in a directory that knows nothing of Tidemark but `design/0001-snapshot-format.md`.
 
-It stands here to keep that document honest: whoever writes another one, in any language, has what this had. It brings
+It keeps that document honest: anyone who writes another one, in any language, has what this had. It brings
 back the newest commit of a job, every byte compared with its hash.
 
     python examples/outsider.py REPOSITORY JOB TARGET
@@ -62,7 +62,7 @@ def read_index(repository: Path, reference: dict[str, Any]) -> dict[str, Any]:
     """Read an index; a delta is applied to its base [X1, X2]."""
     path = repository / PurePosixPath(reference["key"])
     if not reference["key"].startswith("indexes/") or ".." in path.parts:
-        raise FormatError(f"{reference['key']} is no key of an index")
+        raise FormatError(f"{reference['key']} is not a key of an index")
     if hashlib.sha256(path.read_bytes()).digest() != reference["sha256"]:
         raise FormatError(f"{path} is not what was referred to")
     index = read(path, "I", INDEX_BYTES_MAX)
@@ -107,7 +107,7 @@ def read_file(repository: Path, file: list[Any]) -> bytes:
     body = b""
     for key, _, blob_offset, size, *_ in blobs:
         if not key.startswith("blobs/") or ".." in key.split("/"):
-            raise FormatError(f"{key} is no key of a blob")
+            raise FormatError(f"{key} is not a key of a blob")
         with (repository / key).open("rb") as blob:
             blob.seek(blob_offset)
             body += blob.read(size)
@@ -119,7 +119,7 @@ def read(path: Path, kind: str, raw_bytes_max: int) -> dict[str, Any]:
     stored = path.read_bytes()
     head, payload = stored[:ENVELOPE_BYTES], stored[ENVELOPE_BYTES:]
     if len(head) < ENVELOPE_BYTES or head[:8] != b"TIDEMARK" or head[8:9] != kind.encode():
-        raise FormatError(f"{path} is no object of kind {kind}")
+        raise FormatError(f"{path} is not an object of kind {kind}")
     if head[9] != 1 or head[10] > 1 or head[11] != 0:
         raise FormatError(f"{path} is of a newer format")
     if hashlib.sha256(head[:20] + payload).digest() != head[20:]:
@@ -151,7 +151,7 @@ def encode(name: str) -> str:
 def component(name: str) -> str:
     """Return a name that may be joined to a path [N1]."""
     if not name or name in {".", ".."} or any(c in name for c in "/\\\0") or len(name.encode()) > NAME_BYTES_MAX:
-        raise FormatError(f"{name!r} is no name of a file")
+        raise FormatError(f"{name!r} is not a name of a file")
     return name
 
 

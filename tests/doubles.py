@@ -1,4 +1,4 @@
-"""A clock that only moves when told, and a store into which faults and other actors' actions are put."""
+"""A clock that only moves when asked, and a store into which faults and other actors' actions are put."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ Hook = Callable[[], Awaitable[None]]
 
 
 class SteppedClock:
-    """Milliseconds that stand still until `advance`."""
+    """Milliseconds that do not move until `advance`."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self.now_ms = now_ms
@@ -26,7 +26,7 @@ class SteppedClock:
 
 
 class _AnswerLostError(StoreUnavailableError):
-    """The request was carried out, and nobody was told."""
+    """The request was carried out, and nobody was informed."""
 
 
 class InterposedStore(ForwardingStore):
@@ -46,7 +46,7 @@ class InterposedStore(ForwardingStore):
         self._before.append((operation, key, hook))
 
     def before_request(self, number: int, hook: Hook) -> None:
-        """Run `hook` before the request after so many from now on, whatever it is; 1 is the next one."""
+        """Run `hook` before the request after that many from now on, whatever it is; 1 is the next one."""
         self._countdown = (number, hook)
 
     @property
@@ -59,7 +59,7 @@ class InterposedStore(ForwardingStore):
         self._after.append((operation, key, hook))
 
     def lose_answer(self, operation: str, key: str) -> None:
-        """Carry out the next such request, and tell the caller nothing."""
+        """Carry out the next such request, and give the caller no answer."""
         self._lost_answers.append((operation, key))
 
     def fail(self, operation: str, key: str, error: Exception | None = None) -> None:

@@ -8,7 +8,7 @@ async with FaultProxy("127.0.0.1:7480") as proxy:
 ```
 
 Heads are passed on byte for byte, `Host` too, which the signatures of S3 cover; bodies stream. For long runs it is a
-process of its own, which prints its port and, when it is told to end (SIGTERM), what it did:
+process of its own, which prints its port and, when it is asked to end (SIGTERM), what it did:
 
 ```
 python -m tests.fault_proxy 127.0.0.1:7480 --seed 1 --lose 0.05 --reset 0.05
@@ -85,14 +85,14 @@ class FaultProxy:
 
     Args:
         upstream: The server, as `host:port` or as a URL of plain HTTP.
-        chance: For rules with a probability.
+        rng: For rules with a probability.
         log_max: How many exchanges are remembered; None for all.
     """
 
-    def __init__(self, upstream: str, *, chance: Random | None = None, log_max: int | None = None) -> None:
+    def __init__(self, upstream: str, *, rng: Random | None = None, log_max: int | None = None) -> None:
         parts = urlsplit(upstream if "//" in upstream else f"//{upstream}")
         self._upstream = (parts.hostname or "127.0.0.1", parts.port or 80)
-        self._chance = chance or Random(0)
+        self._rng = rng or Random(0)
         # In the order in which they are asked.
         self.rules: list[Rule] = []
         self._server: asyncio.Server | None = None
@@ -164,7 +164,7 @@ class FaultProxy:
             while await self._serve_next(client, upstream, self._connections):
                 pass
         except (_BrokenError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            # By a rule, by the client or by the server: the other side is told in the same way.
+            # By a rule, by the client or by the server: the other side sees the same.
             client.abort()
         except asyncio.CancelledError:
             # The proxy closes. Not passed on: `start_server` would report it.
@@ -182,7 +182,7 @@ class FaultProxy:
             return False
         method, target, _ = head.start.split(" ", 2)
         request = Request(method=method, target=target, headers=head.headers)
-        fault = next((rule.fault for rule in self.rules if rule.strikes(request, self._chance)), None)
+        fault = next((rule.fault for rule in self.rules if rule.strikes(request, self._rng)), None)
         exchange = Exchange(
             method=method,
             target=target,
@@ -455,16 +455,16 @@ async def _nothing() -> AsyncIterator[Piece]:
 
 
 async def _serve(upstream: str, *, seed: int, lose: float, reset: float) -> None:
-    told_to_end = asyncio.Event()
+    asked_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told_to_end.set)
-    async with FaultProxy(upstream, chance=Random(seed), log_max=0) as proxy:
+        loop.add_signal_handler(number, asked_to_end.set)
+    async with FaultProxy(upstream, rng=Random(seed), log_max=0) as proxy:
         for rule in soak_rules(lose, reset):
             proxy.add(rule)
         sys.stdout.write(f"{proxy.port}\n")
         sys.stdout.flush()
-        await told_to_end.wait()
+        await asked_to_end.wait()
         sys.stdout.write(f"{json.dumps(proxy.counts, sort_keys=True)}\n")
 
 

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 import msgspec
 
 Headers = Sequence[tuple[str, str]]
-# The operations of S3 by method and the query key that tells them apart; the first that fits counts.
+# The operations of S3 by method and the query key that distinguishes them; the first that fits counts.
 _OF_AN_OBJECT = (
     ("PUT", "partNumber", "UploadPart"),
     ("PUT", "tagging", "PutObjectTagging"),
@@ -290,12 +290,12 @@ class Rule(msgspec.Struct, kw_only=True):
     matched: int = 0
     struck: int = 0
 
-    def strikes(self, request: Request, chance: Random) -> bool:
+    def strikes(self, request: Request, rng: Random) -> bool:
         """Whether this request is struck; counts it."""
         if (self.times is not None and self.struck >= self.times) or not self.when(request):
             return False
         self.matched += 1
-        if self.matched <= self.after or (self.probability < 1 and chance.random() >= self.probability):
+        if self.matched <= self.after or (self.probability < 1 and rng.random() >= self.probability):
             return False
         self.struck += 1
         return True

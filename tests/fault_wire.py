@@ -106,7 +106,7 @@ class Wire:
 
     async def gone(self) -> None:
         """Return once the other side has gone away."""
-        while self.usable():  # noqa: ASYNC110 - a stream tells nobody of its end but the one who reads from it
+        while self.usable():  # noqa: ASYNC110 - a stream shows its end only to the one who reads from it
             await asyncio.sleep(0.02)
 
     def usable(self) -> bool:

@@ -1,4 +1,4 @@
-"""A store in memory that tells and can do as little as an S3 store (design 0003, L5, C2 and W5)."""
+"""A store in memory that shows and can do as little as an S3 store (design 0003, L5, C2 and W5)."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,13 +17,13 @@ from blobstore.memory import MemoryStore
 
 
 class OpaqueStore(MemoryStore):
-    """Lists do not tell TTLs; removing one moves the creation time; puts can be left unfinished.
+    """Lists do not show TTLs; removing one moves the creation time; puts can be left unfinished.
 
     Attributes:
         weaknesses: Capabilities that differ from those of an S3 store.
         unfinished: Puts that were begun and never finished.
         stuck: Upload ids that the store will not give up.
-        opaque: False lets a test look through: lists tell TTLs as they are.
+        opaque: False lets a test look through: lists show TTLs as they are.
     """
 
     def __init__(self, *, clock: Callable[[], int] | None = None, **weaknesses: bool) -> None:

@@ -29,7 +29,7 @@ from benchmarks.peers.works import WORKS
 from tests.servers.s3_server import ServerStartError
 
 RESULTS = ROOT / "benchmarks" / "results"
-DISK = ROOT / "build" / "peers" / "room"
+DISK = ROOT / "build" / "peers" / "restored"
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
             run = Run(
                 work=work,
                 memory=Path(memory),
-                room=DISK if options.to == "disk" else Path(memory) / "room",
+                restore_root=DISK if options.to == "disk" else Path(memory) / "restored",
                 to=options.to,
                 server=options.server,
                 rounds=options.rounds,
@@ -51,18 +51,18 @@ def main() -> None:
                 settings=settings,
                 only=options.only,
                 contestants=_chosen(all_contestants(settings), options.only),
-                report=_tell,
+                report=_print,
             )
-            run.room.mkdir(parents=True, exist_ok=True)
+            run.restore_root.mkdir(parents=True, exist_ok=True)
             try:
                 outcome = WORKS[work](run)
             except (ContestantError, ServerStartError) as error:
                 # Hours of other works are not to be lost with it.
                 failed.append(work)
-                _tell(f"{work} FAILED, and has no result: {error}")
+                _print(f"{work} FAILED, and has no result: {error}")
                 continue
-        _tell(report.markdown(outcome))
-        _tell(f"written: {report.write(outcome, options.results)}")
+        _print(report.markdown(outcome))
+        _print(f"written: {report.write(outcome, options.results)}")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
@@ -103,7 +103,7 @@ def _chosen(contestants: Sequence[Contestant], only: str) -> tuple[Contestant, .
     return tuple(c for c in contestants if not wanted or any(name in c.name for name in wanted))
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
 """Who takes part, and by which commands: what all have in common, and the clients in Python.
 
 Each runs with its own defaults and with the parallelism that suits it: 16 connections where that can be said and is not
-the default anyway. Whoever lists lists, whoever asks for more asks: what a peer's user gets is what is measured.
+the default anyway. Anyone who lists lists, anyone who asks for more asks: what a peer's user gets is what is measured.
 """
 
 import sys

@@ -27,7 +27,7 @@ class Copying:
         server: Everybody's.
         contestants: In the order of a turn.
         source: The tree.
-        room: A directory on the file system that is restored to; a new one below it for each turn.
+        restore_root: A directory on the file system that is restored to; a new one below it for each turn.
         outcome: Where samples go.
         report: Hears of each step.
     """
@@ -38,14 +38,14 @@ class Copying:
         server: BenchServer,
         contestants: Sequence[Contestant],
         source: Path,
-        room: Path,
+        restore_root: Path,
         outcome: Outcome,
         report: Report,
     ) -> None:
         self._server = server
         self._contestants = contestants
         self._source = source
-        self._room = room
+        self._restore_root = restore_root
         self._outcome = outcome
         self._report = report
         self._expected = tree_digests(source)
@@ -93,7 +93,7 @@ class Copying:
 
     def _begin(self) -> Path:
         self._server.empty()
-        target = self._room / "target"
+        target = self._restore_root / "target"
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         return target
@@ -107,7 +107,7 @@ class Copying:
         self, step: str, contestant: Contestant, number: int, *, command: Command, opened: Usage, written: Path
     ) -> None:
         # What others have left unwritten is not this contestant's.
-        sync(self._room)
+        sync(self._restore_root)
         usage = run(command)
         sync_s = sync(written)
         error = difference(self._expected, written) if step == DOWN else ""

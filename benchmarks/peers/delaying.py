@@ -1,4 +1,4 @@
-"""A network further away: a process that passes bytes on, those of requests so many seconds later.
+"""A network further away: a process that passes bytes on, those of requests N seconds later.
 
 `python -m benchmarks.peers.delaying PORT SECONDS` prints the port on which it listens. Answers are passed on at once,
 so that a request and its answer take that much longer, however many are under way. It looks into nothing: the proxy

@@ -1,4 +1,4 @@
-"""Samples, and what is told of them: medians, quartiles, ratios pair by pair, and when two are equal."""
+"""Samples, and what is reported of them: medians, quartiles, ratios pair by pair, and when two are equal."""
 
 import math
 import statistics
@@ -78,7 +78,7 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least so many percent of the values do not exceed."""
+    """The percentile of the values, by the nearest rank."""
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
@@ -100,7 +100,7 @@ def ratio(ours: Sequence[Sample], theirs: Sequence[Sample], key: Key) -> Ratio |
 
 
 class Memory(NamedTuple):
-    """What one step held at its peak over idle, and what the rule of the house allows it."""
+    """What one step held at its peak over idle, and what the rule of the project allows it."""
 
     over_idle_bytes: int
     allowed_bytes: int

@@ -1,7 +1,7 @@
 """Work (f): restores of 200 requests and more while 1 % of all requests hang for two seconds, against none that do.
 
 Both through a proxy, so that only the rule is another; in turn, one restore each. The tree's files are just too large
-for a pack: each is a request of its own. That it was so many requests is counted at each restore.
+for a pack: each is a request of its own. Their number is counted at each restore.
 """
 
 import shutil
@@ -47,7 +47,7 @@ def restore_with_hangs(work: Run) -> Outcome:
 
 
 def _restores(work: Run, outcome: Outcome, server: BenchServer, proxies: Sequence[tuple[str, Proxy]]) -> None:
-    source, target = work.memory / "source", work.room / "target"
+    source, target = work.memory / "source", work.restore_root / "target"
     make_tree(Shape(name="alone", count=FILES, size_bytes=FILE_BYTES), source)
     expected, size_bytes, settings = tree_digests(source), tree_bytes(source), dict(work.settings)
     init_repository(Place.of(server), settings)
@@ -67,9 +67,9 @@ def _restores(work: Run, outcome: Outcome, server: BenchServer, proxies: Sequenc
                 requests = Requests(step=STEP, contestant=name, counts=dict(proxy.counted()))
                 if number == 1:
                     outcome.requests.append(requests)
-                error_told = difference(expected, target)
-                if not error_told and requests.total < REQUESTS_MIN:
-                    error_told = f"only {requests.total} requests"
+                error_shown = difference(expected, target)
+                if not error_shown and requests.total < REQUESTS_MIN:
+                    error_shown = f"only {requests.total} requests"
                 sample = sample_of(
                     answer,
                     step=STEP,
@@ -77,10 +77,10 @@ def _restores(work: Run, outcome: Outcome, server: BenchServer, proxies: Sequenc
                     number=number,
                     size_bytes=size_bytes,
                     files_count=FILES,
-                    error=error_told,
+                    error=error_shown,
                 )
                 outcome.samples.append(sample)
-                work.report(f"{number} {name:24} {answer.wall_s:.3f} s {error_told}")
+                work.report(f"{number} {name:24} {answer.wall_s:.3f} s {error_shown}")
     finally:
         for client in clients:
             client.stop()

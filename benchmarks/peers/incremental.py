@@ -33,7 +33,7 @@ REQUESTS_TIMES_MAX = 3
 
 
 def changed(count: int) -> str:
-    """The step in which 1 % of so many files has changed."""
+    """The step in which 1 % of a number of files has changed."""
     return f"1 % of {count:,} files"
 
 
@@ -56,7 +56,7 @@ def update_trees(work: Run) -> Outcome:
         memory = work.memory / str(count)
         source = memory / "source"
         make_tree(Shape(name="many", count=count, size_bytes=FILE_BYTES), source)
-        # rclone tells what changed by times, so that the server has to keep them.
+        # rclone shows what changed by times, so that the server has to keep them.
         holds = {Rclone.prefix: source} if any(isinstance(peer, Rclone) for peer in peers) else {}
         with open_server(work.server, memory, modtimes=True, holds=holds) as server:
             outcome.server = server.kind
@@ -64,7 +64,7 @@ def update_trees(work: Run) -> Outcome:
         shutil.rmtree(memory)
     if work.server == "rclone":
         outcome.notes.append(
-            "this server reads a whole directory anew for each page of a LIST (0.2 s with 10,000 files, 0.45 s with "
+            "this server reads a whole directory again for each page of a LIST (0.2 s with 10,000 files, 0.45 s with "
             "40,000): rclone's time for many files is mostly the server's; `--server ceph` has it without that"
         )
     few, many = (outcome.requests_of(changed(count), OURS) for count in counts)
@@ -170,7 +170,7 @@ class _Updates:
                 self._outcome.requests.append(Requests(step=step, contestant=peer.name, counts=dict(proxy.counted())))
 
     def _check(self) -> None:
-        expected, target = tree_digests(self._source), self._work.room / "target"
+        expected, target = tree_digests(self._source), self._work.restore_root / "target"
         for peer in (None, *self._peers):
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
@@ -184,7 +184,7 @@ class _Updates:
                 wrong = difference(expected, kept or target)
             except ContestantError as error:
                 wrong = str(error)
-            told = f"WRONG: {wrong}" if wrong else f"{'kept' if kept else 'restored'} right"
+            shown = f"WRONG: {wrong}" if wrong else f"{'kept' if kept else 'restored'} right"
             name = peer.name if peer else OURS
-            self._outcome.notes.append(f"{name}, {len(expected):,} files, after the last round: {told}")
+            self._outcome.notes.append(f"{name}, {len(expected):,} files, after the last round: {shown}")
         shutil.rmtree(target, ignore_errors=True)

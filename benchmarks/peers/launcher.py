@@ -1,6 +1,6 @@
 """Runs one program and writes down what the system charged for it: `launcher.py REPORT PROGRAM [ARGUMENT...]`.
 
-A process of its own, and a small one: a child's peak of memory begins with that of whoever it was forked from, so
+A process of its own, and a small one: a child's peak of memory begins with that of the process it was forked from, so
 the harness itself must not be that. Nothing but the standard library, and as little of that as possible.
 """
 

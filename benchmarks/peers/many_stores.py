@@ -2,7 +2,7 @@
 
 The backups before it are counted apart: they are one PUT for each index, and one for each pack. The commit then is one
 conditional PUT and one LIST, and a run that counts anything else says so; the removal of TTLs after it, one request for
-each new object, is told in the same row by its own names (`GetObjectTagging` and `PutObjectTagging`; `HeadObject` on a
+each new object, is in the same row by its own names (`GetObjectTagging` and `PutObjectTagging`; `HeadObject` on a
 server without tags).
 """
 
@@ -68,9 +68,9 @@ def commit_stores(work: Run) -> Outcome:
                     ours.ask(verb, source)
                     outcome.requests.append(Requests(step=step, contestant=OURS, counts=dict(proxy.counted())))
         counts = outcome.requests[-1].counts
-        told = "as wanted" if is_as_wanted(counts) else "NOT as wanted"
+        shown = "as wanted" if is_as_wanted(counts) else "NOT as wanted"
         outcome.notes.append(
-            f"one commit of {stores} stores, {told}: {counts.get(CREATE, 0)} conditional PUT and "
+            f"one commit of {stores} stores, {shown}: {counts.get(CREATE, 0)} conditional PUT and "
             f"{counts.get('ListObjectsV2', 0)} LIST, besides the removal of TTLs"
         )
         work.report(outcome.notes[-1])

@@ -1,7 +1,7 @@
 """Work (c): restore onto a directory that has 90 % of the files, trusted by stat or verified by hash.
 
 Ours is one warm process. "Trusted" is the process that restored the directory before: its digest cache knows each
-file's stat. "Verified" has just opened the repository anew and knows nothing, so it reads and hashes what is there;
+file's stat. "Verified" has just opened the repository again and knows nothing, so it reads and hashes what is there;
 what that alone costs is measured beside it, in this process.
 
 The peers bring the same directory up to date, each after it has restored it whole itself: rclone by size and time, and
@@ -102,7 +102,7 @@ def restore_onto(work: Run) -> Outcome:
     for name in SHAPE_NAMES:
         memory = work.memory / name
         memory.mkdir()
-        # By time rclone can only tell what the server keeps the time of.
+        # By time rclone can only report what the server keeps the time of.
         with open_server(work.server, memory, modtimes=True) as server:
             outcome.server = server.kind
             _Onto(work, outcome, name, memory, Place.of(server)).run(peers)
@@ -119,7 +119,7 @@ class _Onto:
         self._outcome = outcome
         self._place = place
         self._source = memory / "source"
-        self._target = work.room / "target"
+        self._target = work.restore_root / "target"
         self._step = step_of(shape)
         make_tree(shape, self._source)
         self._expected = tree_digests(self._source)
@@ -150,9 +150,9 @@ class _Onto:
         shutil.rmtree(self._target)
 
     def _ours(self, contestant: str, number: int, act: Callable[[], Answer]) -> None:
-        sync(self._work.room)
+        sync(self._work.restore_root)
         answer = act()
-        sync_s = sync(self._work.room)
+        sync_s = sync(self._work.restore_root)
         error = difference(self._expected, self._target) if contestant != READING else ""
         sample = sample_of(
             answer,
@@ -173,12 +173,12 @@ class _Onto:
             run(peer.restore(self._place, self._target))
             self._take_away()
             opened = run_idle(peer.open(self._place))
-            sync(self._work.room)
+            sync(self._work.restore_root)
             usage = run(peer.restore(self._place, self._target))
         except ContestantError as error:
             self._outcome.notes.append(f"{peer.name}, {self._step}, round {number} failed: {error}")
             return
-        sync_s = sync(self._work.room)
+        sync_s = sync(self._work.restore_root)
         sample = sample_of_run(
             usage,
             opened,
@@ -192,10 +192,10 @@ class _Onto:
         )
         self._add(sample, "")
 
-    def _add(self, sample: Sample, told: str) -> None:
+    def _add(self, sample: Sample, shown: str) -> None:
         self._outcome.samples.append(sample)
         self._work.report(
-            f"{sample.step} {sample.round} {sample.contestant:36} {sample.work_s:.3f} s {told}{sample.error}"
+            f"{sample.step} {sample.round} {sample.contestant:36} {sample.work_s:.3f} s {shown}{sample.error}"
         )
 
     def _empty(self) -> None:

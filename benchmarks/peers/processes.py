@@ -17,11 +17,11 @@ from benchmarks.peers.figures import Sample
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = Path(__file__).with_name("launcher.py")
-TOLD_BYTES = 2000
-TOLD_LINES = 6
-# Results are published: what a program says is told without the paths of the machine.
+SHOWN_BYTES = 2000
+SHOWN_LINES = 6
+# Results are published: what a program says is shown without the paths of the machine.
 _PATH = re.compile(r"(?<![\w:/.])/[\w.+-]+(?:/[\w.+-]*)+")
-# Whoever takes longer hangs.
+# Anyone who takes longer hangs.
 TIMEOUT_S = 1800.0
 
 
@@ -41,7 +41,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     system_s: float
     peak_bytes: int
     # Of that, what went by until the client said that it was open, and after it said that it was done: what starting,
-    # opening and ending a process take, as a run with nothing to do tells it of others. 0 if it does not say.
+    # opening and ending a process take, as a run with nothing to do shows it for others. 0 if it does not say.
     opened_s: float = 0.0
     opened_cpu_s: float = 0.0
 
@@ -85,8 +85,8 @@ def run(command: Command) -> Usage:
                     process.wait()
         wall_s, user_s, system_s, peak_bytes, code = report.read_text().split()
         if code != "0":
-            lines = said.read_bytes()[-TOLD_BYTES:].decode(errors="replace").strip().splitlines()
-            tail = " | ".join(line.strip() for line in lines[-TOLD_LINES:])
+            lines = said.read_bytes()[-SHOWN_BYTES:].decode(errors="replace").strip().splitlines()
+            tail = " | ".join(line.strip() for line in lines[-SHOWN_LINES:])
             raise ContestantError(f"{Path(command.arguments[0]).name} ended with {code}: {without_paths(tail)}")
         usage = Usage(wall_s=float(wall_s), user_s=float(user_s), system_s=float(system_s), peak_bytes=int(peak_bytes))
         return _without_work(usage, mark.read_text() if mark.exists() else "")

@@ -12,7 +12,7 @@ from benchmarks.peers.outcome import Outcome
 
 _LEGEND = (
     "Times are medians [quartiles] in seconds, without starting and ending the process and opening what it works "
-    "on, which stand below. `x` is how many times longer than tidemark, the median of the ratios of each round; "
+    "on, which are below. `x` is how many times longer than tidemark, the median of the ratios of each round; "
     "`=` where quartiles overlap. CPU is user and system of the client. Memory is the peak of the whole process; "
     "over idle is the highest peak above the lowest of the runs with nothing to do, or of a warm process before "
     "all work. Whole is the process from start to end: where that is mostly start and opening, as restic's is "
@@ -21,7 +21,7 @@ _LEGEND = (
 
 
 def result_name(outcome: Outcome) -> str:
-    """`<work>-<server>-<target>-<date>`, and more if it is no whole run: it never takes the place of one."""
+    """`<work>-<server>-<target>-<date>`, and more if it is not a whole run: it never takes the place of one."""
     name = f"{outcome.work}-{outcome.server.split()[0].lower()}-{outcome.target}-{outcome.began_at[:10]}"
     name += f"-scale-{outcome.scale:g}" if outcome.scale != 1 else ""
     name += f"-only-{outcome.only}" if outcome.only else ""
@@ -114,8 +114,8 @@ def _step_table(outcome: Outcome, step: str) -> list[str]:
             )
         )
         if len(counted) >= 100:
-            told = ", ".join(f"p{p} {percentile([s.work_s for s in counted], p):.3f} s" for p in (50, 95, 99))
-            failures.append(f"{name}: {told}")
+            shown = ", ".join(f"p{p} {percentile([s.work_s for s in counted], p):.3f} s" for p in (50, 95, 99))
+            failures.append(f"{name}: {shown}")
     return table(head, rows) + ([""] if failures else []) + [f"- {failure}" for failure in failures]
 
 
@@ -130,8 +130,8 @@ def _opening(outcome: Outcome) -> list[str]:
         start = quartiles(starts_s).median
         rows.append((name, f"{start:.2f}", f"{max(opened - start, 0):.2f}", f"{cpu:.2f}"))
     head = ("contestant", "process start and end s", "opening s", "CPU s of both")
-    told = "Opening is a listing or the repository's record; for restic it is the derivation of its key."
-    return ["", "## Apart: start, end and opening", "", told, "", *table(head, rows)]
+    shown = "Opening is a listing or the repository's record; for restic it is the derivation of its key."
+    return ["", "## Apart: start, end and opening", "", shown, "", *table(head, rows)]
 
 
 def _requests(outcome: Outcome) -> list[str]:
@@ -144,7 +144,7 @@ def _requests(outcome: Outcome) -> list[str]:
 
 
 def _memory(outcome: Outcome) -> list[str]:
-    """Ours beside the rule of the house."""
+    """Ours beside the rule of the project."""
     rows = []
     for step in outcome.steps():
         for name in outcome.contestants:
@@ -152,8 +152,8 @@ def _memory(outcome: Outcome) -> list[str]:
             if held is not None:
                 rows.append((step, name, f"{held.over_idle_bytes / MIB:.0f}", f"{held.allowed_bytes / MIB:.0f}"))
     head = ("step", "contestant", "peak over idle, MiB", "allowed, MiB")
-    told = "Allowed: 128 MiB, the bytes in flight, and 3 KiB for each file."
-    return ["", "## Memory of ours", "", told, "", *table(head, rows)] if rows else []
+    shown = "Allowed: 128 MiB, the bytes in flight, and 3 KiB for each file."
+    return ["", "## Memory of ours", "", shown, "", *table(head, rows)] if rows else []
 
 
 def _spread(samples: Sequence[Sample], key: Key) -> str:

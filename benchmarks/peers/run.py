@@ -1,4 +1,4 @@
-"""What a work is told about the run that it is a part of."""
+"""What a work knows of the run that it is a part of."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     # A directory in memory, for the server and the sources; gone after the run.
     memory: Path
     # Where trees are restored to, and what that is called.
-    room: Path
+    restore_root: Path
     to: str
     # `rclone` or `ceph`.
     server: str
@@ -31,7 +31,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     report: Callable[[str], None]
 
     def present(self, outcome: Outcome, contestants: Sequence[Contestant]) -> list[Contestant]:
-        """Those that can take part; who cannot is told in the outcome."""
+        """Those that can take part; who cannot is reported in the outcome."""
         found = []
         for contestant in contestants:
             if why := contestant.why_missing():

@@ -3,7 +3,7 @@
 `rclone serve s3` is the fastest S3 server that starts from a package, so it hides least of what clients cost. It is no
 store that tidemark accepts: it ignores `If-None-Match`, so `tidemark doctor` calls it UNSAFE and `init` refuses it; and
 it takes a PUT of tags for a PUT of the object, whose bytes are then gone. For a benchmark with a single writer this can
-be told around without touching what is measured (`open_repository`):
+be timed without touching what is measured (`open_repository`):
 
 - the repository record is put there under a wrapper that says `Lost` to the second create, once, outside of the timing;
 - a profile, as `doctor` writes them, says that there are no tags, and a wrapper says that TTLs can be removed. Then the
@@ -60,7 +60,7 @@ class BenchServer(Protocol):
         """Delete everything in the bucket."""
 
     def directory_of(self, prefix: str) -> Path | None:
-        """The directory that is the objects of a prefix; None where objects are no files."""
+        """The directory that is the objects of a prefix; None where objects are not files."""
 
 
 class RcloneServer(S3Server):
@@ -88,7 +88,7 @@ class RcloneServer(S3Server):
         return self
 
     def empty(self) -> None:
-        # By its own hands: it remembers for minutes what it has seen in a directory, whoever deletes there.
+        # By the server itself: it remembers for minutes what it has seen in a directory, no matter who deletes there.
         delete_all(self.client)
 
     def directory_of(self, prefix: str) -> Path | None:
@@ -178,7 +178,7 @@ def open_server(
         kind: `rclone` or `ceph`.
         memory: A directory in memory that is the server's.
         modtimes: As for `RcloneServer`.
-        holds: As for `RcloneServer`; Ceph has nothing at first (`BenchServer.directory_of` tells the two apart).
+        holds: As for `RcloneServer`; Ceph has nothing at first (`BenchServer.directory_of` distinguishes the two).
 
     Raises:
         ServerStartError: It is not installed, or does not start.

@@ -63,7 +63,7 @@ def restore_on_spark(work: Run) -> Outcome:
         title = f"Restore of {stores} stores on Spark, {DELAY_S * 1000:.0f} ms added to each request"
         outcome = work.begin(title, server.kind)
         outcome.contestants = {name: f"local[{cores}], the session is there already" for name, cores in CORES.items()}
-        source, target = work.memory / "source", work.room / "target"
+        source, target = work.memory / "source", work.restore_root / "target"
         for number in range(stores):
             make_tree(Shape(name="store", count=FILES, size_bytes=FILE_BYTES), source / f"{number:04d}")
         place, settings = Place.of(server), dict(work.settings)
@@ -96,7 +96,7 @@ def _restores(
     expected: dict[str, str],
 ) -> None:
     """The rounds of one step; round 0, which starts Spark's workers, is not counted."""
-    target = work.room / "target"
+    target = work.restore_root / "target"
     for number in range(work.rounds + 1):
         for name, session in sessions.items():
             shutil.rmtree(target, ignore_errors=True)
@@ -113,8 +113,8 @@ def _restores(
                 error=difference(expected, target),
             )
             outcome.samples.append(sample)
-            told = f"{sample.work_s:.3f} s, CPU {sample.cpu_s:.2f} s {sample.error}"
-            work.report(f"{step} {number} {name:20} {told}")
+            text = f"{sample.work_s:.3f} s, CPU {sample.cpu_s:.2f} s {sample.error}"
+            work.report(f"{step} {number} {name:20} {text}")
 
 
 def _count(outcome: Outcome, place: Place, settings: dict[str, object], java_home: str, target: Path) -> None:
@@ -130,7 +130,7 @@ def _count(outcome: Outcome, place: Place, settings: dict[str, object], java_hom
 
 
 def _restored(path: str) -> str:
-    """Where a file of `source` stands after a restore."""
+    """Where a file of `source` is after a restore."""
     task, _, name = path.partition("/")
     return f"{task}/{STORE_NAME}/{name}"
 

@@ -1,4 +1,4 @@
-"""The directories that are moved, and the digests that tell whether what came back is what was sent."""
+"""The directories that are moved, and the digests that show whether what came back is what was sent."""
 
 import os
 import random
@@ -13,7 +13,7 @@ from engine.rocksdb.store import StoreWriter, spark_settings
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
-# One changed in so many.
+# One file in this many changed.
 CHANGED_SHARE = 100
 _ROW_BYTES = 1000
 _ROWS_AT_ONCE = 10_000
@@ -22,7 +22,7 @@ _PIECE_BYTES = 16 * MIB
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """So many files of so many bytes; the state of a RocksDB if `count` is 0."""
+    """A number of files of one size in bytes; the state of a RocksDB if `count` is 0."""
 
     name: str
     count: int
@@ -109,11 +109,11 @@ def tree_digests(root: Path) -> dict[str, str]:
 def difference(expected: dict[str, str], root: Path) -> str:
     """In what a directory differs from what was sent; empty if in nothing."""
     found = tree_digests(root)
-    for told, paths in (
+    for shown, paths in (
         ("missing", expected.keys() - found.keys()),
         ("unexpected", found.keys() - expected.keys()),
         ("wrong content", {path for path in expected.keys() & found.keys() if expected[path] != found[path]}),
     ):
         if paths:
-            return f"{told}: {len(paths)} of {len(expected)} files, first {min(paths)}"
+            return f"{shown}: {len(paths)} of {len(expected)} files, first {min(paths)}"
     return ""

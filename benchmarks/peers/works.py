@@ -29,7 +29,12 @@ def copy_tree(run: Run) -> Outcome:
         source = run.memory / "source"
         make_tree(SHAPES[run.work].scaled(run.scale), source)
         copying = Copying(
-            server=server, contestants=contestants, source=source, room=run.room, outcome=outcome, report=run.report
+            server=server,
+            contestants=contestants,
+            source=source,
+            restore_root=run.restore_root,
+            outcome=outcome,
+            report=run.report,
         )
         copying.run(run.rounds)
     return outcome

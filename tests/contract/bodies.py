@@ -1,4 +1,4 @@
-"""Bodies that do what a test needs: wait, fail, or tell the wrong size."""
+"""Bodies that do what a test needs: wait, fail, or report the wrong size."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""One process of a race for keys: waits for a line on its input, then tells the outcome of each attempt."""
+"""One process of a race for keys: waits for a line on its input, then reports the outcome of each attempt."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ from blobstore.base import BytesBody, Created
 from blobstore.opening import open_store
 
 
-def tell(line: str) -> None:
+def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -15,12 +15,12 @@ def tell(line: str) -> None:
 async def race(url: str, name: str, keys_count: int) -> None:
     store = open_store(url)
     await store.now_ms()
-    tell("ready")
+    say("ready")
     await asyncio.to_thread(sys.stdin.readline)
     for number in range(keys_count):
-        # All racers of a key send another body, so that its content tells who won.
+        # All racers of a key send another body, so that its content shows who won.
         outcome = await store.put_if_absent(f"race/{number}", BytesBody(name.encode() * 1000), ttl_ms=3_600_000)
-        tell("won" if isinstance(outcome, Created) else "lost")
+        say("won" if isinstance(outcome, Created) else "lost")
     await store.close()
 
 

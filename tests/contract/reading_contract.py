@@ -122,7 +122,7 @@ class ReadingContract(SinkContract):
             assert await store.stat(key) is None
 
     @CREATE_CALLS
-    async def test_stat_tells_key_size_times_and_ttl(
+    async def test_stat_reports_key_size_times_and_ttl(
         self, store: BlobStore, create: Callable[..., Awaitable[CreateOutcome]]
     ) -> None:
         before_ms = await store.now_ms()
@@ -202,19 +202,19 @@ class ListingContract(StoreFixtures):
     async def test_any_list_equals_the_sorted_model(
         self, store: BlobStore, keys: list[str], start_after: str, cut: int, limit: int
     ) -> None:
-        room = f"example{next(_examples)}/"
-        keys = [room + key for key in keys]
+        base = f"example{next(_examples)}/"
+        keys = [base + key for key in keys]
         for key in keys:
             await put_bytes(store, key, b"x")
-        prefix = keys[cut % len(keys)][: len(room) + cut]
-        for position in (room + start_after, *keys):
+        prefix = keys[cut % len(keys)][: len(base) + cut]
+        for position in (base + start_after, *keys):
             expected = [key for key in keys if key.startswith(prefix) and key > position]
             page = await store.list_page(prefix, start_after=position, limit=limit)
             assert [blob.key for blob in page.blobs] == expected[:limit]
             assert page.truncated == (len(expected) > limit)
         assert await store.delete(keys) == ()
 
-    async def test_a_list_tells_what_stat_tells(self, store: BlobStore) -> None:
+    async def test_a_list_reports_what_stat_reports(self, store: BlobStore) -> None:
         await create_bytes(store, "with", b"12345", ttl_ms=HOUR_MS)
         await create_bytes(store, "without", b"")
         await create_bytes(store, "removed", b"1", ttl_ms=HOUR_MS)

@@ -30,7 +30,7 @@ class Collecting(Sink):
 
 
 class Refusing(Collecting):
-    """Takes so many bytes, and then no more."""
+    """Takes that many bytes, and then no more."""
 
     def __init__(self, size_bytes: int, error: Exception) -> None:
         super().__init__()

@@ -78,7 +78,7 @@ async def wait_until_after(store: BlobStore, time_ms: int) -> None:
         if await store.now_ms() > time_ms:
             return
         await asyncio.sleep(0.005)
-    pytest.fail("the store's clock stands still")
+    pytest.fail("the store's clock does not move")
 
 
 CREATE_CALLS = pytest.mark.parametrize("create", [put_bytes, create_bytes], ids=["put", "put_if_absent"])
@@ -86,7 +86,7 @@ PUT_METHODS = pytest.mark.parametrize("method", ["put", "put_if_absent"])
 
 
 class StoreFixtures:
-    """What every part of the contract stands on."""
+    """The base of every part of the contract."""
 
     # How many of the 1,024 bytes of a key the store needs for itself, as S3 does for a prefix in a bucket.
     own_key_bytes: ClassVar[int] = 0

@@ -36,7 +36,7 @@ from tests.contract.writing_contract import WritingContract
 
 
 class RacedByProcesses:
-    """For stores that other processes can open. Stands before the contract among the bases of a test class."""
+    """For stores that other processes can open. Comes before the contract among the bases of a test class."""
 
     racers_count: ClassVar[int] = 8
 
@@ -173,7 +173,7 @@ class KeepingContract(StoreFixtures):
 
     # --- puts that were never finished ---
 
-    async def test_finished_puts_are_not_told_as_unfinished(self, store: BlobStore) -> None:
+    async def test_finished_puts_are_not_reported_as_unfinished(self, store: BlobStore) -> None:
         await put_bytes(store, KEY, b"content")
         await create_bytes(store, KEY, b"other")
         await create_bytes(store, "created", b"content", ttl_ms=HOUR_MS)
@@ -236,4 +236,4 @@ class KeepingContract(StoreFixtures):
 
 
 class StoreContract(WritingContract, ReadingContract, ListingContract, KeepingContract):
-    """Subclass it, and give it a fixture `store`: empty, and closed by whoever made it."""
+    """Subclass it, and give it a fixture `store`: empty, and closed by the one who made it."""

@@ -21,7 +21,7 @@ from tests.servers.s3_server import S3Server
 pytestmark = pytest.mark.s3
 
 
-@pytest.mark.soak  # in `make test` it stands below a prefix, and with every wrapper around it
+@pytest.mark.soak  # in `make test` it is below a prefix, and with every wrapper around it
 class TestS3OnCeph(S3Contract):
     @pytest.fixture
     @override
@@ -55,19 +55,19 @@ class TestS3BelowAPrefix(RacedByProcesses, S3Contract):
 
     @pytest.fixture(autouse=True)
     def neighbours(self, server: S3Server, bucket: str) -> Any:
-        """What stands beside the prefix is neither seen nor touched by any test."""
+        """What is beside the prefix is neither seen nor touched by any test."""
         names = ["blobs/0f/job@task/0123-000001", "team-a/state-b/k", "team-a/stat", "team-a/zzz", "zzz"]
         for name in names:
             server.client.put_object(Bucket=bucket, Key=name, Body=b"another's")
         yield
-        told = server.client.list_objects_v2(Bucket=bucket)["Contents"]
-        assert sorted(blob["Key"] for blob in told if not blob["Key"].startswith("team-a/state/")) == sorted(names)
+        shown = server.client.list_objects_v2(Bucket=bucket)["Contents"]
+        assert sorted(blob["Key"] for blob in shown if not blob["Key"].startswith("team-a/state/")) == sorted(names)
 
 
 class WithoutTags(S3Fixtures):
     @override
     def open(self, bucket: str) -> S3Store:
-        """As where `doctor` has written a profile without tags, which would stand in every list of these tests."""
+        """As where `doctor` has written a profile without tags, which would be in every list of these tests."""
         store = super().open(bucket)
         store._profile = StoreProfile(
             atomic_create=True,
@@ -118,11 +118,11 @@ async def test_an_object_is_the_blob_with_write_id_ttl_and_tag(s3_server: S3Serv
     """Design 0003, "Bytes": what an outsider finds in the bucket."""
     await create_bytes(store, KEY, b"content", ttl_ms=HOUR_MS)
     await put_bytes(store, "permanent", b"content")
-    born = s3_server.client.get_object(**name_of(store, KEY))
-    assert born["Body"].read() == b"content"
-    assert born["Metadata"].pop("tidemark-ttl-ms") == str(HOUR_MS)
-    assert len(bytes.fromhex(born["Metadata"].pop("tidemark-write-id"))) == 16
-    assert born["Metadata"] == {}
+    created = s3_server.client.get_object(**name_of(store, KEY))
+    assert created["Body"].read() == b"content"
+    assert created["Metadata"].pop("tidemark-ttl-ms") == str(HOUR_MS)
+    assert len(bytes.fromhex(created["Metadata"].pop("tidemark-write-id"))) == 16
+    assert created["Metadata"] == {}
     assert tags_of(s3_server, store, KEY) == [{"Key": "tidemark", "Value": "expiring"}]
     permanent = s3_server.client.head_object(**name_of(store, "permanent"))["Metadata"]
     assert set(permanent) == {"tidemark-write-id"}
@@ -146,7 +146,7 @@ async def test_a_lost_tag_is_a_ttl_that_was_not_removed(s3_server: S3Server, sto
     assert (await stat_there(store, KEY)).expires_at_ms is None
 
 
-async def test_uploads_that_nobody_completed_are_told_with_key_and_time_and_can_be_given_up(
+async def test_uploads_that_nobody_completed_are_reported_with_key_and_time_and_can_be_given_up(
     ceph_server: CephRgw, store: S3Store
 ) -> None:
     """On Ceph: moto says that every upload was begun in 2010."""
@@ -154,15 +154,15 @@ async def test_uploads_that_nobody_completed_are_told_with_key_and_time_and_can_
     ids = [begin_upload(ceph_server, **name_of(store, key)) for key in (KEY, KEY, "other")]
     beside = begin_upload(ceph_server, store.bucket, "beside/" + KEY)
     after_ms = await store.now_ms()
-    told = await store.list_unfinished("blobs/")
-    assert {(put.key, put.upload_id) for put in told} == {(KEY, ids[0]), (KEY, ids[1])}
-    assert all(before_ms <= put.begun_at_ms <= after_ms for put in told)
+    shown = await store.list_unfinished("blobs/")
+    assert {(put.key, put.upload_id) for put in shown} == {(KEY, ids[0]), (KEY, ids[1])}
+    assert all(before_ms <= put.begun_at_ms <= after_ms for put in shown)
     assert await store.list_unfinished("absent/") == ()
     assert await keys_of(store) == []
     assert await store.stat(KEY) is None
-    assert await store.abort_unfinished(told) == ()
+    assert await store.abort_unfinished(shown) == ()
     assert await store.list_unfinished("blobs/") == ()
-    assert await store.abort_unfinished(told) == ()
+    assert await store.abort_unfinished(shown) == ()
     left = ceph_server.client.list_multipart_uploads(Bucket=store.bucket)["Uploads"]
     assert {upload["UploadId"] for upload in left} == {ids[2], beside}
 
@@ -176,10 +176,10 @@ def begin_upload(server: S3Server, Bucket: str, Key: str) -> str:  # noqa: N803 
 
 
 @pytest.mark.parametrize("prefix", ["team-a/state"])
-async def test_more_unfinished_uploads_than_a_page_holds_are_all_told(
+async def test_more_unfinished_uploads_than_a_page_holds_are_all_reported(
     ceph_server: CephRgw, store: S3Store, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Ceph: moto tells all uploads on one page, however few were asked for."""
+    """On Ceph: moto reports all uploads on one page, however few were asked for."""
     ask = store._bucket.ask
     pages = 0
 
@@ -192,10 +192,10 @@ async def test_more_unfinished_uploads_than_a_page_holds_are_all_told(
 
     monkeypatch.setattr(store._bucket, "ask", ask_for_few)
     begun = list(await begin_uploads(store, range(50)))
-    told = await store.list_unfinished("")
+    shown = await store.list_unfinished("")
     assert pages == 3
-    assert {(put.key, put.upload_id) for put in told} == {(put.key, put.upload_id) for put in begun}
-    assert await store.abort_unfinished(told) == ()
+    assert {(put.key, put.upload_id) for put in shown} == {(put.key, put.upload_id) for put in begun}
+    assert await store.abort_unfinished(shown) == ()
     assert await store.list_unfinished("") == ()
 
 
@@ -204,9 +204,7 @@ async def begin_uploads(store: S3Store, numbers: range) -> Any:
     return await asyncio.gather(*(store.begin_upload(f"k/{number % 30:04d}") for number in numbers))
 
 
-async def test_an_upload_that_is_given_up_under_the_hands_of_its_writer_fails(
-    ceph_server: CephRgw, store: S3Store
-) -> None:
+async def test_an_upload_that_is_aborted_while_it_is_written_fails(ceph_server: CephRgw, store: S3Store) -> None:
     """On Ceph: moto answers 500."""
     upload = name_of(store, KEY)
     upload["UploadId"] = begin_upload(ceph_server, **upload)

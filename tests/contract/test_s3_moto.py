@@ -54,9 +54,9 @@ class InParts(S3Fixtures):
 
 
 class TestS3InParts(InParts, WritingContract):
-    """What a put promises; how a blob that stands was put makes no difference to gets, lists and deletes."""
+    """What a put promises; how a blob was put makes no difference to gets, lists and deletes."""
 
-    async def test_a_blob_of_several_parts_is_whole_and_born_with_its_ttl(self, store: BlobStore) -> None:
+    async def test_a_blob_of_several_parts_is_whole_and_created_with_its_ttl(self, store: BlobStore) -> None:
         data = bytes(range(256)) * (44 * MIB // 1024)  # 11 MiB: two parts and a smaller one
         assert isinstance(await create_bytes(store, KEY, data, ttl_ms=HOUR_MS), Created)
         info = await stat_there(store, KEY)
@@ -105,6 +105,6 @@ class TestS3InParts(InParts, WritingContract):
             assert await get_bytes(store, f"k/{body[0]}") == body
 
 
-@pytest.mark.soak  # a blob that stands is the same, however it was put
+@pytest.mark.soak  # a blob is the same, however it was put
 class TestTheOthersInParts(InParts, ReadingContract, ListingContract, KeepingContract):
     pass

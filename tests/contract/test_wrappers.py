@@ -17,7 +17,7 @@ from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.store_contract import StoreContract
 from tests.servers.s3_server import S3Server
 
-# In `make test` each wrapper stands around a store in memory, and all together around that and a directory. The tests
+# In `make test` each wrapper is around a store in memory, and all together around that and a directory. The tests
 # of a server take ten times as long: there the S3 store is held to the contract by itself (`test_s3`), and used with
 # all wrappers around it by the integration tests. Everything around every store is for `make endure`.
 ON_SERVERS = [

@@ -124,7 +124,7 @@ class WritingContract(StoreFixtures):
             else:
                 assert await get_bytes(store, key) == b"second"
         assert await get_bytes(store, "a/b") == b"first"
-        # A refusal is no lasting damage.
+        # A refusal does no lasting damage.
         await create(store, "a/d", b"third", ttl_ms=HOUR_MS)
         assert (await stat_there(store, "a/d")).expires_at_ms is not None
 

@@ -1,4 +1,4 @@
-"""The commands of a document, run as whoever reads it would: in order, in one shell, in a new directory.
+"""The commands of a document, run as anyone who reads it would: in order, in one shell, in a new directory.
 
 A fenced block of the language `console` is a transcript: a line that begins with `$ ` is a command (one that ends with
 a backslash goes on in the next line), what follows is what it prints, both streams together. `...` stands for any
@@ -26,7 +26,7 @@ import msgspec
 from engine.cli.run import ExitCode
 
 PROJECT: Final = Path(__file__).resolve().parent.parent.parent
-# What stands in documents for the directory that they ran in.
+# What documents have for the directory that they ran in.
 HOME_SHOWN: Final = "/home/ada"
 ANY_LINES: Final = "..."
 TRIES: Final = 3
@@ -147,7 +147,7 @@ class Shell:
         """The exit code of a command, and the lines that it printed.
 
         Args:
-            command: What stands in the document.
+            command: What is in the document.
             strict: It ends with the code of whatever in a pipeline fails. A transcript may look at the first lines of
                 what is long, and see that it was cut off.
         """
@@ -179,7 +179,7 @@ _SHAPES: Final = (
     (re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b(-[0-9a-f]+)?"), "<id>"),
     (re.compile(r"\b[0-9A-Z]{20}\b"), "<id>"),
     (re.compile(r"(?<=\s)[+-](?=\d)"), ""),
-    # Nothing is not something: `0 at risk` is no `27 at risk`.
+    # Nothing is not something: `0 at risk` does not match `27 at risk`.
     (re.compile(r"\b0 B\b|(?<![\w.:/,-])0(\.0+)?(?![\w.:/,]|[-%]\d)"), "<nothing>"),
     (re.compile(r"\b\d[\d,]*(\.\d+)? ?(ms|s|m|h|d|B|KiB|MiB|GiB)\b( \d+(s|m|h)\b)?(/s\b)?"), "<quantity>"),
     (re.compile(r"\d[\d,]*(\.\d+)?(e[+-]\d+)?"), "<number>"),

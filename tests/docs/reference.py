@@ -71,7 +71,7 @@ def _first() -> str:
     lines = ["# Reference", "", MADE, "", _PAGES, "", "## Commands", ""]
     lines += [f"- `tidemark {verb.words}`: {verb.get_short_help_str(limit=200)}" for verb in walk_verbs(tidemark)]
     # Here there is nothing to link to, nor below.
-    contract = _CONTRACT.replace("[Failure](#failure)", "`Failure`").replace("that stands below", "in `json.md`")
+    contract = _CONTRACT.replace("[Failure](#failure)", "`Failure`").replace("that is below", "in `json.md`")
     lines += ["", "## JSON", "", contract, "", "## Exit codes and error classes", ""]
     lines += ["| code | meaning | errors |", "|---|---|---|"]
     for code, meaning in MEANINGS.items():
@@ -131,7 +131,7 @@ def _views(prints: Iterable[type[msgspec.Struct]]) -> str:
 
 _CONTRACT: Final = f"""\
 With `--json` a verb prints one object on its standard output, once it has ended, and nothing else there. It has two
-fields of its own, `schema`, which is {SCHEMA}, and `verb`, and those of the struct that stands below. An error is one
+fields of its own, `schema`, which is {SCHEMA}, and `verb`, and those of the struct that is below. An error is one
 object on standard error, [Failure](#failure); the exit code of the process is its `code`.
 
 What stays within schema {SCHEMA}: a field keeps its name, its type and its meaning, and is never taken away; an object
@@ -174,8 +174,8 @@ def _json() -> str:
     lines += ["", "## LogLineView", "", _LOG, "", *_fields(LogLineView)]
     for struct in structs_behind(by_view):
         used = f"`{'`, `'.join(by_view[struct])}`. " if struct in by_view else ""
-        told = " ".join(inspect.cleandoc(struct.__doc__ or "").split("\n\n", maxsplit=1)[0].split())
-        lines += ["", f"## {struct.__name__}", "", f"{used}{told}", "", *_fields(struct)]
+        text = " ".join(inspect.cleandoc(struct.__doc__ or "").split("\n\n", maxsplit=1)[0].split())
+        lines += ["", f"## {struct.__name__}", "", f"{used}{text}", "", *_fields(struct)]
     return _page(lines)
 
 
@@ -215,8 +215,8 @@ def _fields(struct: type[msgspec.Struct]) -> list[str]:
     comments = _comments(struct)
     lines = ["| field | type | |", "|---|---|---|"]
     for field in json_fields(struct):
-        told = comments.get(field.attribute, "").replace("|", "\\|")
-        lines.append(f"| `{field.name}` | {json_type(field_type(struct, field))} | {told} |")
+        text = comments.get(field.attribute, "").replace("|", "\\|")
+        lines.append(f"| `{field.name}` | {json_type(field_type(struct, field))} | {text} |")
     return lines
 
 
@@ -267,20 +267,20 @@ def json_type(kind: Any) -> str:
     """Return a type in JSON's words."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        told = json_type(inner[0])
+        text = json_type(inner[0])
     elif origin in {typing.Union, types.UnionType}:
-        told = " or ".join(map(json_type, inner))
+        text = " or ".join(map(json_type, inner))
     elif origin is typing.Literal:
-        told = " or ".join(f'"{value}"' for value in inner)
+        text = " or ".join(f'"{value}"' for value in inner)
     elif isinstance(origin, type) and issubclass(origin, Mapping):
-        told = f"object of {json_type(inner[1])} by name"
+        text = f"object of {json_type(inner[1])} by name"
     elif isinstance(origin, type):
-        told = f"[{', '.join(json_type(a) for a in inner if a is not Ellipsis)}]"
+        text = f"[{', '.join(json_type(a) for a in inner if a is not Ellipsis)}]"
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        told = f"[{kind.__name__}](#{kind.__name__.lower()})"
+        text = f"[{kind.__name__}](#{kind.__name__.lower()})"
     else:
-        told = _PLAIN.get(kind) or f"`{getattr(kind, '__name__', kind)}`"
-    return told
+        text = _PLAIN.get(kind) or f"`{getattr(kind, '__name__', kind)}`"
+    return text
 
 
 _PLAIN: Final = {
@@ -294,8 +294,8 @@ _PLAIN: Final = {
 
 
 def _comments(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """What stands in comments above the fields of a struct, and of those that it grew from."""
-    told: dict[str, str] = {}
+    """What is in comments above the fields of a struct, and of those that it grew from."""
+    text: dict[str, str] = {}
     for kind in reversed(struct.__mro__):
         if kind in {object, msgspec.Struct} or not issubclass(kind, msgspec.Struct):
             continue
@@ -312,9 +312,9 @@ def _comments(struct: type[msgspec.Struct]) -> dict[str, str]:
                 above.insert(0, lines[at].strip().lstrip("# "))
                 at -= 1
             if above:
-                told[statement.target.id] = " ".join(above)
+                text[statement.target.id] = " ".join(above)
         del first
-    return told
+    return text
 
 
 # ---------------------------------------------------------------------- Python
@@ -352,7 +352,7 @@ def _signature(name: str, value: Callable[..., Any]) -> list[str]:
         signature = str(inspect.signature(value))
     except ValueError:
         return []
-    # A default that only says where it stands in memory differs from run to run.
+    # A default that only says where it is in memory differs from run to run.
     parts = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "...", signature).replace("'", "")
     return ["```python", f"{name}{parts}", "```"]
 

@@ -56,7 +56,7 @@ def test_each_command_does_what_the_document_says(path: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("path", WRITTEN, ids=IDS)
 def test_no_command_escapes(path: Path) -> None:
-    """What looks like a command stands in a block that is run, or says why it is not."""
+    """What looks like a command is in a block that is run, or says why it is not."""
     commands = re.compile(r"^(\$ )?(tidemark|python|make) ")
     escaped = [
         line
@@ -149,11 +149,11 @@ class TestBlocks:
         assert block.not_run == "it takes an hour"
         assert block.commands() == []
 
-    def test_a_command_that_fails_inside_a_pipeline_of_a_script_is_told(self, tmp_path: Path) -> None:
+    def test_a_command_that_fails_inside_a_pipeline_of_a_script_is_reported(self, tmp_path: Path) -> None:
         [(_, code, _)] = run("```sh\nfalse | true\n```\n", tmp_path)
         assert code == 1
 
-    def test_a_command_that_fails_is_told(self, tmp_path: Path) -> None:
+    def test_a_command_that_fails_is_reported(self, tmp_path: Path) -> None:
         [(command, code, printed)] = run(
             "```console\n$ echo said; exit_with() { return 3; }; exit_with\n```\n", tmp_path
         )

@@ -35,7 +35,7 @@ def read_table() -> dict[str, dict[str, str]]:
 
 
 def read_evidence(program: str) -> list[Item]:
-    """What stands below a program's heading."""
+    """What is below a program's heading."""
     _, _, rest = PAGE.read_text("utf-8").partition(f"\n### {program}\n")
     section, _, _ = rest.partition("\n### ")
     return [Item(item["what"], item["mark"], item["text"]) for item in ITEM.finditer(section)]

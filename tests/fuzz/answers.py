@@ -39,7 +39,7 @@ _ASKED: Final = ("ListObjectsV2", "ListMultipartUploads", "GetBucketLifecycleCon
 
 
 def run_words(data: bytes) -> None:
-    """What stands on a command line or in a settings file."""
+    """What is on a command line or in a settings file."""
     text = data.decode("utf-8", "surrogateescape")
     for parse in _WORDS:
         try:
@@ -106,12 +106,12 @@ def _look_at_rules(rules: tuple[Any, ...]) -> None:
 
 
 def run_prometheus(data: bytes) -> None:
-    """A file of figures, which the next run goes on from: what is told of it is what was read."""
+    """A file of figures, which the next run goes on from: what is written of it is what was read."""
     samples = Samples()
     samples.update(exposition.parse(data.decode()))
-    told = tuple(samples)
+    shown = tuple(samples)
     # By their texts: NaN is equal to nothing.
-    assert str(exposition.parse(exposition.expose(told).decode())) == str(told)
+    assert str(exposition.parse(exposition.expose(shown).decode())) == str(shown)
 
 
 TARGETS: Final = (

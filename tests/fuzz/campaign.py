@@ -1,7 +1,7 @@
 """Fuzzes targets one by one, and keeps what was found: `python -m tests.fuzz.campaign --seconds 30 [TARGET …]`.
 
 What an input reaches that none before it did is kept in `corpus/<target>.zip`, in as few and as short inputs as reach
-all of it; seeds, which are made anew each time, are not kept. A finding is kept there as `found-<digest>` until
+all of it; seeds, which are made again each time, are not kept. A finding is kept there as `found-<digest>` until
 somebody gives it a better name (`write_corpus`): inputs of which the name begins with `found-` stay for ever, and the
 tests replay them with all others.
 """
@@ -26,7 +26,7 @@ RSS_MIB_MAX: Final = 2048
 # So few inputs are kept without asking which of them reach something that the others do not.
 FEW: Final = 64
 _FOUND: Final = "found-"
-_TOLD_MAX: Final = 4000
+_SHOWN_MAX: Final = 4000
 
 
 def fuzz(name: str, seconds: int, seed: int, out: TextIO) -> bool:
@@ -62,13 +62,13 @@ def fuzz(name: str, seconds: int, seed: int, out: TextIO) -> bool:
         write_corpus(name, without_seeds(name, {path.name: path.read_bytes() for path in kept.iterdir()}))
     if done.returncode:
         # The error of a finding is Python's, and goes to the one; that of an input that takes too long to the other.
-        print(done.stdout[-_TOLD_MAX:] or done.stderr[-_TOLD_MAX:], file=out)
-    print(f"{name}: {_told(done.stderr)}; {len(corpus_of(name))} inputs are kept", file=out, flush=True)
+        print(done.stdout[-_SHOWN_MAX:] or done.stderr[-_SHOWN_MAX:], file=out)
+    print(f"{name}: {_progress(done.stderr)}; {len(corpus_of(name))} inputs are kept", file=out, flush=True)
     return not done.returncode
 
 
 def without_seeds(name: str, inputs: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Leave out inputs that are made anew each time; findings stay."""
+    """Leave out inputs that are made again each time; findings stay."""
     seeds = set(seeds_of(name))
     return {path: data for path, data in inputs.items() if path.startswith(_FOUND) or data not in seeds}
 
@@ -97,8 +97,8 @@ def _run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
 
 
-def _told(said: str) -> str:
-    """The last line in which libFuzzer tells how far it has come."""
+def _progress(said: str) -> str:
+    """The last line in which libFuzzer shows how far it has come."""
     lines = [line for line in said.splitlines() if line[:1] == "#" and line[1:2].isdigit()]
     return " ".join(lines[-1].split()) if lines else "nothing was tried"
 

@@ -27,7 +27,7 @@ from index.plan.plan_format import SHARDS, AuditRecord, RunHeader, encode_indent
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import strip_removed
 from index.snapshot.keys import BLOBS, RunId, upload_key
-from index.snapshot.keys import INDEXES as INDEX_ROOM
+from index.snapshot.keys import INDEXES as INDEX_SPACE
 from index.snapshot.model import DirDelta, IndexDelta, IndexReference, LineageItem, Scope, StoreReference, UniqueId
 from index.spark import changelog
 from index.spark.checkpoint import CheckpointBackup
@@ -163,7 +163,7 @@ def _profile() -> Iterator[bytes]:
 
 
 def _result() -> Iterator[bytes]:
-    key = upload_key(INDEX_ROOM, Scope("j"), "0" * 20, 0)
+    key = upload_key(INDEX_SPACE, Scope("j"), "0" * 20, 0)
     reference = StoreReference(
         task="0",
         store="s",

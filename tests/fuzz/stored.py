@@ -1,4 +1,4 @@
-"""Targets for what a repository holds, and for what stands beside it on this machine."""
+"""Targets for what a repository holds, and for what is beside it on this machine."""
 
 import hashlib
 from collections.abc import Callable
@@ -168,7 +168,7 @@ def run_digest_cache(payload: bytes) -> None:
 
 
 def run_history(data: bytes) -> None:
-    """A line that cannot be read is told, and stops nobody from reading the others."""
+    """A line that cannot be read is reported, and stops nobody from reading the others."""
     history = read_history(_scratch.file(data))
     for error in history.broken:
         check_refusal(error)

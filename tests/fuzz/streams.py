@@ -239,7 +239,7 @@ def run_batch_logs(data: bytes) -> None:
             check_refusal(error)
             continue
         is_offsets = isinstance(found, query_logs.BatchOffsets)
-        # An empty offset at the end is a line that Spark does not tell from the end of the one before; it writes none.
+        # An empty offset at the end is a line that Spark confuses with the end of the one before; it writes none.
         if not (is_offsets and found.offsets and found.offsets[-1].offset == ""):
             assert decode(encode(found)) == found, decode
         if is_offsets:

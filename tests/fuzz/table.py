@@ -7,7 +7,7 @@ from tests.fuzz.target import Target
 
 _MODULES: Final = (stored, streams, tables, answers)
 TARGETS: Final[dict[str, Target]] = {target.name: target for module in _MODULES for target in module.TARGETS}
-# The module that each stands in.
+# The module that each is in.
 MODULES: Final = {target.name: module.__name__.rpartition(".")[2] for module in _MODULES for target in module.TARGETS}
 
 _MOVES: Final = "moves bytes and looks at none of them"

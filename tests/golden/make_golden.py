@@ -3,7 +3,7 @@
     python -m tests.golden.make_golden tests/golden/v2
 
 The values are written out in full, so that what the files must decode to can be read here. A file that exists is not
-written again: whoever changes a value below makes the test fail, and must not.
+written again: anyone who changes a value below makes the test fail, and must not.
 """
 
 import sys
@@ -221,7 +221,7 @@ RECORDS: dict[str, StoredRecord] = {
     ),
 }
 
-# A state store's directory, backed up after a query was taken back: its lineage is Spark's, and its base is no part of
+# A state store's directory, backed up after a query was taken back: its lineage is Spark's, and its base is not part of
 # it. Readers from before design 0004 refuse it.
 STATE = SnapshotIndex(
     metadata=SnapshotMetadata(

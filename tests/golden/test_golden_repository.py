@@ -65,7 +65,7 @@ def unpacked(tmp_path: Path) -> Path:
 
 
 async def in_memory(unpacked: Path, clock: SteppedClock, *, days_later: int = 0) -> MemoryStore:
-    """Copy the repository to a store whose clock stands still, an hour after the last request.
+    """Copy the repository to a store whose clock does not move, an hour after the last request.
 
     A copy that is made days later keeps no times.
     """
@@ -160,7 +160,7 @@ async def test_a_collection_takes_what_nothing_needs_and_nothing_else(
     memory = await in_memory(unpacked, clock, days_later=days_later)
     async with await Repository.open(memory, settings=SETTINGS) as repository:
         spark = await spark_scope(repository)
-        # The reader whose pin stands is alive as yet.
+        # The reader that holds the pin is alive as yet.
         await repository.collect(Retention(keep_last=1), delete_share_max=1.0)
         left = {scope: {max(states): states[max(states)]} for scope, states in STATES.items()}
         left[FLIGHTS][2] = 2

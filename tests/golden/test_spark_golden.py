@@ -181,7 +181,7 @@ def test_changelogs_of_every_version_and_codec_make_the_rows_that_sparks_reader_
 
 
 def _families(name: str) -> dict[bytes, str]:
-    """The column families of a store by what stands before their keys; none if it has none."""
+    """The column families of a store by what is before their keys; none if it has none."""
     snapshot = next((SPARK / name / "state/0/0").glob("*.zip"))
     with zipfile.ZipFile(snapshot) as entries:
         metadata = decode_state_metadata(entries.read("metadata"))

@@ -1,4 +1,4 @@
-"""Sets off one bomb in a process that may not take more memory than a reader's share, and tells what came of it.
+"""Sets off one bomb in a process that may not take more memory than a reader's share, and shows what came of it.
 
     python -m tests.hostile.bomb_probe BOMB
 
@@ -238,7 +238,7 @@ def main() -> None:
         begun = time.monotonic()
         try:
             came: Any = BOMBS[name]()
-        except Exception as error:  # noqa: BLE001  (told, whatever it is)
+        except Exception as error:  # noqa: BLE001  (reported, whatever it is)
             came = type(error).__name__
         sys.stdout.write(f"{name} {came} {time.monotonic() - begun:.1f}\n")
         sys.stdout.flush()

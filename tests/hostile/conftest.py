@@ -10,8 +10,8 @@ from tests.integration.conftest import Shell
 
 @pytest.fixture
 def forger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forger:
-    """In a directory of its own, with no settings and no cache of whoever runs the tests."""
-    directory = tmp_path / "house"
+    """In a directory of its own, with no settings and no cache of the one who runs the tests."""
+    directory = tmp_path / "home"
     directory.mkdir()
     monkeypatch.chdir(directory)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

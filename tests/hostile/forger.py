@@ -40,12 +40,12 @@ _DATA: Final = b"forged"
 
 
 def sealed(kind: bytes, value: Any) -> bytes:
-    """An envelope around any value that MessagePack can tell."""
+    """An envelope around any value that MessagePack can encode."""
     return seal(kind, msgspec.msgpack.encode(value), bytes_max=_CAP, raw_bytes_max=_CAP)
 
 
 def a_file(name: str, **changed: Any) -> FileIndex:
-    """A file whose bytes stand in the index itself, unless they are changed."""
+    """A file whose bytes are in the index itself, unless they are changed."""
     digest = hash_bytes(_DATA)
     entry = FileIndex(name, FileMetadata(len(_DATA), 0o644, 1), digest.blake3, digest.crc32, inline=_DATA)
     return msgspec.structs.replace(entry, **changed)
@@ -99,7 +99,7 @@ class Forger:
         return self.put_bytes(sealed(KIND_INDEX, index))
 
     def put_bytes(self, data: bytes) -> IndexReference:
-        """Write bytes where an index stands; the reference is right about them."""
+        """Write bytes where an index is; the reference is right about them."""
         self._counter += 1
         key = upload_key(INDEXES, SCOPE, SESSION, self._counter)
         self.put(key, data)
@@ -131,7 +131,7 @@ class Forger:
         return record
 
     def put_record(self, record: Any, *, key: str = "") -> None:
-        """Write a record where the first one stands, unless it says where."""
+        """Write a record where the first one is, unless it says where."""
         number = record.number if isinstance(record, CommitRecord) and record.number > 0 else 1
         self.put(key or f"log/flights/{number:020d}.commit", sealed(KIND_COMMIT, record))
 

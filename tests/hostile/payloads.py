@@ -1,4 +1,4 @@
-"""Pickles that tell when somebody loads them."""
+"""Pickles that leave a trace when somebody loads them."""
 
 import os
 import pickle

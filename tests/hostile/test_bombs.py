@@ -10,9 +10,9 @@ import pytest
 from tests.hostile.bomb_probe import BOMBS, MIB
 
 ROOT: Final = Path(__file__).parents[2]
-# What comes out, piece by piece, where every length that is told is one that a writer may tell.
+# What comes out, piece by piece, where every length that is stated is one that a writer may state.
 HARMLESS: Final = {"zstd_bomb": 512 * MIB, "lz4_blocks": 256 * MIB, "lzf_bomb": 6_547_300, "sst_block": 0}
-# One that a checksum of 8 bytes would not stop is refused by the error of whoever reads it.
+# One that a checksum of 8 bytes would not stop is refused by the error of the one who reads it.
 TYPED: Final = {
     "DamagedError",
     "CorruptIndexError",

@@ -19,7 +19,7 @@ TREE: Final = {"CURRENT": b"MANIFEST-1\n", "000001.sst": b"s" * 3000, "sub/f": b
 
 
 class FixedRuntime(Runtime):
-    """Chance that an attacker has guessed."""
+    """An id that an attacker has guessed."""
 
     def session(self) -> str:  # type: ignore[explicit-override]
         return "c" * 20
@@ -119,7 +119,7 @@ TARGETS: Final[dict[str, Callable[[Workbench], object]]] = {
 async def test_a_target_with_a_link_in_its_place_is_refused(
     bench: Workbench, plant: Callable[[Workbench], object], replace: bool
 ) -> None:
-    """A guessed name beside the target is refused too: nothing of a restore is ever made where something stands."""
+    """A guessed name beside the target is refused too: nothing of a restore is ever made where something is."""
     plant(bench)
     with pytest.raises(TargetError) as refused:
         await bench.restore(replace=replace)
@@ -129,7 +129,7 @@ async def test_a_target_with_a_link_in_its_place_is_refused(
 
 
 async def test_a_staging_directory_that_an_attacker_has_made_is_not_used(bench: Workbench) -> None:
-    """One that stands there is a dead restore's: it goes with all that is in it, but nothing goes through its links."""
+    """One that is there is a dead restore's: it goes with all that is in it, but nothing goes through its links."""
     staging = bench.root / f".target.tidemark-{'c' * 20}"
     (staging / "new").mkdir(parents=True)
     (staging / "new" / "CURRENT").symlink_to(outside(bench) / "secret")
@@ -205,7 +205,7 @@ async def test_a_staged_directory_that_becomes_a_link_is_not_written_through(ben
 
 
 def test_a_blob_that_is_a_link_is_not_read(forger: Forger) -> None:
-    """A directory store reads no links: what a key leads to stands in the repository."""
+    """A directory store reads no links: what a key leads to is in the repository."""
     secret = forger.shell.directory / "secret"
     secret.write_bytes(b"forged")
     key = upload_key(BLOBS, SCOPE, SESSION, 7)

@@ -1,6 +1,6 @@
 """A store is data and never code: what rocksdict would unpickle outside raw mode stays bytes (architecture, H8).
 
-The payload is a pickle that makes a file when somebody loads it. It stands in keys and values, behind the byte by which
+The payload is a pickle that makes a file when somebody loads it. It is in keys and values, behind the byte by which
 rocksdict's own encoding says "pickled", and the directory says in rocksdict's own file that it is not in raw mode.
 """
 

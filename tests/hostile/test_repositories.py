@@ -1,7 +1,7 @@
 """Whole repositories of an attacker's, at the command line: each is refused with what is wrong, and touches nothing.
 
-The rules H1 to H9 stand in design/architecture.md. Parsers by themselves are fuzzed (`tests/fuzz`); here is what
-stands behind them.
+The rules H1 to H9 are in design/architecture.md. Parsers by themselves are fuzzed (`tests/fuzz`); here is what
+is behind them.
 """
 
 import json
@@ -70,18 +70,18 @@ def refused_everywhere(forger: Forger, attack: Attack, *, verbs: tuple[tuple[str
 def refusal(forger: Forger, words: tuple[str, ...]) -> dict[str, Any]:
     """What a run says of damage: an error, or of verbs that go on with the rest, a report."""
     result = forger.shell.run(*words, "--json", code=DAMAGED)
-    told: dict[str, Any] = json.loads(result.stderr or result.stdout)
-    if "error" in told:
-        assert told["subject"], words
-        assert told["message"], words
-        assert told["hint"], words
+    shown: dict[str, Any] = json.loads(result.stderr or result.stdout)
+    if "error" in shown:
+        assert shown["subject"], words
+        assert shown["message"], words
+        assert shown["hint"], words
     else:
-        assert told["verb"] == "verify" or any(store["failure"] for store in told["stores"]), told
-    return told
+        assert shown["verb"] == "verify" or any(store["failure"] for store in shown["stores"]), shown
+    return shown
 
 
 def check_untouched(before: dict[str, bytes], after: dict[str, bytes]) -> None:
-    """All that stood there stands there still; what may join it is a reader's pin, and a collection's evidence."""
+    """All that was there is still there; what may join it is a reader's pin, and a collection's evidence."""
     assert {name: after.get(name) for name in before} == before
     added = set(after) - set(before)
     assert all(name.startswith(("repository/pins/", "repository/audit/")) for name in added), added
@@ -99,7 +99,7 @@ def test_a_name_that_is_no_component_is_written_nowhere(forger: Forger, name: st
 
 
 def test_unicode_tricks_are_names_like_others_and_never_steer_the_terminal(forger: Forger) -> None:
-    """H4: what looks alike is told apart by its bytes, and is spelled out where it is printed."""
+    """H4: what looks alike is distinguished by its bytes, and is spelled out where it is printed."""
     names = sorted(["a\u0308", "\u00e4", "A", "a", "CON", "aux.", "x\u202egpj.exe", "\u2024\u2024", "\uff0e\uff0e"])
     forger.commit(an_index(*map(a_file, names)))
     forger.shell.run("restore", "target")
@@ -151,7 +151,7 @@ def test_an_index_that_stands_elsewhere_is_not_fetched(forger: Forger) -> None:
 
 
 def test_the_blob_of_another_job_is_read_and_compared_like_any_other(forger: Forger) -> None:
-    """H5: a fork shares blobs, so another job's key is no crime; it leads to bytes that the hash has to fit."""
+    """H5: a fork shares blobs, so another job's key is not a crime; it leads to bytes that the hash has to fit."""
     others = upload_key(BLOBS, Scope("secrets"), SESSION, 3)
     forger.put(others, b"secret")
     forger.commit(an_index(in_blob("f", others)))
@@ -277,7 +277,7 @@ RECORDS: Final[dict[str, Attack]] = {
     ),
     "number 0": lambda f: f.commit(an_index(a_file("f")), number=0),
     "a layout of nothing": lambda f: f.commit(an_index(a_file("f")), layout=ScopeLayout(tasks_count=-4)),
-    "an index where a record stands": lambda f: f.put(
+    "an index where a record is": lambda f: f.put(
         "log/flights/00000000000000000001.commit", sealed(KIND_INDEX, an_index(a_file("f")))
     ),
     "rubbish": lambda f: f.put("log/flights/00000000000000000001.commit", b"rubbish"),
@@ -323,7 +323,7 @@ LEASES: Final[dict[str, Attack]] = {
         Boundary(scope=SCOPE, number=3, kept=(_point(2), _point(1))), number=3
     ),
     "a boundary of another job": lambda f: f.put_boundary(Boundary(scope=Scope("other"), number=1)),
-    "a pin that is no pin": lambda f: f.put_pin({"id": "../x"}),
+    "a pin that is not a pin": lambda f: f.put_pin({"id": "../x"}),
     "a pin of another id": lambda f: f.put_pin(
         Pin(id="../../etc/passwd", scope=SCOPE, source=_point(1), duration_ms=1, purpose="x")
     ),

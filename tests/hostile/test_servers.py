@@ -140,7 +140,7 @@ LISTS: Final = {
     "a key above the prefix": listed("other/blobs/00/j/x"),
     "a key beside the prefix": listed("team-b/blobs/00/j/x"),
     "a climbing key": listed("team/../../etc/passwd"),
-    "a key of another room": listed("team/indexes/00/j/x"),
+    "a key of another prefix": listed("team/indexes/00/j/x"),
     "an empty key": listed(""),
     "the same key twice": listed(GOOD, GOOD),
     "keys that descend": listed("team/blobs/01/j/x", GOOD),

@@ -37,13 +37,13 @@ class Shell:
         assert "Traceback" not in result.output
         return result
 
-    def told(self, *words: str, code: int = 0) -> dict[str, Any]:
+    def result(self, *words: str, code: int = 0) -> dict[str, Any]:
         """The JSON object of a run that ends with `code`; progress and other noise would break it."""
         result = self.run(*words, "--json", code=code)
         assert result.stderr == ""
-        told: dict[str, Any] = json.loads(result.stdout)
-        assert (told["schema"], told["verb"]) == (1, words[0])
-        return told
+        report: dict[str, Any] = json.loads(result.stdout)
+        assert (report["schema"], report["verb"]) == (1, words[0])
+        return report
 
     def refused(self, *words: str, code: int) -> dict[str, Any]:
         """The JSON object of an error."""
@@ -68,8 +68,8 @@ class Shell:
     def grow_old(self) -> None:
         """Let every blob and index of the repository be two days old, so that a collection may delete it."""
         then_s = time.time() - 2 * 86_400
-        for room in ("blobs", "indexes"):
-            for path in (self.directory / "repository" / room).rglob("*"):
+        for prefix in ("blobs", "indexes"):
+            for path in (self.directory / "repository" / prefix).rglob("*"):
                 if path.is_file():
                     os.utime(path, (then_s, then_s))
 
@@ -97,7 +97,7 @@ del SECOND["small/a"]
 
 @pytest.fixture
 def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a command line runs that reads no settings, and fills no cache, of whoever runs the tests."""
+    """Where a command line runs that reads no settings, and fills no cache, of the one who runs the tests."""
     monkeypatch.chdir(tmp_path)
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
@@ -122,5 +122,5 @@ def two_commits(shell: Shell) -> Shell:
 @pytest.fixture
 async def bench(s3_server: S3Server, s3_bucket: str, tmp_path: Path) -> AsyncIterator[Bench]:
     """A bucket behind a proxy that strikes."""
-    async with FaultProxy(s3_server.endpoint_url, chance=Random(1)) as proxy, AsyncExitStack() as stack:
+    async with FaultProxy(s3_server.endpoint_url, rng=Random(1)) as proxy, AsyncExitStack() as stack:
         yield Bench(s3_server, s3_bucket, proxy, tmp_path, stack)

@@ -1,4 +1,4 @@
-"""A program that backs a tree up and restores it, and tells how much memory that took at its peak.
+"""A program that backs a tree up and restores it, and shows how much memory that took at its peak.
 
     python -m tests.integration.memory_probe DIRECTORY LARGE_MIB FILES [URL]
 

@@ -1,4 +1,4 @@
-"""A repository with all that a report tells: two jobs, a rewind, a fork, a name, a collection, a blob that is gone."""
+"""A repository with all that a report shows: two jobs, a rewind, a fork, a name, a collection, a blob that is gone."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ REPORT = ("report", "--drills", "drills")
 
 def make_world(shell: Shell) -> None:
     """Make the repository, and a history of restore drills in `drills/`; then remove the blob of 000003.sst."""
-    repository_id = shell.told("init", "--margin", "30m")["repository_id"]
+    repository_id = shell.result("init", "--margin", "30m")["repository_id"]
     for version, tree in ((8, FIRST), (9, SECOND), (10, THIRD)):
         source = str(shell.tree("source", tree))
         shell.run("backup", source, "--version", str(version), "--offsets", HOSTILE)

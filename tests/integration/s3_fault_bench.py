@@ -62,7 +62,7 @@ LAST = Retention(keep_last=1)
 DAY_MS = 86_400_000
 RETRY = RetrySettings(attempts_max=5, first_wait_s=0.01, wait_max_s=0.1, deadline_s=10.0)
 S3 = S3Settings(path_style=True, connect_timeout_s=1.0, read_timeout_s=3.0)
-# For tests of silence. All others have time, so that a slow machine is no fault.
+# For tests of silence. All others have time, so that a slow machine is not a fault.
 IMPATIENT = msgspec.structs.replace(S3, read_timeout_s=0.3)
 IN_PARTS = msgspec.structs.replace(S3, single_put_bytes_max=5 * MIB, part_bytes=5 * MIB, conditional_multipart=True)
 PREFIX = "some/prefix/"
@@ -244,8 +244,8 @@ def list_without_contents() -> Fault:
     return list_with(lambda _: [])
 
 
-def born_hours_ago(hours: float) -> Fault:
-    """An answer with a date of the past: to whoever believes it, what was just put is that old."""
+def created_hours_ago(hours: float) -> Fault:
+    """An answer with a date of the past: to anyone who believes it, what was just put is that old."""
     date = formatdate(dt.datetime.now(dt.UTC).timestamp() - hours * 3600, usegmt=True)
     return Rewrite(name="old date", change=lambda answer: answer.with_headers(date=date))
 

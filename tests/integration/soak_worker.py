@@ -3,7 +3,7 @@
     python -m tests.integration.soak_worker write URL DIRECTORY COMMITS
     python -m tests.integration.soak_worker collect URL KEEP_LAST
 
-The writer goes on from the newest commit that it finds, whoever made it, and prints a line for each commit that was
+The writer goes on from the newest commit that it finds, its own or not, and prints a line for each commit that was
 acknowledged to it: its number, its version. What a version holds follows from the version alone (`files_of`), so that
 anybody can judge a restore.
 """
@@ -70,7 +70,7 @@ def make_tree(directory: Path, version: int) -> None:
 
 
 async def again(work: Callable[[], Awaitable[T]]) -> T:
-    """Do it until the store answers: what its own retries could not get through is no fault of the caller."""
+    """Do it until the store answers: what its own retries could not get through is not a fault of the caller."""
     for _ in range(TRIES_MAX):
         try:
             return await work()

@@ -22,7 +22,7 @@ def answered(shell: Shell, answer: str, *words: str) -> Result:
 
 def is_there(shell: Shell) -> bool:
     """Whether the name and both commits are."""
-    listed = shell.told("list")["commits"]
+    listed = shell.result("list")["commits"]
     return len(listed) == 2 and "kept" in listed[1]["names"]
 
 
@@ -41,8 +41,8 @@ def test_it_asks_and_nothing_happens_without_a_yes(on_terminal: Shell, words: tu
 def test_with_a_yes_it_is_done(on_terminal: Shell, words: tuple[str, ...]) -> None:
     done = answered(on_terminal, "y\n", *words)
     assert done.exit_code == 0
-    told = on_terminal.run("list", "--jobs").stdout if words[0] == "forget" else ""
-    assert "forgotten" in told or on_terminal.refused("unname", "kept", code=7)["error"] == "NotFoundError"
+    shown = on_terminal.run("list", "--jobs").stdout if words[0] == "forget" else ""
+    assert "forgotten" in shown or on_terminal.refused("unname", "kept", code=7)["error"] == "NotFoundError"
 
 
 @pytest.mark.parametrize("words", [("forget", "flights"), ("unname", "kept")])
@@ -57,7 +57,7 @@ def test_who_asks_for_silence_or_json_is_not_asked(on_terminal: Shell) -> None:
     assert on_terminal.refused("forget", "flights", code=2)["hint"].startswith("say --yes")
     on_terminal.run("forget", "flights", "--quiet", code=2)
     # A name was always released without a question where nobody can be asked.
-    assert on_terminal.told("unname", "kept")["name"] == "kept"
+    assert on_terminal.result("unname", "kept")["name"] == "kept"
 
 
 def test_an_interrupt_instead_of_an_answer_changes_nothing(on_terminal: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

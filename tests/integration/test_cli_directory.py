@@ -39,7 +39,7 @@ def test_what_killed_writers_left_goes_with_the_ttl_and_is_shown(two_commits: Sh
     leave(root, "thesis.tex", 30)
     young = root / ".tmp" / ("2" * 32)
     young.write_bytes(b"x" * 4)
-    # The writer was killed before its blob stood.
+    # The writer was killed before its blob was there.
     link = root / ".ttl" / upload_key(BLOBS, Scope("flights"), "0" * 20, 0)
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to("ttl:86400000ms")
@@ -48,14 +48,14 @@ def test_what_killed_writers_left_goes_with_the_ttl_and_is_shown(two_commits: Sh
     assert 'tidemark_orphan_bytes{state="unfinished"} 1204.0' in metrics
     assert 'tidemark_orphan_objects{state="unfinished"} 4.0' in metrics
     for flags in (("--dry-run",), ()):
-        told = two_commits.told("collect", "--keep-last", "5", *flags)
-        assert {"reason": "unfinished_upload", "count": 3, "size_bytes": 1200} in told["totals"]
-        assert (told["unfinished_count"], told["unfinished_bytes"]) == (1, 4)
-        assert told["freed_bytes"] >= 1200
+        shown = two_commits.result("collect", "--keep-last", "5", *flags)
+        assert {"reason": "unfinished_upload", "count": 3, "size_bytes": 1200} in shown["totals"]
+        assert (shown["unfinished_count"], shown["unfinished_bytes"]) == (1, 4)
+        assert shown["freed_bytes"] >= 1200
         assert link.is_symlink() == bool(flags)
     assert sorted(path.name for path in (root / ".tmp").iterdir()) == [young.name, "thesis.tex"]
-    assert two_commits.told("collect", "--keep-last", "5")["deleted_count"] == 0
-    assert two_commits.told("verify", "--level", "content")["problems"] == []
+    assert two_commits.result("collect", "--keep-last", "5")["deleted_count"] == 0
+    assert two_commits.result("verify", "--level", "content")["problems"] == []
 
 
 def leave(root: Path, name: str, size_bytes: int) -> None:

@@ -10,18 +10,18 @@ KEY = "log/flights/00000000000000000001.commit"
 def test_a_damaged_record_is_named_and_discarded(two_commits: Shell) -> None:
     place = Path(two_commits.environment["TIDEMARK_REPOSITORY"].removeprefix("file://")) / KEY
     place.write_bytes(place.read_bytes()[:-1] + b"?")
-    told = two_commits.told("verify", code=4)
-    assert [(p["kind"], p["key"]) for p in told["problems"]] == [("unreadable", KEY)]
-    assert [c["number"] for c in two_commits.told("list")["commits"]] == [2]
-    planned = two_commits.told("collect", "-n", "--keep-last", "1", code=4)
+    shown = two_commits.result("verify", code=4)
+    assert [(p["kind"], p["key"]) for p in shown["problems"]] == [("unreadable", KEY)]
+    assert [c["number"] for c in two_commits.result("list")["commits"]] == [2]
+    planned = two_commits.result("collect", "-n", "--keep-last", "1", code=4)
     assert (planned["damaged"], planned["protected"]) == (True, ["*"])
     refused = two_commits.refused("collect", "--keep-last", "1", code=4)
     assert KEY in refused["message"]
     assert "discard" in refused["hint"]
     assert two_commits.refused("discard", KEY, code=2)["hint"] == "say --yes to do it"
-    assert two_commits.told("discard", KEY, "-n")["boundary_number"] == 1
+    assert two_commits.result("discard", KEY, "-n")["boundary_number"] == 1
     assert place.is_file()
     assert "is lost" in two_commits.run("discard", KEY, "--yes").stdout
     assert not place.is_file()
-    assert not two_commits.told("verify")["damaged"]
+    assert not two_commits.result("verify")["damaged"]
     two_commits.run("collect", "--keep-last", "1")

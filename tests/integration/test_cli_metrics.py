@@ -1,4 +1,4 @@
-"""What Prometheus is told by the command line: the figures of runs, and the condition of a repository."""
+"""What Prometheus is shown by the command line: the figures of runs, and the status of a repository."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tests.integration.test_cli_spark import Shell as SparkShell
 Values = dict[tuple[str, ...], float]
 OF_RUNS: Final = {name for name, metric in METRICS.items() if metric.labels[: len(RUN)] == RUN}
 OF_STATE_STORES: Final = {name for name in METRICS if name.startswith("tidemark_state_")}
-# Told only by runs that went wrong in their way, and by checkpoints.
+# Reported only by runs that went wrong in their way, and by checkpoints.
 ELSEWHERE: Final = {
     "tidemark_run_errors_total",
     "tidemark_restore_changelogs_replayed",
@@ -94,29 +94,29 @@ def test_each_run_adds_its_figures_to_one_file(shell: Shell, file: Path) -> None
     shell.run("restore", "target", "--number", "1")
     shell.run("verify", "--level", "content")
     shell.run("collect", "--keep-last", "1")
-    told = read(file.read_text())
-    assert told["runs_total", "backup", "0"] == told["runs_total", "backup --no-commit", "0"] == 1
-    assert told["backup_files_to_retain", "backup --no-commit"] == 1
-    assert told["backup_files_to_remove", "backup --no-commit"] == 3
-    assert (told["commit_calls_total", "backup"], told["commit_calls_total", "commit"]) == (1, 2)
-    # Nothing was committed by that run: it is no success of `backup`.
-    assert ("commit_calls_total", "backup --no-commit") not in told
+    shown = read(file.read_text())
+    assert shown["runs_total", "backup", "0"] == shown["runs_total", "backup --no-commit", "0"] == 1
+    assert shown["backup_files_to_retain", "backup --no-commit"] == 1
+    assert shown["backup_files_to_remove", "backup --no-commit"] == 3
+    assert (shown["commit_calls_total", "backup"], shown["commit_calls_total", "commit"]) == (1, 2)
+    # Nothing was committed by that run: it is not a success of `backup`.
+    assert ("commit_calls_total", "backup --no-commit") not in shown
     success = ("run_last_success_timestamp_seconds", "backup")
-    assert told[success] == first[success]
-    assert told["commits_skipped_total", "commit"] == 1
-    assert told["restore_files_restored", "restore"] == told["restore_files_to_restore", "restore"] == 4
-    assert told["restore_restored_bytes", "restore"] == uploaded
+    assert shown[success] == first[success]
+    assert shown["commits_skipped_total", "commit"] == 1
+    assert shown["restore_files_restored", "restore"] == shown["restore_files_to_restore", "restore"] == 4
+    assert shown["restore_restored_bytes", "restore"] == uploaded
     parts = ("get_snapshot_index", "pre_restore", "post_restore")
-    seconds = [told[f"restore_{part}_seconds", "restore"] for part in parts]
-    assert all(0 < part < told["restore_seconds", "restore"] for part in seconds)
-    assert sum(seconds) < told["restore_seconds", "restore"]
-    assert told["verify_commits", "verify"] == 2
-    assert told["verify_read_bytes", "verify"] > uploaded
-    assert told["verification_failures_total", "verify", "blob_missing"] == 0
-    assert told["collect_deleted_keys_total", "collect", "closed_commit"] == 1
-    assert told["collect_kept_commits", "collect"] == 1
-    assert told["collect_live_bytes", "collect"] < told["collect_listed_bytes", "collect"]
-    requests = {key[2] for key in told if key[:2] == ("store_requests_total", "collect")}
+    seconds = [shown[f"restore_{part}_seconds", "restore"] for part in parts]
+    assert all(0 < part < shown["restore_seconds", "restore"] for part in seconds)
+    assert sum(seconds) < shown["restore_seconds", "restore"]
+    assert shown["verify_commits", "verify"] == 2
+    assert shown["verify_read_bytes", "verify"] > uploaded
+    assert shown["verification_failures_total", "verify", "blob_missing"] == 0
+    assert shown["collect_deleted_keys_total", "collect", "closed_commit"] == 1
+    assert shown["collect_kept_commits", "collect"] == 1
+    assert shown["collect_live_bytes", "collect"] < shown["collect_listed_bytes", "collect"]
+    requests = {key[2] for key in shown if key[:2] == ("store_requests_total", "collect")}
     assert {"list_page", "get", "delete"} <= requests
     # No metric is a name alone.
     shell.run("backup", str(shell.tree("source", FIRST)))
@@ -124,7 +124,9 @@ def test_each_run_adds_its_figures_to_one_file(shell: Shell, file: Path) -> None
     assert names == OF_RUNS - ELSEWHERE
 
 
-def test_a_run_that_fails_is_told_with_its_exit_code_and_the_last_success_stays(two_commits: Shell, file: Path) -> None:
+def test_a_run_that_fails_is_reported_with_its_exit_code_and_the_last_success_stays(
+    two_commits: Shell, file: Path
+) -> None:
     shell = two_commits
     shell.run("restore", "target")
     before = read(file.read_text())
@@ -132,17 +134,17 @@ def test_a_run_that_fails_is_told_with_its_exit_code_and_the_last_success_stays(
     (shell.directory / "repository" / min_blob(shell)).unlink()
     shell.run("verify", code=4)
     shell.run("restore", "other", "--all", "--number", "1", code=4)
-    told = read(file.read_text())
-    assert told["run_exit_code", "restore"] == 4
-    assert told["run_errors_total", "restore", "TargetError"] == 1
-    assert told["run_errors_total", "restore", "IncompleteError"] == 1
-    assert told["runs_total", "restore", "0"] == told["runs_total", "restore", "9"] == 1
+    shown = read(file.read_text())
+    assert shown["run_exit_code", "restore"] == 4
+    assert shown["run_errors_total", "restore", "TargetError"] == 1
+    assert shown["run_errors_total", "restore", "IncompleteError"] == 1
+    assert shown["runs_total", "restore", "0"] == shown["runs_total", "restore", "9"] == 1
     success = ("run_last_success_timestamp_seconds", "restore")
-    assert told[success] == before[success] < told["run_end_timestamp_seconds", "restore"]
-    assert ("restore_seconds", "restore") not in told
+    assert shown[success] == before[success] < shown["run_end_timestamp_seconds", "restore"]
+    assert ("restore_seconds", "restore") not in shown
     # Two commits need it.
-    assert told["verification_failures_total", "verify", "blob_missing"] == 2
-    assert told["verify_problems", "verify", "blob_missing"] == 2
+    assert shown["verification_failures_total", "verify", "blob_missing"] == 2
+    assert shown["verify_problems", "verify", "blob_missing"] == 2
 
 
 def min_blob(shell: Shell) -> str:
@@ -183,12 +185,12 @@ def test_a_command_line_that_is_refused_is_a_run_that_failed(shell: Shell, file:
     shell.run("init")
     shell.run("backup", str(shell.tree("source", FIRST)))
     shell.run("backup", *words, code=2)
-    told = read(file.read_text())
+    shown = read(file.read_text())
     verb = "backup --no-commit" if "--no-commit" in words else "backup"
-    assert told["run_exit_code", verb] == 2
-    assert told["runs_total", verb, "2"] == told["runs_total", "backup", "0"] == 1
+    assert shown["run_exit_code", verb] == 2
+    assert shown["runs_total", verb, "2"] == shown["runs_total", "backup", "0"] == 1
     assert 'runs_total{code="2",job_name="flights"' in file.read_text()
-    assert told["run_last_success_timestamp_seconds", "backup"] > 0
+    assert shown["run_last_success_timestamp_seconds", "backup"] > 0
 
 
 def test_what_is_no_run_of_a_verb_has_no_figures(shell: Shell, file: Path) -> None:
@@ -233,29 +235,29 @@ def test_a_job_that_is_no_text_is_a_usage_error(shell: Shell) -> None:
     shell.run("init")
     source = str(shell.tree("source", FIRST))
     shell.run("backup", source, "--job", "\udcff", "--metrics-file", "t.prom", code=2)
-    told = read(Path("t.prom").read_text())
-    assert told["runs_total", "backup", "2"] == 1
+    shown = read(Path("t.prom").read_text())
+    assert shown["runs_total", "backup", "2"] == 1
 
 
 def test_restore_drill_writes_its_time_and_slo(two_commits: Shell, file: Path) -> None:
     two_commits.run("bench", "restore", "--to-nowhere", "--no-report", "--slo", "5m")
-    told = read(file.read_text())
+    shown = read(file.read_text())
     assert (
-        0 < told["restore_drill_seconds", "bench restore"] < told["restore_drill_slo_seconds", "bench restore"] == 300
+        0 < shown["restore_drill_seconds", "bench restore"] < shown["restore_drill_slo_seconds", "bench restore"] == 300
     )
 
 
-def test_checkpoints_there_and_back_are_told(own_directory: Path, file: Path) -> None:
+def test_checkpoints_there_and_back_are_reported(own_directory: Path, file: Path) -> None:
     shell = SparkShell(own_directory)
     checkpoint = shell.checkpoint(AGGREGATION)
     for _ in range(2):
         shell.run("spark", "backup", str(checkpoint))
     shell.run("spark", "restore", "there", "--replayed")
-    told = read(file.read_text())
-    assert told["commit_calls_total", "spark backup"] == 2
-    assert told["commits_skipped_total", "spark backup"] == 1
-    assert told["restore_changelogs_replayed", "spark restore"] > 0
-    assert told["restore_restored_bytes", "spark restore"] > 0
+    shown = read(file.read_text())
+    assert shown["commit_calls_total", "spark backup"] == 2
+    assert shown["commits_skipped_total", "spark backup"] == 1
+    assert shown["restore_changelogs_replayed", "spark restore"] > 0
+    assert shown["restore_restored_bytes", "spark restore"] > 0
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -277,27 +279,27 @@ def test_an_interrupted_run_has_figures_too(own_directory: Path, file: Path, num
     assert process.stderr.readline() == "uploading\n"
     process.send_signal(number)
     process.communicate(timeout=30)
-    told = read(file.read_text())
-    assert process.returncode == told["run_exit_code", "backup"] == code
-    assert told["run_errors_total", "backup", "KeyboardInterrupt"] == 1
-    assert told["run_remaining_bytes", "backup"] > 0
+    shown = read(file.read_text())
+    assert process.returncode == shown["run_exit_code", "backup"] == code
+    assert shown["run_errors_total", "backup", "KeyboardInterrupt"] == 1
+    assert shown["run_remaining_bytes", "backup"] > 0
 
 
-# ---------------------------------------------------------------------- the condition of a repository
+# ---------------------------------------------------------------------- the status of a repository
 
 
 def test_the_condition_of_a_repository_as_text_as_a_file_and_as_json(two_commits: Shell) -> None:
     shell = two_commits
     shell.run("backup", str(shell.tree("source", FIRST)), "--no-commit", "--result", "r.json")
     text = shell.run("metrics").stdout
-    told = read(text)
-    assert told["last_commit_number",] == 2
-    assert told["repository_up",] == 1
-    assert told["orphan_bytes", "waiting"] > 0
-    assert 0 <= told["last_commit_age_seconds",] < 60
+    shown = read(text)
+    assert shown["last_commit_number",] == 2
+    assert shown["repository_up",] == 1
+    assert shown["orphan_bytes", "waiting"] > 0
+    assert 0 <= shown["last_commit_age_seconds",] < 60
     assert shell.run("metrics", "--textfile", "m.prom").stdout.endswith(" values in m.prom\n")
-    assert read(Path("m.prom").read_text()).keys() == told.keys()
-    samples = shell.told("metrics")["samples"]
+    assert read(Path("m.prom").read_text()).keys() == shown.keys()
+    samples = shell.result("metrics")["samples"]
     assert {"name": "tidemark_commits", "labels": {"job_name": "flights", "task": ""}, "value": 2.0} in samples
     only = read(shell.run("metrics", "--commits-only", "--job", "flights").stdout)
     assert ("last_commit_number",) in only
@@ -319,7 +321,7 @@ def test_an_address_that_is_none_is_refused(two_commits: Shell, address: str) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_it_is_told_to_stop(two_commits: Shell, number: signal.Signals) -> None:
+def test_it_serves_until_it_is_asked_to_stop(two_commits: Shell, number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "engine.cli", "metrics", "--listen", "0", "--every", "1h"],
         env={**os.environ, **two_commits.environment, "PYTHONPATH": str(ROOT)},
@@ -340,7 +342,7 @@ def test_it_serves_until_it_is_told_to_stop(two_commits: Shell, number: signal.S
     while (first := fetch())["repository_up",] != 1 and time.monotonic() < until_s:
         time.sleep(0.01)
     assert first["last_commit_number",] == 2
-    # Not read anew within the hour.
+    # Not read again within the hour.
     two_commits.run("rewind", "1")
     assert fetch() == first
     process.send_signal(number)
@@ -348,7 +350,7 @@ def test_it_serves_until_it_is_told_to_stop(two_commits: Shell, number: signal.S
     assert (process.returncode, out, err) == (0, "", "stopped\n")
 
 
-def test_a_port_that_is_taken_is_told(two_commits: Shell) -> None:
+def test_a_port_that_is_taken_is_reported(two_commits: Shell) -> None:
     with urllib.request.socket.create_server(("127.0.0.1", 0)) as taken:  # type: ignore[attr-defined]
         port = taken.getsockname()[1]
         assert "cannot listen there" in two_commits.refused("metrics", "--listen", str(port), code=2)["message"]
@@ -357,7 +359,7 @@ def test_a_port_that_is_taken_is_told(two_commits: Shell) -> None:
 # ---------------------------------------------------------------------- no secrets
 
 
-def test_no_credential_and_no_url_is_told_anywhere(
+def test_no_credential_and_no_url_is_reported_anywhere(
     own_directory: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RetryingStore, "_wait_s", lambda *_: 0.0)
@@ -375,11 +377,11 @@ def test_no_credential_and_no_url_is_told_anywhere(
     done = shell.run("verify", code=5, **environment)
     assert json.loads(done.stderr.splitlines()[-1])["fields"]["code"] == 5
     text = file.read_text() + done.stderr
-    told = read(file.read_text())
-    assert told["run_errors_total", "verify", "StoreUnavailableError"] == 1
-    assert told["store_retries_total", "verify"] > 0
+    shown = read(file.read_text())
+    assert shown["run_errors_total", "verify", "StoreUnavailableError"] == 1
+    assert shown["store_retries_total", "verify"] > 0
     # One that is late is asked for twice, and is one attempt.
-    assert told["store_request_errors_total", "verify", "get"] > told["store_retries_total", "verify"]
+    assert shown["store_request_errors_total", "verify", "get"] > shown["store_retries_total", "verify"]
     assert "HUNTER2" not in text
     assert not re.search("s3cret|token-hunter2", text)
     assert "hunter2" not in file.read_text()

@@ -17,9 +17,9 @@ def backed_up(shell: Shell) -> Shell:
     return shell
 
 
-def lose(shell: Shell, *sizes_bytes: int, room: str = "blobs") -> None:
+def lose(shell: Shell, *sizes_bytes: int, prefix: str = "blobs") -> None:
     """Delete the blobs of these sizes."""
-    for path in (shell.directory / "repository" / room).rglob("*"):
+    for path in (shell.directory / "repository" / prefix).rglob("*"):
         if path.is_file() and path.stat().st_size in sizes_bytes:
             path.unlink()
 
@@ -31,7 +31,7 @@ def lost(backed_up: Shell) -> Shell:
     return backed_up
 
 
-def test_a_restore_names_the_commit_that_is_whole_and_takes_it_when_it_is_told(lost: Shell) -> None:
+def test_a_restore_names_the_commit_that_is_whole_and_takes_it_when_asked_to(lost: Shell) -> None:
     failure = lost.refused("restore", "target", code=4)
     assert failure["error"] == "IncompleteError"
     assert "commit 1 (version 8) is the newest of which everything is there" in failure["hint"]
@@ -48,18 +48,18 @@ def test_of_several_stores_all_are_of_the_commit_that_is_whole(lost: Shell) -> N
     result = lost.run("restore", "target", "--all", "--or-newest-complete")
     assert "it is not the commit that was chosen" in result.stderr
     assert content(Path("target/0/default"))["CURRENT"] == b"MANIFEST-1\n"
-    told = lost.told("restore", "again", "--all", "--or-newest-complete", "--number", "1")
-    assert (told["commit"]["number"], told["instead_because"]) == (1, "")
+    shown = lost.result("restore", "again", "--all", "--or-newest-complete", "--number", "1")
+    assert (shown["commit"]["number"], shown["instead_because"]) == (1, "")
 
 
-def test_a_backup_that_is_told_to_look_sends_again_what_is_missing(lost: Shell) -> None:
-    assert lost.told("backup", "source")["stats"]["files_healed"] == 0
+def test_a_backup_that_checks_retained_files_sends_again_what_is_missing(lost: Shell) -> None:
+    assert lost.result("backup", "source")["stats"]["files_healed"] == 0
     assert "for what is missing" in lost.run("backup", "source", "--check-retained", "--dry-run").stdout
-    assert lost.told("backup", "source", "--check-retained", "-n")["files_healed"] == 1
+    assert lost.result("backup", "source", "--check-retained", "-n")["files_healed"] == 1
     assert "uploaded again 1 file (293.0 KiB)" in lost.run("backup", "source", "--check-retained").stdout
     lost.run("restore", "target")
     assert content(Path("target")) == SECOND
-    assert {p["number"] for p in lost.told("verify", code=4)["problems"]} == {2, 3}
+    assert {p["number"] for p in lost.result("verify", code=4)["problems"]} == {2, 3}
 
 
 def test_an_index_that_is_missing_stops_no_backup(backed_up: Shell) -> None:
@@ -67,7 +67,7 @@ def test_an_index_that_is_missing_stops_no_backup(backed_up: Shell) -> None:
     for path in (shell.directory / "repository/indexes").rglob("*"):
         if path.is_file():
             path.unlink()
-    assert shell.told("backup", "source")["stats"]["files_healed"] == len(SECOND)
+    assert shell.result("backup", "source")["stats"]["files_healed"] == len(SECOND)
     shell.run("restore", "target")
     assert content(Path("target")) == SECOND
 

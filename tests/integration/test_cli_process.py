@@ -92,7 +92,7 @@ def run(environment: dict[str, str], *words: str, code: int = 0) -> subprocess.C
     return done
 
 
-def told(environment: dict[str, str], *words: str, code: int = 0) -> dict[str, Any]:
+def result_of(environment: dict[str, str], *words: str, code: int = 0) -> dict[str, Any]:
     """The JSON object that a run prints."""
     done = run(environment, *words, "--json", code=code)
     result: dict[str, Any] = json.loads(done.stdout or done.stderr)
@@ -112,11 +112,11 @@ def test_state_goes_from_one_process_to_the_next(tmp_path: Path, environment: di
     run(environment, "init")
     run(environment, "backup", source(tmp_path, "a"))
     run(environment, "backup", source(tmp_path, "b"))
-    assert [c["number"] for c in told(environment, "list")["commits"]] == [2, 1]
+    assert [c["number"] for c in result_of(environment, "list")["commits"]] == [2, 1]
     assert "2 files" not in run(environment, "restore", "target", "--number", "1").stderr
     assert (tmp_path / "target" / "CURRENT").read_text() == "a"
-    first = told(environment, "restore", "target", "--replace")["stores"][0]["result"]
-    again = told(environment, "restore", "target", "--replace")["stores"][0]["result"]
+    first = result_of(environment, "restore", "target", "--replace")["stores"][0]["result"]
+    again = result_of(environment, "restore", "target", "--replace")["stores"][0]["result"]
     assert (first["files_fetched"], again["files_fetched"], again["files_reused"]) == (1, 0, 1)
     assert (tmp_path / "target" / "CURRENT").read_text() == "b"
 
@@ -126,7 +126,7 @@ def test_of_two_backups_on_one_parent_the_second_is_a_conflict(tmp_path: Path, e
     for name in ("first", "second"):
         run(environment, "backup", source(tmp_path, name), "--no-commit", "--result", f"{name}.json")
     run(environment, "commit", "first.json")
-    failure = told(environment, "commit", "second.json", code=6)
+    failure = result_of(environment, "commit", "second.json", code=6)
     assert failure["error"] == "StaleResultError"
     run(environment, "restore", "target")
     assert (tmp_path / "target" / "CURRENT").read_text() == "first"
@@ -142,8 +142,8 @@ def test_backups_at_the_same_time_each_commit_or_say_conflict(tmp_path: Path, en
     outcomes = [(process.communicate(timeout=60), process.returncode) for process in runs]
     codes = sorted(code for _, code in outcomes)
     assert set(codes) <= {0, 6}, outcomes
-    assert len(told(environment, "list")["commits"]) == codes.count(0) >= 1
-    assert told(environment, "verify", "--level", "content")["problems"] == []
+    assert len(result_of(environment, "list")["commits"]) == codes.count(0) >= 1
+    assert result_of(environment, "verify", "--level", "content")["problems"] == []
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -176,7 +176,7 @@ def test_an_interrupted_run_cleans_up_and_leaves_the_repository_as_it_was(
     else:
         assert "error: interrupted\n" in err
         assert "hint: nothing is half done" in err
-    assert told(environment, "list", "--jobs")["scopes"] == []
+    assert result_of(environment, "list", "--jobs")["scopes"] == []
     run(environment, "backup", source(tmp_path))
 
 
@@ -303,7 +303,7 @@ def test_a_result_file_that_never_ends_can_be_interrupted(tmp_path: Path, enviro
     assert "error: interrupted" in err
 
 
-# The door to Spark with a verb around it, so that what it needs is all that is tested.
+# The sole importer of Spark with a verb around it, so that what it needs is all that is tested.
 ON_SPARK = """
 import sys, click
 from engine.cli import main, tidemark

@@ -34,11 +34,11 @@ class Shell:
     def spark(self, *words: str, code: int = 0) -> dict[str, Any]:
         """The JSON object of a verb of the group `spark`; of the error if it is to end with one."""
         result = self.run("spark", *words, "--json", code=code)
-        told: dict[str, Any] = json.loads(result.stdout or result.stderr)
-        assert told["schema"] == 1
+        shown: dict[str, Any] = json.loads(result.stdout or result.stderr)
+        assert shown["schema"] == 1
         if code == 0:
-            assert told["verb"] == f"spark {words[0]}"
-        return told
+            assert shown["verb"] == f"spark {words[0]}"
+        return shown
 
     def checkpoint(self, golden: Path, *, until: int | None = None) -> Path:
         """A copy of a checkpoint, without the commits after a batch."""
@@ -102,14 +102,14 @@ def test_there_and_back(shell: Shell) -> None:
     assert not list(target.glob("state/**/*.changelog"))
 
 
-def test_people_are_told_what_was_done(shell: Shell) -> None:
+def test_people_see_what_was_done(shell: Shell) -> None:
     checkpoint = shell.checkpoint(AGGREGATION)
     backup = shell.run("spark", "backup", str(checkpoint)).stdout
     restored = shell.run("spark", "restore", str(shell.directory / "restored")).stdout
     checked = shell.run("spark", "check", str(checkpoint)).stdout
-    for told in (backup, restored, checked):
-        assert "batch" in told
-        assert all(len(line) <= 160 for line in told.splitlines())
+    for shown in (backup, restored, checked):
+        assert "batch" in shown
+        assert all(len(line) <= 160 for line in shown.splitlines())
     assert shell.run("spark", "backup", str(checkpoint), "--quiet").output == ""
 
 
@@ -119,8 +119,8 @@ def test_a_job_is_named_where_there_are_several(shell: Shell) -> None:
     refused = shell.spark("restore", str(shell.directory / "new"), code=2)
     assert "totals" in refused["hint"] + refused["message"]
     assert "tallies" in refused["hint"] + refused["message"]
-    told = shell.spark("restore", str(shell.directory / "new"), "--job", "tallies")
-    assert (told["job"], told["batch"]) == ("tallies", 2)
+    shown = shell.spark("restore", str(shell.directory / "new"), "--job", "tallies")
+    assert (shown["job"], shown["batch"]) == ("tallies", 2)
     metadata = (shell.directory / "new" / "state" / "0" / "_metadata" / "v2" / "0").read_text()
     assert f"file:{shell.directory}/new/state/0/_stateSchema/" in metadata.replace("file://", "file:")
 

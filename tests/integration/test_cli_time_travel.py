@@ -15,19 +15,19 @@ from index.snapshot.model import Scope
 from tests.integration.conftest import FIRST, SECOND, Shell, content
 
 
-def test_history_tells_what_is_new_what_became_of_it_and_how_to_restore_it(two_commits: Shell) -> None:
+def test_history_reports_what_is_new_what_became_of_it_and_how_to_restore_it(two_commits: Shell) -> None:
     shell = two_commits
     shell.run("name", "1", "before-upgrade")
     shell.run("rewind", "1")
-    told = shell.told("history")
-    assert [(e["number"], e["kind"], e["rewound_by"], e["new_files"], e["names"]) for e in told["entries"]] == [
+    shown = shell.result("history")
+    assert [(e["number"], e["kind"], e["rewound_by"], e["new_files"], e["names"]) for e in shown["entries"]] == [
         (3, "rewind", None, 0, []),
         (2, "commit", 3, 3, []),
         (1, "commit", None, 4, ["before-upgrade"]),
     ]
-    # 400,000 bytes of an SST were there already; CURRENT stands in the index.
-    assert (told["entries"][1]["new_bytes"], told["entries"][1]["retained_bytes"]) == (307_011, 400_000)
-    for entry in told["entries"]:
+    # 400,000 bytes of an SST were there already; CURRENT is in the index.
+    assert (shown["entries"][1]["new_bytes"], shown["entries"][1]["retained_bytes"]) == (307_011, 400_000)
+    for entry in shown["entries"]:
         shell.run("restore", f"target-{entry['number']}", *entry["restore_options"].split())
     assert content(shell.directory / "target-2") == SECOND
     text = shell.run("history").stdout
@@ -38,21 +38,21 @@ def test_history_tells_what_is_new_what_became_of_it_and_how_to_restore_it(two_c
 
 def test_history_since_a_moment_and_with_a_limit(two_commits: Shell) -> None:
     shell = two_commits
-    newest = shell.told("list")["commits"][0]["committed_at"]
-    since = shell.told("history", "--since", newest, "--no-sizes")
+    newest = shell.result("list")["commits"][0]["committed_at"]
+    since = shell.result("history", "--since", newest, "--no-sizes")
     assert [(e["number"], e["new_bytes"]) for e in since["entries"]] == [(2, None)]
-    limited = shell.told("history", "--limit", "1")
+    limited = shell.result("history", "--limit", "1")
     assert (len(limited["entries"]), limited["older_count"]) == (1, 1)
     assert "1 older record" in shell.run("history", "--limit", "1").stdout
     assert "no commits since" in shell.refused("history", "--since", "2100-01-01", code=7)["message"]
     assert shell.refused("history", "--job", "absent", code=7)["hint"] == "the repository has flights"
 
 
-def test_a_damaged_record_is_told_in_its_place(two_commits: Shell) -> None:
+def test_a_damaged_record_is_reported_in_its_place(two_commits: Shell) -> None:
     shell = two_commits
     record = next(p for p in sorted((shell.directory / "repository").rglob("*1.commit*")) if p.is_file())
     record.write_bytes(b"no record")
-    entries = shell.told("history")["entries"]
+    entries = shell.result("history")["entries"]
     assert [(e["number"], e["state"], e["restore_options"]) for e in entries] == [
         (2, "open", "--number 2"),
         (1, "damaged", ""),
@@ -65,7 +65,7 @@ def test_a_name_saves_what_a_damaged_record_had(two_commits: Shell) -> None:
     shell.run("name", "1", "golden")
     record = next(p for p in sorted((shell.directory / "repository").rglob("*1.commit*")) if p.is_file())
     record.write_bytes(b"no record")
-    entry = shell.told("history")["entries"][1]
+    entry = shell.result("history")["entries"][1]
     assert (entry["state"], entry["names"], entry["version"]) == ("damaged", ["golden"], 8)
     shell.run("restore", "target", *entry["restore_options"].split())
     assert content(shell.directory / "target") == FIRST
@@ -74,10 +74,10 @@ def test_a_name_saves_what_a_damaged_record_had(two_commits: Shell) -> None:
 
 def test_a_fork_from_a_moment_copies_no_byte(two_commits: Shell) -> None:
     shell = two_commits
-    first = shell.told("list")["commits"][1]["committed_at"]
+    first = shell.result("list")["commits"][1]["committed_at"]
     blobs = sorted((shell.directory / "repository" / "blobs").rglob("*"))
-    told = shell.told("fork", f"@{first}", "yesterday")
-    assert (told["source_number"], told["commit"]["version"]) == (1, 8)
+    shown = shell.result("fork", f"@{first}", "yesterday")
+    assert (shown["source_number"], shown["commit"]["version"]) == (1, 8)
     assert sorted((shell.directory / "repository" / "blobs").rglob("*")) == blobs
 
 
@@ -118,8 +118,8 @@ def test_keys_of_a_snapshot(keyed: Shell) -> None:
         "user-1  second",
         *(f"user-{n}  first" for n in (2, 3, 4)),
     ]
-    told = keyed.told("keys", "--version", "1", "--prefix", "user-1", "--values")
-    assert [(k["key"], k["key_hex"], k["value"]) for k in told["keys"]] == [("user-1", b"user-1".hex(), "first")]
+    shown = keyed.result("keys", "--version", "1", "--prefix", "user-1", "--values")
+    assert [(k["key"], k["key_hex"], k["value"]) for k in shown["keys"]] == [("user-1", b"user-1".hex(), "first")]
     ranged = keyed.run("keys", "--from", "user-1", "--to", "user-4", "--limit", "2", "--count").stdout.splitlines()
     assert ranged[1:] == ["user-1", "user-2", "3 keys", "more: --from user-3"]
     assert keyed.run("keys", "--prefix", "0x001b", "--format", "hex").stdout.splitlines()[1:] == ["001b5b33316d"]
@@ -152,19 +152,19 @@ def families(shell: Shell) -> Shell:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 5])
-def test_every_key_is_told_by_whoever_follows_the_hints(families: Shell, limit: int) -> None:
-    everything = [(k["family"], k["key"]) for k in families.told("keys")["keys"]]
+def test_every_key_is_listed_when_the_hints_are_followed(families: Shell, limit: int) -> None:
+    everything = [(k["family"], k["key"]) for k in families.result("keys")["keys"]]
     assert len(everything) == 9
-    told, hint = [], ""
+    shown, hint = [], ""
     for page in range(-(-9 // limit)):
         words = ("keys", "--limit", str(limit), *shlex.split(hint.removeprefix("more: ")))
-        view = families.told(*words)
-        told += [(k["family"], k["key"]) for k in view["keys"]]
+        view = families.result(*words)
+        shown += [(k["family"], k["key"]) for k in view["keys"]]
         hint = families.run(*words).stdout.splitlines()[-1]
-        is_last = len(told) == 9
+        is_last = len(shown) == 9
         assert hint.startswith("more: ") is not is_last, page
         assert [view[name] is None for name in ("next_key", "next_family", "resume")] == [is_last] * 3
-    assert told == everything
+    assert shown == everything
 
 
 def test_keys_go_on_at_a_place_only(families: Shell) -> None:

@@ -110,30 +110,30 @@ def test_every_line_runs_and_is_silent_where_all_is_well(night: Night) -> None:
     assert "SLO 5m: met" in said[2]
 
 
-def test_what_would_delete_too_much_is_refused_and_told(night: Night) -> None:
+def test_what_would_delete_too_much_is_refused_and_reported(night: Night) -> None:
     night.shell.grow_old()
     collect = f"{SCRIPT} collect --keep-last 1"
-    told = night.run(collect, 10, TIDEMARK_COLLECT_DELETE_AT_MOST="1%")
-    assert "10 refused" in told
-    assert "--delete-at-most 100%" in told
+    shown = night.run(collect, 10, TIDEMARK_COLLECT_DELETE_AT_MOST="1%")
+    assert "10 refused" in shown
+    assert "--delete-at-most 100%" in shown
     assert night.run(f"{collect} --delete-at-most 100%", 0) == ""
 
 
-def test_what_was_done_in_part_is_told(night: Night) -> None:
+def test_what_was_done_in_part_is_reported(night: Night) -> None:
     (night.shell.directory / "repository" / "audit").write_text("in the way of audit records")
-    told = night.run(f"{SCRIPT} collect --keep-last 1 --delete-at-most 100% --one-line", 3)
-    assert "NO audit record" in told
+    shown = night.run(f"{SCRIPT} collect --keep-last 1 --delete-at-most 100% --one-line", 3)
+    assert "NO audit record" in shown
 
 
-def test_damage_is_told(night: Night) -> None:
+def test_damage_is_reported(night: Night) -> None:
     blobs = (night.shell.directory / "repository" / "blobs").rglob("*")
     next(path for path in blobs if path.is_file() and path.stat().st_size > 100_000).unlink()
-    told = night.run(f"{SCRIPT} verify", 4)
-    assert "4 DAMAGED" in told
-    assert "blob" in told
+    shown = night.run(f"{SCRIPT} verify", 4)
+    assert "4 DAMAGED" in shown
+    assert "blob" in shown
 
 
-def test_whatever_else_fails_is_told(night: Night) -> None:
+def test_whatever_else_fails_is_reported(night: Night) -> None:
     nowhere = f"file://{night.shell.directory}/nowhere"
     assert "7 FAILED" in night.run(f"{SCRIPT} verify", 7, TIDEMARK_REPOSITORY=nowhere)
     assert "2 FAILED" in night.run(f"{SCRIPT} collect --no-such-option", 2)

@@ -1,4 +1,4 @@
-"""A disk without room, or that may only be read: a typed error, and nothing is lost or left behind.
+"""A disk without space, or that may only be read: a typed error, and nothing is lost or left behind.
 
 What does not fit is refused before the first byte where that can be known, and cleaned up after where it cannot.
 """
@@ -50,7 +50,7 @@ def remount(disk: Path, how: str) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB with room for 40 files."""
+    """A file system of 2 MiB with space for 40 files."""
     with mounted(tmp_path / "disk", f"size={SMALL_MIB}m,nr_inodes=48") as disk:
         yield disk
 
@@ -147,7 +147,7 @@ class Stored:
         return directory
 
     def fill(self) -> Path:
-        """Leave no room at all."""
+        """Leave no space at all."""
         filler = self.disk / "filler"
         with filler.open("wb", buffering=0) as out:
             for size in (64 * 1024, 4096, 1):
@@ -183,9 +183,9 @@ async def stored(tmp_path: Path) -> AsyncIterator[Stored]:
             yield stored
 
 
-async def test_repository_without_room_loses_nothing_and_goes_on_when_there_is_some(stored: Stored) -> None:
+async def test_repository_without_space_loses_nothing_and_goes_on_when_there_is_some(stored: Stored) -> None:
     more = stored.source("more", {"more": os.urandom(300_000)})
-    # Backed up while there was room, and committed when there is none.
+    # Backed up while there was space, and committed when there is none.
     made = await stored.repository.backup(JOB, more)
     filler = stored.fill()
     with pytest.raises(StoreFullError):
@@ -194,7 +194,7 @@ async def test_repository_without_room_loses_nothing_and_goes_on_when_there_is_s
         await stored.repository.commit(JOB, [made])
     with pytest.raises(StoreFullError):
         await stored.repository.collect(Retention(keep_last=1), delete_share_max=1)
-    # Reading needs no room there.
+    # Reading needs no space there.
     await stored.check()
     filler.unlink()
     await stored.check()

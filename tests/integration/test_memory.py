@@ -34,7 +34,7 @@ def scratch() -> Iterator[Path]:
     ],
 )
 def test_resident_size_over_idle_is_bounded(scratch: Path, large_mib: int, files: int) -> None:
-    """House: 128 MiB, plus the bytes in flight, plus 3 KiB per file."""
+    """The rule of the project: 128 MiB, plus the bytes in flight, plus 3 KiB per file."""
     probe(scratch, large_mib, files)
 
 

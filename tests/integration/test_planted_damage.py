@@ -36,15 +36,15 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
-def objects(shell: Shell, room: str) -> list[Path]:
-    """What is in a room, the oldest first."""
-    found = [path for path in (shell.directory / "repository" / room).rglob("*") if path.is_file()]
+def objects(shell: Shell, prefix: str) -> list[Path]:
+    """What is below a prefix, the oldest first."""
+    found = [path for path in (shell.directory / "repository" / prefix).rglob("*") if path.is_file()]
     return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 
-def own(shell: Shell, room: str, number: int, size_bytes: int = 0) -> Path:
+def own(shell: Shell, prefix: str, number: int, size_bytes: int = 0) -> Path:
     """The object that a commit has brought: its index, its record, or its blob of a size."""
-    (found, *_) = [p for p in objects(shell, room) if not size_bytes or p.stat().st_size == size_bytes][number - 1 :]
+    (found, *_) = [p for p in objects(shell, prefix) if not size_bytes or p.stat().st_size == size_bytes][number - 1 :]
     return found
 
 
@@ -90,11 +90,11 @@ class Hints:
             return content(Path("target"))
         if "tidemark repair" not in advised and "tidemark verify" not in advised:
             return None
-        told = self.run("repair")
-        if keys := re.findall(r"`tidemark discard (\S+)`", told.stdout):
+        shown = self.run("repair")
+        if keys := re.findall(r"`tidemark discard (\S+)`", shown.stdout):
             assert self.run("discard", keys[0], "--yes").exit_code == 0
-        elif "--from DIR" in told.stdout:
-            assert "no commit is whole" in told.stdout
+        elif "--from DIR" in shown.stdout:
+            assert "no commit is whole" in shown.stdout
             assert self.run("repair", "--from", "source").exit_code == 3
         assert self.run("restore", "target").exit_code == 0, self.transcript
         return content(Path("target"))
@@ -119,26 +119,26 @@ def test_the_job_is_whole_again_by_what_repair_offers(
 ) -> None:
     shell = two_commits
     harm(PLACES[what](shell, NEWEST))
-    told = shell.run("repair", code=4)
-    assert "--from DIR" in told.stdout
-    assert "--rewind: makes commit 1 (version 8" in told.stdout
+    shown = shell.run("repair", code=4)
+    assert "--from DIR" in shown.stdout
+    assert "--rewind: makes commit 1 (version 8" in shown.stdout
     offsets = ("--offsets", "2013-08") if what == "index" else ()
-    repaired = shell.told("repair", "--from", "source", *offsets, code=3)
+    repaired = shell.result("repair", "--from", "source", *offsets, code=3)
     assert (repaired["commit"]["number"], repaired["commit"]["offsets"]) == (3, "2013-08")
     assert repaired["left"] == [2]
-    assert shell.told("repair", "--drop", "--yes")["dropped"] == [2]
+    assert shell.result("repair", "--drop", "--yes")["dropped"] == [2]
     shell.run("restore", "target")
     assert content(Path("target")) == SECOND
     shell.grow_old()
-    assert shell.told("collect", "--keep-last", "9")["deleted_count"] > 0
+    assert shell.result("collect", "--keep-last", "9")["deleted_count"] > 0
     assert "no damage" in shell.run("verify", "--level", "content").stdout
 
 
 def test_without_a_local_directory_the_newest_whole_commit_is_the_newest_again(two_commits: Shell) -> None:
     shell = two_commits
     remove(PLACES["blob"](shell, NEWEST))
-    assert shell.told("repair", "--rewind", "--drop", "--yes")["left"] == []
-    assert shell.told("show")["commit"]["offsets"] == "2013-07"
+    assert shell.result("repair", "--rewind", "--drop", "--yes")["left"] == []
+    assert shell.result("show")["commit"]["offsets"] == "2013-07"
     shell.run("restore", "target")
     assert content(Path("target")) == FIRST
 
@@ -149,8 +149,8 @@ def test_a_directory_of_another_state_does_not_get_the_offsets_of_the_commit(two
     source = shell.tree("source", {**SECOND, "000003.sst": b"3"})
     refused = shell.refused("repair", "--from", str(source), code=2)
     assert "--offsets" in refused["hint"]
-    told = shell.told("repair", "--from", str(source), "--offsets", "2013-09", code=3)
-    assert told["commit"]["offsets"] == "2013-09"
+    shown = shell.result("repair", "--from", str(source), "--offsets", "2013-09", code=3)
+    assert shown["commit"]["offsets"] == "2013-09"
 
 
 def test_what_is_whole_needs_no_repair_and_drop_asks_first(two_commits: Shell) -> None:

@@ -41,19 +41,19 @@ _MEASURE = """
 <script>
 window.onload = () => {
   console.error("seen");
-  const told = {};
+  const reported = {};
   for (const frame of document.querySelectorAll("iframe")) {
     const inside = frame.contentDocument, width = inside.documentElement.clientWidth;
     const out = [...inside.body.querySelectorAll("*")].filter(e => !e.closest(".wide > *") &&
       e.getBoundingClientRect().right > width + 1).map(e => e.outerHTML.slice(0, 80));
-    told[frame.width] = {width, scroll: inside.documentElement.scrollWidth, out, text: inside.body.innerText.length,
+    reported[frame.width] = {width, scroll: inside.documentElement.scrollWidth, out, text: inside.body.innerText.length,
       sections: [...inside.querySelectorAll("section")].map(s => s.id),
       headings: [...inside.querySelectorAll("h2")].map(h => h.innerText),
       untitled: [...inside.querySelectorAll("svg")].filter(s => !s.querySelector(":scope > title")).length,
       nowhere: [...inside.querySelectorAll("a")].filter(a => !inside.querySelector(a.getAttribute("href"))).length};
   }
-  document.body.innerHTML = "<pre id=told></pre>";
-  document.getElementById("told").textContent = JSON.stringify(told);
+  document.body.innerHTML = "<pre id=reported></pre>";
+  document.getElementById("reported").textContent = JSON.stringify(reported);
 };
 </script>
 """
@@ -87,11 +87,11 @@ class _Page(HTMLParser):
 
     @override
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
-        assert not any(name.startswith("on") for name in told)
+        shown = dict(attrs)
+        assert not any(name.startswith("on") for name in shown)
         self.seen.add(tag)
-        self.links.update(told[name] or "" for name in ("href", "src") if name in told)
-        self._label = told.get("aria-label") or self._label
+        self.links.update(shown[name] or "" for name in ("href", "src") if name in shown)
+        self._label = shown.get("aria-label") or self._label
         if tag == "tr":
             self.tables.setdefault(self._label, []).append([])
         elif tag in {"td", "th"}:
@@ -119,16 +119,16 @@ def world(shell: Shell) -> Shell:
 
 
 def _report(shell: Shell, *words: str) -> tuple[dict[str, Any], Path]:
-    told = shell.told(*REPORT, *words, "--limit", "50")
-    return told, shell.directory / told["page"]
+    shown = shell.result(*REPORT, *words, "--limit", "50")
+    return shown, shell.directory / shown["page"]
 
 
 def test_every_section_has_the_figures_of_the_repository(world: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(world.environment, "TIDEMARK_JOB")
-    told, path = _report(world)
-    assert (told["jobs_count"], told["drills_count"], told["collections_count"]) == (2, 2, 1)
+    shown, path = _report(world)
+    assert (shown["jobs_count"], shown["drills_count"], shown["collections_count"]) == (2, 2, 1)
     text = path.read_text()
-    assert told["size_bytes"] == len(text.encode())
+    assert shown["size_bytes"] == len(text.encode())
     page = _Page(text)
     assert [section for section in SECTIONS if f'<section id="{section}">' in text] == SECTIONS
     assert [row[0] for row in page.tables["Jobs"]] == ["job", "flights", FORKED]
@@ -153,8 +153,8 @@ def test_every_section_has_the_figures_of_the_repository(world: Shell, monkeypat
     assert (problem[0], problem[5]) == ("blob missing", "000003.sst")
     assert problem[4].startswith("blobs/")
     assert "--check-retained" in problem[6]
-    assert told["risks_count"] == 1
-    assert f"Made with {told['requests_count']} requests" in text
+    assert shown["risks_count"] == 1
+    assert f"Made with {shown['requests_count']} requests" in text
 
 
 def test_the_page_asks_nobody_for_anything_and_all_in_it_is_text(world: Shell) -> None:
@@ -168,16 +168,16 @@ def test_the_page_asks_nobody_for_anything_and_all_in_it_is_text(world: Shell) -
     assert "@import" not in text
 
 
-def test_a_report_changes_nothing_and_tells_one_job_alone(world: Shell) -> None:
+def test_a_report_changes_nothing_and_reports_one_job_alone(world: Shell) -> None:
     root = world.directory / "repository"
 
     def look() -> list[tuple[Path, int]]:
         return sorted((p, p.lstat().st_mtime_ns) for p in root.rglob("*") if not p.is_dir())
 
     before = look()
-    told, path = _report(world)
+    shown, path = _report(world)
     assert look() == before
-    assert told["jobs_count"] == 1
+    assert shown["jobs_count"] == 1
     assert f"<h3>{html.escape(FORKED)}" not in path.read_text()
     assert "1 job, 3 records, 2 restore drills, 1 collection, 1 at risk" in world.run(*REPORT).stdout
     assert world.refused("report", "--job", "absent", code=7)["error"] == "NotFoundError"
@@ -185,21 +185,21 @@ def test_a_report_changes_nothing_and_tells_one_job_alone(world: Shell) -> None:
 
 
 def test_jobs_without_a_drill_are_named(world: Shell) -> None:
-    told = world.told("report", "--drills", "nowhere")
-    text = (world.directory / told["page"]).read_text()
+    shown = world.result("report", "--drills", "nowhere")
+    text = (world.directory / shown["page"]).read_text()
     assert "No drill in the history in nowhere: flights." in text
 
 
 def test_a_damaged_record_is_at_risk(world: Shell) -> None:
     record = world.directory / "repository/log/flights/00000000000000000003.commit"
     record.write_bytes(b"no record")
-    told, path = _report(world)
+    shown, path = _report(world)
     page = _Page(path.read_text())
     assert page.tables["Damaged records"][1][0] == "log/flights/00000000000000000003.commit"
     what = [row[9] for row in page.tables["Commits of flights"][1:]]
     assert what == ["rewind to 2", "left behind by 4, DAMAGED", "commit"]
-    # What was new in commit 3 and is not gone: the pack of its small files stands in an earlier blob.
-    assert told["risks_count"] == 1
+    # What was new in commit 3 and is not gone: the pack of its small files is in an earlier blob.
+    assert shown["risks_count"] == 1
 
 
 def test_chromium_shows_it_without_an_error_a_request_or_an_overflow(
@@ -221,11 +221,11 @@ def test_chromium_shows_it_without_an_error_a_request_or_an_overflow(
     # So an error and a request would have been seen.
     assert noise.count("CONSOLE") == 1
     assert asked == [image]
-    found = re.search(r"<pre id=\"told\">(.*)</pre>", dom, re.DOTALL)
+    found = re.search(r"<pre id=\"reported\">(.*)</pre>", dom, re.DOTALL)
     assert found is not None
-    told = json.loads(html.unescape(found[1]))
+    shown = json.loads(html.unescape(found[1]))
     for width in WIDTHS:
-        seen = told[str(width)]
+        seen = shown[str(width)]
         assert seen["out"] == []
         assert seen["scroll"] <= seen["width"] <= width
         assert seen["sections"] == SECTIONS

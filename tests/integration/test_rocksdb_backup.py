@@ -33,9 +33,9 @@ def opened(path: Path) -> rocksdict.Rdict:
 
 
 def fill(db: rocksdict.Rdict, seed: int, count: int = 4000) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(count):
-        db[b"%08d" % chance.randrange(100_000)] = chance.randbytes(200)
+        db[b"%08d" % rng.randrange(100_000)] = rng.randbytes(200)
     db.flush()
 
 
@@ -176,7 +176,7 @@ async def test_live_store_goes_on_while_its_checkpoint_is_backed_up(
     assert content(bench.target) == content(one)
 
 
-async def test_forks_of_one_store_with_files_of_equal_name_and_size_are_told_apart(
+async def test_forks_of_one_store_with_files_of_equal_name_and_size_are_distinguished(
     bench: Workbench, tmp_path: Path
 ) -> None:
     db = opened(tmp_path / "db")
@@ -185,9 +185,9 @@ async def test_forks_of_one_store_with_files_of_equal_name_and_size_are_told_apa
     db.close()
     for seed, fork in enumerate(forks):
         db = opened(fork)
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         for number in range(800):
-            db[b"%08d" % number] = chance.randbytes(100)
+            db[b"%08d" % number] = rng.randbytes(100)
         db.flush()
         db.close()
     a, b = read_tree(forks[0]), read_tree(forks[1])

@@ -41,7 +41,7 @@ from tests.integration.s3_fault_bench import (
     S3,
     Bench,
     body,
-    born_hours_ago,
+    created_hours_ago,
     delete_error,
     list_with,
     list_without_contents,
@@ -195,7 +195,7 @@ async def test_row_17_on_a_store_that_is_known_to_have_stale_lists_nothing_is_co
 # --- 18: deletes that happen in part ---
 
 
-async def test_row_18_what_a_batch_did_not_delete_is_told_and_deleted_by_the_next(bench: Bench) -> None:
+async def test_row_18_what_a_batch_did_not_delete_is_reported_and_deleted_by_the_next(bench: Bench) -> None:
     repository = await bench.repository()
     for text in ("one", "two", "three"):
         await bench.commit(repository, text)
@@ -251,7 +251,7 @@ async def test_row_19_a_tag_removal_whose_answer_is_lost_is_done_again(bench: Be
 
 async def test_row_19_a_commit_of_uploads_that_are_about_to_expire_is_not_acknowledged(bench: Bench) -> None:
     repository = await bench.repository()
-    bench.strike(born_hours_ago(23.5), "PutObject", key=BLOB, times=None)
+    bench.strike(created_hours_ago(23.5), "PutObject", key=BLOB, times=None)
     result = await bench.backup(repository, "one")
     with pytest.raises(LeaseExpiredError):
         await repository.commit(JOB, [result])

@@ -46,7 +46,7 @@ class Shell:
         assert result.exit_code == code, f"{words}: {result.exit_code}\n{result.stdout}\n{result.stderr}"
         return result
 
-    def told(self, *words: str, code: int = 0, **environment: str) -> Any:
+    def result(self, *words: str, code: int = 0, **environment: str) -> Any:
         """The JSON object of it."""
         result = self.run(*words, "--json", code=code, **environment)
         return json.loads(result.stdout or result.stderr)
@@ -99,7 +99,7 @@ def test_ceph_is_safe_and_cannot_complete_uploads_conditionally(
     ceph_server: CephRgw, new_bucket: Callable[[S3Server], str]
 ) -> None:
     shell = Shell(ceph_server, new_bucket(ceph_server))
-    report = shell.told("doctor")
+    report = shell.result("doctor")
     assert {c: v for c, v in _verdicts(report).items() if v != "ok"} == {"conditional_multipart": "missing"}
     assert (report["safe"], report["left"], report["profile_written"]) == (True, [], True)
     assert report["took_s"] < 60
@@ -113,7 +113,7 @@ def test_ceph_is_safe_and_cannot_complete_uploads_conditionally(
 @pytest.mark.soak  # what moto has is what a user without Ceph tries things with; Ceph stands for the real ones
 def test_moto_has_everything(moto_server: MotoServer, new_bucket: Callable[[S3Server], str]) -> None:
     shell = Shell(moto_server, new_bucket(moto_server))
-    report = shell.told("doctor", "--no-save")
+    report = shell.result("doctor", "--no-save")
     assert set(_verdicts(report).values()) == {"ok"}
     assert (report["profile"]["conditional_multipart"], report["profile_written"]) == (True, False)
     assert shell.stored() == []
@@ -123,8 +123,8 @@ def test_an_older_profile_does_not_hide_what_the_store_can_do_now(shell: Shell) 
     poor = b'{"schema":1,"atomic_create":false,"consistent_lists":false,"tags":false,"conditional_multipart":false,'
     poor += b'"probed_at_ms":1,"tidemark":"x"}'
     shell.server.client.put_object(Bucket=shell.bucket, Key=f"{PREFIX}/profile", Body=poor)
-    assert shell.told("init", code=9)["error"] == "UnsafeStoreError"
-    assert shell.told("doctor")["profile"]["tags"] is True
+    assert shell.result("init", code=9)["error"] == "UnsafeStoreError"
+    assert shell.result("doctor")["profile"]["tags"] is True
     shell.run("init")
 
 
@@ -139,7 +139,7 @@ def test_a_server_that_takes_every_create_is_unsafe_and_refused_from_then_on(
 
     # As a server that has never heard of conditions.
     monkeypatch.setattr(S3Client, "call", call_without_condition)
-    report = shell.told("doctor", code=9)
+    report = shell.result("doctor", code=9)
     found = _verdicts(report)
     assert (found["create"], found["conditional_multipart"]) == ("unsafe", "missing")
     assert report["profile"]["atomic_create"] is False
@@ -148,15 +148,15 @@ def test_a_server_that_takes_every_create_is_unsafe_and_refused_from_then_on(
     monkeypatch.undo()
     for name, value in shell.server.environment().items():
         monkeypatch.setenv(name, value)
-    refused = shell.told("init", code=9)
+    refused = shell.result("init", code=9)
     assert refused["error"] == "UnsafeStoreError"
     assert shell.stored() == [f"{PREFIX}/profile"]
 
 
-@pytest.mark.parametrize("chance, codes", [(0.02, {0}), pytest.param(0.2, {0, 5}, marks=pytest.mark.soak), (1.0, {5})])
-async def test_a_busy_server_is_never_called_unsafe(shell: Shell, chance: float, codes: set[int]) -> None:
-    async with FaultProxy(shell.server.endpoint_url, chance=Random(7)) as proxy:
-        proxy.rules.append(Rule(fault=slow_down(), when=every, times=None, probability=chance))
+@pytest.mark.parametrize("share, codes", [(0.02, {0}), pytest.param(0.2, {0, 5}, marks=pytest.mark.soak), (1.0, {5})])
+async def test_a_busy_server_is_never_called_unsafe(shell: Shell, share: float, codes: set[int]) -> None:
+    async with FaultProxy(shell.server.endpoint_url, rng=Random(7)) as proxy:
+        proxy.rules.append(Rule(fault=slow_down(), when=every, times=None, probability=share))
         words = ["doctor", shell.url, "--endpoint-url", proxy.endpoint_url, "--json"]
         result = await asyncio.to_thread(lambda: CliRunner().invoke(tidemark, words))
     assert result.exit_code in codes, result.output
@@ -187,8 +187,8 @@ async def test_a_server_that_sends_other_ranges_is_unsafe(shell: Shell) -> None:
         (["list", "-r", "s3://bucket/a*b"], 2),
     ],
 )
-def test_what_is_not_there_is_told_in_the_words_of_every_verb(shell: Shell, words: list[str], code: int) -> None:
-    failure = shell.told(*words, code=code)
+def test_what_is_not_there_is_reported_in_the_words_of_every_verb(shell: Shell, words: list[str], code: int) -> None:
+    failure = shell.result(*words, code=code)
     assert (failure["code"], bool(failure["hint"])) == (code, True)
     assert "fault of tidemark" not in failure["hint"]
 
@@ -208,16 +208,16 @@ def test_what_is_not_there_is_told_in_the_words_of_every_verb(shell: Shell, word
 )
 def test_wrong_settings_are_usage(shell: Shell, environment: dict[str, str]) -> None:
     for words in (["list"], ["doctor"]):
-        failure = shell.told(*words, code=2, **environment)
+        failure = shell.result(*words, code=2, **environment)
         assert "fault of tidemark" not in failure["hint"]
         assert "secret" not in str(failure)
 
 
 def test_wrong_credentials_are_denied(ceph_server: CephRgw, new_bucket: Callable[[S3Server], str]) -> None:
     shell = Shell(ceph_server, new_bucket(ceph_server))
-    assert shell.told("doctor", code=8, AWS_SECRET_ACCESS_KEY="wrong")["error"] == "AccessDeniedError"
+    assert shell.result("doctor", code=8, AWS_SECRET_ACCESS_KEY="wrong")["error"] == "AccessDeniedError"
     nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    assert "standard chain" in shell.told("doctor", code=8, **nothing)["hint"]
+    assert "standard chain" in shell.result("doctor", code=8, **nothing)["hint"]
 
 
 # ---------------------------------------------------------------------- lifecycle
@@ -228,19 +228,21 @@ def test_rules_are_shown_and_installed_and_others_stay(shell: Shell) -> None:
     others = shell.rules()
     shell.run("init", "--ttl", "8d")
     shell.examined()
-    shown = shell.told("lifecycle")
+    shown = shell.result("lifecycle")
     assert (shown["done"], shown["days"], len(shown["others"]), len(shown["added"])) == (False, 12, 1, 2)
     assert shell.rules() == others
     text = shell.run("lifecycle").stdout
     assert '"Value": "expiring"}]}}, "Expiration": {"Days": 12}}' in text
     assert "nothing was changed" in text
 
-    assert shell.told("lifecycle", "--install", "--yes")["done"] is True
+    assert shell.result("lifecycle", "--install", "--yes")["done"] is True
     plan = plan_lifecycle(shell.rules(), backstop_rules(PREFIX, days=12), prefix=PREFIX)
     assert (list(plan.others), len(plan.kept), plan.added) == (others, 2, ())
-    again = shell.told("lifecycle", "--install", "--yes")
+    again = shell.result("lifecycle", "--install", "--yes")
     assert (again["done"], len(again["kept"])) == (False, 2)
-    assert {c["check"]: c["figure"] for c in shell.told("doctor")["checks"]}["lifecycle"].endswith("backstop installed")
+    assert {c["check"]: c["figure"] for c in shell.result("doctor")["checks"]}["lifecycle"].endswith(
+        "backstop installed"
+    )
 
     text = shell.run("lifecycle").stdout
     assert text.endswith("nothing to change\n")
@@ -267,7 +269,7 @@ def test_two_repositories_of_a_bucket_have_rules_of_their_own(shell: Shell) -> N
         shell.examined(prefix=url.split("/", 3)[3])
         shell.run("lifecycle", url, "--install", "--yes")
     assert len(shell.rules()) == 4
-    shown = shell.told("lifecycle")
+    shown = shell.result("lifecycle")
     assert {rule["ID"] for rule in shown["others"]} == {"tidemark-expire-team-state", "tidemark-abort-team-state"}
 
 
@@ -280,10 +282,10 @@ def test_it_asks_before_it_changes_anything(
     refused = shell.run("lifecycle", "--install", code=2)
     assert "say --yes" in refused.stderr
     monkeypatch.setattr(Session, "can_ask", lambda session: True)
-    told = shell.run("lifecycle", "--install", answer=answer)
-    assert "tidemark-expire-team~2Fstate" in told.output
+    done = shell.run("lifecycle", "--install", answer=answer)
+    assert "tidemark-expire-team~2Fstate" in done.output
     assert len(shell.rules()) == (2 if changed else 0)
-    assert ("nothing was changed" in told.output) is not changed
+    assert ("nothing was changed" in done.output) is not changed
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -300,7 +302,7 @@ def test_a_change_of_somebody_else_is_a_conflict(shell: Shell, monkeypatch: pyte
         return await read(self)
 
     monkeypatch.setattr(S3Store, "read_lifecycle", read_after_a_change)
-    failure = shell.told("lifecycle", "--install", "--yes", code=6)
+    failure = shell.result("lifecycle", "--install", "--yes", code=6)
     assert failure["error"] == "ConflictError"
     assert [rule["ID"] for rule in shell.rules()] == ["logs"]
 
@@ -308,38 +310,38 @@ def test_a_change_of_somebody_else_is_a_conflict(shell: Shell, monkeypatch: pyte
 def test_a_store_without_tags_gets_no_rule_that_deletes(shell: Shell) -> None:
     shell.run("init")
     shell.examined(tags=False)
-    refused = shell.told("lifecycle", "--install", "--yes", code=2)
+    refused = shell.result("lifecycle", "--install", "--yes", code=2)
     assert "delete what is committed" in refused["message"]
     assert shell.rules() == []
-    assert shell.told("lifecycle")["added"] == []
+    assert shell.result("lifecycle")["added"] == []
     assert "--install is refused" in shell.run("lifecycle").stdout
 
 
 def test_nothing_is_installed_before_somebody_has_seen_that_tags_work(shell: Shell) -> None:
     shell.run("init")
-    refused = shell.told("lifecycle", "--install", "--yes", code=2)
+    refused = shell.result("lifecycle", "--install", "--yes", code=2)
     assert refused["hint"] == "run `tidemark doctor` first"
     assert shell.rules() == []
 
 
 def test_without_a_repository_there_is_no_ttl_to_go_by(shell: Shell) -> None:
     shell.set_rules(FOREIGN)
-    assert shell.told("lifecycle", "--install", "--yes", code=7)["error"] == "NotFoundError"
-    shown = shell.told("lifecycle")
+    assert shell.result("lifecycle", "--install", "--yes", code=7)["error"] == "NotFoundError"
+    shown = shell.result("lifecycle")
     assert (shown["days"], shown["added"], [rule["ID"] for rule in shown["others"]]) == (None, [], ["logs"])
     assert "once there is a repository" in shell.run("lifecycle").stdout
 
 
-def test_a_rule_of_somebody_else_that_deletes_what_is_committed_is_told(shell: Shell) -> None:
+def test_a_rule_of_somebody_else_that_deletes_what_is_committed_is_reported(shell: Shell) -> None:
     shell.set_rules({"ID": "clean", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 365}})
     shell.run("init")
     shell.examined()
-    told = shell.run("lifecycle")
-    assert "warning: rule clean: the whole bucket is deleted after 365 days" in told.stderr
-    installed = shell.told("lifecycle", "--install", "--yes")
+    done = shell.run("lifecycle")
+    assert "warning: rule clean: the whole bucket is deleted after 365 days" in done.stderr
+    installed = shell.result("lifecycle", "--install", "--yes")
     assert (installed["done"], len(installed["threats"])) == (True, 1)
     assert len(shell.rules()) == 3
-    report = shell.told("doctor", "--no-save", code=9)
+    report = shell.result("doctor", "--no-save", code=9)
     assert _verdicts(report)["lifecycle"] == "unsafe"
     assert (report["profile"], report["safe"]) == (None, False)
 
@@ -350,16 +352,16 @@ def test_a_repository_below_another_with_a_longer_ttl_is_not_cut_short(shell: Sh
         shell.run("init", "-r", url, "--ttl", ttl)
         shell.examined(prefix=url.split("/", 3)[3])
     shell.run("lifecycle", inner, "--install", "--yes")
-    refused = shell.told("lifecycle", outer, "--install", "--yes", code=9)
+    refused = shell.result("lifecycle", outer, "--install", "--yes", code=9)
     assert "tidemark-expire-team~2Fstate~2Fdeep" in refused["message"]
     assert len(shell.rules()) == 2
-    # The other way round the outer rule stands already.
+    # The other way round the outer rule is there already.
     shell.set_rules(*backstop_rules(PREFIX, days=7))
-    (told,) = shell.told("lifecycle", inner, "--install", "--yes")["threats"]
-    assert told.startswith("rule tidemark-expire-team~2Fstate: ")
-    assert "needs 34 days" in told
-    assert _verdicts(shell.told("doctor", inner, "--no-save", code=9))["lifecycle"] == "unsafe"
-    assert _verdicts(shell.told("doctor", outer, "--no-save"))["lifecycle"] == "ok"
+    (threat,) = shell.result("lifecycle", inner, "--install", "--yes")["threats"]
+    assert threat.startswith("rule tidemark-expire-team~2Fstate: ")
+    assert "needs 34 days" in threat
+    assert _verdicts(shell.result("doctor", inner, "--no-save", code=9))["lifecycle"] == "unsafe"
+    assert _verdicts(shell.result("doctor", outer, "--no-save"))["lifecycle"] == "ok"
 
 
 # Each is a whole examination of a store; which error has which code, tests of the codes say of all.
@@ -382,5 +384,5 @@ def test_a_profile_that_cannot_be_written_has_the_code_of_its_reason(
         return await put(self, key, body, **more)
 
     monkeypatch.setattr(S3Store, "put", put_but_no_profile)
-    report = shell.told("doctor", code=code)
+    report = shell.result("doctor", code=code)
     assert (report["safe"], report["profile_written"], bool(report["profile_error"])) == (True, False, True)

@@ -97,7 +97,7 @@ def tags_of(server: S3Server, bucket: str, keys: set[str]) -> dict[str, str]:
     return tagged
 
 
-async def test_the_store_deletes_what_was_abandoned_and_spares_what_was_committed(
+async def test_the_store_deletes_what_was_abandoned_and_keeps_what_was_committed(
     server: CephRgw, bucket: str, store: S3Store, repository: Repository, tmp_path: Path
 ) -> None:
     first = await repository.backup(SCOPE, write_tree(tmp_path / "first", "one"))
@@ -135,7 +135,7 @@ async def test_the_store_deletes_what_was_abandoned_and_spares_what_was_committe
     assert not (await repository.verify(level=Level.CONTENT)).damaged
     await repository.restore(commit, tmp_path / "target")
     assert read_tree(tmp_path / "target") == text_tree("one")
-    # Nor does the rule reach what stands beside the repository.
+    # Nor does the rule reach what is beside the repository.
     assert server.client.get_object(Bucket=bucket, Key="beside/expiring")["Body"].read() == b"another's"
     left = server.client.list_multipart_uploads(Bucket=bucket)["Uploads"]
     assert [upload["UploadId"] for upload in left] == [beside]

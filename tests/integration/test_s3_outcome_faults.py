@@ -90,7 +90,7 @@ async def test_row_9_a_lost_answer_to_completing_is_settled_by_the_write_id(benc
     assert len(bench.proxy.of("CompleteMultipartUpload")) == 1
 
 
-async def test_row_9_no_such_upload_where_nothing_is_there_begins_anew(bench: Bench) -> None:
+async def test_row_9_no_such_upload_where_nothing_is_there_begins_again(bench: Bench) -> None:
     store = bench.store(s3=IN_PARTS)
     bench.strike(s3_error(404, "NoSuchUpload"), "CompleteMultipartUpload")
     assert isinstance(await store.put_if_absent("key", body(6 * MIB)), Created)
@@ -104,7 +104,7 @@ async def test_row_9_an_own_upload_that_is_completed_unheard_and_looked_at_in_va
     store = bench.store(s3=IN_PARTS)
     bench.strike(lose_answer(), "CompleteMultipartUpload")
     bench.strike(Break(at=Stage.REQUEST), "HeadObject", times=2)
-    # It may be told as lost: whoever needs to know then compares what is there.
+    # It may be reported as lost: anyone who needs to know then compares what is there.
     assert isinstance(await store.put_if_absent("key", body(6 * MIB)), Created | Lost)
     assert bench.stored("key") == pattern(6 * MIB)
 
@@ -117,7 +117,7 @@ async def test_row_10_a_409_is_tried_again(bench: Bench) -> None:
     assert isinstance(await bench.store().put_if_absent("key", body(10)), Created)
 
 
-async def test_row_10_a_409_of_a_multipart_upload_begins_it_anew(bench: Bench) -> None:
+async def test_row_10_a_409_of_a_multipart_upload_begins_it_again(bench: Bench) -> None:
     bench.strike(conditional_conflict(), "CompleteMultipartUpload", times=2)
     store = bench.store(s3=IN_PARTS)
     assert isinstance(await store.put_if_absent("key", body(6 * MIB)), Created)
@@ -139,7 +139,7 @@ async def test_row_11_a_writer_that_lost_says_so_and_deletes_nothing(bench: Benc
     one, other = await bench.repository(), await bench.repository()
     results = [await bench.backup(one, "one"), await bench.backup(other, "other")]
     await one.commit(JOB, [results[0]])
-    # The other one has seen an empty log; what it is told now is a real 412.
+    # The other one has seen an empty log; what it is shown now is a real 412.
     with pytest.raises(CommitLostError):
         await other.commit(JOB, [results[1]])
     assert [e.upstream_status for e in bench.proxy.of("PutObject", key=RECORD)] == [200, 412]
@@ -207,8 +207,8 @@ async def test_row_13_credentials_that_stay_expired_are_an_error_without_secrets
     caplog.set_level("DEBUG", logger="blobstore")
     caplog.set_level("DEBUG", logger="engine")
     store = bench.store()
-    told = f"The provided token token-that-nobody-may-see of {bench.server.access_key} has expired"
-    bench.strike(s3_error(400, "ExpiredToken", told), times=None)
+    shown = f"The provided token token-that-nobody-may-see of {bench.server.access_key} has expired"
+    bench.strike(s3_error(400, "ExpiredToken", shown), times=None)
     errors: list[BaseException] = []
     for call in (store.stat("key"), store.put_if_absent("key", body(10)), store.delete(["key"]), read(store, "key")):
         with pytest.raises(AccessDeniedError) as caught:

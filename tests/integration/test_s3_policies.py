@@ -76,7 +76,7 @@ class Site:
         assert result.exit_code == code, f"{role}, {words}: {result.exit_code}\n{result.stdout}\n{result.stderr}"
         return result
 
-    def told(self, role: Role, *words: str, code: int = 0) -> Any:
+    def result(self, role: Role, *words: str, code: int = 0) -> Any:
         """The JSON object of it."""
         result = self.run(role, *words, "--json", code=code)
         return json.loads(result.stdout or result.stderr)
@@ -138,7 +138,7 @@ def test_each_role_can_do_its_work(site: Site, monkeypatch: pytest.MonkeyPatch) 
     site.run(Role.WRITER, "rewind", "2")
     site.run(Role.WRITER, "fork", "3", "replay")
     site.run(Role.WRITER, "verify", "--heal")
-    assert site.told(Role.RESTORER, "restore", "restored")["pinned"] is True
+    assert site.result(Role.RESTORER, "restore", "restored")["pinned"] is True
     assert (site.directory / "restored" / "small").read_bytes() == b"b" * 5000
     site.run(Role.RESTORER, "list")
     site.run(Role.RESTORER, "show", "--files")
@@ -148,7 +148,7 @@ def test_each_role_can_do_its_work(site: Site, monkeypatch: pytest.MonkeyPatch) 
     site.run(Role.WRITER, "unname", "again")
     # Ceph judges a batch delete by the bucket, to which none of these policies gives a right: it goes one by one.
     monkeypatch.setattr("engine.collect.collect.InProcessBackend", AgedBackend)
-    collected = site.told(Role.COLLECTOR, "collect", "--keep-last", "1")
+    collected = site.result(Role.COLLECTOR, "collect", "--keep-last", "1")
     assert collected["failed"] == []
     assert {d["reason"] for d in collected["deleted"]} >= {"closed_commit", "unreachable_upload", "expired_pin"}
     site.run(Role.COLLECTOR, "verify")
@@ -178,7 +178,7 @@ def test_what_another_role_does_is_denied(site: Site, role: Role, words: list[st
         site.run(Role.WRITER, "backup", site.source(text))
     before = site.stored()
     words = [word.format(url=site.url, source=site.source("d")) for word in words]
-    failure = site.told(role, *words, code=8)
+    failure = site.result(role, *words, code=8)
     assert failure["error"] == "AccessDeniedError"
     assert "--policy" in failure["hint"]
     assert {key for key in site.stored() - before if not key.startswith("pins/")} == set()
@@ -190,7 +190,7 @@ def test_a_writer_deletes_nothing(site: Site) -> None:
         site.run(Role.WRITER, "backup", site.source(text))
     blobs = site.stored("blobs/")
     # A boundary may not be written either, so that nothing is closed by somebody who cannot finish it.
-    assert site.told(Role.WRITER, "collect", "--keep-last", "1", code=8)["error"] == "AccessDeniedError"
+    assert site.result(Role.WRITER, "collect", "--keep-last", "1", code=8)["error"] == "AccessDeniedError"
     assert site.stored("blobs/") == blobs
     assert {key for key in site.stored("log/") if key.endswith(".boundary")} == set()
 
@@ -225,7 +225,7 @@ async def _delete(store: Any, key: str) -> Any:
 def test_a_restorer_without_the_right_to_pin_restores_and_says_so(site: Site) -> None:
     site.run(Role.WRITER, "backup", site.source("a"))
     site.allow(Role, without="Pin")
-    restored = site.told(Role.RESTORER, "restore", "target")
+    restored = site.result(Role.RESTORER, "restore", "target")
     assert restored["pinned"] is False
     assert (site.directory / "target" / "small").read_bytes() == b"a" * 5000
     assert site.stored("pins/") == set()
@@ -233,11 +233,11 @@ def test_a_restorer_without_the_right_to_pin_restores_and_says_so(site: Site) ->
 
 @in_a_bucket_of_its_own
 def test_the_owner_finds_out_about_the_store_and_installs_the_backstop(site: Site) -> None:
-    report = site.told(Role.OWNER, "doctor")
+    report = site.result(Role.OWNER, "doctor")
     assert (report["safe"], report["profile_written"], report["left"]) == (True, True, [])
     assert {c["check"]: c["verdict"] for c in report["checks"]}["lifecycle"] == "ok"
-    assert site.told(Role.OWNER, "lifecycle", "--install", "--yes")["done"] is True
-    # Everybody else works with the profile that stands now.
+    assert site.result(Role.OWNER, "lifecycle", "--install", "--yes")["done"] is True
+    # Everybody else works with the profile that is there now.
     site.run(Role.WRITER, "backup", site.source("a"))
     site.run(Role.RESTORER, "restore", "target")
     site.run(Role.COLLECTOR, "collect", "--keep-last", "1")
@@ -245,7 +245,7 @@ def test_the_owner_finds_out_about_the_store_and_installs_the_backstop(site: Sit
 
 def test_doctor_says_what_it_could_not_delete(site: Site) -> None:
     site.allow([Role.OWNER], denied="s3:DeleteObject")
-    report = site.told(Role.OWNER, "doctor", "--no-save")
+    report = site.result(Role.OWNER, "doctor", "--no-save")
     verdicts = {c["check"]: c["verdict"] for c in report["checks"]}
     assert (report["safe"], verdicts["delete"], report["profile_written"]) == (True, "warning", False)
     assert report["left"]
@@ -254,7 +254,7 @@ def test_doctor_says_what_it_could_not_delete(site: Site) -> None:
 
 
 @pytest.mark.parametrize("role", [Role.RESTORER, Role.COLLECTOR])
-def test_doctor_tells_whoever_may_not_look(site: Site, role: Role) -> None:
-    assert site.told(role, "doctor", code=8)["error"] == "AccessDeniedError"
+def test_doctor_fails_for_a_role_that_may_not_look(site: Site, role: Role) -> None:
+    assert site.result(role, "doctor", code=8)["error"] == "AccessDeniedError"
     assert "profile" not in site.stored()
     assert not any(key.startswith("doctor/") for key in site.stored())

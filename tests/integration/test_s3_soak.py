@@ -1,7 +1,7 @@
 """A thousand commits on a real S3 server, through a proxy that loses answers and breaks connections.
 
 Some of them beside a collector that never stops, some right after the writer was killed. Then: every acknowledged
-version that retention keeps restores byte for byte, nobody was told of a conflict that was none, and after a
+version that retention keeps restores byte for byte, nobody got a conflict that was none, and after a
 collection nothing is left that has no reason to be there.
 """
 
@@ -68,7 +68,7 @@ def read_acknowledged(line: str) -> tuple[int, int]:
 
 
 def write_commits(url: str, directory: Path, count: int, acknowledged: list[tuple[int, int]]) -> None:
-    """Let a writer commit, and note what it was told."""
+    """Let a writer commit, and note what it was shown."""
     log = directory / "writer.log"
     with run_worker("tests.integration.soak_worker", "write", url, str(directory), str(count), log=log) as writer:
         assert writer.stdout is not None
@@ -76,7 +76,7 @@ def write_commits(url: str, directory: Path, count: int, acknowledged: list[tupl
     assert writer.returncode == 0, log.read_text()[-3000:]
 
 
-def write_and_kill(url: str, directory: Path, kills: int, acknowledged: list[tuple[int, int]], chance: Random) -> None:
+def write_and_kill(url: str, directory: Path, kills: int, acknowledged: list[tuple[int, int]], rng: Random) -> None:
     """Kill a writer at any moment after its first commit, so often; each life begins with a commit after a kill."""
     log = directory / "writer.log"
     for _ in range(kills):
@@ -86,7 +86,7 @@ def write_and_kill(url: str, directory: Path, kills: int, acknowledged: list[tup
             line = writer.stdout.readline()
             assert line, log.read_text()[-3000:]
             acknowledged.append(read_acknowledged(line))
-            time.sleep(chance.random() * 0.3)
+            time.sleep(rng.random() * 0.3)
             writer.kill()
             # What it had printed was acknowledged, whether or not anybody had read it.
             acknowledged.extend(read_acknowledged(line) for line in writer.stdout if line.endswith("\n"))
@@ -136,7 +136,7 @@ def test_commits_through_a_bad_network_beside_a_collector_and_after_kills(
     s3_server: S3Server, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale
 ) -> None:
     acknowledged: list[tuple[int, int]] = []
-    chance = Random(7)
+    rng = Random(7)
     clean_url = s3_server.endpoint_url
     url = f"s3://{s3_bucket}/soak"
     writer_dir = tmp_path / "writer"
@@ -154,7 +154,7 @@ def test_commits_through_a_bad_network_beside_a_collector_and_after_kills(
     with run_proxy(s3_server, tmp_path / "proxy.log", seed=7) as bad_url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bad_url)
         write_commits(url, writer_dir, scale.alone, acknowledged)
-        write_and_kill(url, writer_dir, scale.killed, acknowledged, chance)
+        write_and_kill(url, writer_dir, scale.killed, acknowledged, rng)
         before = len(acknowledged)
         assert before >= scale.alone + scale.killed
         # All of them, before anything may be collected; through the same network.

@@ -86,7 +86,7 @@ async def test_what_broke_off_goes_on_where_it_was(bench: Bench) -> None:
     assert int(second.removeprefix("bytes=").partition("-")[0]) >= START + MIB
 
 
-async def test_what_is_missing_too_short_or_forbidden_is_told(bench: Bench) -> None:
+async def test_what_is_missing_too_short_or_forbidden_is_reported(bench: Bench) -> None:
     store = bench.store()
     with pytest.raises(BlobNotFoundError):
         await read_range(store, "other")

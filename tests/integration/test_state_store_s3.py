@@ -27,7 +27,7 @@ def rows_of(version: int) -> dict[bytes, bytes]:
 
 
 async def write(url: str, work: Path, version: int, unique_id: UniqueId | None) -> None:
-    """Commit version after version, tell of each, and never end."""
+    """Commit version after version, report each, and never end."""
     async with await StateStore.open(url, work, SETTINGS) as store:
         await store.load(version, unique_id)
         while True:

@@ -54,7 +54,7 @@ class Elsewhere:
         packages = run(
             self.bin / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=directory
         )
-        # An editable installation of this environment stands in .pth files, which are read of a site directory alone.
+        # An editable installation of this environment is in .pth files, which are read of a site directory alone.
         Path(packages.strip(), "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.bin / "python")
         run(*pip, "install", "--no-deps", "--no-index", "--ignore-installed", wheel, cwd=directory)

@@ -75,7 +75,7 @@ from tests.unit.index.builders import (
     read_back,
 )
 
-REFERENCE = IndexReference(key=blob_key(9, room=INDEXES), sha256=b"1" * 32, size_bytes=100)
+REFERENCE = IndexReference(key=blob_key(9, prefix=INDEXES), sha256=b"1" * 32, size_bytes=100)
 
 calmly = settings(deadline=None)
 histories = st.lists(trees, min_size=1, max_size=5)

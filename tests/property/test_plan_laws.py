@@ -152,7 +152,7 @@ def test_any_history_of_backups_reads_back_and_keeps_every_rule(history: list[tu
                     live[blob.key] += blob.size_bytes
         assert all(live[pack.key] * 2 >= pack.size_bytes for pack in index.packs)
         if previous is not None:
-            reference = IndexReference(key=blob_key(version, room=INDEXES), sha256=b"0" * 32, size_bytes=1)
+            reference = IndexReference(key=blob_key(version, prefix=INDEXES), sha256=b"0" * 32, size_bytes=1)
             assert apply_delta(previous, make_delta(previous, reference, 0, index)) == index
         previous = index
 

@@ -1,4 +1,4 @@
-"""An S3 server for whoever wants one: `python -m tests.servers` serves until its input ends, or SIGTERM or Ctrl-C."""
+"""An S3 server for anyone who wants one: `python -m tests.servers` serves until its input ends, or a signal."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def choose_server(directory: Path) -> S3Server:
 
 
 def serve() -> None:
-    """Tell what a client needs, and serve until the input ends.
+    """Report what a client needs, and serve until the input ends.
 
     The lines are `NAME=value`, the environment of a client, and before them two that begin with `# `: which server it
     is, and the URL of a bucket that is made. An empty line ends them.

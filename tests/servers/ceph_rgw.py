@@ -118,7 +118,7 @@ class CephRgw(S3Server):
     """Ceph RGW, for as long as its context lasts.
 
     Args:
-        directory: Made if it is not there. A new room below it is used for every start, so that leftovers do no harm.
+        directory: Made if it is not there. A new directory below it is used for every start: leftovers do no harm.
         lc_debug_interval_s: How long a day is to lifecycle rules; 0 leaves it as long as it is.
         tls: Also listen at `tls_endpoint_url`, with a certificate that only `ca_bundle` vouches for.
     """

@@ -23,7 +23,7 @@ class ServerStartError(Exception):
 class S3Server:
     """A server on this machine, for as long as its context lasts.
 
-    Start it in the main thread: on Linux its processes are told to die together with the thread that started them.
+    Start it in the main thread: on Linux its processes are made to die together with the thread that started them.
     """
 
     kind: ClassVar[str]
@@ -77,7 +77,7 @@ class S3Server:
 
 
 def choose_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on just now; whoever finds one taken all the same chooses again."""
+    """Ports of the loopback that nobody listens on just now; anyone who finds one taken all the same chooses again."""
     free: list[int] = []
     for port in random.sample(_PORTS, 1000):
         with socket.socket() as probe:

@@ -6,8 +6,8 @@ python -m tests.simulation.campaign --seed 4711 --runs 1 --history           one
 python -m tests.simulation.campaign --replay FILE                            a schedule that was written down
 ```
 
-Ends with 1 after a violation, which it tells with its seed and the shortest schedule that still fails; with 2 if a
-schedule has too few effects, or one of the moments was met less often than it was told that each has to be.
+Ends with 1 after a violation, which it reports with its seed and the shortest schedule that still fails; with 2 if a
+schedule has too few effects, or one of the moments was met less often than was asked for.
 """
 
 import argparse
@@ -118,13 +118,13 @@ def run_campaign(seed: int, runs: int, *, processes: int, out: TextIO) -> tuple[
     """Simulate the schedules of `runs` seeds from `seed` on."""
     figures, coverage = Figures(), Coverage()
     seeds = [range(first, min(first + BATCH, seed + runs)) for first in range(seed, seed + runs, BATCH)]
-    began_s = told_s = time.monotonic()
+    began_s = shown_at_s = time.monotonic()
     for batch in _batches(seeds, processes):
         figures.add(batch)
         coverage.add(batch.moments)
         figures.wall_s = time.monotonic() - began_s
-        if time.monotonic() - told_s > 30:
-            told_s = time.monotonic()
+        if time.monotonic() - shown_at_s > 30:
+            shown_at_s = time.monotonic()
             print(figures.line(), file=out, flush=True)
         if len(figures.failures) >= FAILURES_MAX:
             break
@@ -140,7 +140,7 @@ def _batches(seeds: list[range], processes: int) -> Iterator[Batch]:
         yield from pool.imap_unordered(run_batch, seeds)
 
 
-def tell_failure(schedule: Schedule, outcome: Outcome, out: TextIO) -> None:
+def print_failure(schedule: Schedule, outcome: Outcome, out: TextIO) -> None:
     """Print what is wrong, and the shortest schedule that still is."""
     print(f"\nVIOLATION, seed {schedule.seed}:", *outcome.violations[:5], sep="\n  ", file=out)
     code = code_of(outcome.violations[0]) if outcome.violations else ""
@@ -181,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     if figures.failures:
         for seed, _ in sorted(figures.failures)[:1]:
             schedule = make_schedule(seed)
-            tell_failure(schedule, simulate(schedule), out)
+            print_failure(schedule, simulate(schedule), out)
         print("\nseeds that fail:", *(seed for seed, _ in sorted(figures.failures)), file=out)
         return 1
     if figures.too_short:

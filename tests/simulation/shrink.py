@@ -14,7 +14,7 @@ _ERROR: Final = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
 
 
 def code_of(violation: str) -> str:
-    """What kind of violation it is: the rule or invariant before the first colon, and which error it tells of.
+    """What kind of violation it is: the rule or invariant before the first colon, and which error it names.
 
     A schedule made short must fail for the same reason: names, numbers and keys may be others.
     """
@@ -29,7 +29,7 @@ def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], *, attempts_ma
     Args:
         schedule: One that fails.
         fails: Whether one does.
-        attempts_max: So many are tried at most.
+        attempts_max: At most this many are tried.
     """
     left = attempts_max
     is_shorter = True

@@ -26,7 +26,7 @@ EMPTY = Schedule(seed=1, store="memory", beginning=0, faults_per_mille=0, deltas
 def test_schedules_of_all_kinds_leave_nothing_to_complain_of() -> None:
     batch = run_batch(range(1, 101))
     assert batch.failures == ()
-    # House rule of the issue: at least 40 effects each.
+    # A rule of the project: at least 40 effects each.
     assert batch.effects_min >= 40
 
 
@@ -77,7 +77,7 @@ def test_a_trap_leads_to_the_moment_that_it_is_set_for() -> None:
     outcome = simulate(msgspec.structs.replace(EMPTY, steps=steps), coverage)
     assert outcome.violations == ()
     assert coverage.counts[Moment.COLLECTION_BEFORE_CHECK] == 1
-    # Whoever still stands at the end is woken.
+    # Anyone who is still there at the end is woken.
     assert coverage.counts[Moment.ZOMBIE_AFTER_BOUNDARY] == 1
 
 
@@ -92,7 +92,7 @@ def test_bytes_that_are_altered_on_their_way_are_fetched_again(store: str) -> No
     assert sum(f" {flipped[0]} " in line and " get" in line for line in outcome.history) == 2
 
 
-def test_what_breaks_a_rule_is_told_with_the_shortest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_breaks_a_rule_is_reported_with_the_shortest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector that keeps nothing of what it found reachable (D2)."""
 
     async def nothing(*_: object, **__: object) -> frozenset[str]:
@@ -126,8 +126,8 @@ def test_the_command_line_replays_what_was_written_down(
     assert "put_object log/" in history
 
 
-def test_a_record_whose_bytes_come_altered_twice_may_be_told_as_damage() -> None:
-    """Whoever opens the repository is told so too; seed 7001825 was a false alarm of the judge."""
+def test_a_record_whose_bytes_come_altered_twice_may_be_reported_as_damage() -> None:
+    """Anyone who opens the repository sees that too; seed 7001825 was a false alarm of the judge."""
     assert simulate(make_schedule(7001825)).violations == ()
     flips = tuple(Trap(process=READER, operation="get", prefix=p, phase="before", effect="flip") for p in ("log/",) * 2)
     steps = (Do(process=WRITER, verb="push"), Do(process=READER, verb="backup", store=1), *flips)
@@ -137,7 +137,7 @@ def test_a_record_whose_bytes_come_altered_twice_may_be_told_as_damage() -> None
 
 @pytest.mark.parametrize("seed", [903, 4184, 6992])
 def test_what_the_judge_once_took_for_a_fault_is_none(seed: int) -> None:
-    """A drop asked anew, a rotten repository record, and a rotten commit."""
+    """A drop asked again, a rotten repository record, and a rotten commit."""
     assert simulate(make_schedule(seed)).violations == ()
 
 

@@ -128,7 +128,7 @@ def test_histories_that_hypothesis_finds() -> None:
     )
 
 
-def test_a_put_that_lands_after_somebody_deleted_its_object_is_told() -> None:
+def test_a_put_that_lands_after_somebody_deleted_its_object_is_reported() -> None:
     with begun(seed=0) as machine:
         machine.set_trap(effect="late", operation="", phase="before", process=1, skip=2)
         machine.write(process=1, store=0, verb="push")

@@ -39,7 +39,7 @@ def sums_of(version: int) -> dict[str, tuple[int, int]]:
 
 
 def run_once(spark: SparkSession, job: StatefulJob) -> dict[str, Any]:
-    """The version after the newest, whoever made that."""
+    """The version after the newest, no matter who made that."""
     newest = job.latest()
     version = newest.record.version + 1 if newest is not None else 1
     rows = spark.createDataFrame(rows_of(version), "key string, amount bigint")
@@ -80,9 +80,9 @@ def main() -> None:
     spark.stop()
 
 
-def answer(told: dict[str, Any]) -> None:
+def answer(shown: dict[str, Any]) -> None:
     """One line, at once."""
-    sys.stdout.write(f"{json.dumps(told)}\n")
+    sys.stdout.write(f"{json.dumps(shown)}\n")
     sys.stdout.flush()
 
 

@@ -110,7 +110,7 @@ class Gate:
             time.sleep(0.01)
 
     def open(self) -> None:
-        """Let it go on, if whoever sent it is still there."""
+        """Let it go on, if its sender is still there."""
 
         async def let_go() -> None:
             assert self._opened is not None

@@ -23,12 +23,12 @@ class Storage(msgspec.Struct, kw_only=True):
     proxy: FaultProxy
     settings: StoreSettings
 
-    def gets(self, room: str) -> list[str]:
+    def gets(self, prefix: str) -> list[str]:
         """The keys below a part of the repository that were asked for since the proxy was cleared, in order."""
-        prefix = f"/{self.bucket}/{self.url.removeprefix(f's3://{self.bucket}/')}/"
+        root = f"/{self.bucket}/{self.url.removeprefix(f's3://{self.bucket}/')}/"
         targets = (exchange.target.split("?")[0] for exchange in self.proxy.of("GetObject"))
-        keys = (target.removeprefix(prefix) for target in targets)
-        return [key for key in keys if key.startswith(room)]
+        keys = (target.removeprefix(root) for target in targets)
+        return [key for key in keys if key.startswith(prefix)]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a JVM is told that lives for a minute or two, on a machine that has other work."""
+"""Settings of a JVM that lives for a minute or two, on a machine that has other work."""
 
 from typing import Final
 

@@ -86,7 +86,7 @@ def quoting() -> Iterator[QuotingServer]:
 
 
 def forms(secret: str) -> list[bytes]:
-    """The ways in which a string may stand in text and in bytes; base64 in its three positions."""
+    """The ways in which a string may be in text and in bytes; base64 in its three positions."""
     plain = secret.encode()
     shifted = [base64.b64encode(b"-" * shift + plain)[4 if shift else 0 : -4] for shift in range(3)]
     return [plain, secret.encode("utf-16-le"), plain.hex().encode(), *shifted]
@@ -131,7 +131,7 @@ def test_credentials_are_in_nothing_that_is_logged_raised_pickled_or_planned(
     }
     with (out / "stdout").open("wb") as stdout, (out / "stderr").open("wb") as stderr:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.spark.canary_story", tmp_path / "settings"],
+            [sys.executable, "-m", "tests.spark.canary_scenario", tmp_path / "settings"],
             env=environment,
             stdout=stdout,
             stderr=stderr,

@@ -123,7 +123,7 @@ async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
 
 
 @pytest.mark.parametrize(
-    "kind, expected, told",
+    "kind, expected, shown",
     [
         (".sst", DamagedError, r"check state/0/0/SSTs/[^ ]*\.sst: .*; check state/0/1/SSTs/"),
         (".zip", DamagedError, r"state/0/0/[^ ]*\.zip: .*; state/0/1/"),
@@ -133,10 +133,10 @@ async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
     ],
 )
 def test_what_executors_refuse_names_store_and_file(
-    tmp_path: Path, kind: str, expected: type[Exception], told: str
+    tmp_path: Path, kind: str, expected: type[Exception], shown: str
 ) -> None:
     outcomes = run(outcomes_of(kind, tmp_path))
-    with pytest.raises(expected, match=f"^backup checkpoint s3://bucket/query: {told}") as caught:
+    with pytest.raises(expected, match=f"^backup checkpoint s3://bucket/query: {shown}") as caught:
         _backups(outcomes, "s3://bucket/query")
     assert str(tmp_path) not in str(caught.value)
     assert "rocksdb_checkpoint" not in caught.value.hint  # type: ignore[attr-defined]

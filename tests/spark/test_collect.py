@@ -54,8 +54,8 @@ def stored(repository: SyncRepository, prefix: str = "") -> set[str]:
 
 
 def facts(report: CollectReport) -> dict[str, object]:
-    told = {name: getattr(report, name) for name in report.__struct_fields__ if name not in {"run", "dry_run"}}
-    return told | {"deletes": sorted((d.key, d.reason, d.size_bytes) for d in report.deletes)}
+    shown = {name: getattr(report, name) for name in report.__struct_fields__ if name not in {"run", "dry_run"}}
+    return shown | {"deletes": sorted((d.key, d.reason, d.size_bytes) for d in report.deletes)}
 
 
 def test_it_agrees_with_the_collection_in_one_process(
@@ -74,8 +74,8 @@ def test_it_agrees_with_the_collection_in_one_process(
     foreign.write_bytes(b"not ours")
     before = stored(repository)
     expected = repository.collect(KEEP_TWO, dry_run=True, delete_share_max=1)
-    foreseen = collect(spark, url, KEEP_TWO, dry_run=True, delete_share_max=1)
-    assert facts(foreseen) == facts(expected)
+    planned = collect(spark, url, KEEP_TWO, dry_run=True, delete_share_max=1)
+    assert facts(planned) == facts(expected)
     assert stored(repository) == before
     report = collect(spark, url, KEEP_TWO, delete_share_max=1)
     assert facts(report) == facts(expected)
@@ -121,6 +121,6 @@ def test_it_deletes_nothing_if_an_index_is_altered(
         collect(spark, url, KEEP_TWO, delete_share_max=1)
     left = stored(repository)
     assert {key for key in left if not key.startswith((RUNS, AUDIT))} == before
-    foreseen = collect(spark, url, KEEP_TWO, delete_share_max=1, dry_run=True)
-    assert (foreseen.damaged, [key for key, _ in foreseen.unreadable], foreseen.deletes) == (True, [altered], ())
+    planned = collect(spark, url, KEEP_TWO, delete_share_max=1, dry_run=True)
+    assert (planned.damaged, [key for key, _ in planned.unreadable], planned.deletes) == (True, [altered], ())
     assert stored(repository) == left

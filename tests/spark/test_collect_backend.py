@@ -125,7 +125,7 @@ class Bench:
         return await collect(store, self.repository.record, KEEP_TWO, options, backend=backend)
 
     async def carried_out(self) -> list[PlannedUpload]:
-        """The lines of the plans that stand and are marked as carried out."""
+        """The lines of the plans that are there and are marked as carried out."""
         marks = [key for key in await self.keys(RUNS) if "/done-" in key]
         plans = [key.replace("/done-", "/plan-") for key in marks]
         return [p for key in plans for p in decode_lines(await read(self.store, key), subject=key)]
@@ -141,14 +141,14 @@ class Bench:
 
 def facts(report: CollectReport) -> dict[str, object]:
     """What a report says, but of which run it is and whether it was resumed."""
-    told = {name: getattr(report, name) for name in report.__struct_fields__}
-    return {name: value for name, value in told.items() if name not in {"run", "dry_run", "resumed"}}
+    shown = {name: getattr(report, name) for name in report.__struct_fields__}
+    return {name: value for name, value in shown.items() if name not in {"run", "dry_run", "resumed"}}
 
 
 async def test_a_dry_run_plans_it_and_writes_its_plan_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if there were many: the keys of a shard are told in several rows.
+    # As if there were many: the keys of a shard are reported in several rows.
     monkeypatch.setattr("engine.spark.collection.backend.REFERENCES_PER_ITEM", 1)
     monkeypatch.setattr("engine.spark.collection.tasks.KEYS_HELD_MAX", 2)
     bench, elsewhere = await Bench(tmp_path).fill(), MemoryStore()
@@ -182,7 +182,7 @@ async def die_and_be_resumed(root: Path, dies_at: int, *, after: bool) -> bool:
     except (StoreUnavailableError, UnsafeStoreError):
         pass
     else:
-        # What it died of came after its last delete, the audit record or its own objects: that is no reason to fail.
+        # What it died of came after its last delete, the audit record or its own objects: that is not a reason to fail.
         assert report.audit_missing or report.run_left or not mortal.died()
         return mortal.died()
     left = await bench.keys(RUNS)
@@ -193,7 +193,7 @@ async def die_and_be_resumed(root: Path, dies_at: int, *, after: bool) -> bool:
     report = await bench.collect()
     assert report.resumed == is_unfinished
     if is_unfinished and is_listed:
-        # Of what was listed, but for the plans that were carried out; the log is read anew.
+        # Of what was listed, but for the plans that were carried out; the log is read again.
         assert uploads_of(*report.totals, *gone) == uploads_of(*expected.totals)
     assert await bench.keys(RUNS) == set()
     await bench.check()
@@ -207,7 +207,7 @@ def uploads_of(*totals: ReasonTotal) -> tuple[ReasonTotal, ...]:
     return sum_totals(total for total in totals if total.reason in UPLOADS)
 
 
-async def test_what_a_run_has_deleted_is_not_told_again_by_who_resumes_it(tmp_path: Path) -> None:
+async def test_what_a_run_has_deleted_is_not_reported_again_by_who_resumes_it(tmp_path: Path) -> None:
     bench = await Bench(tmp_path).fill()
     before = await bench.collect(BrokenStore(bench.store, "put", "/ended", StoreUnavailableError))
     assert uploads_of(*before.totals)
@@ -322,19 +322,19 @@ async def test_a_task_fails_as_one_process_would(tmp_path: Path, dry_run: bool) 
     assert await bench.keys("blobs/") == before
 
 
-async def test_a_deletion_that_is_denied_ends_it_before_the_next_room(tmp_path: Path) -> None:
+async def test_a_deletion_that_is_denied_ends_it_before_the_next_prefix(tmp_path: Path) -> None:
     bench = await Bench(tmp_path).fill()
     before = await bench.keys("blobs/")
     planned = [d.key for d in (await bench.collect(dry_run=True)).deletes]
     with pytest.raises(AccessDeniedError, match="will not"):
         await bench.collect(BrokenStore(bench.store, "delete", INDEXES, AccessDeniedError))
     assert await bench.keys("blobs/") == before
-    # A task that fails tells nothing of what it has done: nobody knows of the indexes, and of blobs all are there.
+    # A task that fails returns nothing of what it has done: nobody knows of the indexes, and of blobs all are there.
     (key,) = await bench.keys(AUDIT)
     audit = decode_audit(await read(bench.store, key), subject=key)
-    rooms = [sum(key.startswith(room) for key in planned) for room in (INDEXES, BLOBS)]
-    assert [audit.unknown_count, audit.failed_count] == rooms
-    assert min(rooms) > 0
+    prefixes = [sum(key.startswith(prefix) for key in planned) for prefix in (INDEXES, BLOBS)]
+    assert [audit.unknown_count, audit.failed_count] == prefixes
+    assert min(prefixes) > 0
 
 
 async def test_a_missing_index_stops_it_and_a_missing_inventory_too(tmp_path: Path) -> None:

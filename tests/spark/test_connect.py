@@ -1,4 +1,4 @@
-"""Over Spark Connect: a server that has a JVM, and a client of another process that has none (`connect_story`)."""
+"""Over Spark Connect: a server that has a JVM, and a client of another process that has none (`connect_scenario`)."""
 
 import os
 import re
@@ -42,31 +42,31 @@ def run_client(*words: str, **variables: str) -> subprocess.CompletedProcess[str
     )
 
 
-def tell(server: SparkConnectServer, root: Path, *parts: str) -> dict[str, str]:
+def run_parts(server: SparkConnectServer, root: Path, *parts: str) -> dict[str, str]:
     """What each part of the story failed with."""
-    done = run_client("-m", "tests.spark.connect_story", server.url, str(root), str(root / "outcomes"), *parts)
+    done = run_client("-m", "tests.spark.connect_scenario", server.url, str(root), str(root / "outcomes"), *parts)
     assert done.returncode == 0, done.stderr[-4000:]
     return msgspec.json.decode((root / "outcomes").read_bytes(), type=dict[str, str])
 
 
 @pytest.fixture(scope="module")
-def told(server: SparkConnectServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return tell(server, tmp_path_factory.mktemp("story"), *PARTS)
+def outcomes(server: SparkConnectServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_parts(server, tmp_path_factory.mktemp("story"), *PARTS)
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_what_runs_on_a_classic_session_runs_over_connect(told: dict[str, str], part: str) -> None:
-    assert told[part] == ""
+def test_what_runs_on_a_classic_session_runs_over_connect(outcomes: dict[str, str], part: str) -> None:
+    assert outcomes[part] == ""
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("part", LONG)
 def test_what_takes_longer_runs_over_connect_too(server: SparkConnectServer, tmp_path: Path, part: str) -> None:
-    assert tell(server, tmp_path, part) == {part: ""}
+    assert run_parts(server, tmp_path, part) == {part: ""}
 
 
-def test_every_part_of_the_story_is_told() -> None:
-    source = (ROOT / "tests" / "spark" / "connect_story.py").read_text()
+def test_every_part_of_the_scenario_is_run() -> None:
+    source = (ROOT / "tests" / "spark" / "connect_scenario.py").read_text()
     assert {*PARTS, *LONG} == set(re.findall(r"^def tell_of_(\w+)\(", source, re.MULTILINE))
 
 

@@ -1,7 +1,7 @@
 """Spark's Python workers, and whole drivers, killed and stopped in the middle of their requests to a real S3 server.
 
 A request waits at a gate; then its sender is killed with SIGKILL, or stopped with SIGSTOP until every TTL of its
-uploads is over, while another driver goes on and collects. Whatever was acknowledged restores, nobody is told of a
+uploads is over, while another driver goes on and collects. Whatever was acknowledged restores, nobody is notified of a
 commit that is none, and two collections leave exactly what has a reason to be there.
 """
 
@@ -55,7 +55,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """A request that waits, and whose process is hit meanwhile."""
 
     name: str
-    # What the driver is told to do.
+    # What the driver is asked to do.
     command: str
     when: Predicate
     at: Stage = Stage.REQUEST
@@ -101,7 +101,7 @@ class Driver:
         """The driver, its JVM and its workers."""
         return [self.pid, *below(self.pid)]
 
-    def tell(self, command: str) -> None:
+    def send(self, command: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n")
         self._process.stdin.flush()
@@ -140,21 +140,21 @@ class Case:
         return driver
 
     def note(self, command: str, answer: dict[str, Any]) -> bool:
-        """What a driver was told counts, once for each number."""
+        """What a driver was acknowledged counts, once for each number."""
         if answer["ok"] and command == "run":
             assert self.acknowledged.setdefault(answer["number"], answer["version"]) == answer["version"]
         return bool(answer["ok"])
 
     def do(self, driver: Driver, command: str) -> None:
-        """Until it succeeds: whoever lost loads again and does the work again."""
+        """Until it succeeds: anyone who lost loads again and does the work again."""
         for _ in range(TRIES_MAX):
-            driver.tell(command)
+            driver.send(command)
             if self.note(command, driver.hear()):
                 return
         raise AssertionError(f"{command} does not succeed")
 
     def check(self) -> None:
-        """Every commit that is left restores to what its version holds, and the newest is not older than any told."""
+        """Every commit that is left restores to what its version holds, and the newest is as new as any reported."""
         with SyncRepository.open(self.url) as repository:
             commits = repository.commits(JOB)
             assert commits
@@ -232,7 +232,7 @@ def victim(case: Case) -> Iterator[Driver]:
 def waiting(case: Case, driver: Driver, moment: Moment) -> Iterator[None]:
     """A block in which a driver's request waits."""
     case.gate.close(moment.when, at=moment.at)
-    driver.tell(moment.command)
+    driver.send(moment.command)
     case.gate.wait()
     try:
         yield
@@ -279,7 +279,7 @@ class TestMatrix:
 
     @pytest.mark.parametrize("moment", OF_DRIVERS, ids=lambda moment: moment.name)
     def test_a_driver_is_killed(self, case: Case, victim: Driver, moment: Moment) -> None:
-        """What it has left is no obstacle for the next."""
+        """What it has left does not hinder the next."""
         with waiting(case, victim, moment):
             pids = victim.everything
             send([victim.pid], signal.SIGKILL)
@@ -299,7 +299,7 @@ class TestMatrix:
         send(victim.everything, signal.SIGCONT)
         answer = victim.hear()
         case.note(moment.command, answer)
-        # A record that stood before the others was built upon: only then is it a commit.
+        # A record that was there before the others was built upon: only then is it a commit.
         assert moment.command == "collect" or answer["ok"] <= (moment in {COMMITTED, SETTLE})
         case.check()
         for driver in (victim, case.survivor):

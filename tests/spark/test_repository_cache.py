@@ -83,7 +83,7 @@ def test_what_was_used_longest_ago_is_closed_first(kept: RepositoryCache, access
     assert borrow(kept, access, "b") is not opened["b"]
 
 
-def test_what_is_in_use_is_not_closed_to_make_room(kept: RepositoryCache, access: Access) -> None:
+def test_what_is_in_use_is_not_evicted(kept: RepositoryCache, access: Access) -> None:
     with kept.borrow("a", access.open) as a, kept.borrow("b", access.open) as b, kept.borrow("c", access.open) as c:
         assert a.loop.is_running
     assert [repository.loop.is_running for repository in (a, b, c)] == [True, True, False]
@@ -115,7 +115,7 @@ def test_a_repository_that_others_use_outlives_the_one_who_was_interrupted(
     assert not first.loop.is_running
 
 
-def test_a_repository_whose_loop_has_ended_is_opened_anew(kept: RepositoryCache, access: Access) -> None:
+def test_a_repository_whose_loop_has_ended_is_opened_again(kept: RepositoryCache, access: Access) -> None:
     first = borrow(kept, access)
     first.close()
     assert borrow(kept, access) is not first
@@ -244,7 +244,7 @@ def test_shares_are_within_what_was_given(
 
 
 class WhoWorks(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells which process it is and which repository it was lent."""
+    """Reports which process it is and which repository it was lent."""
 
     access: Access
 

@@ -44,14 +44,14 @@ def storage(
 
 def fill(root: Path, count: int) -> list[tuple[str, str, Path]]:
     """Stores of very different sizes, each with a file for the index, files for a pack and one or more blobs."""
-    chance = random.Random(2)
+    rng = random.Random(2)
     stores = []
     for number in range(count):
         directory = root / f"{number:02}"
         directory.mkdir(parents=True)
         (directory / "CURRENT").write_text(f"MANIFEST-{number:06}\n")
         for name, size_bytes in (("small", 2 * KIB), ("other", 5 * KIB), ("large", 400 * KIB * 8 // (number + 1))):
-            (directory / name).write_bytes(chance.randbytes(size_bytes))
+            (directory / name).write_bytes(rng.randbytes(size_bytes))
         stores.append((f"{number:02}", "state", directory))
     return stores
 

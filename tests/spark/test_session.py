@@ -72,22 +72,22 @@ def refusal(monkeypatch: pytest.MonkeyPatch, url: str) -> UsageError:
     monkeypatch.setattr(sessions, "CONNECT_S_MAX", 0.2)
     # Other tests of this process may have one.
     monkeypatch.setattr(sessions.SparkSession, "getActiveSession", lambda: None)
-    with pytest.raises(UsageError, match="there is no session of Spark Connect") as told, open_session():
+    with pytest.raises(UsageError, match="there is no session of Spark Connect") as shown, open_session():
         pass
-    return told.value
+    return shown.value
 
 
-def everything_told(error: UsageError) -> str:
+def everything_said(error: UsageError) -> str:
     """What the command line says of it, in text and as JSON, and what `--debug` adds."""
     return f"{error!r}\n{describe(error, 'collect')}\n{trace_of(error)}"
 
 
-def test_a_server_that_does_not_answer_is_told_soon_and_without_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_reported_soon_and_without_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     error = refusal(monkeypatch, "sc://127.0.0.1:1/;token=song-of-a-canary")
     assert "no answer in 0.2 s" in str(error)
     assert "sc://127.0.0.1:1" in str(error)
     assert error.hint == "see whether the server runs, or unset SPARK_REMOTE"
-    assert "canary" not in everything_told(error)
+    assert "canary" not in everything_said(error)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_a_url_that_is_none_is_refused_without_its_token(monkeypatch: pytest.Mon
     error = refusal(monkeypatch, url)
     assert "INVALID_CONNECT_URL" in str(error)
     assert "%3D" in error.hint
-    assert "canary" not in everything_told(error)
+    assert "canary" not in everything_said(error)
     assert (error.__cause__, error.__context__) == (None, None)
 
 
-def test_what_a_server_says_is_told_where_no_token_can_be_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_server_says_is_reported_where_no_token_can_be_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: str) -> None:
         raise PySparkException("UNAUTHENTICATED: Bearer canary")
 
     monkeypatch.setattr(sessions, "_wait_for_server", refuse)
     assert "UNAUTHENTICATED" in str(refusal(monkeypatch, "sc://127.0.0.1"))
-    assert "canary" not in everything_told(refusal(monkeypatch, "sc://127.0.0.1/;token=canary"))
+    assert "canary" not in everything_said(refusal(monkeypatch, "sc://127.0.0.1/;token=canary"))

@@ -62,8 +62,8 @@ def assert_sums(job: StatefulJob, spark: SparkSession, months: list[DataFrame]) 
     assert sorted(found.toArrow().to_pylist(), key=str) == sorted(expected.toArrow().to_pylist(), key=str)
 
 
-def rooms(disk: Path) -> list[str]:
-    """What stands in the directories of the tasks' stores."""
+def store_dirs(disk: Path) -> list[str]:
+    """What is in the directories of the tasks' stores."""
     return sorted(entry.name for entry in disk.glob("*/sums/*/state/*"))
 
 
@@ -124,24 +124,24 @@ def test_a_task_without_rows_keeps_its_store(spark: SparkSession, url: str, tmp_
         assert_sums(job, spark, [month(spark, 0), only_one_key])
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["told to look", "found when it is settled"])
+@pytest.mark.parametrize("checked", [True, False], ids=["asked to look", "found when it is settled"])
 def test_what_is_missing_in_the_repository_is_uploaded_again_from_the_disk(
-    spark: SparkSession, url: str, tmp_path: Path, told: bool
+    spark: SparkSession, url: str, tmp_path: Path, checked: bool
 ) -> None:
     disk, repository_dir = tmp_path / "disk", Path(url.removeprefix("file://"))
     # Each file in a blob of its own: what shares a pack may be packed again anyway.
     alone = TransferSettings(inline_file_bytes_max=0, pack_file_bytes_max=0)
     with open_job(url, disk, transfer=alone) as job, pytest.MonkeyPatch.context() as patch:
-        if not told:
+        if not checked:
             # The driver dies before it removes a TTL, so that the next one looks at what is there.
             patch.setattr(commit, "settle_keys", _refuse)
         first = job.run(month(spark, 0), version=1).commit
-    with open_job(url, disk, transfer=alone, check_retained=told) as job, SyncRepository.open(url) as repository:
+    with open_job(url, disk, transfer=alone, check_retained=checked) as job, SyncRepository.open(url) as repository:
         for reference in first.record.stores:
             index = repository.read_index(reference.index)
             for blob in blob_keys(index):
                 (repository_dir / blob).unlink()
-        if not told:
+        if not checked:
             with pytest.raises(DamagedError):
                 job.run(month(spark, 0), version=1)
         second = job.run(month(spark, 1), version=2)
@@ -216,8 +216,8 @@ def test_attempts_that_fail_in_mid_update_are_repeated(spark: SparkSession, url:
         done = job.run(months[1])
         assert len(list((tmp_path / "markers").iterdir())) == len(done.tasks) == TASKS
         assert_sums(job, spark, months)
-    assert len(rooms(disk)) == TASKS
-    assert all(name.startswith("ready-") for name in rooms(disk))
+    assert len(store_dirs(disk)) == TASKS
+    assert all(name.startswith("ready-") for name in store_dirs(disk))
 
 
 class FailAround(UpdateTask, frozen=True, kw_only=True):
@@ -252,7 +252,7 @@ def test_attempts_that_fail_around_their_backup_are_repeated(
             assert {task.origin for task in job.run(months[1]).tasks} == {"restored"}
         assert {task.origin for task in job.run(months[2]).tasks} == {"local"}
         assert_sums(job, spark, months)
-    assert len(rooms(tmp_path / "disk")) == TASKS
+    assert len(store_dirs(tmp_path / "disk")) == TASKS
 
 
 def test_a_task_that_always_fails_commits_nothing_and_says_why(spark: SparkSession, url: str, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_driver_that_dies_before_its_commit_is_followed_by_another(
         done = job.run(month(spark, 1), version=2, offsets="2")
         assert {task.origin for task in done.tasks} == {"restored"}
         assert_sums(job, spark, [month(spark, 0), month(spark, 1)])
-    assert len(rooms(disk)) == TASKS
+    assert len(store_dirs(disk)) == TASKS
 
 
 class Overtaken(msgspec.Struct):
@@ -450,10 +450,10 @@ def test_tasks_that_ran_twice_are_not_committed(
 def test_nothing_secret_and_no_session_travels_to_tasks(
     spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-to-be-told")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-to-be-shown")
     with open_job(url, tmp_path / "disk") as job:
         job.run(month(spark, 0))
         pickled = cloudpickle.dumps(UpdateTask(run=job._begin_run(job.latest()), version=2, update=add))
-    assert b"not-to-be-told" not in pickled
+    assert b"not-to-be-shown" not in pickled
     assert b"SparkSession" not in pickled
     assert pickle.loads(pickled).run.scope == Scope("sums")

@@ -153,7 +153,7 @@ def test_failing_runs_do_not_pile_up_states(claims: StoreClaims) -> None:
     assert len(entries(claims)) == 1
 
 
-def test_the_room_of_a_living_attempt_stays(claims: StoreClaims) -> None:
+def test_the_directory_of_a_living_attempt_stays(claims: StoreClaims) -> None:
     with claims.begin() as alive:
         alive.directory.mkdir()
         with claims.begin():
@@ -161,20 +161,20 @@ def test_the_room_of_a_living_attempt_stays(claims: StoreClaims) -> None:
         assert alive.directory.exists()
 
 
-def hold_a_room(claims: StoreClaims, told: "multiprocessing.synchronize.Event") -> None:
+def hold_a_directory(claims: StoreClaims, held: "multiprocessing.synchronize.Event") -> None:
     attempt = claims.begin()
     attempt.claim(STATE)
-    told.set()
+    held.set()
     threading.Event().wait()
 
 
-def test_the_room_of_a_killed_process_is_removed_by_the_next_attempt(claims: StoreClaims) -> None:
+def test_the_directory_of_a_killed_process_is_removed_by_the_next_attempt(claims: StoreClaims) -> None:
     make_ready(claims, STATE)
     context = multiprocessing.get_context("spawn")
-    told = context.Event()
-    process = context.Process(target=hold_a_room, args=(claims, told))
+    held = context.Event()
+    process = context.Process(target=hold_a_directory, args=(claims, held))
     process.start()
-    assert told.wait(30)
+    assert held.wait(30)
     assert claims.remove_dead_attempts() == 0
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
@@ -185,24 +185,24 @@ def test_the_room_of_a_killed_process_is_removed_by_the_next_attempt(claims: Sto
     assert entries(claims) == []
 
 
-def test_a_room_that_never_got_its_lock_is_removed(claims: StoreClaims) -> None:
+def test_a_directory_that_never_got_its_lock_is_removed(claims: StoreClaims) -> None:
     claims.directory.mkdir(parents=True)
     (claims.directory / f"attempt-{RUN}" / "db").mkdir(parents=True)
     assert claims.remove_dead_attempts() == 1
     assert entries(claims) == []
 
 
-def test_a_new_room_that_is_taken_for_a_dead_one_is_made_again(
+def test_a_new_directory_that_is_taken_for_a_dead_one_is_made_again(
     claims: StoreClaims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = store_claims._try_lock
     stolen: list[Path] = []
 
-    def cleaned_away_first(room: Path) -> int | None:
+    def cleaned_away_first(directory: Path) -> int | None:
         if not stolen:
-            stolen.append(room)
+            stolen.append(directory)
             assert StoreClaims.remove_dead_attempts(claims) == 1
-        return lock(room)
+        return lock(directory)
 
     monkeypatch.setattr(store_claims, "_try_lock", cleaned_away_first)
     with claims.begin() as attempt:
@@ -211,7 +211,7 @@ def test_a_new_room_that_is_taken_for_a_dead_one_is_made_again(
         assert entries(claims) != [stolen[0].name]
 
 
-def test_a_local_root_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_local_root_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     claims = StoreClaims(tmp_path / "file", repository_id="r", scope=Scope("j"), task="0", store="s")
     with pytest.raises(TargetError):

@@ -24,7 +24,7 @@ SCOPE = Scope("job")
 
 
 class Job(msgspec.Struct):
-    """What the driver does, in the hands of a test."""
+    """What the driver does, done by a test."""
 
     access: Access
     repository: SyncRepository
@@ -224,14 +224,14 @@ def test_two_attempts_at_once_do_not_disturb_each_other_and_one_counts(job: Job)
     assert len(job.entries()) == 1
 
 
-def test_a_zombie_attempt_that_ends_runs_later_changes_nothing_and_is_swept_away(job: Job) -> None:
+def test_a_zombie_attempt_that_ends_runs_later_changes_nothing_and_is_removed(job: Job) -> None:
     job.step(0, 1)
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     barrier = context.Barrier(2)
     zombie = context.Process(target=attempt_in_a_process, args=(job.task(1, Meet(barrier)), answers))
     zombie.start()
-    barrier.wait(60)  # It has claimed the store and stands in the middle of its update.
+    barrier.wait(60)  # It has claimed the store and is in the middle of its update.
     assert job.step(1, 10).origin == "restored"
     assert job.step(2, 100).origin == "local"
     barrier.wait(60)

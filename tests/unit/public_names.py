@@ -74,7 +74,7 @@ def describe() -> Iterator[str]:
         elif inspect.isfunction(value):
             yield f"{name}{_arguments(value)}"
         else:
-            yield f"{name} = {_told(value)}"
+            yield f"{name} = {_text_of(value)}"
 
 
 def function_of(member: object) -> Callable[..., object] | None:
@@ -116,7 +116,7 @@ def _fields(kind: type) -> Iterator[str]:
         yield from (f"{member.name} = {member.value!r}" for member in kind)
     elif issubclass(kind, msgspec.Struct):
         for field in msgspec.structs.fields(kind):
-            default = "" if field.required else f" = {_told(field.default)}"
+            default = "" if field.required else f" = {_text_of(field.default)}"
             yield f"field {field.name}{default}"
 
 
@@ -125,14 +125,14 @@ def _arguments(function: Callable[..., object]) -> str:
     plain = [
         parameter.replace(
             annotation=parameter.empty,
-            default=parameter.empty if parameter.default is parameter.empty else _Told(parameter.default),
+            default=parameter.empty if parameter.default is parameter.empty else _Text(parameter.default),
         )
         for parameter in signature.parameters.values()
     ]
     return str(signature.replace(parameters=plain, return_annotation=signature.empty))
 
 
-class _Told:
+class _Text:
     """A default, in words that are the same in every run."""
 
     def __init__(self, value: object) -> None:
@@ -140,10 +140,10 @@ class _Told:
 
     @override
     def __repr__(self) -> str:
-        return _told(self._value)
+        return _text_of(self._value)
 
 
-def _told(value: object) -> str:
+def _text_of(value: object) -> str:
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if inspect.isclass(value) or inspect.isfunction(value):

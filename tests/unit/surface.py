@@ -53,19 +53,19 @@ def _options() -> Iterator[str]:
         for option in verb.params:
             if isinstance(option, click.Option):
                 having.setdefault(_option(option), []).append(verb.words)
-    for told, words in sorted(having.items()):
-        yield from _wrapped(f"option {told}:", "every verb" if len(words) == len(verbs) else ", ".join(sorted(words)))
+    for shown, words in sorted(having.items()):
+        yield from _wrapped(f"option {shown}:", "every verb" if len(words) == len(verbs) else ", ".join(sorted(words)))
 
 
 def _option(option: click.Option) -> str:
-    told = "/".join([*option.opts, *option.secondary_opts])
+    shown = "/".join([*option.opts, *option.secondary_opts])
     if not option.is_flag:
         choices = "|".join(map(str, option.type.choices)) if isinstance(option.type, click.Choice) else ""
-        told += f" {choices or option.type.name}"
+        shown += f" {choices or option.type.name}"
     if isinstance(option.default, (str, int, float)) and not isinstance(option.default, bool):
-        told += f" = {option.default}"
+        shown += f" = {option.default}"
     marks = {"repeatable": option.multiple, "required": option.required}
-    return told + "".join(f" ({mark})" for mark, is_set in marks.items() if is_set)
+    return shown + "".join(f" ({mark})" for mark, is_set in marks.items() if is_set)
 
 
 def _wrapped(head: str, rest: str) -> list[str]:

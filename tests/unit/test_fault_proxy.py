@@ -368,7 +368,7 @@ async def test_an_error_can_come_in_a_200_and_after_the_work_was_done(bench: Ben
     [(conditional_conflict(), 409, "ConditionalRequestConflict"), (expired_token(), 400, "ExpiredToken")],
     ids=["409", "expired"],
 )
-async def test_conflicts_and_expired_credentials_are_told_as_s3_does(
+async def test_conflicts_and_expired_credentials_are_reported_as_s3_does(
     bench: Bench, fault: Fault, status: int, code: str
 ) -> None:
     bench.proxy.add(Rule(fault=fault))
@@ -484,13 +484,13 @@ async def test_rules_strike_in_their_order_as_often_as_they_say(bench: Bench) ->
     assert bench.proxy.exchanges == ()
 
 
-def test_chance_is_repeated_by_its_seed() -> None:
+def test_random_numbers_are_repeated_by_their_seed() -> None:
     request = Request(method="GET", target="/b/key")
 
     def history(seed: int) -> list[bool]:
         rule = Rule(fault=lose_answer(), times=None, probability=0.3)
-        chance = Random(seed)
-        return [rule.strikes(request, chance) for _ in range(1000)]
+        rng = Random(seed)
+        return [rule.strikes(request, rng) for _ in range(1000)]
 
     assert history(1) == history(1) != history(2)
     assert 250 < sum(history(1)) < 350
@@ -498,9 +498,9 @@ def test_chance_is_repeated_by_its_seed() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "HEAD", "DELETE"])
 def test_the_rules_of_a_soak_strike_the_share_that_was_asked_for(method: str) -> None:
-    rules, chance = soak_rules(0.05, 0.10), Random(4)
+    rules, rng = soak_rules(0.05, 0.10), Random(4)
     request = Request(method=method, target="/b/key")
-    struck = [next((i for i, r in enumerate(rules) if r.strikes(request, chance)), None) for _ in range(20_000)]
+    struck = [next((i for i, r in enumerate(rules) if r.strikes(request, rng)), None) for _ in range(20_000)]
     assert 0.045 < struck.count(0) / 20_000 < 0.055
     assert 0.09 < sum(i not in {0, None} for i in struck) / 20_000 < 0.11
 

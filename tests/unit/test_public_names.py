@@ -60,7 +60,7 @@ def test_blocking_methods_show_the_arguments_of_those_that_wait() -> None:
 
 
 def structs() -> dict[str, type[msgspec.Struct]]:
-    """Every struct that is public, or that a public function returns, or that stands in one of these."""
+    """Every struct that is public, or that a public function returns, or that is in one of these."""
     found: dict[str, type[msgspec.Struct]] = {}
     waiting = [hint for _, value in public() for hint in returned(value)]
     while waiting:

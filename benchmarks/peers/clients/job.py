@@ -1,4 +1,4 @@
-"""What a client in Python is told to do: `python -m benchmarks.peers.clients.NAME JOB`, the job as JSON.
+"""What a client in Python is asked to do: `python -m benchmarks.peers.clients.NAME JOB`, the job as JSON.
 
 Nothing but the standard library: boto3's client reads this in an environment that has nothing else.
 """
@@ -34,7 +34,7 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
 
     def encode(self) -> str:
-        """As it stands on a command line."""
+        """As it is on a command line."""
         return json.dumps(asdict(self))
 
     def key(self, name: str) -> str:

@@ -81,7 +81,7 @@ def copy_in_threads(job: Job, store: S3Store) -> None:
 
 
 async def copy_in_loop(job: Job, store: S3Store) -> None:
-    """One task per request, so many at once; writes go to threads."""
+    """One task per request, that many at once; writes go to threads."""
     limit = asyncio.Semaphore(job.workers)
 
     async def send(key: str, path: Path) -> None:

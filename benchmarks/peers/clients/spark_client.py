@@ -85,7 +85,7 @@ def _family() -> Sequence[Path]:
         except OSError:
             continue
     family = {os.getpid()}
-    # Ids start anew some time: a child's may be the smaller one.
+    # Ids start over some time: a child's may be the smaller one.
     while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
     return [Path("/proc") / str(pid) for pid in sorted(family)]

@@ -1,4 +1,4 @@
-"""tidemark in a process that goes on: a request per line comes in, and each answer tells what the work took.
+"""tidemark in a process that goes on: a request per line comes in, and each answer shows what the work took.
 
 `benchmarks.peers.warm` has the other end. Time, CPU and memory are those of the work alone, without its start.
 """
@@ -123,7 +123,7 @@ class WarmClient:
 
 
 def memory_bytes(name: str, status: Path = STATUS) -> int:
-    """One of the sizes that the kernel tells of a process."""
+    """One of the sizes that the kernel reports of a process."""
     line = next(line for line in status.read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 

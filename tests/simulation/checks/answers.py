@@ -11,7 +11,7 @@ from tests.simulation.checks.history import StoreName, Tree
 
 
 class Acknowledged(msgspec.Struct, frozen=True, kw_only=True):
-    """A commit that its caller was told of."""
+    """A commit that was acknowledged to its caller."""
 
     record: CommitRecord
     # How many changes the repository had seen by then.
@@ -26,7 +26,7 @@ class Releases(msgspec.Struct):
 
 
 class CallLog:
-    """What callers asked for, and what they were told.
+    """What callers asked for, and what they were shown.
 
     Attributes:
         trees: What was backed up, by the key of its index: a unique id is a label, and two backups may have one.
@@ -62,7 +62,7 @@ class CallLog:
 
 
 def read_tree(root: Path) -> Tree:
-    """What stands in a directory, by path."""
+    """What is in a directory, by path."""
     found: Tree = {}
     for directory, _, names in os.walk(root):
         for name in names:

@@ -24,7 +24,7 @@ class Damage:
     Args:
         server: Where the repository is.
         record_history: Knows which keys these are.
-        call_log: What callers were told.
+        call_log: What callers were shown.
         scratch: For files.
     """
 
@@ -34,26 +34,26 @@ class Damage:
         self._call_log = call_log
         self._scratch = scratch
 
-    async def check_is_told(self, repository: Repository) -> list[str]:
-        """`verify` tells what is missing of every open commit and live name, and nothing else."""
+    async def check_is_reported(self, repository: Repository) -> list[str]:
+        """`verify` shows what is missing of every open commit and live name, and nothing else."""
         known = self._record_history
         stores = self._verified()
         lost = self._lost(stores)
         report = await repository.verify()
-        told = {problem.key for problem in report.problems}
+        shown = {problem.key for problem in report.problems}
         violations: list[str] = []
         for store in stores:
             way = known.way(store)
             # Behind an index that is gone nobody can see.
-            if way & lost and not way & told:
-                violations.append(f"7 untold: {min(way & lost)} is missing, and verify does not tell")
+            if way & lost and not way & shown:
+                violations.append(f"7 untold: {min(way & lost)} is missing, and verify does not show it")
         if report.damaged and not lost:
-            violations.append(f"7 told: nothing is missing, and verify tells {report.problems[:2]}")
+            violations.append(f"7 untrue: nothing is missing, and verify reports {report.problems[:2]}")
         at_risk = {key for way in map(known.way, stores) for key in way & known.tampered if self._carries_ttl(key)}
         if at_risk and not lost:
             report = await repository.verify(level=Level.CONTENT)
             untold = at_risk - {problem.key for problem in report.problems}
-            violations += [f"7 untold: {key} carries a TTL, and verify does not tell" for key in sorted(untold)]
+            violations += [f"7 untold: {key} carries a TTL, and verify does not show it" for key in sorted(untold)]
         return violations
 
     def _verified(self) -> list[StoreReference]:
@@ -63,7 +63,7 @@ class Damage:
         return stores + [store for name in known.live_names() for store in name.stores]
 
     async def check_is_made_good(self, repository: Repository) -> list[str]:
-        """The next commit of whoever still has the files is whole again."""
+        """The next commit of the one who still has the files is whole again."""
         violations: list[str] = []
         for scope in sorted(self._record_history.records, key=str):
             valid = self._record_history.open_records(scope)
@@ -81,12 +81,12 @@ class Damage:
         self.mend("repository")
         repository = await Repository.open(plain_store(self._server))
         rotten = set(known.rotten)
-        told = {problem.key for problem in (await repository.verify()).problems}
+        shown = {problem.key for problem in (await repository.verify()).problems}
         # What only a pin leads to is not asked for: it ends with its reader.
         needed = {key for store in self._verified() for key in known.way(store)} | {
             commit_key(scope, written.record.number) for scope in known.records for written in known.open_records(scope)
         }
-        violations = [f"7 untold: {key} rotted, and verify does not tell" for key in sorted(rotten & needed - told)]
+        violations = [f"7 untold: {key} rotted, and verify does not show it" for key in sorted(rotten & needed - shown)]
         self._server.actor = JUDGE  # type: ignore[attr-defined]  # of the server that is watched
         for _ in range(2):
             with contextlib.suppress(EngineError, FormatError):

@@ -1,6 +1,6 @@
-"""Check that each error has a cause: one that is visible to whoever has seen every request.
+"""Check that each error has a cause: one that is visible to anyone who has seen every request.
 
-An error without its cause is a violation, and so is one that took back what stands: whoever is told that a commit was
+An error without its cause is a violation, and so is one that took back what is there: who learned that a commit was
 lost, stale or too late has no valid record (C3).
 """
 
@@ -101,7 +101,7 @@ class Causes:
         asked.source = source
 
     def takes_too_long(self, asked: Asked, member: Member, now_s: float) -> bool:
-        """Whether an action took longer than what went wrong in it explains; the time that it stood does not count."""
+        """Whether an action took longer than what went wrong in it explains; pauses do not count."""
         stood_s = member.stood_s - asked.stood_s
         troubles = self._server.troubles[asked.process] - asked.troubles + int(stood_s > 0)
         return now_s - asked.began_s - stood_s > _QUIET_S + _FAULT_S * troubles
@@ -126,7 +126,7 @@ class Causes:
             case LeaseExpiredError():
                 return self._is_late(asked, stood_s)
             case NotFoundError():
-                # In an old list nothing may stand but what is closed.
+                # In an old list nothing may be but what is closed.
                 return self._is_gone(asked) or (member.is_stale and asked.verb == "restore")
             case UsageError():
                 return self._is_taken_name(asked) or self._is_of_other_kind(asked.scope)
@@ -135,8 +135,8 @@ class Causes:
             case ConflictError() | BlobNotFoundError() | InvalidRequestError():
                 return False
             case CommitUnknownError():
-                # What stands there may be a record that rotted.
-                return is_troubled or self._is_past_telling(asked) or self._call_log.tampered
+                # It may be a record that rotted.
+                return is_troubled or self._is_unknowable(asked) or self._call_log.tampered
             case StoreError():
                 return is_troubled
             case _:
@@ -145,10 +145,10 @@ class Causes:
     def check_refused(self) -> list[str]:
         """What was refused for good has no record that was ever valid (C3).
 
-        Who brings no results and was told that nothing tells any more of a closed record may ask for a new one.
+        Who brings no results and learned that nothing is left of a closed record may ask for a new one.
         """
         return [
-            f"3: {asked.offsets} of {asked.scope} was told {what}, and its record {written.record.number} was valid"
+            f"3: {asked.offsets} of {asked.scope} got {what}, and its record {written.record.number} was valid"
             for asked, what in self._refused
             for written in self._server.record_history.records.get(asked.scope, {}).values()
             if written.was_valid and not written.revived and _is_for(written.record, asked)
@@ -170,13 +170,13 @@ class Causes:
         boundaries = self._server.record_history.boundaries.get(written.record.scope, {})
         return any(n >= pointer.number and pointer not in b.kept for n, b in boundaries.items())
 
-    def _is_past_telling(self, asked: Asked) -> bool:
-        """A boundary may have closed the record, or another of its number; what stands open would be found."""
+    def _is_unknowable(self, asked: Asked) -> bool:
+        """A boundary may have closed the record, or another of its number; what is open would be found."""
         is_closed = bool(self._server.record_history.boundaries.get(asked.scope))
         return is_closed and not any(written.is_open for written in self._own_records(asked))
 
     def _is_damaged(self, asked: Asked, error: EngineError | FormatError, stood_s: float) -> bool:
-        # A reader whose pin has lapsed while it stood still may have been overtaken (D5).
+        # A reader whose pin has lapsed while it was paused may have been overtaken (D5).
         has_lapsed = asked.verb == "restore" and stood_s * 1000 >= _PIN_LEFT_MS
         twice = (asked.process, error.subject) in self._server.damaged_twice
         return twice or has_lapsed or self._call_log.tampered
@@ -206,9 +206,9 @@ class Causes:
         """C5: by the server's clock, as far ahead as it ever was: a collection may have gone by it (D11)."""
         now_ms = self._server.now_ms()
         if asked.offsets is not None:
-            births = [result.oldest_birth_ms for result in asked.results.values()]
+            creations = [result.oldest_birth_ms for result in asked.results.values()]
             set_back_ms = self._server.ahead_ms_max - self._server.ahead_ms
-            return bool(births) and min(births) + self._lease_ms < now_ms + set_back_ms
+            return bool(creations) and min(creations) + self._lease_ms < now_ms + set_back_ms
         took_ms = now_ms - asked.began_s * 1000
         is_released = asked.verb == "name" and self._call_log.releases != {}
         return took_ms > PIN_DURATION_MS - self._times.margin_ms or stood_s > 0 or is_released
@@ -228,17 +228,17 @@ class Causes:
         """Whether the newest commit at some time since then had not the store that is restored; or there was none."""
         records = self._server.record_history.records.get(asked.scope, {})
         valid = [records[pointer] for pointer in sorted(records, key=_number) if records[pointer].was_valid]
-        # A second more: some servers tell whole ones.
+        # A second more: some servers report whole ones.
         began_ms = (asked.began_s - 1) * 1000
         before = [written for written in valid if written.created_at_ms < began_ms]
         since = valid[len(before) :]
-        # Whoever forgets a scope closes the newest too.
+        # Anyone who forgets a scope closes the newest too.
         if not before or not self._server.record_history.open_records(asked.scope):
             return True
         return any(all(store.store != "s0" for store in w.record.stores) for w in (*before[-1:], *since))
 
     def _is_taken_name(self, asked: Asked) -> bool:
-        """K2: another naming stands, or stood beside this one."""
+        """K2: another naming is or was there beside this one."""
         names = self._server.record_history.names.values()
         return asked.verb == "name" and any(n.scope == asked.scope and n.source != asked.source for n, _ in names)
 

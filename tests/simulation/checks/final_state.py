@@ -25,9 +25,9 @@ LONG_REST_S: Final = 20 * 86_400.0
 _EVERYTHING: Final = 1_000_000
 # Where TTLs are longer, what is kept is settled once before they end.
 REST_TTL_MS: Final = DAY_MS
-# So many schedules have one of which everything is restored and which is collected again whatever is there.
+# This many schedules have one of which everything is restored and which is collected again whatever is there.
 _THOROUGH_EVERY: Final = 16
-# So many have one that is collected twice whatever the first has left, and to which somebody commits after that; and so
+# This many have one that is collected twice whatever the first has left, and to which somebody then commits; and so
 # many one of which the newest commit is restored. The thorough ones are among both.
 _WRITTEN_TO_EVERY: Final = 4
 _RESTORED_EVERY: Final = 2
@@ -44,7 +44,7 @@ class AtRest:
     Args:
         server: Where it is.
         record_history: Has seen every change to it.
-        call_log: What callers were told.
+        call_log: What callers were shown.
         scratch: For restores of its own.
 
     Attributes:
@@ -58,9 +58,9 @@ class AtRest:
         self._call_log = call_log
         self._scratch = scratch
         # As good as a seed: the same schedule has the same.
-        self._chance = record_history.events + server.effects
-        self._is_thorough = self._chance % _THOROUGH_EVERY == 0
-        self.is_written_to = self._chance % _WRITTEN_TO_EVERY == 0
+        self._rng = record_history.events + server.effects
+        self._is_thorough = self._rng % _THOROUGH_EVERY == 0
+        self.is_written_to = self._rng % _WRITTEN_TO_EVERY == 0
         self.violations: list[str] = []
 
     async def check(self) -> None:
@@ -77,7 +77,7 @@ class AtRest:
         began = self._record_history.events
         self._record_history.collecting[JUDGE] = [Collecting(keep_last=1, keep_since_ms=None, began=began)]
         if self._record_history.tampered:
-            self.violations += await damage.check_is_told(repository)
+            self.violations += await damage.check_is_reported(repository)
             self.violations += await damage.check_is_made_good(repository)
         await self._forget_adrift(repository)
         await self._outlive(repository, damage)
@@ -85,7 +85,7 @@ class AtRest:
             return
         await self._rest_long(repository, damage)
         # Last, as restores leave pins.
-        if self._chance % _RESTORED_EVERY == 0 or self._record_history.tampered:
+        if self._rng % _RESTORED_EVERY == 0 or self._record_history.tampered:
             await self._check_restores(repository)
 
     # ------------------------------------------------------------------ collections
@@ -205,7 +205,7 @@ class AtRest:
             if valid:
                 newest += [(scope, valid[-1].record, store) for store in valid[-1].record.stores]
         for at, (scope, record, store) in enumerate(newest):
-            if self._is_thorough or at == self._chance % len(newest):
+            if self._is_thorough or at == self._rng % len(newest):
                 await self._check_restore(repository, scope, record, store)
 
     async def _check_restore(

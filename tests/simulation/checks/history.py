@@ -27,7 +27,7 @@ from tests.simulation.checks.pins import StandingPins
 from tests.simulation.checks.uploads import Uploads
 from tests.simulation.model.s3 import SimObject
 
-# Who judges, and keeps house (S9).
+# Who judges, and does the upkeep (S9).
 JUDGE: Final = "judge"
 
 Tree = dict[str, bytes]
@@ -52,7 +52,7 @@ class Written(msgspec.Struct, kw_only=True):
     created_at_ms: int
     # Neither void nor closed from birth on.
     was_valid: bool
-    # It was void, and whole when everything was copied: there nobody can tell it from one that was acknowledged (C5).
+    # It was void, and whole when everything was copied: there it looks like one that was acknowledged (C5).
     revived: bool = False
     # The numbers of the events that created it and that closed it; 0 while it is open.
     created: int
@@ -64,7 +64,7 @@ class Written(msgspec.Struct, kw_only=True):
 
 
 class RecordHistory:
-    """Every record, boundary and name that ever stood, and what a request may not do to them.
+    """Every record, boundary and name that was ever there, and what a request may not do to them.
 
     Args:
         objects: What the bucket holds, by name.
@@ -80,11 +80,11 @@ class RecordHistory:
         forgotten_until: The highest number that a forgetting has closed, by scope.
         forgettings: How often one did.
         closings: Boundaries written, and records, indexes and blobs deleted.
-        deltas: Indexes that were told as differences.
+        deltas: Indexes that were stored as differences.
         delta_chains: Those among them whose base is one, too.
         uploads: Judges what happens to single objects.
         pins: Knows which pins protect what.
-        bases: Which index each one was diffed against, by their keys, as whoever made it was told.
+        bases: Which index each one was diffed against, by their keys, as its maker saw them.
         rotten: What objects held before a byte of theirs rotted, by key.
         tampered: Keys that a test has taken away behind everybody's back.
     """
@@ -130,10 +130,10 @@ class RecordHistory:
         copied.pins = self.pins.copy(copied._ways, clock)
         return copied
 
-    # ------------------------------------------------------------------ what the server tells
+    # ------------------------------------------------------------------ what the server reports
 
     def created(self, process: str, key: str) -> None:
-        """An object was created or replaced; it stands in `objects`."""
+        """An object was created or replaced; it is in `objects`."""
         self.events += 1
         self.uploads.look(self.tampered)
         self.uploads.created(process, key)
@@ -285,10 +285,10 @@ class RecordHistory:
                 self._violated(f"D3: record {record.number} of {record.scope} comes back")
             return
         until = self.forgotten_until.get(record.scope)
-        began_anew = record.predecessor is None and until is not None and record.number > until
+        began_again = record.predecessor is None and until is not None and record.number > until
         if written.was_valid:
             for other in known.values():
-                if other.was_valid and other.record.predecessor == record.predecessor and not began_anew:
+                if other.was_valid and other.record.predecessor == record.predecessor and not began_again:
                     self._violated(f"6 chain: records {other.record.pointer} and {record.pointer} have one predecessor")
                 if other.was_valid and other.record.number == record.number:
                     self._violated(f"6 number: two valid records have number {record.number} of {record.scope}")

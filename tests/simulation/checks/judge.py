@@ -22,7 +22,7 @@ class Judge:
     Args:
         server: Where it is.
         record_history: Has seen every change to it.
-        call_log: What callers were told.
+        call_log: What callers were shown.
         scratch: For restores of its own.
     """
 
@@ -61,7 +61,7 @@ class Judge:
     # ------------------------------------------------------------------ inside
 
     def _check_chain(self, scope: Scope) -> None:
-        """1, 3, 6: what was acknowledged is in the chain; what stands was asked for, whole."""
+        """1, 3, 6: what was acknowledged is in the chain; what is there was asked for, whole."""
         known = self._record_history.records[scope]
         valid = self._record_history.open_records(scope)
         acknowledged = self._call_log.commits.get(scope, [])

@@ -1,8 +1,8 @@
-"""Tell pins that protect what they lead to (design 0002, D5) from pins that do not.
+"""Distinguish pins that protect what they lead to (design 0002, D5) from others.
 
-Part of the history: told of every pin that is put and that goes. A pin protects from its first put on, if its commit
-was open then, until it is released or its time is over between two puts. Whatever stands under its key after that is a
-late copy (design 0002, D5): it keeps what a collection happens to find, and the walker has to be told of it.
+Part of the history: notified of every pin that is put or goes. A pin protects from its first put on, if its commit
+was open then, until it is released or its time is over between two puts. Whatever is under its key after that is a
+late copy (design 0002, D5): it keeps what a collection happens to find, and the walker has to know of it.
 """
 
 from collections.abc import Callable, Mapping

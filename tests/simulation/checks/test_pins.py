@@ -35,9 +35,9 @@ def test_the_walker_misses_what_only_a_live_pin_leads_to(fast_directory: Path) -
         run_virtual(live(), seed=1, start_s=EPOCH_S)
 
 
-async def hold_and_lose(server: SimServer, repository: Repository, room: Path) -> None:
+async def hold_and_lose(server: SimServer, repository: Repository, directory: Path) -> None:
     for text in ("one", "two"):
-        await repository.commit(JOB, [await repository.backup(JOB, write_tree(room / text, tree(text)))])
+        await repository.commit(JOB, [await repository.backup(JOB, write_tree(directory / text, tree(text)))])
     _, old = await repository.commits(JOB)
     # What is unreachable goes when it is a TTL old.
     await asyncio.sleep(repository.record.ttl_ms / 1000)
@@ -60,7 +60,7 @@ async def expected(server: SimServer, *, but: str = "", late_pins: set[str] | No
     return keys_to_keep(found, data, await store.now_ms(), late_pins=late_pins or ())
 
 
-def test_a_schedule_in_which_a_collector_takes_what_a_pin_protects_is_told_of_it() -> None:
+def test_a_schedule_in_which_a_collector_takes_what_a_pin_protects_is_a_violation() -> None:
     steps = (
         Do(process=WRITER, verb="push"),
         Do(process=WRITER, verb="push", store=1),
@@ -78,11 +78,11 @@ def test_a_schedule_in_which_a_collector_takes_what_a_pin_protects_is_told_of_it
     assert simulate(schedule).violations == ()
     with MUTATIONS["first_stores_are_protected"].patch():
         violations = simulate(schedule).violations
-    assert any(told.startswith("D5: ") and " protects" in told for told in violations)
+    assert any(shown.startswith("D5: ") and " protects" in shown for shown in violations)
 
 
 class TestStandingPins:
-    """One pin on one index with one blob, which lasts for an hour; nothing else is told of."""
+    """One pin on one index with one blob, which lasts for an hour; nothing else is reported."""
 
     @pytest.fixture(autouse=True)
     def _world(self) -> None:

@@ -1,7 +1,7 @@
 """Check single objects, whatever they mean: who deletes, in which order, and when a TTL goes.
 
-Part of the history: told of every record and of every object that is created or is about to be deleted. Of a TTL that
-is removed nobody tells; the next change that comes finds it gone.
+Part of the history: notified of every record and every object that is created or about to be deleted. Of a TTL that
+is removed it is not notified; the next change that comes finds it gone.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -30,7 +30,7 @@ class Uploads:
         objects: What the bucket holds, by name.
         root: What every name of the repository begins with.
         ways: The keys that each index leads to, its own too.
-        violated: Is told what broke a rule.
+        violated: Called with what broke a rule.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Uploads:
         # Every key that any record has ever led to.
         self._recorded: set[str] = set()
         self._unsettled: list[_NewIndex] = []
-        # Records that were valid once and still stand, with the keys that each leads to.
+        # Records that were valid once and still are there, with the keys that each leads to.
         self._standing: dict[str, frozenset[str]] = {}
 
     def copy(

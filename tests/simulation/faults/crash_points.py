@@ -7,7 +7,7 @@ state after effect k - 1, so that stopping before each, and not at all, covers b
 another child, so that this process stays free of threads and safe to fork.
 
 Run as `python -m tests.simulation.faults.crash_points SCENARIO DIRECTORY SHARE`; the last line printed is JSON.
-With a SHARE of 1 the child is stopped before every effect. With one of n, where that tells as much (`choose_points`):
+With a SHARE of 1 the child is stopped before every effect. With one of n, where that shows as much (`choose_points`):
 not after an effect that leaves no trace in a file system whose machine goes on, and after one that only changes what
 is in a file, 1 in n times.
 """
@@ -53,14 +53,14 @@ SETTINGS: Final = TransferSettings(
 _CALLS: Final = "mkdir", "rename", "link", "symlink", "remove", "rmdir", "chmod", "utime", "truncate", "chown"
 # Before and after one of these, everybody sees the same files, names, bytes and times.
 _TRACELESS: Final = frozenset({"fsync", "fdatasync"})
-# Nearly always on a file that nobody has been told of yet.
+# Nearly always on a file that nobody knows of yet.
 _WITHIN_A_FILE: Final = frozenset({"open", "write", "pwrite", "os.chmod", "os.chown", "os.truncate"})
 _EVENTS: Final = frozenset(f"os.{call}" for call in _CALLS)
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class LaterStore(LocalStore):
-    """A directory store that tells a later time, so that a TTL is over without waiting."""
+    """A directory store that reports a later time, so that a TTL is over without waiting."""
 
     shift_ms = 0
 
@@ -218,10 +218,10 @@ def choose_points(scenario: str, effects: list[str], share: int) -> list[int]:
     """
     if share == 1:
         return list(range(1, len(effects) + 2))
-    chance = Random(scenario)
+    rng = Random(scenario)
     points = [1]
     for number, effect in enumerate(effects, 1):
-        if effect not in _TRACELESS and (effect not in _WITHIN_A_FILE or chance.randrange(share) == 0):
+        if effect not in _TRACELESS and (effect not in _WITHIN_A_FILE or rng.randrange(share) == 0):
             points.append(number + 1)
     return points
 
@@ -297,7 +297,7 @@ async def judge(scenario: str, world: Path, acknowledged: list[str]) -> None:
     found = (newest / "CURRENT").read_text()
     assert found in allowed, f"restored {found}, allowed are {allowed}"
     assert read_tree(newest) == tree(found)
-    # Whoever comes next can do the use case's work again, and go on.
+    # Anyone who comes next can do the use case's work again, and go on.
     for target in (world / "target", world / "fresh" / "target"):
         await repository.find_and_restore(JOB, target, options=RestoreOptions(replace=True))
         assert read_tree(target) == tree(found)

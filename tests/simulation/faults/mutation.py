@@ -8,7 +8,7 @@ from unittest import mock
 
 import msgspec
 
-from tests.simulation.scenarios.interleavings import Story
+from tests.simulation.scenarios.interleavings import Interleaving
 
 # What several of them lead to.
 NO_INDEX: Final = "IncompleteError: read index"
@@ -29,21 +29,23 @@ class Mutation(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     patch: Patch
     # Which story ends otherwise then, and what the error that it ends with says.
-    story: str
+    interleaving: str
     shows: str
 
 
 MUTATIONS: Final[dict[str, Mutation]] = {}
 
 
-def mutation(rule: str, what: str, story: Story, *, shows: str) -> Callable[[Callable[[], Iterator[None]]], Patch]:
+def mutation(
+    rule: str, what: str, interleaving: Interleaving, *, shows: str
+) -> Callable[[Callable[[], Iterator[None]]], Patch]:
     """Put a patch on the list; for the arguments see `Mutation`."""
 
     def take(make: Callable[[], Iterator[None]]) -> Patch:
         patch = contextmanager(make)
         name = getattr(make, "__name__", "")
-        told = getattr(story, "__name__", "")
-        MUTATIONS[name] = Mutation(name=name, rule=rule, what=what, patch=patch, story=told, shows=shows)
+        shown = getattr(interleaving, "__name__", "")
+        MUTATIONS[name] = Mutation(name=name, rule=rule, what=what, patch=patch, interleaving=shown, shows=shows)
         return patch
 
     return take

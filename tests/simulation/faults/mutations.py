@@ -2,7 +2,7 @@
 
 A mutation is a patch of the engine. It is caught by a story (`scenarios/interleavings.py`) that ends as it should with
 the real code and with the mutated one in the error that the mutation names; the seed is that of the first run that
-shows it. Beside that stands the first schedule of the campaign (`scenarios/random_schedules.py`) that shows it, where
+shows it. Beside that is the first schedule of the campaign (`scenarios/random_schedules.py`) that shows it, where
 one of the first two hundred does.
 
 Run as `python -m tests.simulation.faults.mutations [NAME ...]` for the table of design 0007.
@@ -19,7 +19,7 @@ import msgspec
 
 from tests.simulation.faults import mutations_of_collection, mutations_of_commits, mutations_of_files
 from tests.simulation.faults.mutation import MUTATIONS
-from tests.simulation.scenarios.interleavings import run_story
+from tests.simulation.scenarios.interleavings import run_interleaving
 from tests.simulation.scenarios.random_schedules import make_schedule
 from tests.simulation.simulate import simulate
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 SEEDS: Final = range(20)
-# So many schedules of the campaign are tried for the table.
+# This many schedules of the campaign are tried for the table.
 SCHEDULES: Final = range(200)
 # The rules' families in the order of design 0002.
 _FAMILIES: Final = "KCTDPIS"
@@ -52,15 +52,15 @@ def catch(name: str, directory: Path, *, seeds: Iterable[int] = SEEDS) -> Caught
     Raises:
         AssertionError: It ends with another error: the code that is patched has changed, or the story.
     """
-    told = MUTATIONS[name]
-    with told.patch():
+    shown = MUTATIONS[name]
+    with shown.patch():
         for seed in seeds:
             try:
-                run_story(told.story, seed, directory / f"{told.story}-{seed}")
+                run_interleaving(shown.interleaving, seed, directory / f"{shown.interleaving}-{seed}")
             except Exception as error:
                 text = f"{type(error).__name__}: {error}".partition("\n")[0]
-                if told.shows not in text:
-                    raise AssertionError(f"{name} does not show {told.shows!r} but {text!r}") from error
+                if shown.shows not in text:
+                    raise AssertionError(f"{name} does not show {shown.shows!r} but {text!r}") from error
                 return Caught(seed=seed, error=text)
     return None
 
@@ -84,7 +84,7 @@ def _ends_well(seed: int) -> bool:
 
 
 def _place(name: str) -> tuple[int, int]:
-    """Where a mutation stands in the table: as its rule does in design 0002."""
+    """The place of a mutation in the table: that of its rule in design 0002."""
     rule = MUTATIONS[name].rule
     return _FAMILIES.index(rule[0]), int(rule[1:])
 
@@ -95,13 +95,13 @@ def main(names: Sequence[str]) -> int:
     sys.stdout.write("| rule | mutation | caught by | seed | schedule |\n|---|---|---|---|---|\n")
     missed = 0
     for name in names or sorted(MUTATIONS, key=_place):
-        told = MUTATIONS[name]
+        shown = MUTATIONS[name]
         with tempfile.TemporaryDirectory(prefix="tidemark-", dir=base) as directory:
             caught = catch(name, Path(directory))
         scheduled = catch_by_schedules(name)
         missed += caught is None
         sys.stdout.write(
-            f"| {told.rule} | {told.what} | {told.story.replace('_', ' ')} | {caught.seed if caught else 'NOT CAUGHT'} "
+            f"| {shown.rule} | {shown.what} | {shown.interleaving.replace('_', ' ')} | "
             f"| {scheduled.seed if scheduled else '-'} |\n"
         )
         if names:

@@ -94,8 +94,8 @@ def closed_uploads_go() -> Iterator[None]:
 
     async def listed(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
         uploads, foreign = await real(store, prefixes)
-        told = [await store.stat(upload.key) for upload in uploads]
-        settled = {info.key for info in told if info is not None and info.expires_at_ms is None}
+        shown = [await store.stat(upload.key) for upload in uploads]
+        settled = {info.key for info in shown if info is not None and info.expires_at_ms is None}
         return tuple(Upload(u.key, u.size_bytes, 0) if u.key in settled else u for u in uploads), foreign
 
     with everywhere(real, listed):
@@ -221,7 +221,7 @@ def nothing_is_excluded() -> Iterator[None]:
 
 @mutation(
     "D4",
-    "an index that is missing is no error",
+    "an index that is missing is not an error",
     interleavings_of_collection.an_error_means_that_nothing_is_deleted,
     shows=NO_BLOB,
 )
@@ -304,7 +304,7 @@ def pins_come_second() -> Iterator[None]:
 @mutation(
     "D5",
     "who protects a commit may go by lists that are old",
-    interleavings_of_collection.whoever_reads_old_lists_protects_nothing,
+    interleavings_of_collection.a_reader_of_old_lists_protects_nothing,
     shows=NO_BLOB,
 )
 def old_lists_are_believed() -> Iterator[None]:

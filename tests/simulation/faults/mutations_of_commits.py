@@ -86,7 +86,7 @@ def number_found_later() -> Iterator[None]:
         listing = await list_log(self._store, record.scope)
         later = msgspec.structs.replace(record, number=listing.newest_number + 1)
         sent = await real(self, request, later, commit_record.encode_commit(later))
-        # Whoever sent it goes on with what stands there.
+        # Anyone who sent it goes on with what is there.
         for name in record.__struct_fields__:
             msgspec.structs.force_setattr(record, name, getattr(later, name))
         return sent
@@ -177,7 +177,7 @@ def requests_are_known_by_their_ids() -> Iterator[None]:
 
 @mutation(
     "C3",
-    "after Lost nobody looks whose record stands there: another's, it is believed",
+    "after Lost nobody looks whose record is there: another's, it is believed",
     interleavings_of_commits.a_lost_answer_is_no_conflict,
     shows="CommitLostError",
 )
@@ -192,7 +192,7 @@ def lost_is_lost() -> Iterator[None]:
 
 @mutation(
     "C3",
-    "after Lost nobody looks whose record stands there: the own, it is believed",
+    "after Lost nobody looks whose record is there: the own, it is believed",
     interleavings_of_commits.a_writer_builds_on_what_it_has_loaded_and_on_nothing_later,
     shows="store a is not three",
 )
@@ -246,7 +246,7 @@ def nothing_is_void() -> Iterator[None]:
 
 @mutation(
     "C5",
-    "a late record is void whoever vouches for it",
+    "a late record is void no matter what vouches for it",
     interleavings_of_commits.a_copied_repository_keeps_its_commits,
     shows="are left of three commits",
 )
@@ -301,7 +301,7 @@ def nothing_is_settled() -> Iterator[None]:
 @mutation(
     "T1",
     "the TTL of indexes is removed before that of blobs",
-    interleavings_of_commits.whoever_commits_next_settles_what_was_interrupted,
+    interleavings_of_commits.the_next_committer_settles_what_was_interrupted,
     shows=NO_BLOB,
 )
 def indexes_are_settled_first() -> Iterator[None]:
@@ -317,7 +317,7 @@ def indexes_are_settled_first() -> Iterator[None]:
 @mutation(
     "T2",
     "a writer does not settle its parent",
-    interleavings_of_commits.whoever_commits_next_settles_what_was_interrupted,
+    interleavings_of_commits.the_next_committer_settles_what_was_interrupted,
     shows=NO_INDEX,
 )
 def parent_stays_unsettled() -> Iterator[None]:
@@ -344,7 +344,7 @@ def every_result_is_new() -> Iterator[None]:
 
 @mutation(
     "T1",
-    "a new blob that is gone is not told",
+    "a new blob that is gone is not reported",
     interleavings_of_commits.a_commit_whose_blob_is_gone_is_not_acknowledged,
     shows="no CommitDamagedError",
 )

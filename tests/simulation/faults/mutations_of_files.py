@@ -37,8 +37,8 @@ def packs_stay_thin() -> Iterator[None]:
 
 @mutation(
     "P2",
-    "the indexes that a delta is told by are not kept for it",
-    interleavings_of_files.what_an_index_is_told_by_stays,
+    "the indexes that a delta builds on are not kept for it",
+    interleavings_of_files.what_an_index_is_read_from_stays,
     shows=INDEX_GONE,
 )
 def bases_are_not_kept() -> Iterator[None]:
@@ -65,7 +65,7 @@ def size_is_identity() -> Iterator[None]:
 
 @mutation(
     "I1",
-    "the session id of an SST is no part of its identity",
+    "the session id of an SST is not a part of its identity",
     interleavings_of_files.ssts_of_another_session_are_not_taken_for_equal,
     shows=OTHER_BYTES,
 )

@@ -13,7 +13,7 @@ class Fault(enum.Enum):
     """What becomes of a request."""
 
     NONE = "none"
-    # Carried out, and nobody is told: the connection breaks, or a 500 comes.
+    # Carried out, and nobody learns of it: the connection breaks, or a 500 comes.
     LOST = "lost"
     LOST_500 = "lost 500"
     # Not carried out.
@@ -111,9 +111,9 @@ class FaultPlan:
     """Decides on each request.
 
     Args:
-        seed: Of the chance.
-        rates: How probable each fault is; what is not named does not happen by chance.
-        spared: Requests that chance leaves alone.
+        seed: Of the rng.
+        rates: How probable each fault is; what is not named does not happen at random.
+        kept: Requests that random faults leave alone.
 
     Attributes:
         rates: May be changed at any time.
@@ -123,14 +123,14 @@ class FaultPlan:
     """
 
     def __init__(
-        self, seed: object, rates: Mapping[Fault, float] | None = None, *, spared: Match | None = None
+        self, seed: object, rates: Mapping[Fault, float] | None = None, *, exempt: Match | None = None
     ) -> None:
-        self._chance = Random(f"faults {seed}")
+        self._rng = Random(f"faults {seed}")
         self.rates = dict(rates or {})
         self.late_s = (1.0, 3 * 86_400.0)
         self.burst = (4, 40)
         self.counts: dict[Fault, int] = {}
-        self._spared = spared
+        self._exempt = exempt
         self._armed: list[tuple[Fault, Match]] = []
         # How many are left of each, and which these are.
         self._bursts: list[tuple[int, Match]] = []
@@ -163,11 +163,11 @@ class FaultPlan:
         fault, match = self._choose(request)
         if fault is Fault.BURST:
             self._count(fault)
-            self._bursts.append((self._chance.randint(*self.burst), match))
+            self._bursts.append((self._rng.randint(*self.burst), match))
         for at, (left, its) in enumerate(self._bursts):
             if its(request):
                 self._bursts[at : at + 1] = [(left - 1, its)] if left > 1 else []
-                return self._count(self._chance.choice(_OF_BURSTS))
+                return self._count(self._rng.choice(_OF_BURSTS))
         return fault
 
     def end_bursts(self) -> None:
@@ -182,9 +182,9 @@ class FaultPlan:
                 if item[0] is not Fault.BURST:
                     self._count(item[0])
                 return item
-        if not self.rates or (self._spared is not None and self._spared(request)):
+        if not self.rates or (self._exempt is not None and self._exempt(request)):
             return Fault.NONE, request.__eq__
-        dice = self._chance.random()
+        dice = self._rng.random()
         if dice >= sum(self.rates.values()):
             return Fault.NONE, request.__eq__
         own = matching(process=request.process)
@@ -199,11 +199,11 @@ class FaultPlan:
     def late_by_s(self) -> float:
         """How late a request is: as often seconds as hours or days."""
         shortest_s, longest_s = self.late_s
-        return float(shortest_s * (longest_s / shortest_s) ** self._chance.random())
+        return float(shortest_s * (longest_s / shortest_s) ** self._rng.random())
 
     def between(self, low: float, high: float) -> float:
-        """A number by chance."""
-        return self._chance.uniform(low, high)
+        """A number at random."""
+        return self._rng.uniform(low, high)
 
     def _count(self, fault: Fault) -> Fault:
         self.counts[fault] = self.counts.get(fault, 0) + 1

@@ -181,9 +181,9 @@ async def act(world: World, case: UseCase, name: str, strike_at: int, variant: V
 
 
 async def judge(world: World, case: UseCase) -> None:
-    """Whoever comes next finds what was acknowledged, can go on, and two collections leave what the walker expects."""
+    """Anyone who comes next finds what was acknowledged, goes on, and two collections leave what the walker expects."""
     process = world.process("judge")
-    for target in (world.room / "target", world.room / "fresh" / "target"):
+    for target in (world.directory / "target", world.directory / "fresh" / "target"):
         if target.exists():
             assert read_tree(target) in [tree("two"), tree("three")], f"{target} is neither absent nor complete"
     repository = await process.open()
@@ -196,16 +196,16 @@ async def judge(world: World, case: UseCase) -> None:
         for number, path in enumerate(("judged", "target", "fresh/target")):
             if number == 0 or case.changes_files:
                 await process.run(
-                    repository.find_and_restore(JOB, world.room / path, options=RestoreOptions(replace=number > 0))
+                    repository.find_and_restore(JOB, world.directory / path, options=RestoreOptions(replace=number > 0))
                 )
-        found = (world.room / "judged" / "CURRENT").read_text()
+        found = (world.directory / "judged" / "CURRENT").read_text()
         assert found in allowed, f"restored {found}, allowed are {allowed}"
-        assert read_tree(world.room / "judged") == tree(found)
-        left = [p.name for p in world.room.rglob("*tidemark*")]
+        assert read_tree(world.directory / "judged") == tree(found)
+        left = [p.name for p in world.directory.rglob("*tidemark*")]
         assert left == [], f"left beside a target: {left}"
     if case.is_forked:
-        await process.run(repository.find_and_restore(FORK, world.room / "fork"))
-        assert read_tree(world.room / "fork") == tree("one")
+        await process.run(repository.find_and_restore(FORK, world.directory / "fork"))
+        assert read_tree(world.directory / "fork") == tree("one")
     await commit_tree(world, process, repository, "five")
     await asyncio.sleep(10 * DAY_S)
     await process.run(repository.collect(Retention(keep_last=100), delete_share_max=1))
@@ -217,8 +217,8 @@ async def judge(world: World, case: UseCase) -> None:
     await check_keys(world.server)
     report = await process.run(repository.verify(level=Level.CONTENT))
     assert report.problems == (), report.problems
-    await process.run(repository.find_and_restore(JOB, world.room / "after"))
-    assert read_tree(world.room / "after") == tree("five")
+    await process.run(repository.find_and_restore(JOB, world.directory / "after"))
+    assert read_tree(world.directory / "after") == tree("five")
     assert world.server.uploads == {}, "multipart uploads are left"
 
 
@@ -238,7 +238,7 @@ class Stage:
         self.case = CASES[case]
         self._kind = kind
         self._base = directory / "base"
-        self._rooms = (directory / f"room-{n}" for n in itertools.count())
+        self._directories = (directory / f"run-{n}" for n in itertools.count())
         self.snapshot = self._prepare()
 
     def _prepare(self) -> Snapshot:
@@ -253,10 +253,10 @@ class Stage:
         """Do the use case once for each point and once more to its end, and judge; the strikers of the points."""
 
         async def live() -> list[Striker]:
-            room = next(self._rooms)
-            room.mkdir(parents=True)
+            directory = next(self._directories)
+            directory.mkdir(parents=True)
             try:
-                world = World(self._base, room, self.snapshot, self._kind)
+                world = World(self._base, directory, self.snapshot, self._kind)
                 strikers = [
                     await act(world, self.case, f"p{turn}", at, variant, again=turn > 0)
                     for turn, (at, variant) in enumerate(points)
@@ -267,7 +267,7 @@ class Stage:
                 await judge(world, self.case)
                 return strikers
             finally:
-                shutil.rmtree(room, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
 
         return self._run(live(), self.snapshot.at_s)
 
@@ -289,15 +289,15 @@ class Outcome(msgspec.Struct):
 def run_singles(
     case: str, directory: Path, kind: Kind, *, share: int = 1, variants: Sequence[Variant] = tuple(Variant)
 ) -> Outcome:
-    """Every effect, in every variant; with a share of n, one in n of these, by chance."""
+    """Every effect, in every variant; with a share of n, one in n of these, at random."""
     stage = Stage(case, directory, kind)
     effects = stage.strike((0, Variant.BEFORE))[0].effects
     outcome = Outcome(case, kind, len(effects))
-    chance = Random(f"{case} {kind} {share}")
+    rng = Random(f"{case} {kind} {share}")
     for at, variant in itertools.product(range(1, len(effects) + 1), variants):
         if not _fits(effects[at - 1], variant):
             continue
-        if chance.randrange(share):
+        if rng.randrange(share):
             continue
         _note(outcome, stage, effects[at - 1], (at, variant))
     return outcome
@@ -315,7 +315,7 @@ def run_pairs(case: str, directory: Path, kind: Kind, *, share: int = 1) -> Outc
     stage = Stage(case, directory, kind)
     effects = stage.strike((0, Variant.BEFORE))[0].effects
     outcome = Outcome(case, kind, len(effects))
-    chance = Random(f"{case} {kind} {share} pairs")
+    rng = Random(f"{case} {kind} {share} pairs")
     firsts = [(at, variant) for at in range(1, len(effects) + 1) for variant in (Variant.BEFORE, Variant.LATE)]
     for first in firsts:
         if not _fits(effects[first[0] - 1], first[1]):
@@ -323,7 +323,7 @@ def run_pairs(case: str, directory: Path, kind: Kind, *, share: int = 1) -> Outc
         for at in range(1, EFFECTS_MAX):
             has_struck = True
             for variant in (Variant.BEFORE, Variant.LOST):
-                if share == 1 or chance.randrange(share) == 0:
+                if share == 1 or rng.randrange(share) == 0:
                     strikers = _note(outcome, stage, effects[first[0] - 1], first, (at, variant))
                     has_struck = strikers is None or len(strikers[1].effects) >= at
             if not has_struck or (share > 1 and at > len(effects) + 2):
@@ -335,9 +335,9 @@ def _note(outcome: Outcome, stage: Stage, effect: str, *points: tuple[int, Varia
     outcome.points += 1
     try:
         return stage.strike(*points)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told with its point
-        told = ", then ".join(f"effect {at} {variant.value}" for at, variant in points)
-        outcome.failures.append(f"{outcome.case} ({outcome.kind}): {told} [{effect}]: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported with its point
+        shown = ", then ".join(f"effect {at} {variant.value}" for at, variant in points)
+        outcome.failures.append(f"{outcome.case} ({outcome.kind}): {shown} [{effect}]: {type(error).__name__}: {error}")
         return None
 
 

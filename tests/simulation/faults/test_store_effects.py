@@ -11,7 +11,7 @@ from tests.simulation.model.processes import PREFIX, Kind
 from tests.simulation.scenarios.use_cases import CASES
 
 # A restore makes two requests that change anything; what it does to files is the bulk.
-PAIRED = [case for case, told in CASES.items() if not told.changes_files]
+PAIRED = [case for case, shown in CASES.items() if not shown.changes_files]
 # `make test` takes a few, the same in every run, with one kind of store each; `make soak` takes all there are.
 SHARES = [
     pytest.param(case, kind, share, id=f"{case}-{kind}-{name}", marks=marks)

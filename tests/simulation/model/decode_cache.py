@@ -43,7 +43,7 @@ def _unpack_once(payload: bytes, decode: Callable[[bytes], Any], check: Callable
 
 
 def _keep(known: dict[tuple[object, ...], Any], of: tuple[object, ...], found: object) -> None:
-    # Errors are not remembered: they tell which key it was.
+    # Errors are not remembered: they depend on which key it was.
     if len(known) >= _KEPT_MAX:
         known.clear()
     known[of] = found

@@ -41,7 +41,7 @@ class DirectStore(BlobStore):
         process: The name of who asks, for the history.
         prefix: Of the repository, left out of the history.
         list_age_s: So old may a list be, unless this process has put something there since; the store says so.
-        is_plain: Requests are carried out at once, without faults and unseen: for whoever judges.
+        is_plain: Requests are carried out at once, without faults and unseen: for a judge.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class DirectStore(BlobStore):
         async with aclosing(checked_chunks(body, operation="put", key=key)) as chunks:
             data = b"".join([chunk async for chunk in chunks])
 
-        def put(born_ms: int) -> Created:
+        def put(created_ms: int) -> Created:
             tag = "" if ttl_ms is None else EXPIRING
-            stored = SimObject(data=data, created_ms=born_ms, metadata={}, tag=tag, ttl_ms=ttl_ms)
+            stored = SimObject(data=data, created_ms=created_ms, metadata={}, tag=tag, ttl_ms=ttl_ms)
             self._server.put(self._root + key, stored, if_absent=if_absent)
             self._listed = {p: listed for p, listed in self._listed.items() if not key.startswith(p)}
-            return Created(created_at_ms=born_ms)
+            return Created(created_at_ms=created_ms)
 
         return await self._ask("put_object", key, put, mutates=True, creates=if_absent, has_body=True)
 
@@ -134,7 +134,7 @@ class DirectStore(BlobStore):
     @override
     async def stat(self, key: str) -> BlobInfo | None:
         try:
-            return await self._told("head_object", "stat", key, lambda _: self._info(self._root + key))
+            return await self._observed("head_object", "stat", key, lambda _: self._info(self._root + key))
         except BlobNotFoundError:
             return None
 
@@ -149,7 +149,7 @@ class DirectStore(BlobStore):
             names, truncated = self._server.list_names(self._root + prefix, after, most)
             return ListPage(blobs=tuple(map(self._info, names)), truncated=truncated)
 
-        return await self._told("list_objects_v2", "list_page", prefix, page)
+        return await self._observed("list_objects_v2", "list_page", prefix, page)
 
     def _remembered(self, prefix: str) -> tuple[BlobInfo, ...]:
         now_ms = self._server.now_ms()
@@ -166,11 +166,11 @@ class DirectStore(BlobStore):
             failed = self._server.delete_batch([self._root + key for key in keys])
             return tuple(DeleteFailure(key=name.removeprefix(self._root), reason="simulated") for name in failed)
 
-        return await self._told("delete_objects", "delete", " ".join(keys), delete, mutates=True)
+        return await self._observed("delete_objects", "delete", " ".join(keys), delete, mutates=True)
 
     @override
     async def remove_ttl(self, key: str) -> None:
-        await self._told(
+        await self._observed(
             "put_object_tagging", "remove_ttl", key, lambda _: self._server.keep(self._root + key), mutates=True
         )
 
@@ -184,7 +184,7 @@ class DirectStore(BlobStore):
 
     @override
     async def now_ms(self) -> int:
-        return await self._told("head_object", "now_ms", "", lambda _: self._server.now_ms())
+        return await self._observed("head_object", "now_ms", "", lambda _: self._server.now_ms())
 
     @override
     async def close(self) -> None:
@@ -202,7 +202,7 @@ class DirectStore(BlobStore):
             expires_at_ms=None if ttl_ms is None else stored.created_ms + ttl_ms,
         )
 
-    async def _told(
+    async def _observed(
         self, method: str, operation: str, key: str, carry_out: Callable[[int], T], *, mutates: bool = False
     ) -> T:
         try:

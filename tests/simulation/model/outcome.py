@@ -22,7 +22,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """A repository as a schedule finds it: what stands there, and what is known of it."""
+    """A repository as a schedule finds it: what it holds, and what is known of it."""
 
     objects: dict[str, SimObject]
     record_history: RecordHistory

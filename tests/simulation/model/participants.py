@@ -15,7 +15,7 @@ from tests.simulation.model.processes import SimProcess
 from tests.simulation.model.world import WatchedServer
 from tests.simulation.scenarios.schedule import Trap, Verb
 
-# When files were changed, whatever the real clock says: it stands in indexes.
+# When files were changed, whatever the real clock says: it is in indexes.
 _MODIFIED_NS: Final = 1_600_000_000_000_000_000
 WRITING: Final[frozenset[Verb]] = frozenset({"push", "commit", "drop", "fork", "rewind", "name"})
 
@@ -47,7 +47,7 @@ class Member:
         self.stopped_at_s: float | None = None
         self.closings_when_stopped = 0
         self.forgettings_when_stopped = 0
-        # How long it has stood still, or waited for others at a trap, in all.
+        # How long it has been paused, or waited for others at a trap, in all.
         self.stood_s = 0.0
         # Its clock went backwards, and it has done nothing since.
         self.clock_fell = False
@@ -62,7 +62,7 @@ class Member:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an action is under way, or stands still."""
+        """Whether an action is under way, or is paused."""
         return self.work is not None and not self.work.done()
 
     def write(self, files: Tree) -> Path:
@@ -92,7 +92,7 @@ class Member:
 
 
 class Actor(SimProcess):
-    """A process that tells its member when it stands still, dies and wakes."""
+    """A process that notifies its member when it is paused, dies and wakes."""
 
     member: Member
     server: WatchedServer

@@ -46,27 +46,27 @@ class KilledError(Exception):
 
 
 class SimRuntime(Runtime):
-    """Clock and chance of a process, from a seed.
+    """Clock and rng of a process, from a seed.
 
     Attributes:
         skew_s: How wrong its clock is; may be changed at any time.
     """
 
     def __init__(self, seed: object, skew_s: float = 0) -> None:
-        self._chance = Random(f"ambient {seed}")
+        self._rng = Random(f"ambient {seed}")
         self.skew_s = skew_s
 
     @override
     def session(self) -> str:
-        return f"{self._chance.getrandbits(80):020x}"
+        return f"{self._rng.getrandbits(80):020x}"
 
     @override
     def unique_id(self) -> UniqueId:
-        return UniqueId(str(uuid.UUID(int=self._chance.getrandbits(128), version=4)))
+        return UniqueId(str(uuid.UUID(int=self._rng.getrandbits(128), version=4)))
 
     @override
     def write_id(self) -> WriteId:
-        return WriteId(f"{self._chance.getrandbits(128):032x}")
+        return WriteId(f"{self._rng.getrandbits(128):032x}")
 
     @override
     def local_now_ms(self) -> int:
@@ -91,7 +91,7 @@ class SimProcess:
         cache_dir: As of `Repository.open`.
 
     Attributes:
-        runtime: Its clock and chance.
+        runtime: Its clock and rng.
         lifeline: What its callbacks hang on.
         repository: Once `open` or `init` is done.
     """
@@ -121,8 +121,8 @@ class SimProcess:
         limit = InFlightLimit(settings.in_flight_max)
         # As `open_store` stacks them.
         bare = HedgedStore(_bare_store(server, name, kind, s3))
-        chance = Random(f"jitter {seed} {name}").random
-        self.store: BlobStore = LimitedStore(RetryingStore(bare, retry, limit=limit, rng=chance), limit)
+        rng = Random(f"jitter {seed} {name}").random
+        self.store: BlobStore = LimitedStore(RetryingStore(bare, retry, limit=limit, rng=rng), limit)
 
     @property
     def is_alive(self) -> bool:
@@ -131,7 +131,7 @@ class SimProcess:
 
     @property
     def on_blocking(self) -> BlockingHook | None:
-        """Told before and after each call that would run in a thread; may kill the process."""
+        """Called before and after each call that would run in a thread; may kill the process."""
         return self.lifeline.blocking
 
     @on_blocking.setter
@@ -176,7 +176,7 @@ class SimProcess:
             self._waiting.discard(outcome)
 
     def kill(self) -> None:
-        """End it where it stands: nothing of it is ever sent again, nothing cleans up, its file locks are free."""
+        """End it where it is: nothing of it is ever sent again, nothing cleans up, its file locks are free."""
         self.lifeline.is_dead = True
         _free_locks(self.lifeline)
         for outcome in self._waiting:
@@ -184,7 +184,7 @@ class SimProcess:
                 outcome.set_exception(KilledError(self.name))
 
     def stop(self) -> None:
-        """Let it stand still, as SIGSTOP does: what is under way at the server goes on."""
+        """Pause it, as SIGSTOP does: what is under way at the server goes on."""
         self.lifeline.is_stopped = True
 
     def wake(self) -> None:
@@ -248,7 +248,7 @@ def watched_locks() -> Iterator[None]:
             status = os.fstat(descriptor)
             _locks[descriptor] = (lifeline, (status.st_dev, status.st_ino))
 
-    fcntl.flock = flock  # type: ignore[assignment]  # the door through which all of the engine goes
+    fcntl.flock = flock  # type: ignore[assignment]  # the store through which all of the engine goes
     try:
         yield
     finally:

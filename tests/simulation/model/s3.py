@@ -27,7 +27,7 @@ Ts = TypeVarTuple("Ts")
 
 # Between client and server; and what a slow request takes.
 _WAY_S: Final = (0.001, 0.02)
-# So many requests take time to arrive, and can be overtaken; the others are carried out as they are sent, and take time
+# This many requests take time to arrive, and can be overtaken; others are carried out as they are sent, and take time
 # to be answered alone. One wait between any two requests of a task lets everybody else come in between.
 _ON_THEIR_WAY: Final = 1 / 4
 _SLOW_S: Final = (0.5, 8.0)
@@ -37,7 +37,7 @@ PAGES: Final = (1, 2, 3, 7, 1000)
 # Of a batch that fails in part, so much does.
 _FAILED: Final = 0.3
 
-# Is told before a request is carried out, and after: "before", "after". False before it: it never arrives.
+# Called before a request is carried out, and after: "before", "after". False before it: it never arrives.
 EffectHook = Callable[[str, Request], bool]
 
 
@@ -150,7 +150,7 @@ class SimServer:
 
         Args:
             request: What it is.
-            carry_out: Does it, with the time in ms at which a new object is born; raises `RefusedError`.
+            carry_out: Does it, with the time in ms at which a new object is created; raises `RefusedError`.
             damage: What becomes of an answer with a body on its way.
 
         Raises:
@@ -252,14 +252,14 @@ class SimServer:
 
         self._later(_SLOW_S[0] + (_SLOW_S[1] - _SLOW_S[0]) * self._delay(), store)
 
-    def _finish(self, pending: Pending, fault: Fault, born_ms: int | None = None) -> None:
+    def _finish(self, pending: Pending, fault: Fault, created_ms: int | None = None) -> None:
         request = pending.request
         if self._storing and request.creates and fault is not Fault.SLOW and self._storing.get(request.key):
             self._note(pending, "beside another")
             self._answer(pending, self.refusal(HTTPStatus.CONFLICT, "ConditionalRequestConflict"), self._way_s())
             return
         self._is_partial = fault is Fault.PARTIAL
-        answer = self._carry_out(pending, fault._value_, self.now_ms() if born_ms is None else born_ms)
+        answer = self._carry_out(pending, fault._value_, self.now_ms() if created_ms is None else created_ms)
         self._is_partial = False
         wait_s = self._way_s()
         if fault is not Fault.NONE:
@@ -271,7 +271,7 @@ class SimServer:
             gate.hold(lambda: self._answer(pending, answer, wait_s))
 
     def _spoilt(self, pending: Pending, answer: object, fault: Fault) -> object:
-        """What is told where something goes wrong after a request was carried out."""
+        """What is answered where something goes wrong after a request was carried out."""
         if fault is Fault.LOST:
             return BrokenError("the answer was lost")
         if fault in UNTOLD:
@@ -282,12 +282,12 @@ class SimServer:
             return pending.damage(answer, fault)
         return answer
 
-    def _carry_out(self, pending: Pending, how: str, born_ms: int) -> object:
+    def _carry_out(self, pending: Pending, how: str, created_ms: int) -> object:
         self._expire()
         request = pending.request
         answer: object
         try:
-            answer = pending.carry_out(born_ms)
+            answer = pending.carry_out(created_ms)
         except RefusedError as error:
             answer = error
             self._note(pending, f"{how} {error.refusal.status}")
@@ -304,9 +304,9 @@ class SimServer:
 
     def _answer(self, pending: Pending, answer: object, wait_s: float) -> None:
         if wait_s != FOR_EVER_S:
-            pending.loop.call_later(wait_s, self._tell, pending, answer, context=self._context)
+            pending.loop.call_later(wait_s, self._deliver, pending, answer, context=self._context)
 
-    def _tell(self, pending: Pending, answer: object) -> None:
+    def _deliver(self, pending: Pending, answer: object) -> None:
         if pending.answer.done():
             return
         if isinstance(answer, Exception):
@@ -368,7 +368,7 @@ class SimServer:
             del self._names[bisect_left(self._names, name)]
 
     def delete_batch(self, names: Sequence[str]) -> list[str]:
-        """Delete objects; those of which it fails, by chance at least one where the request goes wrong so."""
+        """Delete objects; those of which it fails, at random at least one where the request goes wrong so."""
         failed: list[str] = []
         if self._is_partial and names:
             chosen = int(self.faults.between(0, len(names)))

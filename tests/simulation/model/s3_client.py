@@ -98,8 +98,8 @@ class SimS3Client:
         key = name.removeprefix(self._root)
         request = Request(process=self._process, method=method, key=key, mutates=mutates, **options)
 
-        def dated(born_ms: int) -> Answer:
-            answer = carry_out(born_ms)
+        def dated(created_ms: int) -> Answer:
+            answer = carry_out(created_ms)
             date = _http_date(self._server.now_ms() // 1000)
             return {"ResponseMetadata": {"HTTPHeaders": {"date": date}, "HTTPStatusCode": 200}, **answer}
 
@@ -108,8 +108,8 @@ class SimS3Client:
     async def _put(self, wanted: Answer, data: bytes) -> Answer:
         name, creates = wanted["Key"], "IfNoneMatch" in wanted
 
-        def put(born_ms: int) -> Answer:
-            self._server.put(name, _born(wanted, data, born_ms), if_absent=creates)
+        def put(created_ms: int) -> Answer:
+            self._server.put(name, _created(wanted, data, created_ms), if_absent=creates)
             return {}
 
         return await self._ask("put_object", name, put, mutates=True, creates=creates, has_body=True)
@@ -125,8 +125,8 @@ class SimS3Client:
             start, end = int(first), min(len(whole), int(last) + 1 if last else len(whole))
             if start >= len(whole):
                 raise self._server.refusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "InvalidRange")
-            told = f"bytes {start}-{end - 1}/{len(whole)}"
-            return {"ContentLength": end - start, "ContentRange": told, "Body": _AnswerBody(whole[start:end])}
+            shown = f"bytes {start}-{end - 1}/{len(whole)}"
+            return {"ContentLength": end - start, "ContentRange": shown, "Body": _AnswerBody(whole[start:end])}
 
         return await self._ask("get_object", wanted["Key"], get, has_body=True, damage=self._damage)
 
@@ -182,8 +182,8 @@ class SimS3Client:
             failed = self._server.delete_batch(names)
             return {"Errors": [{"Key": name, "Code": "InternalError", "Message": "simulated"} for name in failed]}
 
-        told = " ".join(name.removeprefix(self._root) for name in names)
-        return await self._ask("delete_objects", told, delete, mutates=True)
+        shown = " ".join(name.removeprefix(self._root) for name in names)
+        return await self._ask("delete_objects", shown, delete, mutates=True)
 
     # ---------------------------------------------------------------- multipart
 
@@ -197,16 +197,16 @@ class SimS3Client:
                 if name.startswith(wanted["Prefix"]) and (name, upload) > after
             )
             page = found[: self._server.page_max]
-            told = [{"Key": name, "UploadId": upload, "Initiated": _moment(ms)} for name, upload, ms in page]
+            shown = [{"Key": name, "UploadId": upload, "Initiated": _moment(ms)} for name, upload, ms in page]
             last = {"NextKeyMarker": page[-1][0], "NextUploadIdMarker": page[-1][1]} if page else {}
-            return {"Uploads": told, "IsTruncated": len(found) > len(page), **last}
+            return {"Uploads": shown, "IsTruncated": len(found) > len(page), **last}
 
         return await self._ask("list_multipart_uploads", wanted["Prefix"], uploads)
 
     async def _begin(self, wanted: Answer, _: bytes) -> Answer:
-        def begin(born_ms: int) -> Answer:
+        def begin(created_ms: int) -> Answer:
             upload = f"upload-{self._server.requests}"
-            self._server.uploads[upload] = (wanted["Key"], born_ms, {}, _born(wanted, b"", born_ms))
+            self._server.uploads[upload] = (wanted["Key"], created_ms, {}, _created(wanted, b"", created_ms))
             return {"UploadId": upload}
 
         return await self._ask("create_multipart_upload", wanted["Key"], begin, mutates=True)
@@ -219,10 +219,10 @@ class SimS3Client:
         return await self._ask("upload_part", wanted["Key"], part, mutates=True, has_body=True)
 
     async def _complete(self, wanted: Answer, _: bytes) -> Answer:
-        def complete(born_ms: int) -> Answer:
+        def complete(created_ms: int) -> Answer:
             _name, begun_ms, parts, stored = self._upload(wanted["UploadId"])
             whole = b"".join(parts[number] for number in sorted(parts))
-            stored.data, stored.created_ms = whole, begun_ms if self._server.dates_by_start else born_ms
+            stored.data, stored.created_ms = whole, begun_ms if self._server.dates_by_start else created_ms
             self._server.put(wanted["Key"], stored, if_absent="IfNoneMatch" in wanted)
             del self._server.uploads[wanted["UploadId"]]
             return {}
@@ -261,9 +261,9 @@ class SimS3Store(S3Store):
         await super().read_into(key, sink, start=start, size_bytes=size_bytes, deleted=how.get("deleted", False))
 
 
-def _born(wanted: Answer, data: bytes, born_ms: int) -> SimObject:
+def _created(wanted: Answer, data: bytes, created_ms: int) -> SimObject:
     tag = str(wanted.get("Tagging", "")).partition("=")[2]
-    return SimObject(data=data, created_ms=born_ms, metadata=dict(wanted["Metadata"]), tag=tag)
+    return SimObject(data=data, created_ms=created_ms, metadata=dict(wanted["Metadata"]), tag=tag)
 
 
 @lru_cache(maxsize=64)

@@ -57,7 +57,7 @@ QUIET_DAYS_MAX: Final = 1
 EVERYTHING: Final = 1_000_000
 # Steps that may be added to a schedule with too few effects; each adds six or more.
 LENGTHENING_MAX: Final = 24
-_CHANCE_FAULTS: Final = tuple(fault for fault in Fault if fault is not Fault.NONE)
+_RANDOM_FAULTS: Final = tuple(fault for fault in Fault if fault is not Fault.NONE)
 
 
 class World:
@@ -72,7 +72,7 @@ class World:
 
     Attributes:
         server: The bucket, once the world has begun.
-        call_log: What callers asked for and were told.
+        call_log: What callers asked for and were shown.
         members: The processes.
     """
 
@@ -100,7 +100,7 @@ class World:
         self._waiting: list[Member] = []
         self._quiet_days = 0
         # When the next collection of a store that deletes by itself is due.
-        self._house_s = 0.0
+        self._upkeep_s = 0.0
         self._effects_seen = 0
 
     async def live(self, *, keep_history: bool = False) -> Outcome:
@@ -116,7 +116,7 @@ class World:
         for at in range(LENGTHENING_MAX):
             if self.server.effects + self._changes.count >= self._schedule.effects_min:
                 return
-            # Some may stand still, and some stores be gone. A job whose log has rotted takes no push: another does.
+            # Some may be paused, and some stores be gone. A job whose log has rotted takes no push: another does.
             scope = 1 if at >= LENGTHENING_MAX // 2 else TASK_SCOPE if self._schedule.is_of_task else 0
             step = Do(process=at % PROCESSES_IN_USE, verb=verbs[at % 2], scope=scope)
             await self.run((step,))
@@ -125,7 +125,7 @@ class World:
         """Make the bucket, with the repository in it."""
         schedule = self._schedule
         loop = asyncio.get_running_loop()
-        self._house_s = loop.time()
+        self._upkeep_s = loop.time()
         self.server = WatchedServer(
             self._coverage,
             whole_seconds=schedule.store == "s3",
@@ -141,8 +141,8 @@ class World:
         else:
             self._begin_with(self._beginning)
         self.server.record_history.ttl_ms = self._times.ttl_ms
-        share = schedule.faults_per_mille / 1000 / len(_CHANCE_FAULTS)
-        self.server.faults.rates = dict.fromkeys(_CHANCE_FAULTS, share) if share else {}
+        share = schedule.faults_per_mille / 1000 / len(_RANDOM_FAULTS)
+        self.server.faults.rates = dict.fromkeys(_RANDOM_FAULTS, share) if share else {}
         self._actions = Actions(
             self.server,
             self.call_log,
@@ -230,13 +230,13 @@ class World:
         """Time passes; where the store deletes by itself, a collector that keeps everything runs as T3 demands."""
         now_s = asyncio.get_running_loop().time
         until_s = now_s() + seconds
-        while self._schedule.store == "expiring" and self._house_s <= until_s:
-            await asyncio.sleep(self._house_s - now_s())
-            self._house_s = now_s() + self._times.period_ms / 1000
-            await self._keep_house()
+        while self._schedule.store == "expiring" and self._upkeep_s <= until_s:
+            await asyncio.sleep(self._upkeep_s - now_s())
+            self._upkeep_s = now_s() + self._times.period_ms / 1000
+            await self._do_upkeep()
         await asyncio.sleep(until_s - now_s())
 
-    async def _keep_house(self) -> None:
+    async def _do_upkeep(self) -> None:
         # Once nobody has done anything since two of them, a further one would find what they left.
         self._quiet_days = self._quiet_days + 1 if self.server.effects == self._effects_seen else 0
         self._effects_seen = self.server.effects
@@ -256,7 +256,7 @@ class World:
         member = self.members[step.process]
         await self._until_idle(member)
         if member.is_busy or member.stopped_at_s is not None:
-            return  # it stands still
+            return  # it is paused
         member.verb = step.verb
         member.halted.clear()
         member.work = outside(self._perform(member, step))
@@ -274,7 +274,7 @@ class World:
             await process.run(self._actions.perform(member, process.repository, step))
         except KilledError:
             return
-        except Exception as error:  # noqa: BLE001 - what is no error of ours is what is looked for
+        except Exception as error:  # noqa: BLE001 - what is not an error of ours is what is looked for
             self.call_log.errors.append(f"7: p{member.number} {step.verb} ends with {error!r}")
 
     async def _alive(self, member: Member) -> Actor | None:
@@ -316,7 +316,7 @@ class World:
         return task
 
     async def _run_beside(self, member: Member, trap: Trap) -> None:
-        """What others do while a request of somebody waits; none of them waits for whoever waits himself."""
+        """What others do while a request of somebody waits; none of them waits for anyone who waits himself."""
         waits, began_s = trap.effect == "none", asyncio.get_running_loop().time()
         self._waiting += [member] * waits
         await self.run(trap.then, beside=True)
@@ -361,7 +361,7 @@ class World:
                 server.ahead_ms_max = max(server.ahead_ms_max, server.ahead_ms)
                 met(Moment.SERVER_CLOCK_BACKWARDS, int(step.ms < 0))
             case "copy":
-                # Whoever was at work goes on at the old place, which nobody looks at any more.
+                # Anyone who was at work goes on at the old place, which nobody looks at any more.
                 await self._settle()
                 for member in self.members:
                     if member.process is not None:
@@ -375,7 +375,7 @@ class World:
                 met(Moment.FLIPPED_AT_REST, int(self.flip(step.choice, step.prefix)))
 
     async def _until_idle(self, member: Member) -> None:
-        """Until its action has ended, or stands still."""
+        """Until its action has ended, or is paused."""
         if member.work is None or member.work.done() or member.halted.is_set():
             return
         await member.halted.wait()
@@ -385,7 +385,7 @@ class World:
             await self._until_idle(member)
 
     async def _come_to_rest(self) -> None:
-        """Everything that is under way arrives; who stands still wakes, or dies; everybody comes to an end."""
+        """Everything that is under way arrives; who is paused wakes, or dies; everybody comes to an end."""
         self.server.land()
         for member in self.members:
             if member.stopped_at_s is not None:

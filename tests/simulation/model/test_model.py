@@ -110,7 +110,7 @@ def test_a_killed_process_sends_nothing_and_a_stopped_one_waits(fast_directory: 
         doomed.stop()
         gate.open()
         await asyncio.sleep(60)
-        # The record is there, and whoever wrote it does not know.
+        # The record is there, and anyone who wrote it does not know.
         assert (await alive.run(repository.find(JOB))).pointer.number == 1
         assert not committing.done()
         sent = len(server.history)
@@ -163,7 +163,7 @@ def test_what_a_killed_process_had_just_opened_is_closed_at_the_end(fast_directo
         opened_when_killed.clear()
         run_virtual(die_while_opening(), seed=seed)
         assert opened_when_killed
-        gc.collect()  # a file that nobody closed is told of here
+        gc.collect()  # a file that nobody closed is reported here
 
 
 def test_on_stale_lists_collect_refuses() -> None:
@@ -214,7 +214,7 @@ def test_who_asks_ends_what_is_never_answered(kind: Kind, fault: Fault) -> None:
             await process.run(process.store.put("pins/one", BytesBody(b"one")))
         return asyncio.get_running_loop().time() - began_s
 
-    # The server never does: it takes as long as whoever asks has patience.
+    # The server never does: it takes as long as anyone who asks has patience.
     for deadline_s in (60, 1_000_000):
         took_s = run_virtual(live(deadline_s), seed=1, start_s=EPOCH_S)
         assert deadline_s < took_s < deadline_s + 5
@@ -248,9 +248,9 @@ def test_a_burst_is_longer_than_anybody_tries(reserve: int, note: str) -> None:
         server.faults.burst = (50, 50)
         server.faults.arm(Fault.BURST, matching(process="p2"))
         process = SimProcess(server, "p2", retry=RetrySettings(retries_in_reserve=reserve))
-        with pytest.raises(StoreUnavailableError) as told:
+        with pytest.raises(StoreUnavailableError) as shown:
             await process.open()
-        assert note in "".join(told.value.__notes__)
+        assert note in "".join(shown.value.__notes__)
         await SimProcess(server, "p3").open()
         server.faults.end_bursts()
         await process.open()

@@ -22,7 +22,7 @@ from typing_extensions import override
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# What is given to a thread takes some time once in so many, up to so long; it waits for its turn once in so many,
+# What is given to a thread takes some time once in this many, up to so long; it waits for its turn once in this many,
 # and is done at once otherwise: most of what is run costs less than the waiting for it.
 _SLOW_CALLS: Final = 1 / 8
 _SLOW_CALL_S: Final = 0.02
@@ -32,7 +32,7 @@ STEPS_MAX: Final = 20_000_000
 _CLEANING_S: Final = 1e6
 _CLEANING_ROUNDS: Final = 5
 _A_MOMENT_S: Final = 1e-3
-_TOLD_FRAMES: Final = 8
+_SHOWN_FRAMES: Final = 8
 # Tasks of a process above which those that are done are forgotten.
 _TASKS_KEPT: Final = 512
 
@@ -49,7 +49,7 @@ class Lifeline:
     Attributes:
         is_dead: It was killed: what is left of it never runs.
         is_stopped: What comes due is parked until it is woken.
-        blocking: Is told before and after each call that would run in a thread ("before" or "after", its name).
+        blocking: Called before and after each call that would run in a thread ("before" or "after", its name).
     """
 
     def __init__(self, name: str) -> None:
@@ -103,14 +103,14 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def __init__(self, seed: int | None, start_s: float = 0) -> None:
         super().__init__()
-        self._chance = None if seed is None else Random(f"loop {seed}")
+        self._rng = None if seed is None else Random(f"loop {seed}")
         self._now_s = start_s
         # When, the how manieth, what.
         self._timers: list[tuple[float, int, _Turn]] = []
         self._timers_count = 0
         self._ready: list[_Turn] = []
         self._dropped: list[_Turn] = []
-        # Those that have ever stood still.
+        # Those that were ever paused.
         self._lifelines: dict[str, Lifeline] = {}
         # Kept, so that the garbage collector does not unwind what was killed; with whose it is.
         self._tasks: list[tuple[asyncio.Task[Any], Lifeline | None]] = []
@@ -177,10 +177,10 @@ class VirtualLoop(base_events.BaseEventLoop):
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         done: asyncio.Future[T] = self.create_future()
         self.blocking_calls += 1
-        chance = 1.0 if self._chance is None else self._chance.random()
-        if self._chance is not None and chance < _SLOW_CALLS:
-            self.call_later(self._chance.random() * _SLOW_CALL_S, self._call, done, func, args)
-        elif self._chance is None or chance < _WAITING_CALLS:
+        rng = 1.0 if self._rng is None else self._rng.random()
+        if self._rng is not None and rng < _SLOW_CALLS:
+            self.call_later(self._rng.random() * _SLOW_CALL_S, self._call, done, func, args)
+        elif self._rng is None or rng < _WAITING_CALLS:
             self.call_soon(self._call, done, func, args)
         else:
             self._call(done, func, args)
@@ -214,11 +214,11 @@ class VirtualLoop(base_events.BaseEventLoop):
     def _run_once(self) -> None:
         """Run until something stops the loop; `run_forever` calls it again and again."""
         ready, timers = self._ready, self._timers
-        chance = None if self._chance is None else self._chance.random
+        rng = None if self._rng is None else self._rng.random
         while not self._stopping:
             if not ready or (timers and timers[0][0] <= self._now_s):
                 self._let_come_due()
-            turn = ready.pop(0 if chance is None or len(ready) == 1 else int(chance() * len(ready)))
+            turn = ready.pop(0 if rng is None or len(ready) == 1 else int(rng() * len(ready)))
             if turn.is_cancelled:
                 continue
             lifeline = turn.context.get(LIFELINE)
@@ -233,7 +233,7 @@ class VirtualLoop(base_events.BaseEventLoop):
                 if not self.is_ending:
                     raise
             if self.steps > STEPS_MAX:
-                raise DeadlockError(f"goes round in circles:\n{self._told()}")
+                raise DeadlockError(f"goes round in circles:\n{self._summary()}")
 
     def _let_come_due(self) -> None:
         """What is due is ready; where nothing is, time jumps."""
@@ -244,10 +244,10 @@ class VirtualLoop(base_events.BaseEventLoop):
                 self._now_s = max(self._now_s, when_s)
                 ready.append(turn)
         if not ready:
-            raise DeadlockError(f"everything waits for something that never happens:\n{self._told()}")
+            raise DeadlockError(f"everything waits for something that never happens:\n{self._summary()}")
 
     def _put_away(self, lifeline: Lifeline, turn: _Turn) -> None:
-        """A callback belongs to a process that is dead or stands still."""
+        """A callback belongs to a process that is dead or paused."""
         if lifeline.is_dead:
             self._dropped.append(turn)
         else:
@@ -256,7 +256,7 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     @override
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A task's exception that nobody asked for is the engine's affair, told when the garbage is collected."""
+        """A task's exception that nobody asked for is the engine's affair, reported when the garbage is collected."""
 
     def wake(self, lifeline: Lifeline) -> None:
         """Let a stopped process go on; what came due meanwhile does so now."""
@@ -273,7 +273,7 @@ class VirtualLoop(base_events.BaseEventLoop):
             lifeline.parked.clear()
         self._dropped.clear()
         # First what processes began with: it cancels what it must, and leaves alone what has to come to its end, which
-        # may be the closing of a file. Whoever cleans up may begin something for it.
+        # may be the closing of a file. Anyone who cleans up may begin something for it.
         left = [task for task in self._begun if not task.done()]
         for _ in range(_CLEANING_ROUNDS):
             for task in left:
@@ -284,12 +284,12 @@ class VirtualLoop(base_events.BaseEventLoop):
                 break
         self.close()
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         lines = []
         left = [(task, lifeline) for task, lifeline in self._tasks if not task.done()]
         for task, lifeline in sorted(left, key=lambda owned: owned[0].get_name()):
             where = " < ".join(
-                f"{frame.f_code.co_qualname}:{frame.f_lineno}" for frame in reversed(_frames(task)[-_TOLD_FRAMES:])
+                f"{frame.f_code.co_qualname}:{frame.f_lineno}" for frame in reversed(_frames(task)[-_SHOWN_FRAMES:])
             )
             state = "" if lifeline is None else f" of {lifeline.name}{' (dead)' if lifeline.is_dead else ''}"
             lines.append(f"  {task.get_name()}{state}: {where}")

@@ -67,7 +67,7 @@ class WatchedServer(SimServer):
 
     Args:
         coverage: Where it counts them.
-        whole_seconds: Objects are born at whole seconds only.
+        whole_seconds: Objects are created at whole seconds only.
         options: As of `SimServer`.
 
     Attributes:
@@ -79,13 +79,13 @@ class WatchedServer(SimServer):
         collections: How many of them collectors of the schedule wrote.
         writer_of: Which process has created a record, by key.
         sent: Keys of the records that a process has sent since its action began.
-        met: Those of them where one of its own stood already.
+        met: Those of them where one of its own was there already.
         refused_full: How many objects of each process were refused because the store is full.
     """
 
     def __init__(self, coverage: Coverage, *, whole_seconds: bool, **options: Any) -> None:
         super().__init__(**options)
-        self._born_every_ms = 1000 if whole_seconds else 1
+        self._created_every_ms = 1000 if whole_seconds else 1
         self.record_history = RecordHistory(self.objects, ROOT, self.now_ms)
         self.coverage = coverage
         self.actor = ""
@@ -101,7 +101,7 @@ class WatchedServer(SimServer):
         # The body of which this process has just read came altered.
         self._altered: set[tuple[str, str]] = set()
         self._under_way: dict[str, int] = {}
-        # Processes whose record stands and that have not looked since; True once a collection has changed something.
+        # Processes with a record written that have not looked since; True once a collection has changed something.
         self._unchecked: dict[str, bool] = {}
 
     def begin_action(self, process: str) -> None:
@@ -122,12 +122,12 @@ class WatchedServer(SimServer):
             self._under_way[name] -= 1
 
     @override
-    def _carry_out(self, pending: Pending, how: str, born_ms: int) -> object:
+    def _carry_out(self, pending: Pending, how: str, created_ms: int) -> object:
         self._expire()
         request = pending.request
         self.actor = request.process
         try:
-            answer = super()._carry_out(pending, how, born_ms)
+            answer = super()._carry_out(pending, how, created_ms)
         finally:
             self.actor = ""
         self._look(request, how, carried_out=not isinstance(answer, RefusedError))
@@ -190,8 +190,8 @@ class WatchedServer(SimServer):
 
     @override
     def put(self, name: str, stored: SimObject, *, if_absent: bool) -> None:
-        # S3 tells times in whole seconds; who looks past its client, as a judge does, is told the same.
-        stored.created_ms -= stored.created_ms % self._born_every_ms
+        # S3 reports times in whole seconds; who looks past its client, as a judge does, sees the same.
+        stored.created_ms -= stored.created_ms % self._created_every_ms
         self.refused_full[self.actor] += self.is_full
         super().put(name, stored, if_absent=if_absent)
         key = name.removeprefix(ROOT)
@@ -210,7 +210,7 @@ class WatchedServer(SimServer):
         super().delete(name)
 
     def count_faults(self) -> None:
-        """Tell the coverage what has gone wrong; once, at the end."""
+        """Note in the coverage what has gone wrong; once, at the end."""
         for fault, moment in _MOMENTS.items():
             self.coverage.met(moment, self.faults.counts.get(fault, 0))
         self.coverage.met(Moment.EXPIRY_BY_STORE, self.expired)
@@ -236,8 +236,8 @@ class TrappedStore(ForwardingStore):
         process: Whose.
         server: Gets what goes wrong below.
         act: Begins what others do just then, outside this process.
-        traps: Shared with whoever arms them: they outlive the process.
-        sprung: Is told of each trap that was sprung, with the key.
+        traps: Shared with anyone who arms them: they outlive the process.
+        sprung: Called for each trap that was sprung, with the key.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class TrappedStore(ForwardingStore):
             return trap
         return None
 
-    # Where no trap is set, which is nearly always, nothing stands between.
+    # Where no trap is set, which is nearly always, nothing is between.
 
     @override
     async def _send(self, operation: str, keys: Sequence[str], request: Callable[[], Awaitable[T]]) -> T:

@@ -1,6 +1,6 @@
 """The actions of a schedule: each is what a user of `Repository` would do, and records the answer.
 
-An action runs within its process, so that it ends or stands still with it. What may go wrong in it is listed here;
+An action runs within its process, so that it ends or is paused with it. What may go wrong in it is listed here;
 anything else is a violation of invariant 7.
 """
 
@@ -59,7 +59,7 @@ class Actions:
 
     Args:
         server: The bucket.
-        call_log: Where everybody says what they asked for and what they were told.
+        call_log: Where everybody says what they asked for and what they were shown.
         coverage: Where rare moments are counted.
         times: Of the repository.
 
@@ -195,14 +195,14 @@ class Actions:
             self._call_log.errors.append(f"3: {brought} was asked for, and {commit.record} acknowledged")
         if results:
             member.committed[scope] = results
-        # It stood before this was asked, or was in the way of its own second attempt.
+        # It was there before this was asked, or was in the way of its own second attempt.
         key = commit_key(scope, commit.pointer.number)
         is_adopted = commit.pointer in stood_before or key in server.met[member.process.name]
         self._met(Moment.ADOPTED, int(is_adopted))
         self._met(Moment.DROPPED, int(bool(dropped)))
         self._met(Moment.TASK_SCOPE, int(scope.task is not None))
-        began_anew = commit.record.predecessor is None and scope in self._server.record_history.forgotten_until
-        self._met(Moment.BEGAN_ANEW, int(began_anew))
+        began_again = commit.record.predecessor is None and scope in self._server.record_history.forgotten_until
+        self._met(Moment.BEGAN_AGAIN, int(began_again))
 
     async def _drop(self, member: Member, repository: Repository, step: Do) -> None:
         """A commit of nothing but that a store is no more."""
@@ -298,7 +298,7 @@ class Actions:
         releases = self._call_log.releases.setdefault((commit.scope, name), Releases())
         ended = releases.ended
         await repository.name(commit, name)
-        # What is being released while it is given stands, or does not.
+        # What is being released while it is given is there, or not.
         if not releases.begun - ended:
             self._call_log.names[commit.scope, name] = commit.pointer
 
@@ -345,7 +345,7 @@ class Actions:
         except UnsafeStoreError:
             self._met(Moment.STALE_LISTS_REFUSED, int(member.is_stale))
             raise
-        self._met(Moment.SPARED, int(report.excluded_count > 0))
+        self._met(Moment.KEPT_BY_SECOND_READING, int(report.excluded_count > 0))
         if member.is_stale:
             self._call_log.errors.append("4: a store with stale lists was collected")
 

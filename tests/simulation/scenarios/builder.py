@@ -34,7 +34,7 @@ WRITER, OTHER, READER, KEEPER, COLLECTOR, SECOND = range(6)
 PROCESSES_IN_USE: Final = 6
 # As many as `tests.simulation.simulate` knows.
 BEGINNINGS_COUNT: Final = 5
-# Two texts that tell the objects of a log apart.
+# Two texts that distinguish the objects of a log.
 RECORD: Final = ".commit"
 BOUNDARY: Final = ".boundary"
 
@@ -49,21 +49,21 @@ class Plot:
     """A schedule in the making."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = Random(f"schedule {seed}")
+        self.rng = Random(f"schedule {seed}")
         self.steps: list[Step] = []
         self.times = USUAL
         # The store deletes by itself what is old enough.
         self.is_enforced = False
         # Whose lists may be old.
         self.stale: tuple[int, ...] = ()
-        # Indexes are told as differences wherever there is a base.
+        # Indexes are stored as differences wherever there is a base.
         self.deltas = False
 
     def one_in(self, n: int) -> bool:
-        return self.chance.randrange(n) == 0
+        return self.rng.randrange(n) == 0
 
     def pick(self, *those: Effect) -> Effect:
-        return self.chance.choice(those)
+        return self.rng.choice(those)
 
     def do(self, process: int, verb: Verb, *, wait: bool = True, **how: int) -> None:
         self.steps.append(Do(process=process, verb=verb, wait=wait, **how))
@@ -76,9 +76,9 @@ class Plot:
 
     def collection(self, process: int = COLLECTOR, *, wait: bool = True) -> Do:
         if self.one_in(6):
-            since_ms = self.chance.randrange(5 * MINUTE_MS)
+            since_ms = self.rng.randrange(5 * MINUTE_MS)
             return Do(process=process, verb="collect", keep_last=0, since_ms=since_ms, wait=wait)
-        return Do(process=process, verb="collect", keep_last=self.chance.choice((1, 1, 1, 2)), wait=wait)
+        return Do(process=process, verb="collect", keep_last=self.rng.choice((1, 1, 1, 2)), wait=wait)
 
     def trap(
         self,

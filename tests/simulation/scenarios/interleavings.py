@@ -69,7 +69,7 @@ class Actor:
 
     async def restore(self, commit: Commit, store: str = "a") -> dict[str, bytes]:
         """The files of a commit."""
-        target = self._scene.room()
+        target = self._scene.new_directory()
         await self.process.run(self.repository.restore(commit, target, store=store))
         return read_tree(target)
 
@@ -92,7 +92,7 @@ class Scene:
         self.times = Times(ttl_ms=TTL_MS, margin_ms=MARGIN_MS, period_ms=24 * 3_600_000)
         self.directory = directory
         self._kind: Kind = kind
-        self._rooms = 0
+        self._directories_count = 0
         self._is_made = False
 
     async def actor(self, name: str, kind: Kind | None = None) -> Actor:
@@ -105,10 +105,10 @@ class Scene:
         made = process.init(ttl_ms=times.ttl_ms, margin_ms=times.margin_ms, collection_period_ms=times.period_ms)
         return Actor(self, process, await made)
 
-    def room(self) -> Path:
+    def new_directory(self) -> Path:
         """A path at which nothing is."""
-        self._rooms += 1
-        return self.directory / f"room-{self._rooms}"
+        self._directories_count += 1
+        return self.directory / f"target-{self._directories_count}"
 
     def source(self, text: str) -> Path:
         """The local directory of a tree."""
@@ -117,7 +117,7 @@ class Scene:
 
     async def check(self, expected: dict[str, str], scope: Scope = JOB) -> None:
         """Somebody new restores the newest commit: these stores with these texts, byte for byte."""
-        somebody = await self.actor(f"reader-{self._rooms}")
+        somebody = await self.actor(f"reader-{self._directories_count}")
         commit = await somebody.process.run(somebody.repository.find(scope))
         found_stores = {s.store for s in commit.record.stores}
         assert found_stores == set(expected), f"the newest commit has {sorted(found_stores)}"
@@ -136,38 +136,38 @@ class Scene:
         assert report.problems == (), report.problems
 
 
-Story = Callable[[Scene], Awaitable[None]]
+Interleaving = Callable[[Scene], Awaitable[None]]
 
 
-class _Told:
+class _Listed:
     """A story and the world that it needs."""
 
-    def __init__(self, story: Story, kind: Kind, expiry_ms: int | None) -> None:
-        self.story = story
+    def __init__(self, interleaving: Interleaving, kind: Kind, expiry_ms: int | None) -> None:
+        self.interleaving = interleaving
         self.kind: Kind = kind
         self.expiry_ms = expiry_ms
 
 
-STORIES: Final[dict[str, _Told]] = {}
+INTERLEAVINGS: Final[dict[str, _Listed]] = {}
 
 
-def story(*, kind: Kind = "s3", expiry_ms: int | None = None) -> Callable[[Story], Story]:
+def interleaving(*, kind: Kind = "s3", expiry_ms: int | None = None) -> Callable[[Interleaving], Interleaving]:
     """Put a story on the list."""
 
-    def take(tell: Story) -> Story:
-        STORIES[getattr(tell, "__name__", "")] = _Told(tell, kind, expiry_ms)
-        return tell
+    def take(run: Interleaving) -> Interleaving:
+        INTERLEAVINGS[getattr(run, "__name__", "")] = _Listed(run, kind, expiry_ms)
+        return run
 
     return take
 
 
-def run_story(name: str, seed: int, directory: Path) -> list[str]:
-    """Tell a story; raises where it ends otherwise than it should. Returns the history."""
-    told = STORIES[name]
+def run_interleaving(name: str, seed: int, directory: Path) -> list[str]:
+    """Run a scenario; raises where it ends otherwise than it should. Returns the history."""
+    listed = INTERLEAVINGS[name]
 
     async def live() -> list[str]:
-        scene = Scene(name, seed, directory, told.kind, told.expiry_ms)
-        await told.story(scene)
+        scene = Scene(name, seed, directory, listed.kind, listed.expiry_ms)
+        await listed.interleaving(scene)
         return scene.server.history
 
     try:

@@ -17,11 +17,11 @@ from index.plan.commits import Retention
 from index.snapshot.keys import commit_key
 from index.snapshot.model import Scope
 from tests.simulation.faults.request_faults import matching
-from tests.simulation.scenarios.interleavings import DAY_S, FORK, HOUR_S, JOB, Scene, refused, story
+from tests.simulation.scenarios.interleavings import DAY_S, FORK, HOUR_S, JOB, Scene, interleaving, refused
 from tests.simulation.scenarios.small_trees import tree
 
 
-@story()
+@interleaving()
 async def records_go_before_indexes_and_indexes_before_blobs(scene: Scene) -> None:
     writer = await scene.actor("writer")
     for text in ("one", "two", "three"):
@@ -29,11 +29,11 @@ async def records_go_before_indexes_and_indexes_before_blobs(scene: Scene) -> No
     await writer.backup("never committed")
     await asyncio.sleep(2 * DAY_S)
     await writer.collect()
-    rooms = [line.split()[3].split("/")[0] for line in scene.server.history if line.split()[2] == "delete_objects"]
-    assert rooms == ["log", "indexes", "blobs"], rooms
+    prefixes = [line.split()[3].split("/")[0] for line in scene.server.history if line.split()[2] == "delete_objects"]
+    assert prefixes == ["log", "indexes", "blobs"], prefixes
 
 
-@story()
+@interleaving()
 async def the_uploads_of_a_backup_under_way_stay(scene: Scene) -> None:
     writer, collector = await scene.actor("writer"), await scene.actor("collector")
     await writer.push("one")
@@ -43,7 +43,7 @@ async def the_uploads_of_a_backup_under_way_stay(scene: Scene) -> None:
     await scene.check({"a": "two"})
 
 
-@story()
+@interleaving()
 async def a_commit_that_comes_during_a_collection_stays(scene: Scene) -> None:
     writer, collector = await scene.actor("writer"), await scene.actor("collector")
     await writer.push("one")
@@ -65,7 +65,7 @@ async def a_commit_that_comes_during_a_collection_stays(scene: Scene) -> None:
     await scene.check({"a": "three"})
 
 
-@story()
+@interleaving()
 async def a_result_that_is_committed_again_stays(scene: Scene) -> None:
     writer, other, collector = await scene.actor("writer"), await scene.actor("other"), await scene.actor("collector")
     first = await writer.push("one")
@@ -80,7 +80,7 @@ async def a_result_that_is_committed_again_stays(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def a_clock_that_jumps_ages_nothing(scene: Scene) -> None:
     writer, collector = await scene.actor("writer"), await scene.actor("collector")
     await writer.push("one")
@@ -93,7 +93,7 @@ async def a_clock_that_jumps_ages_nothing(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def what_was_never_committed_goes(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("one")
@@ -101,14 +101,14 @@ async def what_was_never_committed_goes(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def what_was_closed_stays_closed(scene: Scene) -> None:
     writer, other = await scene.actor("writer"), await scene.actor("other")
     commits = [await writer.push(text) for text in ("one", "two", "three", "four", "five")]
     await writer.process.run(writer.repository.name(commits[1], "second"))
     await writer.collect()
     await writer.process.run(writer.repository.release_name(JOB, "second"))
-    # The boundary that closes the second stands below the one that lists it.
+    # The boundary that closes the second is below the one that lists it.
     gate = scene.server.faults.hold(matching("delete_objects", "", "collector"))
     collector = await scene.actor("collector")
     collecting = asyncio.ensure_future(collector.collect())
@@ -123,7 +123,7 @@ async def what_was_closed_stays_closed(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def the_newest_commit_is_never_closed(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("one")
@@ -133,7 +133,7 @@ async def the_newest_commit_is_never_closed(scene: Scene) -> None:
     await scene.check({"a": "two"})
 
 
-@story()
+@interleaving()
 async def the_last_boundary_stays(scene: Scene) -> None:
     """As the zombie's, but with nothing left that would contradict it except the boundary."""
     zombie, other, collector = await scene.actor("zombie"), await scene.actor("other"), await scene.actor("collector")
@@ -156,7 +156,7 @@ async def the_last_boundary_stays(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def a_fork_between_the_two_readings_is_kept(scene: Scene) -> None:
     writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
     old = await writer.push("one")
@@ -172,7 +172,7 @@ async def a_fork_between_the_two_readings_is_kept(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def an_error_means_that_nothing_is_deleted(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("one", "a")
@@ -190,7 +190,7 @@ async def an_error_means_that_nothing_is_deleted(scene: Scene) -> None:
     await scene.check({"a": "one", "b": "two"})
 
 
-@story()
+@interleaving()
 async def a_rotten_record_stops_its_own_job_alone(scene: Scene) -> None:
     writer = await scene.actor("writer")
     other = Scope("other")
@@ -211,7 +211,7 @@ async def a_rotten_record_stops_its_own_job_alone(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def a_pin_that_came_too_late_protects_nothing(scene: Scene) -> None:
     writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
     old = await writer.push("one")
@@ -232,7 +232,7 @@ async def a_pin_that_came_too_late_protects_nothing(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def a_pin_is_written_before_the_boundaries_are_read(scene: Scene) -> None:
     writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
     old = await writer.push("one")
@@ -257,8 +257,8 @@ async def a_pin_is_written_before_the_boundaries_are_read(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story(kind="direct")
-async def whoever_reads_old_lists_protects_nothing(scene: Scene) -> None:
+@interleaving(kind="direct")
+async def a_reader_of_old_lists_protects_nothing(scene: Scene) -> None:
     writer, collector = await scene.actor("writer"), await scene.actor("collector")
     forker = await scene.actor("forker", "stale")
     old = await writer.push("one")
@@ -280,7 +280,7 @@ async def whoever_reads_old_lists_protects_nothing(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def what_is_restored_stays_while_it_is_restored(scene: Scene) -> None:
     writer, reader, collector = await scene.actor("writer"), await scene.actor("reader"), await scene.actor("collector")
     old = await writer.push("one")
@@ -295,7 +295,7 @@ async def what_is_restored_stays_while_it_is_restored(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def every_store_of_what_is_restored_stays(scene: Scene) -> None:
     writer, reader, collector = await scene.actor("writer"), await scene.actor("reader"), await scene.actor("collector")
     await writer.push("one", "a")
@@ -311,7 +311,7 @@ async def every_store_of_what_is_restored_stays(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def a_forgotten_job_takes_its_writer_with_it(scene: Scene) -> None:
     writer, owner = await scene.actor("writer"), await scene.actor("owner")
     await writer.push("one", "a")
@@ -330,7 +330,7 @@ async def a_forgotten_job_takes_its_writer_with_it(scene: Scene) -> None:
         assert acknowledged
 
 
-@story()
+@interleaving()
 async def a_discarded_commit_takes_its_writer_with_it(scene: Scene) -> None:
     writer, owner = await scene.actor("writer"), await scene.actor("owner")
     await writer.push("one", "a")

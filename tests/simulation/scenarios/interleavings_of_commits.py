@@ -17,14 +17,14 @@ from engine.errors import (
 from index.snapshot.model import Scope
 from tests.simulation.faults.request_faults import Fault, matching
 from tests.simulation.model.processes import KilledError
-from tests.simulation.scenarios.interleavings import DAY_S, HOUR_S, JOB, LIFECYCLE_MS, Scene, refused, story
+from tests.simulation.scenarios.interleavings import DAY_S, HOUR_S, JOB, LIFECYCLE_MS, Scene, interleaving, refused
 from tests.simulation.scenarios.schedule import Times
 from tests.simulation.scenarios.small_trees import tree
 
 _DAY_MS: Final = 86_400_000
 
 
-@story(expiry_ms=LIFECYCLE_MS)
+@interleaving(expiry_ms=LIFECYCLE_MS)
 async def a_put_that_lands_late_brings_no_ttl_back(scene: Scene) -> None:
     writer = await scene.actor("writer")
     scene.server.faults.late_s = (HOUR_S, HOUR_S)
@@ -35,7 +35,7 @@ async def a_put_that_lands_late_brings_no_ttl_back(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def a_writer_builds_on_what_it_has_loaded_and_on_nothing_later(scene: Scene) -> None:
     first, second = await scene.actor("first"), await scene.actor("second")
     await first.push("one")
@@ -49,7 +49,7 @@ async def a_writer_builds_on_what_it_has_loaded_and_on_nothing_later(scene: Scen
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def stores_without_a_result_are_carried_over(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("one", "a")
@@ -58,7 +58,7 @@ async def stores_without_a_result_are_carried_over(scene: Scene) -> None:
     await scene.check({"a": "three", "b": "two"})
 
 
-@story()
+@interleaving()
 async def a_result_of_another_base_is_refused(scene: Scene) -> None:
     first, second = await scene.actor("first"), await scene.actor("second")
     await first.push("one")
@@ -70,7 +70,7 @@ async def a_result_of_another_base_is_refused(scene: Scene) -> None:
     await scene.check({"a": "three"})
 
 
-@story(kind="direct")
+@interleaving(kind="direct")
 async def a_lost_answer_is_no_conflict(scene: Scene) -> None:
     writer = await scene.actor("writer")
     result = await writer.backup("one")
@@ -80,7 +80,7 @@ async def a_lost_answer_is_no_conflict(scene: Scene) -> None:
     await scene.check({"a": "one"})
 
 
-@story(kind="direct")
+@interleaving(kind="direct")
 async def a_record_that_arrives_after_all_is_adopted(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("one")
@@ -93,13 +93,13 @@ async def a_record_that_arrives_after_all_is_adopted(scene: Scene) -> None:
     with refused(CommitUnknownError):
         await writer.commit(result)
     await asyncio.sleep(1200)
-    # Its record stands now, with blobs that nobody touched meanwhile.
+    # Its record is there now, with blobs that nobody touched meanwhile.
     assert (await writer.commit(result)).pointer.number == 2
     await scene.check({"a": "two"})
     await scene.check_all_goes()
 
 
-@story(kind="direct")
+@interleaving(kind="direct")
 async def an_unknown_outcome_is_left_alone(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("one")
@@ -117,7 +117,7 @@ async def an_unknown_outcome_is_left_alone(scene: Scene) -> None:
     await scene.check({"a": "two"})
 
 
-@story()
+@interleaving()
 async def a_zombie_whose_number_became_free_is_fenced(scene: Scene) -> None:
     zombie, other, collector = await scene.actor("zombie"), await scene.actor("other"), await scene.actor("collector")
     await zombie.push("one")
@@ -133,7 +133,7 @@ async def a_zombie_whose_number_became_free_is_fenced(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def a_record_that_comes_after_its_lease_is_void(scene: Scene) -> None:
     writer, collector = await scene.actor("writer"), await scene.actor("collector")
     await writer.push("one")
@@ -155,8 +155,8 @@ async def a_record_that_comes_after_its_lease_is_void(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story(expiry_ms=LIFECYCLE_MS)
-async def whoever_commits_next_settles_what_was_interrupted(scene: Scene) -> None:
+@interleaving(expiry_ms=LIFECYCLE_MS)
+async def the_next_committer_settles_what_was_interrupted(scene: Scene) -> None:
     first, second = await scene.actor("first"), await scene.actor("second")
     result = await first.backup("one")
     gate = scene.server.faults.hold(matching("put_object_tagging", "", "first"), after=True)
@@ -170,7 +170,7 @@ async def whoever_commits_next_settles_what_was_interrupted(scene: Scene) -> Non
     await scene.check({"a": "one", "b": "two"})
 
 
-@story()
+@interleaving()
 async def two_snapshots_of_one_id_are_two(scene: Scene) -> None:
     writer, slow, third = await scene.actor("writer"), await scene.actor("slow"), await scene.actor("third")
     first = await writer.push("one", label="v1")
@@ -184,7 +184,7 @@ async def two_snapshots_of_one_id_are_two(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
-@story(kind="direct")
+@interleaving(kind="direct")
 async def another_result_is_not_answered_with_the_first_ones_record(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("zero")
@@ -202,7 +202,7 @@ async def another_result_is_not_answered_with_the_first_ones_record(scene: Scene
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def a_copied_repository_keeps_its_commits(scene: Scene) -> None:
     writer = await scene.actor("writer")
     commits = [await writer.push(text) for text in ("one", "two", "three")]
@@ -221,7 +221,7 @@ async def a_copied_repository_keeps_its_commits(scene: Scene) -> None:
     await scene.check({"a": "four"})
 
 
-@story()
+@interleaving()
 async def a_copied_repository_keeps_its_times(scene: Scene) -> None:
     writer = await scene.actor("writer")
     commits = []
@@ -239,7 +239,7 @@ async def a_copied_repository_keeps_its_times(scene: Scene) -> None:
     assert found.pointer.number == 2
 
 
-@story()
+@interleaving()
 async def of_two_kinds_of_scope_one_goes_on(scene: Scene) -> None:
     writer, task = await scene.actor("writer"), await scene.actor("task")
     scope = Scope("job", "0")
@@ -256,7 +256,7 @@ async def of_two_kinds_of_scope_one_goes_on(scene: Scene) -> None:
     await scene.check({"a": "one", "b": "three"})
 
 
-@story()
+@interleaving()
 async def a_result_that_comes_again_after_its_lease_is_void(scene: Scene) -> None:
     writer, other, collector = await scene.actor("writer"), await scene.actor("other"), await scene.actor("collector")
     first = await writer.push("one")
@@ -285,7 +285,7 @@ async def a_result_that_comes_again_after_its_lease_is_void(scene: Scene) -> Non
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def a_commit_whose_blob_is_gone_is_not_acknowledged(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("one")
@@ -295,7 +295,7 @@ async def a_commit_whose_blob_is_gone_is_not_acknowledged(scene: Scene) -> None:
         await writer.commit(result)
 
 
-@story()
+@interleaving()
 async def the_backstop_waits_for_a_collection_after_the_last_lease(scene: Scene) -> None:
     scene.times = Times(ttl_ms=7 * _DAY_MS, margin_ms=_DAY_MS // 24, period_ms=2 * _DAY_MS)
     days = s3_bucket.backstop_days(

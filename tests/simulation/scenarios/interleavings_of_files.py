@@ -21,13 +21,13 @@ from engine.restore.restore import RestoreOptions
 from engine.spark.claims import StoreClaims, StoreState
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import UniqueId
-from tests.simulation.scenarios.interleavings import HOUR_S, JOB, Scene, story
+from tests.simulation.scenarios.interleavings import HOUR_S, JOB, Scene, interleaving
 from tests.simulation.scenarios.small_trees import read_tree, tree, write_tree
 
 LONG_AFTER_NS = 4_000_000_000_000_000_000
 
 
-@story()
+@interleaving()
 async def a_pack_that_is_mostly_dead_is_packed_again(scene: Scene) -> None:
     writer = await scene.actor("writer")
     for text in ("one", "two", "three"):
@@ -41,8 +41,8 @@ async def a_pack_that_is_mostly_dead_is_packed_again(scene: Scene) -> None:
     assert stored < 1.1 * live, f"{stored} bytes are kept for {live}"
 
 
-@story()
-async def what_an_index_is_told_by_stays(scene: Scene) -> None:
+@interleaving()
+async def what_an_index_is_read_from_stays(scene: Scene) -> None:
     writer = await scene.actor("writer")
     for number in range(3):
         root = scene.directory / "many"
@@ -52,39 +52,39 @@ async def what_an_index_is_told_by_stays(scene: Scene) -> None:
     assert len([n for n in scene.server.objects if "/indexes/" in n]) == 3
     await asyncio.sleep(2 * HOUR_S)
     await writer.collect()
-    target = scene.room()
+    target = scene.new_directory()
     somebody = await scene.actor("somebody")
     await somebody.process.run(somebody.repository.find_and_restore(JOB, target))
     assert (target / "new").read_bytes() == b"2"
     await scene.check_all_goes()
 
 
-@story()
+@interleaving()
 async def files_of_one_name_and_size_are_not_taken_for_equal(scene: Scene) -> None:
     writer = await scene.actor("writer")
     root = scene.directory / "equal"
     for content in (b"0123456789" * 1000, b"9876543210" * 1000):
         write_tree(root, {"000008.sst": content, "log": content})
         await writer.commit(await writer.process.run(writer.repository.backup(JOB, root)))
-    target = scene.room()
+    target = scene.new_directory()
     await writer.process.run(writer.repository.find_and_restore(JOB, target))
     assert read_tree(target) == read_tree(root), "other bytes were restored than backed up"
 
 
-@story()
+@interleaving()
 async def ssts_of_another_session_are_not_taken_for_equal(scene: Scene) -> None:
     writer = await scene.actor("writer")
-    room = scene.directory / "session"
+    source = scene.directory / "session"
     for session in ("first", "other"):
-        shutil.rmtree(room, ignore_errors=True)
-        make_sst(scene.directory / f"db-{session}", room, session)
-        await writer.commit(await writer.process.run(writer.repository.backup(JOB, room)))
-    target = scene.room()
+        shutil.rmtree(source, ignore_errors=True)
+        make_sst(scene.directory / f"db-{session}", source, session)
+        await writer.commit(await writer.process.run(writer.repository.backup(JOB, source)))
+    target = scene.new_directory()
     await writer.process.run(writer.repository.find_and_restore(JOB, target))
-    assert read_tree(target) == read_tree(room), "other bytes were restored than backed up"
+    assert read_tree(target) == read_tree(source), "other bytes were restored than backed up"
 
 
-def make_sst(database: Path, room: Path, text: str) -> None:
+def make_sst(database: Path, source: Path, text: str) -> None:
     """A real SST whose number and size do not depend on the text, which has five characters."""
     from rocksdict import Options, Rdict  # noqa: PLC0415 - what most stories have no need of
 
@@ -94,18 +94,18 @@ def make_sst(database: Path, room: Path, text: str) -> None:
         db[b"%05d" % number] = text.encode() * 10
     db.flush()
     db.close()
-    room.mkdir(parents=True)
+    source.mkdir(parents=True)
     (sst,) = sorted(database.glob("*.sst"))
-    shutil.copy(sst, room / sst.name)
+    shutil.copy(sst, source / sst.name)
 
 
-@story()
+@interleaving()
 async def a_local_file_is_reused_for_its_bytes_alone(scene: Scene) -> None:
     writer, reader = await scene.actor("writer"), await scene.actor("reader")
     # One that would be copied, and one that would be linked.
     root = write_tree(scene.directory / "whole", {"log": b"bytes" * 1000, "000008.sst": b"bytes" * 1000})
     commit = await writer.commit(await writer.process.run(writer.repository.backup(JOB, root)))
-    target = scene.room()
+    target = scene.new_directory()
     await reader.process.run(reader.repository.restore(commit, target))
     for name in ("log", "000008.sst"):
         damaged = target / name
@@ -116,12 +116,12 @@ async def a_local_file_is_reused_for_its_bytes_alone(scene: Scene) -> None:
     assert read_tree(target) == read_tree(root), "other bytes were restored than backed up"
 
 
-@story()
+@interleaving()
 async def rot_that_moves_no_stat_is_not_restored(scene: Scene) -> None:
     writer, reader = await scene.actor("writer"), await scene.actor("reader")
     root = write_tree(scene.directory / "sound", {"000008.sst": b"bytes" * 1000})
     commit = await writer.commit(await writer.process.run(writer.repository.backup(JOB, root)))
-    target = scene.room()
+    target = scene.new_directory()
     await reader.process.run(reader.repository.restore(commit, target))
     async with reader.repository.opened.digests.of(target) as cache:
         file, digest = change_behind_its_stat(target / "000008.sst")
@@ -130,7 +130,7 @@ async def rot_that_moves_no_stat_is_not_restored(scene: Scene) -> None:
     assert read_tree(target) == read_tree(root), "other bytes were restored than backed up"
 
 
-@story()
+@interleaving()
 async def bytes_that_come_through_a_mapping_are_backed_up(scene: Scene) -> None:
     writer = await scene.actor("writer")
     root = write_tree(scene.directory / "mapped", {"lmdb": b"bytes" * 1000})
@@ -140,7 +140,7 @@ async def bytes_that_come_through_a_mapping_are_backed_up(scene: Scene) -> None:
         known = msgspec.structs.replace(file, blake3=digest.blake3, crc32=digest.crc32)
         cache.record(known, looked_at_ns=LONG_AFTER_NS)
     await writer.commit(await writer.process.run(writer.repository.backup(JOB, root)))
-    target = scene.room()
+    target = scene.new_directory()
     await writer.process.run(writer.repository.find_and_restore(JOB, target))
     assert read_tree(target) == read_tree(root), "other bytes were restored than backed up"
 
@@ -153,7 +153,7 @@ def change_behind_its_stat(path: Path) -> tuple[LocalFile, Digest]:
     return local_file(path.name, path.stat()), hash_bytes(data)
 
 
-@story()
+@interleaving()
 async def a_directory_that_changes_meanwhile_is_not_backed_up(scene: Scene) -> None:
     writer = await scene.actor("writer")
     root = scene.directory / "changing"
@@ -175,12 +175,12 @@ async def a_directory_that_changes_meanwhile_is_not_backed_up(scene: Scene) -> N
     writer.process.on_blocking = None
     if backed_up:
         await writer.commit(result)
-        target = scene.room()
+        target = scene.new_directory()
         await writer.process.run(writer.repository.find_and_restore(JOB, target))
         assert read_tree(target) in (old, new), "half of it is old and half is new"
 
 
-@story()
+@interleaving()
 async def a_local_directory_belongs_to_one_attempt(scene: Scene) -> None:
     claims = StoreClaims(scene.directory, repository_id="r", scope=JOB, task="0", store="a")
     state = StoreState(3, UniqueId("first"))
@@ -194,15 +194,15 @@ async def a_local_directory_belongs_to_one_attempt(scene: Scene) -> None:
         assert claims.ready() == (), "its name still promises what it is not any more"
 
 
-@story()
+@interleaving()
 async def of_two_creates_in_a_directory_one_wins(scene: Scene) -> None:
     store = LocalStore(scene.directory / "store")
     outcomes = await asyncio.gather(*(store.put_if_absent("log/x", BytesBody(text)) for text in (b"one", b"two")))
-    told = sorted(type(outcome).__name__ for outcome in outcomes)
-    assert told == [Created.__name__, Lost.__name__], f"both were told {told}"
+    shown = sorted(type(outcome).__name__ for outcome in outcomes)
+    assert shown == [Created.__name__, Lost.__name__], f"both got {shown}"
 
 
-@story()
+@interleaving()
 async def what_lies_behind_a_link_stays(scene: Scene) -> None:
     root, theirs = scene.directory / "store", scene.directory / "theirs"
     store = LocalStore(root)
@@ -217,7 +217,7 @@ async def what_lies_behind_a_link_stays(scene: Scene) -> None:
     assert read_tree(theirs) == kept, "the store deleted or wrote behind a link"
 
 
-@story()
+@interleaving()
 async def only_names_that_a_store_makes_are_left_over(scene: Scene) -> None:
     root = scene.directory / "store"
     store = LocalStore(root)

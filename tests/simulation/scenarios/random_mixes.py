@@ -19,7 +19,7 @@ from tests.simulation.scenarios.schedule import Control, Do, Step, Verb
 def names(plot: Plot) -> None:
     """Two who name at once, releases, and collections between them (K2, D5)."""
     for process in (KEEPER, READER):
-        plot.do(process, "name", choice=plot.chance.randrange(3), wait=plot.one_in(2))
+        plot.do(process, "name", choice=plot.rng.randrange(3), wait=plot.one_in(2))
     plot.settle()
     if plot.one_in(2):
         effect = plot.pick("outage", "stop", "none")
@@ -36,10 +36,10 @@ def names(plot: Plot) -> None:
         plot.collect(wait=plot.one_in(2))
     else:
         then = (*plot.overtaking(commits=1), Do(process=READER, verb="collect"))
-        operation = plot.chance.choice(("put", "get", "list_page"))
+        operation = plot.rng.choice(("put", "get", "list_page"))
         plot.trap(KEEPER, *then, operation=operation, prefix="names/", after=plot.one_in(2))
         plot.do(KEEPER, "release")
-    plot.do(READER, plot.chance.choice(("name", "release")), choice=plot.chance.randrange(3))
+    plot.do(READER, plot.rng.choice(("name", "release")), choice=plot.rng.randrange(3))
     plot.wake(KEEPER)
     plot.settle()
     if plot.one_in(2):
@@ -49,14 +49,14 @@ def names(plot: Plot) -> None:
 
 def crash(plot: Plot) -> None:
     """Somebody dies in the middle of something."""
-    verb: Verb = plot.chance.choice(
+    verb: Verb = plot.rng.choice(
         ("push", "push", "collect", "collect", "collect", "restore", "restore", "rewind", "fork", "name")
     )
-    process = plot.chance.choice((WRITER, OTHER, COLLECTOR))
-    operation = plot.chance.choice(("", "", "put_if_absent", "put", "remove_ttl", "get", "list_page"))
+    process = plot.rng.choice((WRITER, OTHER, COLLECTOR))
+    operation = plot.rng.choice(("", "", "put_if_absent", "put", "remove_ttl", "get", "list_page"))
     if verb == "collect":
-        operation = plot.chance.choice(("", "put_if_absent", "delete", "list_page"))
-    plot.trap(process, operation=operation, effect="kill", after=plot.one_in(2), skip=plot.chance.randrange(5))
+        operation = plot.rng.choice(("", "put_if_absent", "delete", "list_page"))
+    plot.trap(process, operation=operation, effect="kill", after=plot.one_in(2), skip=plot.rng.randrange(5))
     plot.do(process, verb, choice=1)
     plot.push(OTHER)
 
@@ -71,14 +71,12 @@ def conflict(plot: Plot) -> None:
 
 def bad_line(plot: Plot) -> None:
     """Requests hang, are refused, cut short, or altered on the way."""
-    for process in plot.chance.sample(range(PROCESSES_IN_USE), 3):
+    for process in plot.rng.sample(range(PROCESSES_IN_USE), 3):
         effect = plot.pick("hang", "never", "refused", "cut", "flip", "late", "lost")
-        operation = (
-            "get" if effect in {"cut", "flip"} else plot.chance.choice(("", "put_if_absent", "list_page", "get"))
-        )
-        plot.trap(process, operation=operation, effect=effect, after=False, skip=plot.chance.randrange(4))
+        operation = "get" if effect in {"cut", "flip"} else plot.rng.choice(("", "put_if_absent", "list_page", "get"))
+        plot.trap(process, operation=operation, effect=effect, after=False, skip=plot.rng.randrange(4))
     plot.push()
-    plot.do(READER, "restore", choice=plot.chance.randrange(2))
+    plot.do(READER, "restore", choice=plot.rng.randrange(2))
     plot.collect()
     plot.push(OTHER)
 
@@ -87,42 +85,42 @@ def long_pause(plot: Plot) -> None:
     """Nobody does anything for longer than a TTL, between a backup and its commit (C5, D2)."""
     plot.do(WRITER, "backup")
     ttl_ms = plot.times.ttl_ms
-    plot.advance(plot.chance.choice((ttl_ms // 2, ttl_ms - plot.times.margin_ms, ttl_ms, 2 * ttl_ms)))
+    plot.advance(plot.rng.choice((ttl_ms // 2, ttl_ms - plot.times.margin_ms, ttl_ms, 2 * ttl_ms)))
     plot.collect()
     plot.do(WRITER, "commit")
     plot.push()
 
 
 def anything(plot: Plot) -> None:
-    """Whatever chance likes."""
+    """Any mix, at random."""
     verbs: tuple[Verb, ...] = ("push", "push", "push", "collect", "restore", "name", "release", "rewind", "fork")
-    for _ in range(plot.chance.randrange(4, 9)):
+    for _ in range(plot.rng.randrange(4, 9)):
         plot.do(
-            plot.chance.randrange(PROCESSES_IN_USE),
-            plot.chance.choice(verbs),
-            choice=plot.chance.randrange(4),
-            keep_last=plot.chance.randrange(1, 3),
+            plot.rng.randrange(PROCESSES_IN_USE),
+            plot.rng.choice(verbs),
+            choice=plot.rng.randrange(4),
+            keep_last=plot.rng.randrange(1, 3),
             wait=plot.one_in(3),
-            target=plot.chance.randrange(2),
+            target=plot.rng.randrange(2),
         )
         if plot.one_in(5):
-            plot.advance(plot.chance.randrange(plot.times.ttl_ms))
+            plot.advance(plot.rng.randrange(plot.times.ttl_ms))
         if plot.one_in(6):
-            process = plot.chance.randrange(PROCESSES_IN_USE)
-            plot.steps.append(Control(process=process, what=plot.chance.choice(("kill", "stop", "wake"))))
+            process = plot.rng.randrange(PROCESSES_IN_USE)
+            plot.steps.append(Control(process=process, what=plot.rng.choice(("kill", "stop", "wake"))))
     for process in range(PROCESSES_IN_USE):
         plot.wake(process)
     plot.settle()
 
 
 def forgetting(plot: Plot) -> None:
-    """A scope is forgotten while others write to it, and begins anew (D8)."""
-    forget = Do(process=KEEPER, verb="forget", choice=plot.chance.randrange(2))
+    """A scope is forgotten while others write to it, and begins again (D8)."""
+    forget = Do(process=KEEPER, verb="forget", choice=plot.rng.randrange(2))
     again = Do(process=OTHER, verb="push")
     plot.push()
-    story = plot.chance.randrange(5)
-    if story < 3:
-        # A writer sleeps, or waits, while the scope is forgotten, and before or after its record stands.
+    variant = plot.rng.randrange(5)
+    if variant < 3:
+        # A writer sleeps, or waits, while the scope is forgotten, and before or after its record is there.
         then: list[Step] = [forget]
         if plot.one_in(2):
             then += [again, again]
@@ -132,7 +130,7 @@ def forgetting(plot: Plot) -> None:
         effect = plot.pick("stop", "stop", "none")
         plot.trap(WRITER, *then, after=after, effect=effect, operation="put_if_absent", prefix="log/", suffix=RECORD)
         plot.push()
-    elif story == 3:
+    elif variant == 3:
         effect = plot.pick("stop", "kill", "outage", "lost", "adrift", "none")
         after = effect != "adrift" and plot.one_in(2)
         then = [again, Do(process=WRITER, verb="push")] if effect == "none" or plot.one_in(2) else []
@@ -142,7 +140,7 @@ def forgetting(plot: Plot) -> None:
         plot.steps.append(forget)
         plot.land()
     else:
-        plot.do(KEEPER, "name", choice=plot.chance.randrange(2))
+        plot.do(KEEPER, "name", choice=plot.rng.randrange(2))
         plot.steps.append(forget)
     plot.settle()
     if plot.one_in(3):
@@ -153,7 +151,7 @@ def forgetting(plot: Plot) -> None:
     # The first of each may find that what it remembers is closed.
     plot.push(OTHER)
     plot.push()
-    plot.push(plot.chance.choice((WRITER, OTHER)))
+    plot.push(plot.rng.choice((WRITER, OTHER)))
     if plot.one_in(2):
         plot.collect()
 
@@ -164,17 +162,17 @@ def dropping(plot: Plot) -> None:
         plot.do(WRITER, "push", store=store)
     if plot.one_in(2):
         effect = plot.pick("none", "stop", "lost", "outage", "kill")
-        then = plot.overtaking(commits=plot.chance.randrange(2))
+        then = plot.overtaking(commits=plot.rng.randrange(2))
         after = plot.one_in(2)
         plot.trap(WRITER, *then, after=after, effect=effect, operation="put_if_absent", prefix="log/", suffix=RECORD)
-    plot.do(WRITER, "drop", choice=plot.chance.randrange(2), wait=plot.one_in(2))
+    plot.do(WRITER, "drop", choice=plot.rng.randrange(2), wait=plot.one_in(2))
     if plot.one_in(2):
-        plot.do(OTHER, plot.chance.choice(("drop", "push")))
+        plot.do(OTHER, plot.rng.choice(("drop", "push")))
     plot.wake(WRITER)
     plot.settle()
     plot.do(WRITER, "commit")
     if plot.one_in(2):
-        plot.do(KEEPER, plot.chance.choice(("rewind", "fork", "name")), choice=1)
+        plot.do(KEEPER, plot.rng.choice(("rewind", "fork", "name")), choice=1)
     plot.collect()
     plot.do(OTHER, "drop")
     plot.push()
@@ -183,30 +181,28 @@ def dropping(plot: Plot) -> None:
 def chain(plot: Plot) -> None:
     """Differences to differences, whose bases collections take away where they can (P2)."""
     plot.deltas = True
-    for _ in range(plot.chance.randrange(3, 6)):
-        plot.push(plot.chance.choice((WRITER, WRITER, OTHER)))
+    for _ in range(plot.rng.randrange(3, 6)):
+        plot.push(plot.rng.choice((WRITER, WRITER, OTHER)))
         if plot.one_in(4):
             plot.collect()
     if plot.one_in(2):
         then = plot.overtaking(commits=1)
-        plot.trap(
-            READER, *then, operation="get", prefix="indexes/", after=plot.one_in(2), skip=plot.chance.randrange(3)
-        )
-        plot.do(READER, "restore", choice=plot.chance.randrange(3))
+        plot.trap(READER, *then, operation="get", prefix="indexes/", after=plot.one_in(2), skip=plot.rng.randrange(3))
+        plot.do(READER, "restore", choice=plot.rng.randrange(3))
     else:
-        plot.do(KEEPER, plot.chance.choice(("rewind", "fork", "name")), choice=plot.chance.randrange(3))
+        plot.do(KEEPER, plot.rng.choice(("rewind", "fork", "name")), choice=plot.rng.randrange(3))
         plot.collect()
 
 
 def commit_again(plot: Plot) -> None:
     """A result is committed a second time, once the scope holds again what it was made against (C2, D2)."""
     # Of a scope that is empty at first, or not.
-    scope, story = plot.chance.randrange(2), plot.chance.randrange(3)
-    if story == 0:
+    scope, variant = plot.rng.randrange(2), plot.rng.randrange(3)
+    if variant == 0:
         plot.push(scope=scope)
         plot.do(WRITER, "push", scope=scope)
         plot.do(KEEPER, "rewind", scope=scope, choice=1)
-    elif story == 1:
+    elif variant == 1:
         plot.do(WRITER, "push", scope=scope, store=1)
         plot.do(WRITER, "drop", scope=scope)
     else:
@@ -214,14 +210,14 @@ def commit_again(plot: Plot) -> None:
         plot.do(KEEPER, "forget", scope=scope, choice=1)
     again = Do(process=WRITER, verb="again", scope=scope)
     if plot.one_in(4):
-        plot.advance(plot.chance.randrange(plot.times.ttl_ms))
+        plot.advance(plot.rng.randrange(plot.times.ttl_ms))
     if plot.one_in(2):
-        operation, prefix = plot.chance.choice((("delete", "indexes/"), ("delete", "log/"), ("put_if_absent", "log/")))
+        operation, prefix = plot.rng.choice((("delete", "indexes/"), ("delete", "log/"), ("put_if_absent", "log/")))
         plot.trap(COLLECTOR, again, prefix=prefix, operation=operation, after=plot.one_in(2))
     plot.collect()
     plot.steps.append(again)
     if plot.one_in(2):
-        plot.advance(plot.chance.randrange(plot.times.ttl_ms))
+        plot.advance(plot.rng.randrange(plot.times.ttl_ms))
     plot.collect()
     plot.do(READER, "restore", scope=scope)
     plot.push(scope=scope)

@@ -1,7 +1,7 @@
 """Make a schedule from a seed: one or two themes that lead to a rare moment, among actions that happen anyway.
 
-Chance alone meets "a collection between the record and the check" once in ten thousand schedules. Each theme leads to
-such a moment by a trap, and leaves to chance who, when exactly, and what else happens.
+A random schedule meets "a collection between the record and the check" once in ten thousand schedules. A theme leads to
+such a moment by a trap, and leaves to the rng who, when exactly, and what else happens.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ from tests.simulation.scenarios.schedule import (
 
 
 def lost_answer_at_commit(plot: Plot) -> None:
-    """The record stands, and its writer was not told (C3)."""
+    """The record is there, and its writer was not informed (C3)."""
     effect = plot.pick("lost", "outage", "kill")
     plot.trap(WRITER, effect=effect, operation="put_if_absent", prefix="log/", suffix=RECORD)
     plot.push()
@@ -78,7 +78,7 @@ def collection_before_the_check(plot: Plot) -> None:
     _age(plot)
     plot.trap(
         WRITER,
-        *plot.overtaking(commits=plot.chance.randrange(3)),
+        *plot.overtaking(commits=plot.rng.randrange(3)),
         operation="put_if_absent",
         prefix="log/",
         suffix=RECORD,
@@ -88,14 +88,14 @@ def collection_before_the_check(plot: Plot) -> None:
 
 
 def zombie(plot: Plot) -> None:
-    """A writer stands still before its record, and wakes when its number is taken or closed (C4, D3)."""
+    """A writer is paused before its record, and wakes when its number is taken or closed (C4, D3)."""
     _age(plot)
     after = plot.one_in(4)
-    then = plot.overtaking(commits=plot.chance.randrange(1, 4))
+    then = plot.overtaking(commits=plot.rng.randrange(1, 4))
     plot.trap(WRITER, *then, after=after, effect="stop", operation="put_if_absent", prefix="log/", suffix=RECORD)
     plot.push()
     if plot.one_in(3):
-        plot.advance(plot.chance.randrange(plot.times.ttl_ms))
+        plot.advance(plot.rng.randrange(plot.times.ttl_ms))
         plot.collect()
     plot.wake(WRITER)
     plot.settle()
@@ -107,28 +107,28 @@ def void_record(plot: Plot) -> None:
     effect = plot.pick("stop", "adrift")
     plot.trap(WRITER, after=False, effect=effect, operation="put_if_absent", prefix="log/", suffix=RECORD)
     plot.push()
-    plot.advance(plot.times.ttl_ms - plot.times.margin_ms // plot.chance.choice((1, 2, 4)))
+    plot.advance(plot.times.ttl_ms - plot.times.margin_ms // plot.rng.choice((1, 2, 4)))
     if plot.one_in(3):
         plot.collect()
     plot.wake(WRITER)
     plot.land()
     plot.settle()
-    plot.push(plot.chance.choice((WRITER, OTHER)))
+    plot.push(plot.rng.choice((WRITER, OTHER)))
     plot.collect()
 
 
 def interrupted_ttl_removal(plot: Plot) -> None:
     """The commit is acknowledged, or as good as, and some of its uploads keep their TTL (T1, T2)."""
     effect = plot.pick("kill", "outage", "stop", "kill")
-    plot.trap(WRITER, operation="remove_ttl", effect=effect, after=plot.one_in(2), skip=plot.chance.randrange(3))
+    plot.trap(WRITER, operation="remove_ttl", effect=effect, after=plot.one_in(2), skip=plot.rng.randrange(3))
     plot.push()
-    story = plot.chance.randrange(4)
-    if story == 0:
+    variant = plot.rng.randrange(4)
+    if variant == 0:
         plot.advance(plot.times.ttl_ms)
         plot.collect()
-    elif story == 1:
-        plot.do(KEEPER, plot.chance.choice(("fork", "name", "rewind")), choice=plot.chance.randrange(2))
-    elif story == 2:
+    elif variant == 1:
+        plot.do(KEEPER, plot.rng.choice(("fork", "name", "rewind")), choice=plot.rng.randrange(2))
+    elif variant == 2:
         plot.do(KEEPER, "heal")
     plot.push(OTHER)
     plot.wake(WRITER)
@@ -137,10 +137,12 @@ def interrupted_ttl_removal(plot: Plot) -> None:
 
 def late_put(plot: Plot) -> None:
     """A put arrives long after its client has given it up (K2)."""
-    room = plot.chance.choice(("blobs/", "indexes/", "log/", "log/"))
-    plot.trap(WRITER, operation="put_if_absent", prefix=room, after=False, effect=plot.pick("adrift", "adrift", "late"))
+    prefix = plot.rng.choice(("blobs/", "indexes/", "log/", "log/"))
+    plot.trap(
+        WRITER, operation="put_if_absent", prefix=prefix, after=False, effect=plot.pick("adrift", "adrift", "late")
+    )
     plot.push()
-    plot.push(plot.chance.choice((WRITER, OTHER)))
+    plot.push(plot.rng.choice((WRITER, OTHER)))
     if plot.one_in(2):
         plot.collect()
     if plot.one_in(4):
@@ -151,7 +153,7 @@ def late_put(plot: Plot) -> None:
 
 
 def lost_answer_at_a_boundary(plot: Plot) -> None:
-    """A collector does not know whether its boundary stands: it deletes nothing."""
+    """A collector does not know whether its boundary is there: it deletes nothing."""
     effect = plot.pick("lost", "lost", "outage", "outage", "kill", "adrift")
     plot.push()
     plot.trap(
@@ -161,7 +163,7 @@ def lost_answer_at_a_boundary(plot: Plot) -> None:
     if plot.one_in(2):
         plot.push(OTHER)
     plot.land()
-    plot.collect(plot.chance.choice((COLLECTOR, SECOND)))
+    plot.collect(plot.rng.choice((COLLECTOR, SECOND)))
 
 
 def two_collectors(plot: Plot) -> None:
@@ -177,7 +179,7 @@ def two_collectors(plot: Plot) -> None:
     then: list[Step] = [plot.collection(SECOND)]
     if plot.one_in(2):
         then.insert(0, Do(process=OTHER, verb="push"))
-    operation, prefix = plot.chance.choice(
+    operation, prefix = plot.rng.choice(
         (("put_if_absent", "log/"), ("delete", "log/"), ("delete", "indexes/"), ("list_page", "log/"), ("delete", ""))
     )
     plot.trap(COLLECTOR, *then, prefix=prefix, operation=operation, after=plot.one_in(2), effect=_pause(plot))
@@ -190,22 +192,22 @@ def _protect_against_collect(plot: Plot, verb: Verb) -> None:
     """A protector and a collector, each in the middle of the other (D5)."""
     plot.push(OTHER)
     _age(plot)
-    choice = plot.chance.randrange(1, 3)
-    kind = plot.chance.randrange(4)
+    choice = plot.rng.randrange(1, 3)
+    kind = plot.rng.randrange(4)
     if kind == 0:
         plot.do(KEEPER, verb, choice=choice, wait=False)
         plot.collect(wait=False)
         plot.settle()
     elif kind == 1:
-        operation, prefix = plot.chance.choice((("put", "pins/"), ("list_page", "log/"), ("put_if_absent", "")))
+        operation, prefix = plot.rng.choice((("put", "pins/"), ("list_page", "log/"), ("put_if_absent", "")))
         then = (plot.collection(),) if plot.one_in(2) else plot.overtaking(commits=1)
         plot.trap(KEEPER, *then, prefix=prefix, operation=operation, after=plot.one_in(2), effect=_pause(plot))
         plot.do(KEEPER, verb, choice=choice)
         if plot.one_in(3):
-            plot.advance(plot.chance.randrange(2 * HOUR_MS))
+            plot.advance(plot.rng.randrange(2 * HOUR_MS))
             plot.collect(SECOND)
     else:
-        operation, prefix = plot.chance.choice(
+        operation, prefix = plot.rng.choice(
             (("list_page", "pins/"), ("list_page", "log/"), ("put_if_absent", "log/"), ("delete", ""))
         )
         then = (Do(process=KEEPER, verb=verb, choice=choice),)
@@ -223,7 +225,7 @@ def _age(plot: Plot) -> None:
 
 
 def _pause(plot: Plot) -> Effect:
-    """The request waits for the others, or its whole process stands still until it is woken."""
+    """The request waits for the others, or its whole process is paused until it is woken."""
     return plot.pick("none", "none", "stop")
 
 
@@ -253,12 +255,12 @@ def repack_against_restore(plot: Plot) -> None:
         READER,
         *then,
         plot.collection(),
-        operation=plot.chance.choice(("get", "get", "put")),
-        prefix=plot.chance.choice(("blobs/", "indexes/", "")),
+        operation=plot.rng.choice(("get", "get", "put")),
+        prefix=plot.rng.choice(("blobs/", "indexes/", "")),
         after=plot.one_in(2),
         effect=plot.pick("none", "stop", "kill") if is_short else "stop",
     )
-    plot.do(READER, "restore", choice=plot.chance.randrange(2), target=plot.chance.randrange(2))
+    plot.do(READER, "restore", choice=plot.rng.randrange(2), target=plot.rng.randrange(2))
     if not is_short:
         # Longer than a pin lasts: nothing protects the reader any more.
         plot.advance(3 * HOUR_MS)
@@ -274,7 +276,7 @@ def second_attempt(plot: Plot) -> None:
     plot.settle()
     plot.do(WRITER, "hand", other=SECOND)
     plot.do(SECOND, "commit")
-    plot.do(OTHER, plot.chance.choice(("hand", "commit")), other=SECOND)
+    plot.do(OTHER, plot.rng.choice(("hand", "commit")), other=SECOND)
     plot.do(SECOND, "commit")
     plot.push(OTHER, wait=False)
     plot.push(WRITER, wait=False)
@@ -347,31 +349,31 @@ _STORES: Final[tuple[tuple[StoreKind, int], ...]] = (("s3", 50), ("memory", 38),
 def make_schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     plot = Plot(seed)
-    chance = plot.chance
+    rng = plot.rng
     kinds, weights = zip(*_STORES, strict=True)
-    store = chance.choices(kinds, weights)[0]
+    store = rng.choices(kinds, weights)[0]
     is_enforced = plot.is_enforced = store == "expiring"
     plot.deltas = plot.one_in(4)
     # One task commits for itself; what a schedule finds is of the whole job.
     is_of_task = plot.one_in(12)
     if plot.one_in(3):
-        skew_ms = chance.choice((-3 * DAY_MS, -HOUR_MS, HOUR_MS, 3 * DAY_MS))
-        plot.steps.append(Control(process=chance.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
+        skew_ms = rng.choice((-3 * DAY_MS, -HOUR_MS, HOUR_MS, 3 * DAY_MS))
+        plot.steps.append(Control(process=rng.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
     usual = plot.times = ENFORCED if is_enforced else USUAL
     if plot.one_in(2 if is_enforced else OTHER_TIMES_EVERY):
         # Where the store deletes by itself collections run on time, each of which takes its own.
-        plot.times = _times(chance, period_ms_min=DAY_MS if is_enforced else MINUTE_MS)
-    beginning = 0 if is_of_task or plot.times != usual else chance.randrange(BEGINNINGS_COUNT)
+        plot.times = _times(rng, period_ms_min=DAY_MS if is_enforced else MINUTE_MS)
+    beginning = 0 if is_of_task or plot.times != usual else rng.randrange(BEGINNINGS_COUNT)
     if not beginning:
         plot.push()
-        plot.push(chance.choice((WRITER, WRITER, OTHER)))
-    chosen = chance.sample(THEMES, 2 if plot.one_in(TWO_THEMES_EVERY) else 1)
+        plot.push(rng.choice((WRITER, WRITER, OTHER)))
+    chosen = rng.sample(THEMES, 2 if plot.one_in(TWO_THEMES_EVERY) else 1)
     for theme in chosen:
         theme(plot)
         if plot.one_in(4):
             # Clocks go backwards, too.
-            skew_ms = chance.randrange(-DAY_MS, DAY_MS)
-            plot.steps.append(Control(process=chance.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
+            skew_ms = rng.randrange(-DAY_MS, DAY_MS)
+            plot.steps.append(Control(process=rng.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
     if is_enforced and plot.one_in(2):
         plot.do(WRITER, "backup")
         plot.advance(backstop_ms(plot.times) + DAY_MS)
@@ -384,7 +386,7 @@ def make_schedule(seed: int) -> Schedule:
         seed=seed,
         store=store,
         beginning=beginning,
-        faults_per_mille=chance.choice((0, 0, 2, 10)),
+        faults_per_mille=rng.choice((0, 0, 2, 10)),
         deltas=plot.deltas,
         times=None if plot.times == usual else plot.times,
         stale=plot.stale if store == "memory" else (),
@@ -395,11 +397,11 @@ def make_schedule(seed: int) -> Schedule:
     )
 
 
-def _times(chance: Random, *, period_ms_min: int) -> Times:
+def _times(rng: Random, *, period_ms_min: int) -> Times:
     """Any that `init` accepts, from minutes to weeks, each scale as likely as the others."""
-    ttl_ms = int(10 * MINUTE_MS * (30 * DAY_MS / (10 * MINUTE_MS)) ** chance.random())
-    margin_ms = chance.randrange(2 * SECOND_MS, ttl_ms // 2)
-    period_ms = int(period_ms_min * (30 * DAY_MS / period_ms_min) ** chance.random())
+    ttl_ms = int(10 * MINUTE_MS * (30 * DAY_MS / (10 * MINUTE_MS)) ** rng.random())
+    margin_ms = rng.randrange(2 * SECOND_MS, ttl_ms // 2)
+    period_ms = int(period_ms_min * (30 * DAY_MS / period_ms_min) ** rng.random())
     return Times(ttl_ms=ttl_ms, margin_ms=margin_ms, period_ms=period_ms)
 
 

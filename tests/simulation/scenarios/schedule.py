@@ -30,7 +30,7 @@ Verb = Literal[
     "forget",
 ]
 Phase = Literal["before", "after"]
-# What a trap does. To the process: stop, kill. To the operation, so that whoever asked has given up: outage (phase
+# What a trap does. To the process: stop, kill. To the operation, so that anyone who asked has given up: outage (phase
 # "before": not carried out, "after": carried out), adrift (a put that lands when the schedule says, or at the end). To
 # one request of it, which is then tried again: lost, late, refused, conflict, hang, never, cut, flip.
 Effect = Literal[
@@ -73,7 +73,7 @@ class Trap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="t
     suffix: str = ""
     phase: Phase = "after"
     effect: Effect = "none"
-    # So many such requests pass before.
+    # This many such requests pass before.
     skip: int = 0
     # While the request waits, or its process is stopped.
     then: tuple["Step", ...] = ()
@@ -136,15 +136,15 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     times: Times | None = None
     # Processes whose lists may be a minute old; of a store that is stale by itself everybody's are.
     stale: tuple[int, ...] = ()
-    # Of a thousand requests so many go wrong by chance.
+    # Of a thousand requests this many go wrong at random.
     faults_per_mille: int
-    # Indexes are told as differences wherever there is a base, and not only where it pays.
+    # Indexes are stored as differences wherever there is a base, and not only where it pays.
     deltas: bool
     # Keys in a page of a list.
     page_max: int = 1000
     # What is left is judged once everybody is gone, and not only what is there at the end of the steps.
     is_judged: bool = True
-    # So many effects there have to be: steps that make some are added at the end, until there are.
+    # This many effects there have to be: steps that make some are added at the end, until there are.
     effects_min: int = 0
     themes: tuple[str, ...]
     steps: tuple[Step, ...]

@@ -37,18 +37,18 @@ class Snapshot(msgspec.Struct):
 
 
 class World:
-    """One run: a bucket, a room for local directories, and what was acknowledged.
+    """One run: a bucket, a directory for local directories, and what was acknowledged.
 
     Attributes:
         base: Directories that `prepare` made, shared by all runs: nobody changes them.
-        room: Of this run alone.
+        directory: Of this run alone.
         said: What the use case acknowledged, in order.
     """
 
-    def __init__(self, base: Path, room: Path, snapshot: Snapshot | None, kind: Kind) -> None:
+    def __init__(self, base: Path, directory: Path, snapshot: Snapshot | None, kind: Kind) -> None:
         loop = asyncio.get_running_loop()
         self.base = base
-        self.room = room
+        self.directory = directory
         self.kind = kind
         # Lists have several pages, of other sizes with each kind of store.
         self.server = SimServer(seed=SEED, clock=loop.time, faults=FaultPlan(SEED), page_max=_PAGE_MAX.get(kind, 7))
@@ -191,14 +191,14 @@ async def do_release(world: World, process: SimProcess) -> None:
 
 async def do_restore(world: World, process: SimProcess) -> None:
     repository = await process.open()
-    target = world.room / "fresh" / "target"
+    target = world.directory / "fresh" / "target"
     commit = await process.run(repository.find(JOB))
     if not target.exists():
         await process.run(repository.restore(commit, target))
 
 
 async def do_replace(world: World, process: SimProcess) -> None:
-    target = world.room / "target"
+    target = world.directory / "target"
     if not target.exists():
         write_tree(target, tree("two"))
     repository = await process.open()

@@ -29,7 +29,7 @@ IN_BACKUP = "in the backup"
 
 
 class Settings(msgspec.Struct, kw_only=True):
-    """What the driver is told."""
+    """What the driver is given."""
 
     root: str
     repository: str
@@ -42,7 +42,7 @@ class Settings(msgspec.Struct, kw_only=True):
 
 
 class HangingStore(ForwardingStore):
-    """A directory store that takes so many commit records and hangs at the next, when all of it is uploaded."""
+    """A directory store that takes a number of commit records and hangs at the next, when all of it is uploaded."""
 
     def __init__(self, root: Path, *, records: int) -> None:
         super().__init__(LocalStore(root))

@@ -52,8 +52,8 @@ class Bench:
         found = sorted(path.relative_to(self.checkpoint) for path in self.checkpoint.glob(KINDS[kind]))
         return [path for path in found if not path.name.startswith(".")]
 
-    def blobs(self, room: str) -> list[Path]:
-        found = (path for path in (self.repository / room).rglob("*") if path.is_file())
+    def blobs(self, prefix: str) -> list[Path]:
+        found = (path for path in (self.repository / prefix).rglob("*") if path.is_file())
         return sorted(path.relative_to(self.repository) for path in found if not path.name.startswith("."))
 
 
@@ -111,7 +111,7 @@ def test_check_names_a_file_with_a_flipped_byte(bench: Bench, copy: Path, kind: 
         flip_byte(copy / name, int((copy / name).stat().st_size * place))
         checked = bench.run("check", str(copy))
         assert checked.exit_code == ExitCode.DAMAGED, checked.output
-        # Of two files that do not fit nobody can say which one it is: Hadoop's, of the same name, may be told.
+        # Of two files that do not fit nobody can say which one it is: Hadoop's, of the same name, may be reported.
         assert name.name in checked.stdout
 
 
@@ -156,12 +156,12 @@ def records(changelog: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("room", ["blobs", "indexes", "log"])
+@pytest.mark.parametrize("prefix", ["blobs", "indexes", "log"])
 def test_a_flipped_byte_in_the_repository_is_not_restored(
-    bench: Bench, tmp_path: Path, room: str, place: float
+    bench: Bench, tmp_path: Path, prefix: str, place: float
 ) -> None:
     target = tmp_path / "target"
-    names = bench.blobs(room)
+    names = bench.blobs(prefix)
     assert names
     for name in names:
         repository = tmp_path / "copy of the repository"
@@ -169,13 +169,13 @@ def test_a_flipped_byte_in_the_repository_is_not_restored(
         flip_byte(repository / name, int((repository / name).stat().st_size * place))
         refused = bench.run("restore", str(target), repository=repository)
         assert refused.exit_code == ExitCode.DAMAGED, (name, refused.output)
-        # What the store calls a blob stands at the end of its path.
+        # What the store calls a blob is at the end of its path.
         assert name.name.split(".")[0][:16] in refused.stderr
         assert not target.exists()
         # This way not every log is needed.
         replayed = bench.run("restore", str(target), "--replayed", repository=repository)
         if replayed.exit_code == ExitCode.OK:
-            assert room == "blobs"
+            assert prefix == "blobs"
             assert bench.run("check", str(target)).exit_code == ExitCode.OK
             shutil.rmtree(target)
         assert not target.exists()

@@ -59,7 +59,7 @@ def test_a_query_that_was_killed_in_a_batch_during_a_backup_goes_on(
     expected = show.run("expected", tmp_path / "uninterrupted")
     repository_path = url.removeprefix("file://")
     settings = tmp_path / "settings.json"
-    told = Settings(
+    shown = Settings(
         root=str(show.root),
         repository=repository_path,
         query=query,
@@ -68,7 +68,7 @@ def test_a_query_that_was_killed_in_a_batch_during_a_backup_goes_on(
         hangs_in_batch=4,
         hangs_after_backups=1,
     )
-    settings.write_bytes(msgspec.json.encode(told))
+    settings.write_bytes(msgspec.json.encode(shown))
     command = [sys.executable, "-m", "tests.spark.checkpoint.doomed_driver", str(settings)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as driver:
         try:

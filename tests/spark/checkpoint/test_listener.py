@@ -1,4 +1,4 @@
-"""The listener, told of a query whose batches a test commits one by one; and of a real one, while a backup is slow."""
+"""The listener, notified of a query whose batches a test commits one by one; and of a real one with a slow backup."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ LONG_S: Final = 30.0
 
 
 class Query:
-    """A query that Spark ran long ago; it commits when it is told to.
+    """A query that Spark ran long ago; it commits when it is asked to.
 
     Attributes:
         checkpoint: Its checkpoint; everything is there but the newer commits.
@@ -51,13 +51,13 @@ class Query:
         (self.checkpoint / "commits").mkdir()
         self.id = uuid.UUID(decode_query_id((self.checkpoint / "metadata").read_bytes()))
 
-    def commit(self, *batches: int, tell: BackupListener | None = None) -> None:
+    def commit(self, *batches: int, listener: BackupListener | None = None) -> None:
         for batch in batches:
             shutil.copy(GOLDEN / "commits" / str(batch), self.checkpoint / "commits" / str(batch))
-            if tell is not None:
-                tell.onQueryProgress(progress(self.id, batch))
+            if listener is not None:
+                listener.onQueryProgress(progress(self.id, batch))
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Another query, in the same place; nothing is committed yet."""
         shutil.rmtree(self.checkpoint / "commits")
         (self.checkpoint / "commits").mkdir()
@@ -69,7 +69,7 @@ class Query:
 
 
 def progress(of: uuid.UUID, batch: int) -> QueryProgressEvent:
-    told = StreamingQueryProgress(
+    shown = StreamingQueryProgress(
         id=of,
         runId=uuid.uuid4(),
         name=None,
@@ -86,11 +86,11 @@ def progress(of: uuid.UUID, batch: int) -> QueryProgressEvent:
         processedRowsPerSecond=1.0,
         observedMetrics={},
     )
-    return QueryProgressEvent(told)
+    return QueryProgressEvent(shown)
 
 
 class SlowStore(InterposedStore):
-    """A store whose uploads wait, while it is told to.
+    """A store whose uploads wait, while it is set to.
 
     Attributes:
         is_asked: Set once an upload waits.
@@ -139,7 +139,7 @@ def has_failed(listener: BackupListener) -> bool:
 def test_a_backup_follows_every_nth_batch(query: Query, url: str) -> None:
     with BackupListener(query.checkpoint, url, every=2) as listener:
         for batch in range(5):
-            query.commit(batch, tell=listener)
+            query.commit(batch, listener=listener)
             # The batch's second event is one of a trigger that found nothing.
             listener.onQueryProgress(progress(query.id, batch))
             assert listener.wait(LONG_S)
@@ -154,7 +154,7 @@ def test_a_backup_follows_every_nth_batch(query: Query, url: str) -> None:
 
 def test_the_end_of_a_query_adds_nothing_to_a_backup_of_its_last_batch(query: Query, url: str) -> None:
     with BackupListener(query.checkpoint, url) as listener:
-        query.commit(0, tell=listener)
+        query.commit(0, listener=listener)
         assert listener.wait(LONG_S, batch=0)
         query.end(listener)
     assert (listener.backups, batches_of(url)) == (1, [0])
@@ -162,9 +162,9 @@ def test_the_end_of_a_query_adds_nothing_to_a_backup_of_its_last_batch(query: Qu
 
 def test_without_at_end_the_end_is_no_reason(query: Query, url: str) -> None:
     with BackupListener(query.checkpoint, url, every=2, at_end=False) as listener:
-        query.commit(0, 1, tell=listener)
+        query.commit(0, 1, listener=listener)
         assert listener.wait(LONG_S, batch=1)
-        query.commit(2, tell=listener)
+        query.commit(2, listener=listener)
         query.end(listener)
     assert batches_of(url) == [1]
 
@@ -172,31 +172,31 @@ def test_without_at_end_the_end_is_no_reason(query: Query, url: str) -> None:
 def test_batches_that_come_during_a_backup_count_for_the_next_one(query: Query, url: str, store: SlowStore) -> None:
     store.may_go_on.clear()
     with BackupListener(query.checkpoint, store, BackupChoice(job="slow"), every=2) as listener:
-        query.commit(0, 1, tell=listener)
+        query.commit(0, 1, listener=listener)
         assert store.is_asked.wait(LONG_S)
-        query.commit(2, 3, 4, 5, 6, tell=listener)
+        query.commit(2, 3, 4, 5, 6, listener=listener)
         assert not listener.wait(0.05)
         store.may_go_on.set()
         assert listener.wait(LONG_S)
         assert listener.backups == 2
-        query.commit(7, tell=listener)
+        query.commit(7, listener=listener)
         assert listener.wait(LONG_S)
         assert listener.backups == 2
-        query.commit(8, tell=listener)
+        query.commit(8, listener=listener)
     assert batches_of(url) == [1, 6, 8]
 
 
 def test_a_failure_is_kept_and_the_backup_tried_again(query: Query, url: str, store: SlowStore) -> None:
     with BackupListener(query.checkpoint, store, every=2) as listener:
-        store.fail("put_if_absent", "indexes/", StoreFullError("no room", operation="put", key="k"))
-        query.commit(0, 1, tell=listener)
+        store.fail("put_if_absent", "indexes/", StoreFullError("no space", operation="put", key="k"))
+        query.commit(0, 1, listener=listener)
         assert listener.wait(LONG_S)
-        assert "no room" in str(listener.last_error)
-        query.commit(2, tell=listener)
+        assert "no space" in str(listener.last_error)
+        query.commit(2, listener=listener)
         assert listener.wait(LONG_S)
         assert listener.backups == 0
         assert has_failed(listener)
-        query.commit(3, tell=listener)
+        query.commit(3, listener=listener)
         assert listener.wait(LONG_S, batch=3)
         assert listener.backups == 1
         assert not has_failed(listener)
@@ -206,21 +206,21 @@ def test_a_failure_is_kept_and_the_backup_tried_again(query: Query, url: str, st
 def test_a_repository_that_is_not_there_yet_is_found_when_it_is(query: Query, tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'later'}"
     with BackupListener(query.checkpoint, url) as listener:
-        query.commit(0, tell=listener)
+        query.commit(0, listener=listener)
         assert listener.wait(LONG_S)
         assert has_failed(listener)
         SyncRepository.init(url).close()
-        query.commit(1, tell=listener)
+        query.commit(1, listener=listener)
         assert listener.wait(LONG_S, batch=1)
         assert not has_failed(listener)
 
 
-def test_damage_is_told_and_not_backed_up(query: Query, url: str) -> None:
+def test_damage_is_reported_and_not_backed_up(query: Query, url: str) -> None:
     with BackupListener(query.checkpoint, url, every=10) as listener:
-        query.commit(*range(9), tell=listener)
+        query.commit(*range(9), listener=listener)
         for file in query.checkpoint.glob("state/0/0/SSTs/*.sst"):
             flip_byte(file, 20)
-        query.commit(9, tell=listener)
+        query.commit(9, listener=listener)
     assert listener.backups == 0
     assert ".sst" in str(listener.last_error) + str(getattr(listener.last_error, "exceptions", ""))
 
@@ -228,16 +228,16 @@ def test_damage_is_told_and_not_backed_up(query: Query, url: str) -> None:
 def test_a_new_query_in_the_same_place_is_followed(query: Query, url: str) -> None:
     with BackupListener(query.checkpoint, url, every=2) as listener:
         for batch in (1, 3):
-            query.commit(batch - 1, batch, tell=listener)
+            query.commit(batch - 1, batch, listener=listener)
             assert listener.wait(LONG_S, batch=batch)
         first = query.id
-        query.begin_anew()
-        query.commit(0, tell=listener)
+        query.begin_again()
+        query.commit(0, listener=listener)
         assert listener.wait(LONG_S)
         assert listener.last_backup is not None
         assert listener.last_backup.backup.query_id == str(first)
         assert not listener.wait(0.01, batch=0)
-        query.commit(1, tell=listener)
+        query.commit(1, listener=listener)
         assert listener.wait(LONG_S, batch=1)
         assert listener.last_backup.backup.query_id == str(query.id)
         assert listener.last_error is None
@@ -248,15 +248,15 @@ def test_a_query_that_comes_back_to_the_place_is_followed(query: Query, url: str
     with BackupListener(query.checkpoint, url) as listener:
         shutil.copytree(query.checkpoint, kept)
         other = query.id
-        query.begin_anew()
-        query.commit(0, tell=listener)
+        query.begin_again()
+        query.commit(0, listener=listener)
         listener.onQueryProgress(progress(other, 0))
         assert listener.wait(LONG_S, batch=0)
         shutil.rmtree(query.checkpoint)
         kept.rename(query.checkpoint)
         listener.onQueryStarted(QueryStartedEvent(other, uuid.uuid4(), None, "2026-05-01T00:00:00.000Z", set()))
         query.id = other
-        query.commit(0, tell=listener)
+        query.commit(0, listener=listener)
         assert listener.wait(LONG_S, batch=0)
         assert listener.last_backup is not None
         assert listener.last_backup.backup.query_id == str(other)
@@ -264,13 +264,13 @@ def test_a_query_that_comes_back_to_the_place_is_followed(query: Query, url: str
 
 def test_a_fresh_listener_counts_from_the_newest_backup(query: Query, url: str) -> None:
     with BackupListener(query.checkpoint, url, every=4) as listener:
-        query.commit(*range(4), tell=listener)
+        query.commit(*range(4), listener=listener)
     with BackupListener(query.checkpoint, url, every=4, at_end=False) as listener:
         query.commit(4, 5)
-        query.commit(6, tell=listener)
+        query.commit(6, listener=listener)
         assert listener.wait(LONG_S)
         assert listener.backups == 0
-        query.commit(7, tell=listener)
+        query.commit(7, listener=listener)
         assert listener.wait(LONG_S, batch=7)
     assert batches_of(url) == [3, 7]
 
@@ -279,14 +279,14 @@ def test_a_query_that_was_taken_back_is_counted_from_there(query: Query, url: st
     with BackupListener(query.checkpoint, url, every=2) as listener:
         # In pairs: a busy listener would begin at an even number.
         for batch in (1, 3, 5):
-            query.commit(batch - 1, batch, tell=listener)
+            query.commit(batch - 1, batch, listener=listener)
             assert listener.wait(LONG_S, batch=batch)
         for batch in range(2, 6):
             (query.checkpoint / "commits" / str(batch)).unlink()
-        query.commit(2, tell=listener)
+        query.commit(2, listener=listener)
         assert listener.wait(LONG_S)
         assert batches_of(url)[-1] == 5
-        query.commit(3, tell=listener)
+        query.commit(3, listener=listener)
         assert listener.wait(LONG_S)
     assert batches_of(url)[-1] == 3
 
@@ -296,13 +296,13 @@ def test_what_could_not_be_judged_is_judged_later(query: Query, url: str, *, end
     metadata = (query.checkpoint / "metadata").read_bytes()
     with BackupListener(query.checkpoint, url, every=1) as listener:
         (query.checkpoint / "metadata").write_bytes(b"not yet whole")
-        query.commit(0, tell=None if ends else listener)
+        query.commit(0, listener=None if ends else listener)
         if ends:
             query.end(listener)
         assert listener.wait(LONG_S)
         assert has_failed(listener)
         (query.checkpoint / "metadata").write_bytes(metadata)
-        # Nobody tells of this query any more.
+        # Nobody reports this query any more.
         listener.onQueryProgress(progress(uuid.uuid4(), 0))
         assert listener.wait(LONG_S, batch=0)
     assert batches_of(url) == [0]
@@ -310,7 +310,7 @@ def test_what_could_not_be_judged_is_judged_later(query: Query, url: str, *, end
 
 def test_nobody_waits_for_a_backup_that_cannot_be_taken(query: Query, tmp_path: Path) -> None:
     listener = BackupListener(query.checkpoint, f"file://{tmp_path / 'nowhere'}")
-    query.commit(0, tell=listener)
+    query.commit(0, listener=listener)
     assert not listener.wait(batch=0)
     assert has_failed(listener)
     listener.close(LONG_S)
@@ -337,7 +337,7 @@ def test_a_closed_listener_hears_nothing(query: Query, url: str) -> None:
     listener = BackupListener(query.checkpoint, url)
     assert listener.close(LONG_S)
     assert listener.close(LONG_S)
-    query.commit(0, tell=listener)
+    query.commit(0, listener=listener)
     query.end(listener)
     assert listener.wait(LONG_S)
     assert listener.backups == 0
@@ -347,7 +347,7 @@ def test_a_closed_listener_hears_nothing(query: Query, url: str) -> None:
 def test_a_store_that_hangs_does_not_hold_a_close_for_ever(query: Query, store: SlowStore) -> None:
     store.may_go_on.clear()
     listener = BackupListener(query.checkpoint, store)
-    query.commit(0, tell=listener)
+    query.commit(0, listener=listener)
     assert store.is_asked.wait(LONG_S)
     assert not listener.close(0.01)
     store.may_go_on.set()

@@ -85,7 +85,7 @@ async def needed_of(checkpoint: Path) -> set[str]:
     return names
 
 
-def test_the_files_of_a_checkpoint_are_all_there_and_told_apart(counted: StatefulQuery, tmp_path: Path) -> None:
+def test_the_files_of_a_checkpoint_are_all_there_and_distinguished(counted: StatefulQuery, tmp_path: Path) -> None:
     checkpoint = tmp_path / "copy"
     shutil.copytree(counted.checkpoint, checkpoint)
     (checkpoint / "state/0/1/notes.txt").write_text("foreign")
@@ -116,7 +116,7 @@ def test_files_of_a_chosen_store_alone_and_null_where_it_is_damaged(counted: Sta
     assert {row.needed for row in read.load(str(checkpoint)).collect()} == {None}
 
 
-def test_the_files_of_a_backup_are_told_with_their_hashes(counted: StatefulQuery, tmp_path: Path, url: str) -> None:
+def test_the_files_of_a_backup_are_reported_with_their_hashes(counted: StatefulQuery, tmp_path: Path, url: str) -> None:
     async def backup() -> None:
         async with await Repository.open(url) as repository:
             await backup_checkpoint(repository, counted.checkpoint, BackupChoice(job="query"))

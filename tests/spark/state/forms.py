@@ -1,4 +1,4 @@
-"""Rows of a state in the one form that both readers can tell them in.
+"""Rows of a state in the one form that both readers can show.
 
 Spark's `statestore` source gives, with an option that it keeps for itself, the bytes of every key and value in every
 column family. They are those in RocksDB without what its encoders add, so ours are stripped of that: the byte before
@@ -20,7 +20,7 @@ _ROW = b"\0"
 
 
 class KeyForm(msgspec.Struct, frozen=True):
-    """How Spark's reader puts a key together that stands in two parts in RocksDB."""
+    """How Spark's reader puts a key together that is in two parts in RocksDB."""
 
     # "prefix": a length, the first row, the second; "after": a row and a time; "before": a time and a row.
     parts: Literal["prefix", "after", "before"]
@@ -32,9 +32,9 @@ class KeyForm(msgspec.Struct, frozen=True):
 class Forms(msgspec.Struct, frozen=True):
     """What has to be known of a state to compare it."""
 
-    # By column family: those whose keys Spark's reader puts together anew.
+    # By column family: those whose keys Spark's reader puts together again.
     keys: Mapping[str, KeyForm] = {}
-    # Column families whose values are lists, which Spark's reader tells one by one.
+    # Column families whose values are lists, which Spark's reader reports one by one.
     lists: frozenset[str] = frozenset()
 
     def of_spark(self, family: str, key: bytes, value: bytes) -> StateRow:

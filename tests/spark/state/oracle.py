@@ -61,7 +61,7 @@ def our_rows(
         directory: To work in.
         store: Which of the operator's.
         operator: Which of the query's.
-        versions: Told which version was read for each batch and partition.
+        versions: Notes which version was read for each batch and partition.
     """
 
     async def read() -> Rows:

@@ -176,7 +176,7 @@ def test_every_version_of_every_query_is_what_sparks_reader_says(
 @pytest.mark.soak
 @pytest.mark.parametrize("form", [V1, V2], ids=["V1", "V2"])
 def test_a_join_of_the_first_state_format_too(spark: SparkSession, tmp_path: Path, form: dict[str, str]) -> None:
-    """Spark 4.3 starts one only if it is told not to care for its schema, which its reader is then lent."""
+    """Spark 4.3 starts one only if it is set not to care for its schema, which its reader is then lent."""
     lender = StatefulQuery(spark, join(2), tmp_path / "lender", form)
     query = StatefulQuery(spark, join(1), tmp_path / "query", form)
     for each in (lender, query):

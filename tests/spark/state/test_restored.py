@@ -67,7 +67,7 @@ def check_goes_on(spark: SparkSession, query: StatefulQuery, restored: StatefulQ
     after = [spark_rows(restored, [newest], store) for store in restored.query.stores]
     uninterrupted = StatefulQuery(spark, query.query, query.root, conf)
     uninterrupted.checkpoint = query.root / "gone"
-    # Its schema files stood where they are named.
+    # Its schema files were where they are named.
     uninterrupted.checkpoint.rename(query.checkpoint)
     uninterrupted.checkpoint = query.checkpoint
     uninterrupted.run()

@@ -71,7 +71,7 @@ async def stores(query: StatefulQuery, base: StateStoreSettings = BASE) -> Async
 
 
 async def add_batch(query: StatefulQuery, committed: list[Committed]) -> int:
-    """Tell the logs of a batch that reads nothing new: offsets before it, and the commit with its ids after it."""
+    """Write the logs of a batch that reads nothing new: offsets before it, and the commit with its ids after it."""
     checkpoint = await StreamingCheckpoint.open(query.checkpoint)
     before = (await checkpoint.committed_batches())[-1]
     offsets, last_commit = await checkpoint.offsets.get(before), await checkpoint.commits.get(before)
@@ -150,7 +150,7 @@ def test_spark_reads_every_version_that_we_wrote_and_goes_on_from_it(
     assert our_rows(query, batches, tmp_path / "read") == theirs
     assert len({frozenset(rows.items()) for rows in theirs.values()}) == len(theirs)
 
-    # The keys that the query had brought, and where it had put them; some of them are removed, and begin anew.
+    # The keys that the query had brought, and where it had put them; some of them are removed, and begin again.
     fed = sorted({f"key-{n:03d}" for n in range(19)})
     assert len(expected.keys() & set(fed)) > 10
     found: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A turn of the harness with contestants of a few lines of shell: who restores wrong bytes is told, and not timed."""
+"""A turn of the harness with contestants of a few lines of shell: wrong bytes are reported, and not timed."""
 
 import shutil
 import sys
@@ -46,7 +46,7 @@ class Directory(S3Server):
 
 
 class Copier(Contestant):
-    """Copies well, or as it is told."""
+    """Copies well, or as it is asked to."""
 
     def __init__(self, name: str, bucket: Path, restore: str = 'cp -r "$1"/. "$2"') -> None:
         self.name = name
@@ -95,7 +95,7 @@ def source(tmp_path: Path) -> Path:
     return root
 
 
-def test_who_restores_wrong_bytes_is_told_and_has_no_time(source: Path, tmp_path: Path) -> None:
+def test_who_restores_wrong_bytes_is_reported_and_has_no_time(source: Path, tmp_path: Path) -> None:
     bucket = tmp_path / "bucket"
     good = Copier("tidemark", bucket)
     flips = Copier("flips a byte", bucket, 'cp -r "$1"/. "$2" && printf X | dd of="$2/1.sst" conv=notrunc status=none')
@@ -108,7 +108,7 @@ def test_who_restores_wrong_bytes_is_told_and_has_no_time(source: Path, tmp_path
         server=server,
         contestants=contestants,
         source=source,
-        room=tmp_path / "room",
+        restore_root=tmp_path / "restored",
         outcome=outcome,
         report=lambda text: None,
     ).run(1)
@@ -149,7 +149,7 @@ def test_a_command_that_fails_says_what_it_said() -> None:
         run(Command(arguments=("/nobody",)))
 
 
-def test_what_a_program_says_is_told_without_the_paths_of_the_machine() -> None:
+def test_what_a_program_says_is_reported_without_the_paths_of_the_machine() -> None:
     with pytest.raises(ContestantError, match=r"sh ended with 1: no PATH, but http://127.0.0.1:9/bucket and 3/4"):
         run(shell("echo no /srv/some/where, but http://127.0.0.1:9/bucket and 3/4; exit 1"))
 

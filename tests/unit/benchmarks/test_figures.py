@@ -60,7 +60,7 @@ def test_a_round_that_failed_on_either_side_is_no_pair() -> None:
     assert ratio(ours[1:], theirs, work_s) is None
 
 
-def test_start_and_opening_are_no_part_of_the_work_and_the_sync_is_told_apart() -> None:
+def test_start_and_opening_are_not_part_of_the_work_and_the_sync_is_separate() -> None:
     one = sample("peer", 1, 5.0, open_s=1.5)
     assert (one.work_s, one.durable_s, one.cpu_s, one.cpu_s_per_gb) == (3.5, 5.5, 0.5, 0.5)
 

@@ -17,7 +17,7 @@ from benchmarks.peers.outcome import Outcome, Requests
 from benchmarks.peers.present import READING, TRUSTED, VERIFIED, step_of
 from benchmarks.peers.report import result_name
 from benchmarks.peers.trees import SHAPES
-from benchmarks.summary import BEGIN, END, load_newest, machines_told, markdown, put_between_marks
+from benchmarks.summary import BEGIN, END, load_newest, machines_text, markdown, put_between_marks
 from benchmarks.summary_rows import EQUAL, MISSED, NOT_MEASURED, REACHED, Row, all_rows
 
 AHEAD = "ahead of s5cmd and rclone, wall time"
@@ -143,16 +143,16 @@ def test_the_table_goes_between_its_marks_and_nowhere_else() -> None:
     assert put_between_marks("no marks\n", "new") == "no marks\n"
 
 
-def test_it_is_told_which_runs_were_on_another_machine() -> None:
+def test_it_is_reported_which_runs_were_on_another_machine() -> None:
     one = {"cpu": "One", "cores": "2", "memory": "24 GiB", "load": "0.1 before the run"}
     runs = [
         outcome("big", DOWN, {}, title="First", machine=one),
         outcome("mid", DOWN, {}, title="Second", machine=one | {"load": "3.0 before the run"}),
     ]
-    told = machines_told({(run.work, "tmpfs"): run for run in runs})
-    assert told == "All runs were on one machine: One, 2 cores, 24 GiB."
+    shown = machines_text({(run.work, "tmpfs"): run for run in runs})
+    assert shown == "All runs were on one machine: One, 2 cores, 24 GiB."
     runs.append(outcome("small", DOWN, {}, title="Third", target="disk", machine=one | {"cpu": "Two"}))
-    assert machines_told({(run.work, "tmpfs"): run for run in runs}) == (
+    assert machines_text({(run.work, "tmpfs"): run for run in runs}) == (
         "The runs were on 2 machines, so that only figures of one run compare: on Two, 2 cores, 24 GiB, third (disk); "
         "all others on One, 2 cores, 24 GiB."
     )

@@ -33,7 +33,7 @@ class LostAnswer:
 
 
 class BreakAfter:
-    """A read breaks after so many bytes, with this error."""
+    """A read breaks after that many bytes, with this error."""
 
     def __init__(self, size_bytes: int, error: Exception) -> None:
         self.size_bytes = size_bytes

@@ -155,7 +155,7 @@ async def test_a_cancelled_block_publishes_nothing(files: CheckpointFiles) -> No
     assert not await files.exists("file")
 
 
-async def test_of_many_writers_exactly_one_publishes_and_all_others_are_told(files: CheckpointFiles) -> None:
+async def test_of_many_writers_exactly_one_publishes_and_all_others_fail(files: CheckpointFiles) -> None:
     contents = [bytes([number]) * 100 for number in range(12)]
     results = await asyncio.gather(
         *(write(files, "commits/7", content, overwrite=False) for content in contents), return_exceptions=True
@@ -324,7 +324,7 @@ async def test_a_body_is_published_in_one_step(files: CheckpointFiles) -> None:
         await files.publish("", BytesBody(b""), overwrite=True)
 
 
-async def test_an_unknown_outcome_of_a_publication_is_told() -> None:
+async def test_an_unknown_outcome_of_a_publication_is_reported() -> None:
     files = CheckpointFiles(ScriptedStore(LostAnswer(Unknown(reason="gone"))))
     with pytest.raises(CheckpointUnknownError, match="gone"):
         await files.publish("file", BytesBody(b""), overwrite=False)

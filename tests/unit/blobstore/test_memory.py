@@ -2,7 +2,7 @@ from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
 
 
-async def test_a_store_tells_the_time_of_the_clock_that_it_is_given() -> None:
+async def test_a_store_reports_the_time_of_the_clock_that_it_is_given() -> None:
     now_ms = 5_000
     store = MemoryStore(clock=lambda: now_ms)
     created = await store.put("k", BytesBody(b"x"), ttl_ms=100)

@@ -67,7 +67,7 @@ class World:
         return commits
 
     async def keys(self, prefix: str = "") -> set[str]:
-        """What is there, whoever may see it."""
+        """What the store holds, no matter who may see it."""
         return {blob.key async for blob in list_blobs(self.store.inner, prefix)}
 
     async def restored_text(self, repository: Repository, **choice: object) -> str:
@@ -103,7 +103,7 @@ async def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 async def opaque_world(tmp_path: Path) -> World:
-    """On a store whose lists do not tell TTLs."""
+    """On a store whose lists do not show TTLs."""
     clock = SteppedClock()
     return await make_world(OpaqueStore(clock=clock), clock, tmp_path)
 

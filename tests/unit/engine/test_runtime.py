@@ -1,10 +1,10 @@
-"""Progress of several use cases at once is told as that of one."""
+"""Progress of several use cases at once is reported as that of one."""
 
 from engine.runtime import SummedProgress
 
 
 class Heard:
-    """What a listener was told last."""
+    """What a listener was shown last."""
 
     def __init__(self) -> None:
         self.totals = self.done = (0, 0)

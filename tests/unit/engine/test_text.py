@@ -6,7 +6,7 @@ SECRET = "hunter2"
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, shown",
     [
         (f"s3://key:{SECRET}@bucket/p", "s3://***@bucket/p"),
         (f"s3://key:abc/{SECRET}+x@bucket/p", "s3://***@bucket/p"),
@@ -18,8 +18,8 @@ SECRET = "hunter2"
         (f"got s3://a:{SECRET}@b and s3a://{SECRET}@c/d; see x", "got s3://***@b and s3a://***@c/d; see x"),
     ],
 )
-def test_no_secret_of_a_url_is_left(text: str, told: str) -> None:
-    assert without_credentials(text) == told
+def test_no_secret_of_a_url_is_left(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class _OneCache(DigestCaches):
 
 
 class Workbench:
-    """Backs up and restores; each backup is diffed against the one before unless told otherwise."""
+    """Backs up and restores; each backup is diffed against the one before by default."""
 
     def __init__(self, root: Path, store: BlobStore | None = None) -> None:
         self.root = root
@@ -128,7 +128,7 @@ class Workbench:
             return await staged.publish()
 
     def beside_target(self) -> list[str]:
-        """What stands beside the target: nothing of ours, when all went well."""
+        """What is beside the target: nothing of ours, when all went well."""
         return sorted(path.name for path in self.root.iterdir() if path.name not in {"state", "target"})
 
 
@@ -138,7 +138,7 @@ def open_descriptors() -> int:
 
 
 def read_tree(root: Path) -> Tree:
-    """The files below a directory; an empty directory stands there as `name/`."""
+    """The files below a directory; an empty directory is there as `name/`."""
     tree = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
     return tree | {
         f"{path.relative_to(root)}/": b"" for path in root.rglob("*") if path.is_dir() and not any(path.iterdir())

@@ -39,8 +39,8 @@ def content_hash(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def blob_key(counter: int, *, room: str = BLOBS, session: str = SESSION) -> BlobKey:
-    return upload_key(room, SCOPE, session, counter)
+def blob_key(counter: int, *, prefix: str = BLOBS, session: str = SESSION) -> BlobKey:
+    return upload_key(prefix, SCOPE, session, counter)
 
 
 def metadata(size_bytes: int = 0, mode: int = 0o644, **more: int | str) -> FileMetadata:

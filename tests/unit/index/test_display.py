@@ -54,7 +54,7 @@ def test_a_line_has_units_and_leaves_out_what_says_nothing() -> None:
     assert "inner" not in result.figures()
 
 
-def test_a_result_inside_another_is_told_in_its_line() -> None:
+def test_a_result_inside_another_is_reported_in_its_line() -> None:
     assert _Result(name="a", inner=_Inner(1024)).figures()["inner"] == "size 1.0 KiB"
 
 
@@ -99,11 +99,11 @@ def test_a_line_cannot_steer_a_terminal_and_is_short() -> None:
         ("scope", Scope("job", "3"), "job/3"),
     ],
 )
-def test_fields_are_told_by_the_units_in_their_names(name: str, value: object, text: str) -> None:
+def test_fields_are_reported_by_the_units_in_their_names(name: str, value: object, text: str) -> None:
     assert format_value(name, value) == text
 
 
-def test_times_are_told_with_the_digits_that_matter() -> None:
+def test_times_are_reported_with_the_digits_that_matter() -> None:
     assert [format_seconds(s) for s in (0.0004, 0.25, 1.25, 99.9, 100, 5400)] == [
         "0 ms",
         "250 ms",

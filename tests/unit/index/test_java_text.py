@@ -30,7 +30,7 @@ def test_what_is_no_modified_utf8_is_refused(data: bytes) -> None:
         decode_modified_utf8(data)
 
 
-def test_a_text_that_goes_on_beyond_the_data_is_told_from_one_that_is_damaged() -> None:
+def test_a_text_that_goes_on_beyond_the_data_is_distinguished_from_one_that_is_damaged() -> None:
     whole = encode_utf("text")
     assert [decode_utf(whole[:length]) for length in range(len(whole))] == [None] * len(whole)
     assert decode_utf(whole) == ("text", 6)

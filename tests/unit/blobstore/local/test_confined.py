@@ -1,4 +1,4 @@
-"""A directory store leaves alone what is not its own, whatever stands in its directory (design 0002, S2)."""
+"""A directory store leaves alone what is not its own, whatever is in its directory (design 0002, S2)."""
 
 import asyncio
 import os
@@ -93,7 +93,7 @@ async def test_nothing_is_changed_behind_a_link(tmp_path: Path, name: str) -> No
     assert contents(tmp_path / "victim") == theirs
     assert sorted(p.name for p in (tmp_path / "victim").iterdir()) == before
     refused = [o for o in outcomes if isinstance(o, StoreError) and not isinstance(o, BlobNotFoundError)]
-    assert refused or name == ".deleted"  # which delete() tells key by key
+    assert refused or name == ".deleted"  # which delete() reports key by key
     for error in refused:
         assert isinstance(error, BlobCorruptError)
         assert str(root / name) in error.hint
@@ -113,10 +113,10 @@ async def test_a_shard_that_becomes_a_link_while_a_blob_is_put_leads_nowhere(
 
     def swap(*args: Any, **kwargs: Any) -> None:
         real(*args, **kwargs)
-        for room in ("blobs", ".tmp"):
-            if not (root / room).is_symlink():
-                (root / room).rename(tmp_path / f"moved {room}")
-                (root / room).symlink_to(tmp_path / "victim")
+        for name in ("blobs", ".tmp"):
+            if not (root / name).is_symlink():
+                (root / name).rename(tmp_path / f"moved {name}")
+                (root / name).symlink_to(tmp_path / "victim")
 
     monkeypatch.setattr(os, "utime", swap)
     await tried(store.put_if_absent("blobs/k", BytesBody(b"x")))

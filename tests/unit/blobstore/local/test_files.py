@@ -133,7 +133,7 @@ async def test_a_cancelled_call_waits_for_its_thread() -> None:
     assert done.is_set()
 
 
-async def test_a_cancelled_call_does_not_tell_the_error_of_its_thread() -> None:
+async def test_a_cancelled_call_does_not_report_the_error_of_its_thread() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def work() -> None:

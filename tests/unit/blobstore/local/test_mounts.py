@@ -37,7 +37,7 @@ MOUNTINFO = """\
         pytest.param("9:9", False, id="not listed"),
     ],
 )
-def test_a_network_mount_with_a_cache_is_told_from_others(device: str, is_caching: bool) -> None:
+def test_a_network_mount_with_a_cache_is_distinguished_from_others(device: str, is_caching: bool) -> None:
     assert is_caching_mount(MOUNTINFO, device) == is_caching
 
 

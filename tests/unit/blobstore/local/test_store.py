@@ -49,7 +49,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, code: int, *
     monkeypatch.setattr(owner, name, failing)
 
 
-# --- what stands on the disk ---
+# --- what is on the disk ---
 
 
 async def test_a_blob_is_a_file_of_its_name_and_bytes_and_the_ttl_is_a_link(store: LocalStore, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_a_list_reads_only_the_directories_that_it_needs(
 # --- times ---
 
 
-async def test_a_blob_is_born_when_it_gets_its_name_and_not_when_its_first_byte_came(store: LocalStore) -> None:
+async def test_a_blob_is_created_when_it_gets_its_name_and_not_when_its_first_byte_came(store: LocalStore) -> None:
     body = WaitingBody(b"first", b"second")
     task = asyncio.ensure_future(store.put_if_absent("k", body, ttl_ms=HOUR_MS))
     await body.is_waiting.wait()
@@ -165,7 +165,7 @@ async def test_a_blob_is_born_when_it_gets_its_name_and_not_when_its_first_byte_
     assert info.created_at_ms >= late_ms
 
 
-async def test_a_writer_that_is_stopped_before_the_link_is_told_of_it_and_readers_see_it(
+async def test_a_writer_that_is_stopped_before_the_link_fails_and_readers_see_it(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.link
@@ -259,15 +259,15 @@ async def test_a_cleaner_that_dies_leaves_the_birth_as_it_was(
 
 async def test_a_copy_of_the_store_made_of_links_changes_no_time(store: LocalStore, tmp_path: Path) -> None:
     await store.put_if_absent("k", BytesBody(b"x"))
-    born_ms = await birth_ms(store)
+    created_ms = await birth_ms(store)
     await asyncio.sleep(0.05)
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "k").hardlink_to(tmp_path / "k")
-    assert (tmp_path / "k").lstat().st_ctime_ns // 1_000_000 > born_ms
-    assert await birth_ms(store) == born_ms
+    assert (tmp_path / "k").lstat().st_ctime_ns // 1_000_000 > created_ms
+    assert await birth_ms(store) == created_ms
 
 
-async def test_a_time_that_cannot_be_set_after_the_link_is_told_all_the_same(
+async def test_a_time_that_cannot_be_set_after_the_link_is_reported_all_the_same(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -383,7 +383,7 @@ async def test_a_file_that_becomes_shorter_while_it_is_read_is_damage(store: Loc
         await store.read_into("k", Truncating())
 
 
-async def test_a_key_that_cannot_be_deleted_is_told_with_its_reason_and_the_others_go(
+async def test_a_key_that_cannot_be_deleted_is_reported_with_its_reason_and_the_others_go(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in ("a", "b", "c"):
@@ -432,7 +432,7 @@ async def test_a_deletion_that_may_not_be_durable_counts_as_failed(
         pytest.param(errno.ENOENT, False, StoreUnavailableError, id="the temporary file is gone"),
     ],
 )
-async def test_an_error_of_the_link_is_told_for_what_it_means(
+async def test_an_error_of_the_link_is_reported_for_what_it_means(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int, after: bool, expected: type
 ) -> None:
     fail(monkeypatch, os, "link", code, after=after)

@@ -17,7 +17,7 @@ SEEDS = range(120)
 
 
 class Writers:
-    """Each creates the blob, and whoever has created it removes its TTL: a commit, as far as a store sees it."""
+    """Each creates the blob, and anyone who has created it removes its TTL: a commit, as far as a store sees it."""
 
     def __init__(self, root: Path, leftover: str | None, seed: int) -> None:
         self.store = LocalStore(root)

@@ -1,4 +1,4 @@
-"""The door to the SDK against a server that answers what a test tells it to, over real connections."""
+"""The sole importer of the SDK against a server that answers what a test scripts, over real connections."""
 
 import asyncio
 import base64
@@ -142,10 +142,10 @@ async def test_every_put_says_how_it_is_encrypted_and_what_its_checksum_is(
     await store.begin_upload("k")
     assert server.methods == ["PUT", "PUT", "POST"]
     for method, sent, body in server.requests:
-        told = {name.lower(): value for name, value in sent.items()}
-        assert {name: told[name] for name in told if "server-side-encryption" in name} == headers
+        shown = {name.lower(): value for name, value in sent.items()}
+        assert {name: shown[name] for name in shown if "server-side-encryption" in name} == headers
         if method == "PUT":
-            assert base64.b64decode(told["x-amz-checksum-sha256"]) == hashlib.sha256(body).digest()
+            assert base64.b64decode(shown["x-amz-checksum-sha256"]) == hashlib.sha256(body).digest()
     await store.close()
 
 
@@ -171,7 +171,7 @@ async def test_an_error_of_the_body_comes_out_as_it_is(client: S3Client) -> None
         await put(client, sent_body(b"half", fails=FileNotFoundError("the source is gone")))
 
 
-async def test_a_refusal_tells_what_may_be_told(server: ScriptedServer, client: S3Client) -> None:
+async def test_a_refusal_reports_what_may_be_reported(server: ScriptedServer, client: S3Client) -> None:
     headers = {"Retry-After": "7", "x-amz-request-id": "id-7", "Date": "Sat, 21 Nov 2026 19:00:00 GMT"}
     server.handler = error_answer(503, "SlowDown", "Please reduce\n your rate", **headers)
     with pytest.raises(RefusedError) as caught:

@@ -74,13 +74,13 @@ def test_only_an_overload_asks_for_less(status: int, code: str, asks: bool) -> N
     assert error.retry_after_s == 7.0
 
 
-def test_a_refusal_tells_code_status_message_and_request() -> None:
-    told = str(Refusal(status=400, code="InvalidArgument", message="no such thing", request_id="id-7"))
-    assert told == "InvalidArgument (400): no such thing [request id-7]"
+def test_a_refusal_reports_code_status_message_and_request() -> None:
+    shown = str(Refusal(status=400, code="InvalidArgument", message="no such thing", request_id="id-7"))
+    assert shown == "InvalidArgument (400): no such thing [request id-7]"
     assert str(Refusal(status=404, code="404")) == "404"
 
 
-def test_a_message_is_told_in_one_line_not_without_end_and_not_if_it_quotes_the_request() -> None:
+def test_a_message_is_reported_in_one_line_not_without_end_and_not_if_it_quotes_the_request() -> None:
     assert showable("a\n  b") == "a b"
     assert len(showable("m" * 1000)) == 200
     assert showable(None) == ""

@@ -33,7 +33,7 @@ NEIGHBOURS = backstop_rules("team-state", days=7)
         (DAY_MS, HOUR_MS, DAY_MS, 7, "never less than a week"),
         (HOUR_MS, HOUR_MS // 4, HOUR_MS, 7, "however short both are"),
         (7 * DAY_MS, HOUR_MS, 2 * DAY_MS, 14, "three collection periods after the end of the longest lease, and a day"),
-        (7 * DAY_MS, DAY_MS, 2 * DAY_MS, 13, "the margin is no part of the lease"),
+        (7 * DAY_MS, DAY_MS, 2 * DAY_MS, 13, "the margin is not a part of the lease"),
         (7 * DAY_MS + 2, 1, 2 * DAY_MS, 15, "rounded up"),
     ],
 )
@@ -52,7 +52,7 @@ def test_the_rules_take_only_what_is_below_the_prefix() -> None:
     assert backstop_rules("", days=7)[0]["Filter"] == {"Tag": {"Key": "tidemark", "Value": "expiring"}}
 
 
-def test_ids_tell_prefixes_apart_and_have_a_length_that_s3_takes() -> None:
+def test_ids_distinguish_prefixes_and_have_a_length_that_s3_takes() -> None:
     prefixes = ["", "a/b", "a-b", "a_b", "a~2Fb", "é", "x" * 900, "x" * 899 + "y", "a"]
     ids = [id_ for prefix in prefixes for id_ in rule_ids(prefix)]
     assert len(set(ids)) == len(ids)
@@ -67,7 +67,7 @@ def test_ids_tell_prefixes_apart_and_have_a_length_that_s3_takes() -> None:
         ([FOREIGN, UNNAMED], OURS, [FOREIGN, UNNAMED], [], [], OURS, "what others have stays in its order"),
         ([FOREIGN, *OURS], OURS, [FOREIGN], OURS, [], [], "nothing to do the second time"),
         ([*OLDER, FOREIGN], OURS, [FOREIGN], [], OLDER, OURS, "another number of days is a change"),
-        ([OURS[1], FOREIGN], OURS, [FOREIGN], [], [OURS[1]], OURS, "both are written anew where one is missing"),
+        ([OURS[1], FOREIGN], OURS, [FOREIGN], [], [OURS[1]], OURS, "both are written again where one is missing"),
         ([FOREIGN, *OLDER], None, [FOREIGN], OLDER, [], [], "nothing changes where nothing is wanted"),
         ([*NEIGHBOURS], OURS, NEIGHBOURS, [], [], OURS, "another repository's rules are others'"),
         ([OURS[0], OURS[0]], OURS, [], [], [OURS[0], OURS[0]], OURS, "one of two of a name is enough"),
@@ -86,7 +86,7 @@ def test_plans(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "shown",
     [
         {**OURS[1], "Filter": {"Prefix": "team/state/"}},
         {name: value for name, value in OURS[1].items() if name != "Filter"} | {"Prefix": "team/state/"},
@@ -94,12 +94,12 @@ def test_plans(
         {**OURS[1], "Filter": {"Prefix": "team/state/", "And": {}}},
     ],
 )
-def test_a_rule_is_ours_however_the_store_spells_its_filter(told: Rule) -> None:
-    assert plan_lifecycle([OURS[0], told], OURS, prefix="team/state").kept == (OURS[0], told)
+def test_a_rule_is_ours_however_the_store_spells_its_filter(shown: Rule) -> None:
+    assert plan_lifecycle([OURS[0], shown], OURS, prefix="team/state").kept == (OURS[0], shown)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "shown",
     [
         {**OURS[0], "Status": "Disabled"},
         {**OURS[0], "Filter": {"Prefix": "team/state/"}},
@@ -108,9 +108,9 @@ def test_a_rule_is_ours_however_the_store_spells_its_filter(told: Rule) -> None:
         {**OURS[0], "NoncurrentVersionExpiration": {"NoncurrentDays": 3}},
     ],
 )
-def test_a_rule_of_our_name_that_does_something_else_is_replaced(told: Rule) -> None:
-    plan = plan_lifecycle([told, OURS[1]], OURS, prefix="team/state")
-    assert (plan.removed, plan.added) == ((told, OURS[1]), OURS)
+def test_a_rule_of_our_name_that_does_something_else_is_replaced(shown: Rule) -> None:
+    plan = plan_lifecycle([shown, OURS[1]], OURS, prefix="team/state")
+    assert (plan.removed, plan.added) == ((shown, OURS[1]), OURS)
 
 
 # ---------------------------------------------------------------------- rules that delete what is needed
@@ -121,7 +121,7 @@ def _rule(prefix: str, *tags: tuple[str, str], status: str = "Enabled", **does: 
     return {"ID": "x", "Status": status, "Filter": {"And": both}, **(does or {"Expiration": {"Days": 30}})}
 
 
-BORN = ("tidemark", "expiring")
+CREATED = ("tidemark", "expiring")
 TO_GLACIER = [{"Days": 90, "StorageClass": "GLACIER"}]
 
 
@@ -140,11 +140,11 @@ TO_GLACIER = [{"Days": 90, "StorageClass": "GLACIER"}]
         ({**OURS[0], "Filter": {"Prefix": "team/state/"}}, "of our name, without the tag"),
         (_rule("", Expiration={"Date": "2030-01-01"}), "at a date"),
         (_rule("", ("tidemark", "kept")), "all that is committed"),
-        (_rule("", BORN, Expiration={"Days": 6}), "too early"),
-        (_rule("", BORN, Expiration={"Date": "2030-01-01"}), "however young it is"),
+        (_rule("", CREATED, Expiration={"Days": 6}), "too early"),
+        (_rule("", CREATED, Expiration={"Date": "2030-01-01"}), "however young it is"),
         (_rule("", Transitions=TO_GLACIER), "archived is not readable"),
         (_rule("", Transition={"Days": 1, "StorageClass": "DEEP_ARCHIVE"}), "spelled as of old"),
-        ({**_rule(""), "Filter": {"And": {"Prefix": "", "ObjectSizeGreaterThan": 10**9}}}, "sizes are no excuse"),
+        ({**_rule(""), "Filter": {"And": {"Prefix": "", "ObjectSizeGreaterThan": 10**9}}}, "a filter by size"),
         (_rule("", Expiration={"Days": 30}, NoncurrentVersionExpiration={"NoncurrentDays": 1}), "one of two"),
     ],
 )
@@ -168,8 +168,8 @@ def test_a_rule_that_takes_what_is_committed_is_a_threat(rule: Rule, why: str) -
         (_rule("", status="Disabled"), "switched off"),
         (_rule("", ("keep", "no")), "by a tag that we never set"),
         (_rule("", ("tidemark", "other")), "by a value that we never set"),
-        (_rule("", BORN, ("keep", "no")), "all tags have to be there"),
-        (_rule("", BORN, ("tidemark", "kept")), "no object has both"),
+        (_rule("", CREATED, ("keep", "no")), "all tags have to be there"),
+        (_rule("", CREATED, ("tidemark", "kept")), "no object has both"),
         (_rule("", Expiration={"ExpiredObjectDeleteMarker": True}), "takes only marks of what is deleted"),
         (_rule("", NoncurrentVersionExpiration={"NoncurrentDays": 1}), "takes only older versions"),
         (_rule("", Transitions=[{"Days": 0, "StorageClass": "STANDARD_IA"}]), "readable at once"),

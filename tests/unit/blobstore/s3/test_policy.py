@@ -61,7 +61,7 @@ def test_rules_of_the_bucket_are_the_owners_alone() -> None:
         assert has == (owns if role is Role.OWNER else set())
 
 
-def test_lists_are_of_the_prefix_and_what_is_missing_is_told_so() -> None:
+def test_lists_are_of_the_prefix_and_what_is_missing_is_reported() -> None:
     for role in Role:
         by_name = {s["Sid"]: s for s in role_policy(role, bucket="b", prefix="team/state")["Statement"]}
         assert by_name["List"]["Condition"] == {"StringLike": {"s3:prefix": ["team/state/*"]}}
@@ -90,8 +90,8 @@ def test_a_key_of_kms_may_be_used(key_id: str, resource: str, condition: str | N
     statement = role_policy(Role.RESTORER, bucket="b", kms_key_id=key_id)["Statement"][-1]
     assert statement["Action"] == ["kms:Decrypt", "kms:GenerateDataKey"]
     assert statement["Resource"] == [resource]
-    told = statement.get("Condition", {}).get("ForAnyValue:StringEquals", {}).get("kms:ResourceAliases")
-    assert told == ([condition] if condition else None)
+    shown = statement.get("Condition", {}).get("ForAnyValue:StringEquals", {}).get("kms:ResourceAliases")
+    assert shown == ([condition] if condition else None)
 
 
 @pytest.mark.parametrize("role", Role)
@@ -122,9 +122,9 @@ def test_a_policy_is_a_document_that_iam_takes(role: Role) -> None:
         ("eusc-de-east-1", "aws-eusc"),
     ],
 )
-def test_a_region_tells_its_part_of_aws(region: str, partition: str) -> None:
+def test_a_region_reports_its_part_of_aws(region: str, partition: str) -> None:
     assert partition_of(region) == partition
 
 
-def test_the_writer_is_told_that_it_unnames() -> None:
+def test_the_writer_sees_that_it_unnames() -> None:
     assert " unname," in ROLES[Role.WRITER]

@@ -14,7 +14,7 @@ from blobstore.s3.errors import WRITE_ID, BrokenError, Refusal, RefusedError
 from blobstore.s3.store import S3Store
 
 DATE = {"HTTPHeaders": {"date": "Sat, 21 Nov 2026 19:00:00 GMT"}}
-BORN = datetime(2026, 11, 21, 18, 59, 58, tzinfo=UTC)
+CREATED = datetime(2026, 11, 21, 18, 59, 58, tzinfo=UTC)
 OWN, OTHER, GONE = "own", "other", "gone"
 BODY = BytesBody(b"content")
 
@@ -50,7 +50,7 @@ class ScriptedClient:
         if self.there == GONE:
             raise refused(404)
         write_id = self.write_ids[0] if self.there == OWN else "f" * 32
-        return {"Metadata": {WRITE_ID: write_id}, "LastModified": BORN, "ContentLength": 7, "ResponseMetadata": DATE}
+        return {"Metadata": {WRITE_ID: write_id}, "LastModified": CREATED, "ContentLength": 7, "ResponseMetadata": DATE}
 
 
 def scripted_store(client: ScriptedClient) -> S3Store:
@@ -108,9 +108,9 @@ async def test_a_create_that_certainly_did_not_happen_costs_no_look(answer: Exce
     assert client.calls == ["put_object"]
 
 
-async def test_an_own_create_is_born_when_the_store_says() -> None:
+async def test_an_own_create_has_the_time_of_the_store() -> None:
     outcome = await scripted_store(ScriptedClient([refused(412)], OWN)).put_if_absent("k", BODY)
-    assert outcome == Created(created_at_ms=int(BORN.timestamp()) * 1000)
+    assert outcome == Created(created_at_ms=int(CREATED.timestamp()) * 1000)
 
 
 async def test_a_create_that_is_sent_again_after_an_unknown_outcome_knows_itself() -> None:
@@ -152,14 +152,14 @@ async def test_a_put_that_took_long_is_dated_by_the_store(monkeypatch: pytest.Mo
     client = ScriptedClient([None], OWN)
     store = scripted_store(client)
     monkeypatch.setattr("blobstore.s3.writer.SLOW_PUT_S", -1.0)
-    assert await store.put_if_absent("k", BODY) == Created(created_at_ms=int(BORN.timestamp()) * 1000)
+    assert await store.put_if_absent("k", BODY) == Created(created_at_ms=int(CREATED.timestamp()) * 1000)
     assert client.calls == ["put_object", "head_object"]
 
 
 async def test_a_create_that_was_collected_before_its_time_was_asked_for_is_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The writer stood still for longer than the TTL: that is no missing blob of a commit (F16)."""
+    """The writer was paused for longer than the TTL: that is not a missing blob of a commit (F16)."""
     client = ScriptedClient([None, None], GONE)
     store = scripted_store(client)
     monkeypatch.setattr("blobstore.s3.writer.SLOW_PUT_S", -1.0)

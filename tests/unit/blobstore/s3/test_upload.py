@@ -17,7 +17,7 @@ from blobstore.s3.store import S3Store
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 
 DATE = {"HTTPHeaders": {"date": "Sat, 21 Nov 2026 19:00:00 GMT"}}
-BORN = datetime(2026, 11, 21, 18, 59, 58, tzinfo=UTC)
+CREATED = datetime(2026, 11, 21, 18, 59, 58, tzinfo=UTC)
 BODY = BytesBody(bytes(12 * MIB))  # three parts
 Answers = dict[str, Callable[[], Any]]
 
@@ -55,7 +55,7 @@ class ScriptedClient:
         if method == "head_object":
             if not self.stored_id:
                 raise refused(404)
-            found = {"Metadata": {WRITE_ID: self.stored_id}, "LastModified": BORN, "ContentLength": BODY.size_bytes}
+            found = {"Metadata": {WRITE_ID: self.stored_id}, "LastModified": CREATED, "ContentLength": BODY.size_bytes}
             return {**found, "ResponseMetadata": DATE}
         if method in {"complete_multipart_upload", "put_object"}:
             self.stored_id = self.write_ids[-1]
@@ -72,14 +72,14 @@ def scripted_store(client: ScriptedClient) -> S3Store:
 async def test_an_upload_is_begun_sent_in_parts_completed_and_dated_by_the_store() -> None:
     client = ScriptedClient()
     outcome = await scripted_store(client).put_if_absent("k", BODY)
-    assert outcome == Created(created_at_ms=int(BORN.timestamp()) * 1000)
+    assert outcome == Created(created_at_ms=int(CREATED.timestamp()) * 1000)
     parts = ["upload_part"] * 3
     assert client.calls == ["create_multipart_upload", *parts, "complete_multipart_upload", "head_object"]
 
 
 @pytest.mark.parametrize("error", [BrokenError("reset"), refused(500), refused(504), asyncio.CancelledError()])
 async def test_an_upload_that_may_be_completing_is_not_aborted(error: BaseException) -> None:
-    # Ceph carries out both, and an object that was told to be created then loses its parts.
+    # Ceph carries out both, and an object that was asked to be created then loses its parts.
     client = ScriptedClient(complete_multipart_upload=failing(error))
     try:
         assert isinstance(await scripted_store(client).put_if_absent("k", BODY), Unknown)
@@ -96,7 +96,7 @@ async def test_an_upload_that_was_refused_is_aborted(method: str) -> None:
     assert client.calls.count("abort_multipart_upload") == 1
 
 
-async def test_an_upload_that_a_collector_gave_up_is_begun_anew() -> None:
+async def test_an_upload_that_a_collector_gave_up_is_begun_again() -> None:
     client = ScriptedClient(upload_part=failing(refused(404, "NoSuchUpload")))
     store = RetryingStore(scripted_store(client), RetrySettings(attempts_max=3, first_wait_s=0))
     with pytest.raises(StoreUnavailableError):
@@ -115,19 +115,19 @@ async def test_an_upload_that_was_completed_unseen_is_not_sent_again() -> None:
 
 
 async def test_no_failure_costs_a_place_for_a_part() -> None:
-    chance = Random(1)
+    rng = Random(1)
 
     def sometimes() -> None:
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             raise refused(503)
 
     client = ScriptedClient(upload_part=sometimes)
     store = scripted_store(client)
     for _ in range(200):
         sending: asyncio.Task[CreateOutcome] = asyncio.ensure_future(store.put_if_absent("k", BytesBody(b"x" * 100)))
-        for _ in range(chance.randrange(12)):
+        for _ in range(rng.randrange(12)):
             await asyncio.sleep(0)
-        if chance.random() < 0.3:
+        if rng.random() < 0.3:
             sending.cancel()
         await asyncio.wait([sending])
         sending.cancelled() or sending.exception()

@@ -1,4 +1,4 @@
-"""So many bytes per second, by a clock that the test moves."""
+"""A number of bytes per second, by a clock that the test moves."""
 
 import asyncio
 

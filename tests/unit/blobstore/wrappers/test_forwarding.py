@@ -147,7 +147,7 @@ async def test_without_hooks_it_is_the_store() -> None:
     await store.close()
 
 
-async def test_a_view_tells_the_store_on_whose_behalf_and_shares_what_the_wrappers_count() -> None:
+async def test_a_view_reports_the_store_on_whose_behalf_and_shares_what_the_wrappers_count() -> None:
     class Tracing(MemoryStore):
         by: tuple[str, ...] = ()
 

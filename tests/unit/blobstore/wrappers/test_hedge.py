@@ -119,7 +119,7 @@ def test_one_that_fails_leaves_it_to_the_other(read: Callable[[BlobStore], Await
 
 
 @EVERY_READ
-def test_where_both_fail_the_first_error_is_told(read: Callable[[BlobStore], Awaitable[object]]) -> None:
+def test_where_both_fail_the_first_error_is_reported(read: Callable[[BlobStore], Awaitable[object]]) -> None:
     other = StoreUnavailableError("other", operation="get", key="k")
     assert run(read, after(2, BROKEN), after(3, other)) == (BROKEN, 2, 4)
 

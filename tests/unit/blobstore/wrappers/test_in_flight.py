@@ -14,7 +14,7 @@ async def hold(limit: InFlightLimit, seconds_s: float = 1e6) -> None:
 
 
 async def held(limit: InFlightLimit, count: int) -> list[asyncio.Task[None]]:
-    """So many that hold a slot, or wait for one."""
+    """The number that hold a slot, or wait for one."""
     tasks = [asyncio.create_task(hold(limit)) for _ in range(count)]
     await asyncio.sleep(0)
     return tasks

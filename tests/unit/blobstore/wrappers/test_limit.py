@@ -56,7 +56,7 @@ async def test_a_read_counts_until_its_end() -> None:
     assert [sink.data for sink in sinks] == [b"abc", b"abc"]
 
 
-async def test_a_failed_or_cancelled_request_makes_room() -> None:
+async def test_a_failed_or_cancelled_request_frees_its_slot() -> None:
     error = StoreUnavailableError("no", operation="stat")
     store = LimitedStore(ScriptedStore(error, error), 1)
     for _ in range(2):

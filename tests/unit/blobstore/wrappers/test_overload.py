@@ -55,7 +55,7 @@ class Crowd:
         self.errors: list[StoreUnavailableError] = []
 
     async def send(self, requests: int) -> int:
-        """How many of so many requests, all at once, have an answer."""
+        """How many of a number of requests, all at once, have an answer."""
         answers = await asyncio.gather(*(self._store.stat("k") for _ in range(requests)), return_exceptions=True)
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         assert all(isinstance(error, StoreUnavailableError) for error in errors)
@@ -64,7 +64,7 @@ class Crowd:
         return requests - len(errors)
 
     @property
-    def is_budget_told(self) -> bool:
+    def is_budget_reported(self) -> bool:
         return any("retry budget" in note for error in self.errors for note in error.__notes__)
 
 
@@ -73,8 +73,8 @@ def is_down_until(seconds_s: float) -> Callable[[FaultyStore], bool]:
 
 
 def is_faulty(rate: float) -> Callable[[FaultyStore], bool]:
-    chance = Random(7).random
-    return lambda _: chance() < rate
+    draw = Random(7).random
+    return lambda _: draw() < rate
 
 
 # --- the retry budget ---
@@ -87,7 +87,7 @@ def test_a_full_crowd_survives_a_short_outage_on_the_reserve(reserve: int, answe
         assert await crowd.send(IN_FLIGHT) == answered
         return crowd
 
-    assert run_jumping(main())[0].is_budget_told == (answered == 0)
+    assert run_jumping(main())[0].is_budget_reported == (answered == 0)
 
 
 @pytest.mark.parametrize("rate,survives", [(0.1, True), (0.4, False)])
@@ -99,7 +99,7 @@ def test_faults_of_one_in_ten_are_survived_for_ever(rate: float, survives: bool)
 
     crowd, _ = run_jumping(main())
     assert (not crowd.errors) == survives
-    assert crowd.is_budget_told == (not survives)
+    assert crowd.is_budget_reported == (not survives)
 
 
 def test_a_long_outage_is_no_storm() -> None:

@@ -72,7 +72,7 @@ def test_every_operation_is_tried_until_it_works(operation: str) -> None:
 
 
 @EVERY_OPERATION
-def test_the_last_error_tells_how_often_it_was_tried(operation: str) -> None:
+def test_the_last_error_reports_how_often_it_was_tried(operation: str) -> None:
     async def main() -> tuple[int, StoreUnavailableError]:
         inner, store = await filled(*(unavailable() for _ in range(9)))
         with pytest.raises(StoreUnavailableError) as caught:
@@ -132,24 +132,24 @@ READS = pytest.mark.parametrize("operation", ["read_into", "range", "stat", "lis
 
 @READS
 def test_a_read_of_a_server_that_never_answers_ends_within_a_minute(operation: str) -> None:
-    """A black hole held it for five (F14). Meanwhile somebody is told."""
-    told: list[float] = []
+    """A black hole held it for five (F14). Meanwhile it is logged."""
+    shown: list[float] = []
 
     async def main() -> int:
         inner, _ = await filled(*[hang] * 9)
         with pytest.raises(StoreUnavailableError, match="no answer within 30 s"):
-            await OPERATIONS[operation](RetryingStore(inner, IMPATIENT, on_silence=told.append))
+            await OPERATIONS[operation](RetryingStore(inner, IMPATIENT, on_silence=shown.append))
         return len(inner.requests)
 
     requests, waited_s = run_jumping(main())
     assert requests == 3
     assert waited_s == pytest.approx(10 + 1 + 18 + 2 + 30, abs=0.01)
-    assert told == [pytest.approx(seconds, abs=0.01) for seconds in (10, 18, 30)]
+    assert shown == [pytest.approx(seconds, abs=0.01) for seconds in (10, 18, 30)]
 
 
 @READS
 def test_a_read_of_a_slow_server_is_waited_for(operation: str) -> None:
-    """Again and again: what waited so long is no storm, and takes nothing from the budget."""
+    """Again and again: what waited so long is not a storm, and takes nothing from the budget."""
 
     async def slow() -> None:
         await asyncio.sleep(29)
@@ -165,16 +165,16 @@ def test_a_read_of_a_slow_server_is_waited_for(operation: str) -> None:
     assert run_jumping(main())[1] == pytest.approx(10 * (10 + 1 + 18 + 2 + 29), abs=0.01)
 
 
-def test_many_silent_requests_are_told_of_once_in_a_while() -> None:
-    told: list[float] = []
+def test_many_silent_requests_are_logged_once_in_a_while() -> None:
+    shown: list[float] = []
 
     async def main() -> None:
         inner, _ = await filled(*[hang] * 99)
-        store = RetryingStore(inner, IMPATIENT, on_silence=told.append)
+        store = RetryingStore(inner, IMPATIENT, on_silence=shown.append)
         await asyncio.gather(*(OPERATIONS["stat"](store) for _ in range(16)), return_exceptions=True)
 
     run_jumping(main())
-    assert len(told) == 3
+    assert len(shown) == 3
 
 
 # They answer from what the store knows of itself.
@@ -268,7 +268,7 @@ def test_jitter_shortens_waits_and_repeats_with_its_seed() -> None:
             True,
             id="a later refusal says nothing of the first attempt",
         ),
-        pytest.param([unavailable(), OK], Created, True, id="a refusal is no lost answer"),
+        pytest.param([unavailable(), OK], Created, True, id="a refusal is not a lost answer"),
     ],
 )
 def test_an_unknown_outcome_is_sent_again_and_never_turned_into_another(
@@ -404,7 +404,7 @@ def test_damage_in_mid_stream_is_not_tried_again() -> None:
 # --- delete ---
 
 
-def test_keys_that_could_not_be_deleted_are_told_and_not_tried_again() -> None:
+def test_keys_that_could_not_be_deleted_are_reported_and_not_tried_again() -> None:
     failures = (DeleteFailure(key="k", reason="locked"),)
 
     async def main() -> tuple[object, int]:

@@ -92,10 +92,10 @@ class TestFirst:
         result = await bench.backup(unique_id=UniqueId("mine"), version=7)
         assert set(result.new_keys) == await keys(bench)
         assert result.new_keys[-1] == result.reference.index.key
-        births = [blob.created_at_ms async for blob in list_blobs(bench.inner, "")]
-        assert result.oldest_birth_ms == min(births)
+        creations = [blob.created_at_ms async for blob in list_blobs(bench.inner, "")]
+        assert result.oldest_birth_ms == min(creations)
         expiry = [blob.expires_at_ms async for blob in list_blobs(bench.inner, "")]
-        assert expiry == [birth + REPOSITORY.ttl_ms for birth in births]
+        assert expiry == [birth + REPOSITORY.ttl_ms for birth in creations]
         reference = result.reference
         assert (reference.task, reference.store, reference.version, reference.unique_id) == ("0", "default", 7, "mine")
         assert (reference.number, reference.files_count, reference.size_bytes) == (0, 8, sum(map(len, FORMS.values())))
@@ -119,20 +119,20 @@ class TestFirst:
         result = await bench.backup()
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=type(result)) == result
 
-    async def test_progress_is_told_of_every_file_and_byte_once(self, bench: Workbench) -> None:
-        told: Counter[str] = Counter()
+    async def test_progress_is_reported_for_every_file_and_byte_once(self, bench: Workbench) -> None:
+        shown: Counter[str] = Counter()
 
         class Listening:
             def total(self, *, files: int, bytes_: int) -> None:
-                told.update(files_total=files, bytes_total=bytes_)
+                shown.update(files_total=files, bytes_total=bytes_)
 
             def add(self, *, files: int = 0, bytes_: int = 0) -> None:
-                told.update(files=files, bytes=bytes_)
+                shown.update(files=files, bytes=bytes_)
 
         bench.write(FORMS)
         await bench.backup(progress=Listening())
         size = sum(map(len, FORMS.values()))
-        assert told == {"files_total": 8, "files": 8, "bytes_total": size, "bytes": size}
+        assert shown == {"files_total": 8, "files": 8, "bytes_total": size, "bytes": size}
 
 
 class TestNext:
@@ -270,7 +270,7 @@ class TestNext:
         assert (await bench.backup(directory=elsewhere)).stats.blobs == 0
 
     async def test_file_that_changes_back_and_forth_is_seen_each_time(self, bench: Workbench) -> None:
-        """Equal sizes, and times that were set back: only the ctime tells (I1)."""
+        """Equal sizes, and times that were set back: only the ctime shows it (I1)."""
         path = bench.directory / "f"
         for round_ in range(6):
             data = bytes([round_ % 2]) * 3000
@@ -478,15 +478,15 @@ class TestSourceThatMoves:
 
 
 class TestStoreThatFails:
-    @pytest.mark.parametrize("room", ["blobs/", "indexes/"])
+    @pytest.mark.parametrize("prefix", ["blobs/", "indexes/"])
     @pytest.mark.parametrize("in_flight_max", [1, 16])
     async def test_first_failure_is_raised_as_it_is_and_no_index_is_written(
-        self, bench: Workbench, room: str, in_flight_max: int
+        self, bench: Workbench, prefix: str, in_flight_max: int
     ) -> None:
         bench.write(FORMS)
         bench.settings = msgspec.structs.replace(bench.settings, in_flight_max=in_flight_max)
         error = AccessDeniedError("no", operation="put_if_absent", key="k")
-        bench.store.fail("put_if_absent", room, error)
+        bench.store.fail("put_if_absent", prefix, error)
         before = open_descriptors()
         with pytest.raises(AccessDeniedError) as raised:
             await bench.backup()
@@ -576,8 +576,8 @@ class TestStoreThatFails:
         bench.store.before("put_if_absent", "blobs/", land_first)
         result = await bench.backup()
         assert await stored_tree(bench) == {"alone": ALONE}
-        births = [blob.created_at_ms async for blob in list_blobs(bench.inner, "")]
-        assert result.oldest_birth_ms == min(births)
+        creations = [blob.created_at_ms async for blob in list_blobs(bench.inner, "")]
+        assert result.oldest_birth_ms == min(creations)
 
 
 class TestDryRun:

@@ -34,7 +34,7 @@ class LiveQuery:
     """One operator of one store in each partition. Batch n puts n under `last`, and under one more key.
 
     Args:
-        root: Of the checkpoint; what the query leaves on this machine otherwise stands beside it.
+        root: Of the checkpoint; what the query leaves on this machine otherwise is beside it.
         files: The checkpoint, if it is on another store than a file system.
         format_version: Of its state.
         partitions: How many.
@@ -180,7 +180,7 @@ def names_below(root: Path) -> set[str]:
 
 
 def stats_below(root: Path) -> dict[str, tuple[int, int, int]]:
-    """What a stat tells of everything below a directory."""
+    """What a stat shows of everything below a directory."""
     return {
         str(path.relative_to(root)): (status.st_ino, status.st_ctime_ns, status.st_mtime_ns)
         for path in sorted(root.rglob("*"))

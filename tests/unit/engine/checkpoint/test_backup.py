@@ -40,7 +40,7 @@ from tests.unit.index.spark.written_metadata import encode_operator, encode_quer
 both_formats = pytest.mark.parametrize("format_version", [1, 2], ids=["V1", "V2"])
 in_both_places = pytest.mark.parametrize("remote", [False, True], ids=["directory", "store"])
 
-# Each file in a blob of its own: what was sent can be told from the requests.
+# Each file in a blob of its own: what was sent follows from the requests.
 PLAIN = TransferSettings(inline_file_bytes_max=0, pack_file_bytes_max=0, pack_bytes_max=0, chunk_bytes=4096)
 
 
@@ -215,7 +215,7 @@ class TestAgain:
         target = await restore_backup(repository, done.commit, tmp_path / "restored")
         await check_rows(target, tmp_path, batch=6, partitions=1)
 
-    async def test_the_same_batch_is_told_and_nothing_is_written(
+    async def test_the_same_batch_is_reported_and_nothing_is_written(
         self, new_query: NewQuery, tmp_path: Path, repository: Repository
     ) -> None:
         query = new_query()
@@ -439,11 +439,11 @@ class TestDamage:
                 await backup_checkpoint(repository, location, BackupChoice(scratch=scratch))
             error = caught.value
             assert isinstance(error, EngineError | FormatError)
-            told = str(error)
+            shown = str(error)
             name = str(query) if location == query else "MemoryStore"
             assert error.subject in (f"{name}/{path}", f"{name}/state/0/1")
-            assert damaged.name.rpartition(".")[0] in told
-            assert str(scratch) not in told
+            assert damaged.name.rpartition(".")[0] in shown
+            assert str(scratch) not in shown
             assert error.hint == DAMAGE_HINT
             assert not list(scratch.iterdir())
 
@@ -459,7 +459,7 @@ class TestStateThatIsGone:
         await backup_checkpoint(repository, query.root)
         await query.run(1)
         shutil.rmtree(query.root / gone)
-        # Without ids and without `state/` only an older backup tells that there was some.
+        # Without ids and without `state/` only an older backup shows that there was some.
         jobs = (None,) if (format_version, gone) == (1, "state") else (None, "fresh")
         for job in jobs:
             with pytest.raises(DamagedError, match="has no state, and" if len(jobs) == 1 else "state/0/_metadata"):

@@ -43,7 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return invoke
 
 
-def test_it_tells_what_it_did_and_the_second_time_that_there_is_nothing_to_do(run: Run, checkpoint: Path) -> None:
+def test_it_reports_what_it_did_and_the_second_time_that_there_is_nothing_to_do(run: Run, checkpoint: Path) -> None:
     planned = json.loads(run("spark", "backup", str(checkpoint), "--dry-run", "--json").stdout)
     assert (planned["batch"], planned["is_taken"], planned["stores"]) == (4, False, 2)
     first = json.loads(run("spark", "backup", str(checkpoint), "--json").stdout)

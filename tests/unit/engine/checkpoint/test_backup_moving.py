@@ -94,7 +94,7 @@ async def test_a_file_without_an_id_that_is_overwritten_meanwhile_is_refused(
     await check_rows(target, tmp_path, batch=4, partitions=1)
 
 
-async def test_a_file_that_was_overwritten_between_two_backups_is_told_by_its_content(
+async def test_a_file_that_was_overwritten_between_two_backups_is_reported_by_its_content(
     new_query: NewQuery, tmp_path: Path, repository: Repository
 ) -> None:
     query = new_query(format_version=1, partitions=1, deltas_per_snapshot=100)
@@ -114,7 +114,7 @@ async def test_a_file_that_was_overwritten_between_two_backups_is_told_by_its_co
     assert before.st_ino != changelog.stat().st_ino
 
 
-async def test_a_query_that_is_always_faster_is_told_after_three_times(
+async def test_a_query_that_is_always_faster_is_reported_after_three_times(
     new_query: NewQuery, repository: Repository
 ) -> None:
     query = new_query()
@@ -244,10 +244,10 @@ async def test_a_batch_that_is_run_again_meanwhile_is_not_mixed_with_its_first_r
     await check_rows(target, tmp_path, batch=3, partitions=1)
 
 
-async def test_known_files_of_a_pack_that_is_filled_anew_are_fetched(
+async def test_known_files_of_a_pack_that_is_filled_again_are_fetched(
     new_query: NewQuery, tmp_path: Path, repository: Repository
 ) -> None:
-    # Files that a backup takes over stand in a pack whose other files are gone from it before long.
+    # Files that a backup takes over are in a pack whose other files are gone from it before long.
     settings = TransferSettings(inline_file_bytes_max=0)
     repository = await Repository.open(repository.store, settings=settings)
     query = new_query(remote=True, partitions=1, deltas_per_snapshot=8)

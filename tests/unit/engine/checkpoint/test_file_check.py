@@ -58,7 +58,7 @@ def test_each_byte_of_a_changelog_is_covered(tmp_path: Path) -> None:
         path.write_bytes(altered)
         assert is_found(path, "lz4", of(CHANGELOG), checksum_of(CHANGELOG))
         unseen += not is_found(path, "lz4", of(CHANGELOG), None)
-    # lz4's own checksums are of what is in a block: another way to write the same is no damage.
+    # lz4's own checksums are of what is in a block: another way to write the same is not damage.
     assert unseen < 10
 
 

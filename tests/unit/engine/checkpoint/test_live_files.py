@@ -27,7 +27,7 @@ BELOW = ("commits", "sources", "offsets", "state/0")
 
 
 class Place:
-    """The tree in one of two places, and hands that change it."""
+    """The tree in one of two places, and what changes it."""
 
     def __init__(self, root: Path, store: InterposedStore | None) -> None:
         self.root = root
@@ -69,7 +69,7 @@ async def test_what_is_listed_is_what_may_be_sparks(place: Place, tmp_path: Path
     assert all(file.name == path[-1] for path, file in listed.items())
 
 
-async def test_files_can_be_read_with_the_stat_that_is_told(place: Place, tmp_path: Path) -> None:
+async def test_files_can_be_read_with_the_stat_that_is_listed(place: Place, tmp_path: Path) -> None:
     async with live_files(await place.open(), tmp_path) as files:
         listed = await files.list(BELOW)
         brought = await files.bring([*listed, ("metadata",)])

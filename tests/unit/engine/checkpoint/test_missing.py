@@ -102,7 +102,7 @@ async def test_an_index_that_is_missing_stops_no_backup(
     await check_whole(repository, healed, query, tmp_path)
 
 
-async def test_a_restore_names_the_backup_that_is_whole_and_takes_it_when_it_is_told(
+async def test_a_restore_names_the_backup_that_is_whole_and_takes_it_when_asked_to(
     new_query: NewQuery, tmp_path: Path, store: InterposedStore
 ) -> None:
     query = new_query()
@@ -120,7 +120,7 @@ async def test_a_restore_names_the_backup_that_is_whole_and_takes_it_when_it_is_
     await check_rows(target, tmp_path, batch=3)
 
 
-async def test_told_to_take_a_whole_one_it_takes_the_one_that_was_asked_for_if_it_is(
+async def test_asked_for_a_whole_one_it_takes_the_one_that_was_named_if_it_is_whole(
     new_query: NewQuery, tmp_path: Path, store: InterposedStore
 ) -> None:
     query = new_query()

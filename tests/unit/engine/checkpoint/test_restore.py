@@ -168,7 +168,7 @@ async def test_a_time_finds_the_backup_that_was_the_newest_then(world: World) ->
         await restore_checkpoint(repository, world.new_path(), RestoreChoice(at_ms=1))
 
 
-async def test_a_batch_that_no_backup_has_is_told_with_those_that_there_are(world: World) -> None:
+async def test_a_batch_that_no_backup_has_is_reported_with_those_that_there_are(world: World) -> None:
     query = await world.query(7)
     await world.back_up(query)
     with pytest.raises(NotFoundError, match="no backup has batch 2") as caught:
@@ -260,7 +260,7 @@ async def test_the_place_of_the_repository_is_no_target(world: World, where: str
         await restore_checkpoint(repository, world.tmp_path / "here-2")
 
 
-async def test_a_target_that_cannot_come_back_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_target_that_cannot_come_back_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     query = await world.query(1)
     await world.back_up(query)
     before = tree(query.root)
@@ -426,5 +426,5 @@ async def test_checkpoints_of_spark_come_back_row_by_row(
 
 
 def test_the_help_says_to_stop_the_query_before_it_is_moved_aside() -> None:
-    told = CliRunner().invoke(tidemark, ["spark", "restore", "--help"]).stdout
-    assert "Stop the query first: its executors write by path." in " ".join(told.split())
+    shown = CliRunner().invoke(tidemark, ["spark", "restore", "--help"]).stdout
+    assert "Stop the query first: its executors write by path." in " ".join(shown.split())

@@ -256,9 +256,9 @@ async def test_a_failure_after_moving_aside_says_where_the_old_content_is(world:
         await world.restore(move_aside=True)
     (aside,) = {key.partition("/")[0] for key in await world.keys() if "aside" in key}
     assert await world.content(aside) == before
-    told = describe(caught.value, "spark restore")
-    assert f"its former content is at s3a://bucket/above/{aside}: keep it, and restore again; " in told.hint
-    assert told.causes[0] == f"the former content of {LOCATION} is at s3a://bucket/above/{aside}, whole"
+    shown = describe(caught.value, "spark restore")
+    assert f"its former content is at s3a://bucket/above/{aside}: keep it, and restore again; " in shown.hint
+    assert shown.causes[0] == f"the former content of {LOCATION} is at s3a://bucket/above/{aside}, whole"
 
 
 async def test_a_failure_before_moving_aside_says_nothing_of_it(world: World) -> None:

@@ -187,7 +187,7 @@ def test_a_table_of_another_kind_is_not_checked(tmp_path: Path) -> None:
     assert check_sst(path) == SstReport(unchecked="is a plain table, which has no checksums of blocks")
 
 
-def test_a_file_that_is_not_there_is_told_with_its_cause(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported_with_its_cause(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match="cannot be read") as raised:
         check_sst(tmp_path / "000007.sst")
     assert isinstance(raised.value.__cause__, FileNotFoundError)
@@ -199,7 +199,7 @@ def test_what_is_no_file_is_no_damage_that_goes_unnamed(tmp_path: Path) -> None:
 
 
 def small_block(*entries: tuple[bytes, bytes]) -> bytes:
-    """A block as it stands in a file, of entries shorter than 128 bytes."""
+    """A block as it is in a file, of entries shorter than 128 bytes."""
     listed = b"".join(bytes((0, len(key), len(value))) + key + value for key, value in entries)
     contents = listed + (0).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"\0"
     return contents + BLOCK_SUMS[CRC32C](contents).to_bytes(4, "little")

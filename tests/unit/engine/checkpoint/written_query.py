@@ -104,7 +104,7 @@ class WrittenQuery:
         self._ids: list[UniqueId | None] = [None] * partitions
 
     async def begin(self) -> Self:
-        """Write what stands there before the first batch."""
+        """Write what is there before the first batch."""
         _write(self.root / "metadata", encode_query_id("query-1"))
         paths = (f"file:{self.root}/state/0/_stateSchema/default/0_abc",) if self._families else ()
         store = OperatorStore(
@@ -121,7 +121,7 @@ class WrittenQuery:
         return self
 
     async def run(self, batches: int) -> None:
-        """Commit more batches; batch b puts, replaces and deletes rows that tell which batch it is."""
+        """Commit more batches; batch b puts, replaces and deletes rows that show which batch it is."""
         checkpoint = await StreamingCheckpoint.open(self.root)
         for _ in range(batches):
             batch = self.batch + 1

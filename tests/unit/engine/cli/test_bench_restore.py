@@ -21,10 +21,10 @@ def url(tmp_path: Path) -> str:
     """A repository with a job of two RocksDB stores, and one with a name that is made to do harm."""
     url = f"file://{tmp_path}/repository"
     (tmp_path / "scratch").mkdir()
-    chance = random.Random(7)
+    rng = random.Random(7)
     with StoreWriter.open(tmp_path / "live") as store:
         for number in range(100):
-            store.put(number.to_bytes(4), chance.randbytes(1000))
+            store.put(number.to_bytes(4), rng.randbytes(1000))
         store.checkpoint(tmp_path / "state")
     with SyncRepository.init(url) as repository:
         flights = [repository.backup(Scope("flights"), tmp_path / "state", task=task) for task in ("0", HOSTILE)]
@@ -67,11 +67,11 @@ def test_to_nowhere_writes_nothing_but_the_report(run: Run, url: str, tmp_path: 
     before = {path.name for path in tmp_path.iterdir()}
     result = run("bench", "restore", url, "-j", "flights", "--to-nowhere", "--report", "report", "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert (told["verb"], told["slo_met"], told["to_disk"], told["kept_at"]) == ("bench restore", None, False, "")
-    assert told["total_s"] == told["find_s"] + told["restore_s"] + told["open_s"] > 0
+    shown = json.loads(result.stdout)
+    assert (shown["verb"], shown["slo_met"], shown["to_disk"], shown["kept_at"]) == ("bench restore", None, False, "")
+    assert shown["total_s"] == shown["find_s"] + shown["restore_s"] + shown["open_s"] > 0
     (line,) = _history(tmp_path)
-    assert line == {name: told[name] for name in line}
+    assert line == {name: shown[name] for name in line}
     assert {path.name for path in tmp_path.iterdir()} == before | {"report"}
     assert run("bench", "restore", url, "-j", "flights", "--to-nowhere", "--keep").exit_code == 2
 
@@ -133,7 +133,7 @@ def test_the_group_by_itself_shows_its_help(run: Run) -> None:
     assert "restore" in result.stdout
 
 
-def test_a_scratch_directory_that_does_not_go_is_told(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scratch_directory_that_does_not_go_is_reported(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
     result = _bench(run, url)
     assert result.exit_code == 0, result.output

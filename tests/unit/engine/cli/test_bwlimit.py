@@ -1,4 +1,4 @@
-"""The limit on bytes per second: where it may stand, and that it holds for a whole run."""
+"""The limit on bytes per second: where it may be, and that it holds for a whole run."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `collect` tells people and programs."""
+"""What `collect` shows people and programs."""
 
 import contextlib
 from pathlib import Path
@@ -41,7 +41,7 @@ REPORT = CollectReport(
 )
 
 
-def test_unfinished_uploads_are_told_by_reason_and_number() -> None:
+def test_unfinished_uploads_are_reported_by_reason_and_number() -> None:
     lines = "\n".join(collect_lines(view_collect(REPORT), verbose=True))
     assert "blobs/00/job/x" in lines
     assert "begun longer ago than the TTL, and never finished" in lines
@@ -75,13 +75,13 @@ def test_the_last_line_says_it_all(changes: dict[str, Any], expected: str) -> No
     assert expected in summary_line(report)
 
 
-def test_keys_beyond_those_that_are_told_are_counted() -> None:
+def test_keys_beyond_those_that_are_listed_are_counted() -> None:
     many = ReasonTotal(reason=DeleteReason.UNREACHABLE_UPLOAD, count=5000, size_bytes=10**9)
     lines = collect_lines(view_collect(msgspec.structs.replace(REPORT, totals=(*REPORT.totals, many))), verbose=True)
     assert "and 5,000 keys more: a plan has them all" in lines
 
 
-def test_programs_are_told_why_something_is_missing() -> None:
+def test_programs_learn_why_something_is_missing() -> None:
     changes = {"audit_missing": "denied", "run_left": "no answer", "excluded_count": 2, "unruled": ("ledger",)}
     view = view_collect(msgspec.structs.replace(REPORT, **changes))
     assert (view.audit, view.audit_missing, view.run_left) == ("", "denied", "no answer")
@@ -110,7 +110,7 @@ def test_a_dry_run_s_plan_stands_below_the_cache_and_the_oldest_ones_go(tmp_path
     ]
 
 
-def test_a_plan_goes_where_it_is_told_and_otherwise_only_a_dry_run_s_is_kept(tmp_path: Path) -> None:
+def test_a_plan_goes_where_it_is_asked_for_and_otherwise_only_a_dry_run_s_is_kept(tmp_path: Path) -> None:
     assert choose_plan_dir(None, tmp_path, run_id(1), dry_run=False) is None
     assert choose_plan_dir(None, None, run_id(1), dry_run=True) is None
     assert choose_plan_dir(tmp_path / "here", tmp_path, run_id(1), dry_run=False) == tmp_path / "here"

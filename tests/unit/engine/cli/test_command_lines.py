@@ -29,8 +29,8 @@ def test_the_help_of_a_verb_fits_one_screen_and_has_an_example(run: Run, command
     ["", "restore", "history", "collect", "collect explain", "collect verify-plan", "bench restore", "spark restore"],
 )
 def test_a_help_that_has_times_of_a_day_says_that_they_are_utc(run: Run, words: str) -> None:
-    told = " ".join(run(*words.split(), "--help", COLUMNS="80").stdout.split())
-    assert told.count("yesterday 18:00'") == told.count("yesterday 18:00' (UTC)") > 0
+    shown = " ".join(run(*words.split(), "--help", COLUMNS="80").stdout.split())
+    assert shown.count("yesterday 18:00'") == shown.count("yesterday 18:00' (UTC)") > 0
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
@@ -70,11 +70,11 @@ def test_without_a_verb_it_prints_its_help(run: Run, words: tuple[str, ...]) -> 
 )
 def test_a_wrong_command_line_ends_with_2_and_a_hint(run: Run, words: tuple[str, ...], message: str) -> None:
     environment = {"TIDEMARK_REPOSITORY": "memory://nothing-here"}
-    told = run(*words, **environment)
-    assert told.exit_code == 2
-    assert message in told.stderr
-    assert "\nhint: " in told.stderr
-    assert told.stdout == ""
+    shown = run(*words, **environment)
+    assert shown.exit_code == 2
+    assert message in shown.stderr
+    assert "\nhint: " in shown.stderr
+    assert shown.stdout == ""
     failure = json.loads(run(*words, **environment, TIDEMARK_JSON="1").stderr)
     assert (failure["schema"], failure["error"], failure["code"]) == (1, "UsageError", 2)
     assert message in failure["message"]
@@ -84,7 +84,7 @@ def test_a_wrong_command_line_ends_with_2_and_a_hint(run: Run, words: tuple[str,
 @pytest.mark.parametrize(
     "url, code", [("gopher://x", 2), ("file://host/x", 2), ("s3://bucket/x", 8), ("memory://fresh", 7), ("http:x", 2)]
 )
-def test_a_url_that_is_no_repository_is_told_apart(run: Run, url: str, code: int) -> None:
+def test_a_url_that_is_not_a_repository_is_distinguished(run: Run, url: str, code: int) -> None:
     result = run("list", "-r", url)
     assert result.exit_code == code
     assert "\nhint: " in result.stderr

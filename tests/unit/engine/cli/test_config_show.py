@@ -1,4 +1,4 @@
-"""`config show` and `completion`: what is set, whence, and what a shell is told."""
+"""`config show` and `completion`: what is set, whence, and what a shell is shown."""
 
 import json
 import shutil
@@ -15,15 +15,15 @@ from tests.unit.engine.cli.conftest import Run
 
 def shown(run: Run, *words: str, **environment: str) -> dict[str, Any]:
     result = run("config", "show", "--json", *words, **environment)
-    told: dict[str, Any] = json.loads(result.stdout)
-    assert result.exit_code == (2 if any(setting["problem"] for setting in told["settings"]) else 0), result.stderr
-    return told | {"by_key": {setting["key"]: setting for setting in told["settings"]}}
+    printed: dict[str, Any] = json.loads(result.stdout)
+    assert result.exit_code == (2 if any(setting["problem"] for setting in printed["settings"]) else 0), result.stderr
+    return printed | {"by_key": {setting["key"]: setting for setting in printed["settings"]}}
 
 
-def test_what_is_not_set_has_its_default_and_tells_where_it_could_stand(run: Run) -> None:
-    told = shown(run)
-    assert told["file"] == ""
-    assert told["by_key"]["[transfer] in_flight_max"] == {
+def test_what_is_not_set_has_its_default_and_shows_where_it_could_be_set(run: Run) -> None:
+    printed = shown(run)
+    assert printed["file"] == ""
+    assert printed["by_key"]["[transfer] in_flight_max"] == {
         "key": "[transfer] in_flight_max",
         "flag": "--in-flight-max",
         "variables": ["TIDEMARK_IN_FLIGHT_MAX"],
@@ -32,22 +32,22 @@ def test_what_is_not_set_has_its_default_and_tells_where_it_could_stand(run: Run
         "place": "",
         "problem": "",
     }
-    assert told["by_key"]["quiet"]["value"] is False
-    assert told["by_key"]["job"]["value"] is None
+    assert printed["by_key"]["quiet"]["value"] is False
+    assert printed["by_key"]["job"]["value"] is None
     assert shown(run, "--set")["settings"] == []
 
 
 def test_each_value_says_where_it_comes_from(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "tidemark.toml"
     file.write_text('job = "flights"\ntask = "3"\n[s3]\nregion = "eu"\n[backup]\njob = "own"\n')
-    told = shown(run, TIDEMARK_TASK="4", TIDEMARK_S3_REGION="us")["by_key"]
-    assert (told["job"]["value"], told["job"]["origin"], told["job"]["place"]) == ("flights", "file", "job")
-    assert (told["task"]["value"], told["task"]["origin"], told["task"]["place"]) == (
+    printed = shown(run, TIDEMARK_TASK="4", TIDEMARK_S3_REGION="us")["by_key"]
+    assert (printed["job"]["value"], printed["job"]["origin"], printed["job"]["place"]) == ("flights", "file", "job")
+    assert (printed["task"]["value"], printed["task"]["origin"], printed["task"]["place"]) == (
         "4",
         "environment",
         "TIDEMARK_TASK",
     )
-    assert told["[s3] region"]["value"] == "us"
+    assert printed["[s3] region"]["value"] == "us"
     of_backup = shown(run, "backup", TIDEMARK_BACKUP_TASK="5", TIDEMARK_TASK="4")
     by_key = of_backup["by_key"]
     assert (by_key["job"]["value"], by_key["job"]["place"]) == ("own", "[backup] job")
@@ -60,8 +60,8 @@ def test_what_it_says_is_what_a_verb_takes(run: Run, tmp_path: Path, request: py
         'repository = "memory://a"\n[s3]\nconnections_max = 9\n[list]\nquiet = true\n'
     )
     environment = {"TIDEMARK_REPOSITORY": "memory://b", "TIDEMARK_LIST_REPOSITORY": "memory://c"}
-    told = shown(run, "list", "--set", **environment)["by_key"]
-    assert {key: setting["value"] for key, setting in told.items()} == {
+    printed = shown(run, "list", "--set", **environment)["by_key"]
+    assert {key: setting["value"] for key, setting in printed.items()} == {
         "repository": "memory://c",
         "quiet": True,
         "[s3] connections_max": 9,
@@ -71,15 +71,15 @@ def test_what_it_says_is_what_a_verb_takes(run: Run, tmp_path: Path, request: py
     assert (seen[0].repository, seen[0].quiet, seen[0].s3.connections_max) == ("memory://c", True, 9)
 
 
-def test_a_value_that_would_be_refused_is_told_and_ends_with_2(run: Run) -> None:
-    told = shown(run, TIDEMARK_IN_FLIGHT_MAX="many")
-    assert "not a valid integer" in told["by_key"]["[transfer] in_flight_max"]["problem"]
+def test_a_value_that_would_be_refused_is_reported_and_ends_with_2(run: Run) -> None:
+    printed = shown(run, TIDEMARK_IN_FLIGHT_MAX="many")
+    assert "not a valid integer" in printed["by_key"]["[transfer] in_flight_max"]["problem"]
     result = run("config", "show", TIDEMARK_IN_FLIGHT_MAX="many")
     assert "WRONG: [transfer] in_flight_max" in result.stdout
     assert "TIDEMARK_IN_FLIGHT_MAX" in result.stdout
 
 
-def test_what_only_together_is_wrong_is_told_of_each_setting(run: Run, tmp_path: Path) -> None:
+def test_what_only_together_is_wrong_is_reported_of_each_setting(run: Run, tmp_path: Path) -> None:
     environment = {
         "TIDEMARK_IN_FLIGHT_MAX": "0",
         "TIDEMARK_BLOB_BYTES_MAX": "2MiB",
@@ -89,8 +89,8 @@ def test_what_only_together_is_wrong_is_told_of_each_setting(run: Run, tmp_path:
         "TIDEMARK_S3_REGION": "eu",
         "TIDEMARK_BWLIMIT": "63KiB",
     }
-    told = shown(run, "--set", **environment)["settings"]
-    assert {setting["key"]: setting["problem"] for setting in told} == {
+    printed = shown(run, "--set", **environment)["settings"]
+    assert {setting["key"]: setting["problem"] for setting in printed} == {
         "[transfer] in_flight_max": "is not within 1 and 1,024: 0",
         "[transfer] blob_bytes_max": "pack_bytes_max exceeds blob_bytes_max: 8388608",
         "[s3] read_timeout_s": "'abc' is not a valid float.",
@@ -99,7 +99,7 @@ def test_what_only_together_is_wrong_is_told_of_each_setting(run: Run, tmp_path:
         "[s3] region": "",
         "bwlimit": "'63KiB': is too few bytes per second; give at least 64KiB, or 0 for no limit",
     }
-    assert "secret" not in json.dumps(told)
+    assert "secret" not in json.dumps(printed)
     # Each of them alone ends a verb; without it, that finds no repository.
     (tmp_path / "here").mkdir()
     for name, value in environment.items():
@@ -107,7 +107,7 @@ def test_what_only_together_is_wrong_is_told_of_each_setting(run: Run, tmp_path:
         assert ended.exit_code == (7 if name == "TIDEMARK_S3_REGION" else 2), name
 
 
-def test_a_wrong_flag_does_not_keep_the_settings_from_being_told(run: Run) -> None:
+def test_a_wrong_flag_does_not_keep_the_settings_from_being_reported(run: Run) -> None:
     result = run("config", "show", TIDEMARK_JSON="abc", TIDEMARK_CACHE="abc")
     assert result.exit_code == 2
     assert "WRONG: json: 'abc' is not a valid boolean" in result.stdout
@@ -127,8 +127,8 @@ def test_an_option_that_may_be_repeated_takes_a_text_or_a_list(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, value: list[str]
 ) -> None:
     (tmp_path / "tidemark.toml").write_text(f"[restore]\nfiles = {text}\n")
-    told = shown(run, "restore")["by_key"]["[restore] files"]
-    assert (told["value"], told["origin"], told["problem"]) == (value, "file", "")
+    printed = shown(run, "restore")["by_key"]["[restore] files"]
+    assert (printed["value"], printed["origin"], printed["problem"]) == (value, "file", "")
     taken: list[object] = []
 
     def restore(**values: object) -> None:
@@ -150,7 +150,7 @@ def test_a_list_is_refused_where_one_value_is_wanted(run: Run, tmp_path: Path, t
 
 @pytest.mark.parametrize("words", [(), ("--json",), ("--origin",)])
 @pytest.mark.parametrize(
-    "url, told",
+    "url, printed",
     [
         ("s3://canary:secret@bucket/p", "s3://***@bucket/p"),
         ("s3://canary:abc/def+secret@bucket/p", "s3://***@bucket/p"),
@@ -159,9 +159,9 @@ def test_a_list_is_refused_where_one_value_is_wanted(run: Run, tmp_path: Path, t
         ("/plain/path/what?@home", "/plain/path/what?@home"),
     ],
 )
-def test_credentials_in_a_url_are_not_printed(run: Run, words: tuple[str, ...], url: str, told: str) -> None:
+def test_credentials_in_a_url_are_not_printed(run: Run, words: tuple[str, ...], url: str, printed: str) -> None:
     result = run("config", "show", *words, TIDEMARK_REPOSITORY=url)
-    assert told in result.stdout
+    assert printed in result.stdout
     assert "secret" not in result.stdout + result.stderr
     # No verb takes it.
     assert result.exit_code == (0 if url.startswith("/") else 2)
@@ -186,9 +186,9 @@ def test_no_error_repeats_the_secret_of_a_url(run: Run, words: tuple[str, ...], 
 
 
 def test_a_verb_of_a_group_is_named_by_its_words_and_an_unknown_one_is_refused(run: Run) -> None:
-    told = shown(run, "spark", "backup")
-    assert told["of"] == "spark backup"
-    assert any(key.startswith("[spark-backup] ") for key in told["by_key"])
+    printed = shown(run, "spark", "backup")
+    assert printed["of"] == "spark backup"
+    assert any(key.startswith("[spark-backup] ") for key in printed["by_key"])
     result = run("config", "show", "bakcup")
     assert result.exit_code == 2
     assert "no such verb" in result.stderr
@@ -204,9 +204,9 @@ def test_the_script_of_a_shell_asks_tidemark(run: Run, shell: str, quiet: str) -
         subprocess.run([program, "-n"], input=result.stdout, text=True, check=True)
 
 
-def test_a_shell_is_told_verbs_and_options() -> None:
+def test_a_shell_completes_verbs_and_options() -> None:
     def completed(*words: str) -> list[str]:
-        told = subprocess.run(
+        printed = subprocess.run(
             [sys.executable, "-m", "engine.cli"],
             env={
                 "_TIDEMARK_COMPLETE": "bash_complete",
@@ -217,7 +217,7 @@ def test_a_shell_is_told_verbs_and_options() -> None:
             text=True,
             check=True,
         )
-        return [line.partition(",")[2] for line in told.stdout.split()]
+        return [line.partition(",")[2] for line in printed.stdout.split()]
 
     assert completed("tidemark", "re") == ["restore", "rewind", "repair", "report"]
     assert "--owners" in completed("tidemark", "restore", "--ow")

@@ -22,17 +22,17 @@ def test_a_url_may_stand_after_the_verb(run: Run, seen: list[Common]) -> None:
 
 
 @pytest.mark.parametrize("url", ["memory://doctored", "file:doctored"], ids=["memory", "file"])
-def test_doctor_tells_a_table_and_ends_with_0(run: Run, tmp_path: Path, url: str) -> None:
+def test_doctor_reports_a_table_and_ends_with_0(run: Run, tmp_path: Path, url: str) -> None:
     url = f"file://{tmp_path}/doctored" if url.startswith("file") else url
     (tmp_path / "doctored").mkdir()
-    told = run("doctor", url)
-    assert (told.exit_code, told.stderr) == (0, "")
-    lines = told.stdout.splitlines()
+    shown = run("doctor", url)
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    lines = shown.stdout.splitlines()
     assert all(len(line) <= 120 for line in lines)
     assert lines[0].split() == ["verdict", "check", "what", "it", "means", "(what", "was", "seen)"]
-    assert "ok       conditional create     of any number of writers one wins (6 races" in told.stdout
-    assert "n/a      multipart abort        only S3 has this" in told.stdout
-    assert "this store is SAFE for tidemark" in told.stdout
+    assert "ok       conditional create     of any number of writers one wins (6 races" in shown.stdout
+    assert "n/a      multipart abort        only S3 has this" in shown.stdout
+    assert "this store is SAFE for tidemark" in shown.stdout
     report = json.loads(run("doctor", url, "--json").stdout)
     assert (report["schema"], report["verb"], report["safe"], report["verdict"]) == (1, "doctor", True, "ok")
     assert {"check", "verdict", "figure", "meaning", "has_backstop"} == report["checks"][0].keys()
@@ -51,18 +51,18 @@ def test_doctor_makes_no_directory_where_somebody_mistyped(run: Run, tmp_path: P
 
 @pytest.mark.parametrize("name", ["TIDEMARK_S3_REGION", "AWS_REGION", "AWS_DEFAULT_REGION"])
 def test_a_policy_is_of_the_part_of_aws_where_the_region_is(run: Run, name: str) -> None:
-    told = run("doctor", "s3://bucket", "--policy", "owner", **{name: "cn-north-1"})
-    assert "arn:aws-cn:s3:::bucket" in told.stdout
-    assert "arn:aws:" not in told.stdout
+    shown = run("doctor", "s3://bucket", "--policy", "owner", **{name: "cn-north-1"})
+    assert "arn:aws-cn:s3:::bucket" in shown.stdout
+    assert "arn:aws:" not in shown.stdout
 
 
 @pytest.mark.parametrize("role", ["writer", "restorer", "collector", "owner"])
 def test_a_policy_is_printed_without_asking_anybody(run: Run, role: str) -> None:
-    told = run("doctor", "s3://bucket/team/state", "--policy", role, TIDEMARK_S3_ENDPOINT_URL="https://127.0.0.1:1")
-    assert told.exit_code == 0
-    policy = json.loads(told.stdout)
+    shown = run("doctor", "s3://bucket/team/state", "--policy", role, TIDEMARK_S3_ENDPOINT_URL="https://127.0.0.1:1")
+    assert shown.exit_code == 0
+    policy = json.loads(shown.stdout)
     assert "arn:aws:s3:::bucket/team/state/*" in [r for s in policy["Statement"] for r in s["Resource"]]
-    assert told.stderr.startswith(f"{role}: ")
+    assert shown.stderr.startswith(f"{role}: ")
     document = json.loads(run("doctor", "s3://bucket/team/state", "--policy", role, "--json").stdout)
     assert (document["role"], document["policy"]) == (role, policy)
     with_key = {"TIDEMARK_S3_ENCRYPTION": "aws:kms", "TIDEMARK_S3_KMS_KEY_ID": "ab"}
@@ -82,7 +82,7 @@ def test_a_policy_is_printed_without_asking_anybody(run: Run, role: str) -> None
     ],
 )
 def test_what_only_s3_has_is_refused_elsewhere(run: Run, words: tuple[str, ...], message: str) -> None:
-    told = run(*words)
-    assert told.exit_code == 2
-    assert message in told.stderr
-    assert "\nhint: " in told.stderr
+    shown = run(*words)
+    assert shown.exit_code == 2
+    assert message in shown.stderr
+    assert "\nhint: " in shown.stderr

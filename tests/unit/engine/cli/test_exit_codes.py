@@ -33,7 +33,7 @@ ALL_KINDS = {
     kind
     for root in (StoreError, EngineError, FormatError)
     for kind in _tree(root)
-    # Verbs load it only when they are told to.
+    # Verbs load it only when they are asked to.
     if not kind.__module__.startswith(("engine.spark", "tests"))
 }
 KINDS = sorted((kind for kind in ALL_KINDS if not kind.__name__.startswith("_")), key=lambda kind: kind.__name__)
@@ -54,7 +54,7 @@ def test_every_error_has_an_exit_code_of_its_own_choice(kind: type[Exception]) -
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_error_is_told_with_a_hint(kind: type[Exception]) -> None:
+def test_every_error_is_reported_with_a_hint(kind: type[Exception]) -> None:
     failure = describe(_made(kind), "backup")
     assert failure.error == kind.__name__
     assert failure.hint
@@ -62,7 +62,7 @@ def test_every_error_is_told_with_a_hint(kind: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize("kind", PRIVATE_KINDS, ids=lambda kind: kind.__name__)
-def test_a_private_error_is_told_as_the_public_one_above_it(kind: type[Exception]) -> None:
+def test_a_private_error_is_reported_as_the_public_one_above_it(kind: type[Exception]) -> None:
     failure = describe(_made(kind), "backup")
     assert failure.error in {public.__name__ for public in KINDS}
     assert failure.code == CODES[kind.__mro__[1].__name__]
@@ -120,13 +120,13 @@ def test_a_subclass_that_nobody_listed_has_the_code_of_its_parent() -> None:
         del ForeignError, kind
 
 
-def test_of_a_cause_with_a_traceback_in_it_one_line_is_told() -> None:
+def test_of_a_cause_with_a_traceback_in_it_one_line_is_reported() -> None:
     error = EngineError("a task failed", operation="collect")
     error.__cause__ = RuntimeError('the Python worker failed:\nTraceback (most recent call last):\n  File "a.py"\n')
     assert describe(error, "collect").causes == ("RuntimeError: the Python worker failed:",)
 
 
-def test_causes_and_notes_are_told_nearest_first() -> None:
+def test_causes_and_notes_are_reported_nearest_first() -> None:
     error = DamagedError("cannot read it", operation="restore", subject="a")
     error.__cause__ = StoreUnavailableError("timed out", operation="get", key="b")
     error.__cause__.__cause__ = OSError("broken pipe")

@@ -185,7 +185,7 @@ def test_the_file_may_ask_for_json_even_for_errors(run: Run, tmp_path: Path) -> 
     assert run("list", TIDEMARK_JSON="0").stderr.startswith("error: ")
 
 
-def test_what_tells_one_run_from_the_next_is_read_from_the_verbs_variable_only() -> None:
+def test_what_distinguishes_one_run_from_the_next_is_read_from_the_verbs_variable_only() -> None:
     backup, restore = tidemark.commands["backup"], tidemark.commands["restore"]
     names = {p.name: p.envvar for command in (backup, restore) for p in command.params if isinstance(p, click.Option)}
     # A TIDEMARK_VERSION that somebody sets for another reason must not choose what is restored.
@@ -194,7 +194,7 @@ def test_what_tells_one_run_from_the_next_is_read_from_the_verbs_variable_only()
     assert names["job"] == ["TIDEMARK_RESTORE_JOB", "TIDEMARK_JOB"]
 
 
-def test_a_refused_value_is_told_with_where_it_stands(run: Run, tmp_path: Path) -> None:
+def test_a_refused_value_is_reported_with_where_it_is_set(run: Run, tmp_path: Path) -> None:
     words = ("collect", "-r", "memory://a")
     (tmp_path / "tidemark.toml").write_text('[collect]\nkeep_last = "many"')
     assert f"hint: the value is in {tmp_path / 'tidemark.toml'}" in run(*words).stderr
@@ -203,7 +203,7 @@ def test_a_refused_value_is_told_with_where_it_stands(run: Run, tmp_path: Path) 
     assert "hint: see `tidemark collect --help`" in run(*words, "--keep-last", "many").stderr
 
 
-def test_a_missing_value_is_told_with_where_it_could_stand(run: Run) -> None:
+def test_a_missing_value_is_reported_with_where_it_could_be_set(run: Run) -> None:
     result = run("list")
     assert result.exit_code == 2
     assert "--repository, TIDEMARK_REPOSITORY, or the key `repository` in tidemark.toml" in result.stderr
@@ -251,8 +251,8 @@ def _taken(name: str, kind: object, options: Collection[str]) -> set[str]:
         return set(_TOGETHER[name][0])
     if name in options:
         return {name}
-    assert isinstance(kind, type), f"{name} is no option"
-    assert issubclass(kind, msgspec.Struct), f"{name} is no option"
+    assert isinstance(kind, type), f"{name} is not an option"
+    assert issubclass(kind, msgspec.Struct), f"{name} is not an option"
     return {one for f in msgspec.structs.fields(kind) if f.required or f.name in options
             for one in _taken(f.name, f.type, options)}  # fmt: skip
 

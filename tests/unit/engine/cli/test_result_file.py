@@ -1,4 +1,4 @@
-"""A result file comes from outside: nothing in it is believed that the store can tell."""
+"""A result file comes from outside: nothing in it is believed that the store can show."""
 
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ async def test_a_result_of_which_an_upload_is_gone_has_expired(tmp_path: Path, p
 
 
 async def test_a_result_that_a_collection_took_after_its_ttl_has_expired(tmp_path: Path) -> None:
-    """It is no damage, which it was called before (exit code 4): the hint is to back up again (6)."""
+    """It is not damage, which it was called before (exit code 4): the hint is to back up again (6)."""
     clock = SteppedClock()
     repository = await Repository.init(MemoryStore(clock=clock))
     result = await repository.backup(SCOPE, _source(tmp_path))

@@ -117,20 +117,20 @@ def test_a_structured_log_that_nobody_reads_any_more_stops_no_work_and_not_the_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("engine.cli.output.TICK_PERIOD_S", 0.001)
-    told = threading.Semaphore(0)
+    shown = threading.Semaphore(0)
 
-    def tell(line: str, fields: Mapping[str, int]) -> None:
-        told.release()
+    def report(line: str, fields: Mapping[str, int]) -> None:
+        shown.release()
         raise BrokenPipeError
 
     clock = _Clock()
-    with TerminalProgress(io.StringIO(), clock, what="backup", log=tell) as progress:
+    with TerminalProgress(io.StringIO(), clock, what="backup", log=report) as progress:
         clock.now_s += 10
         progress.add(files=1, bytes_=1)
-        assert told.acquire(timeout=10)
+        assert shown.acquire(timeout=10)
         for _ in range(2):
             clock.now_s += 10
-            assert told.acquire(timeout=10)
+            assert shown.acquire(timeout=10)
 
 
 def test_a_log_gets_its_line_also_while_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,14 +147,14 @@ def test_a_log_gets_its_line_also_while_nothing_moves(monkeypatch: pytest.Monkey
     assert log.getvalue() == 3 * "restore: 0 of 1 files, 0 B of 1.0 KiB, 0%\n"
 
 
-def test_a_structured_log_is_told_the_numbers_and_never_drawn_in_place() -> None:
+def test_a_structured_log_gets_the_numbers_and_is_never_drawn_in_place() -> None:
     clock, screen = _Clock(), _Screen()
-    told: list[tuple[str, Mapping[str, int]]] = []
-    progress = TerminalProgress(screen, clock, what="backup", log=lambda line, fields: told.append((line, fields)))
+    shown: list[tuple[str, Mapping[str, int]]] = []
+    progress = TerminalProgress(screen, clock, what="backup", log=lambda line, fields: shown.append((line, fields)))
     progress.total(files=4, bytes_=4096)
     for _ in range(12):
         clock.now_s += 1
         progress.add(bytes_=100)
     numbers = {"files": 0, "files_total": 4, "bytes": 1000, "bytes_total": 4096, "bytes_per_s": 100}
-    assert told == [("backup: 0 of 4 files, 1000 B of 4.0 KiB, 24%, 100 B/s, 30s left", numbers)]
+    assert shown == [("backup: 0 of 4 files, 1000 B of 4.0 KiB, 24%, 100 B/s, 30s left", numbers)]
     assert screen.getvalue() == ""

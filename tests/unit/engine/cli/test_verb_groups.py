@@ -20,7 +20,7 @@ Seen = dict[str, object]
 
 
 @pytest.fixture
-def group_told(monkeypatch: pytest.MonkeyPatch) -> Seen:
+def group_shown(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """What the verbs of a group `tide` were given."""
     seen: Seen = {}
 
@@ -47,12 +47,12 @@ def group_told(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return seen
 
 
-def test_a_verb_of_a_group_has_variables_and_a_table_of_its_own(run: Run, group_told: Seen, tmp_path: Path) -> None:
+def test_a_verb_of_a_group_has_variables_and_a_table_of_its_own(run: Run, group_shown: Seen, tmp_path: Path) -> None:
     (tmp_path / "tidemark.toml").write_text(
         'repository = "memory://a"\non_spark = true\n[backup]\nno_commit = true\n[tide-backup]\ndepth = "file"\n'
     )
     assert run("tide", "backup", "/c").exit_code == 0
-    assert group_told == {
+    assert group_shown == {
         "verb": "tide backup",
         "repository": "memory://a",
         "checkpoint": "/c",
@@ -61,16 +61,16 @@ def test_a_verb_of_a_group_has_variables_and_a_table_of_its_own(run: Run, group_
     }
     environment = {"TIDEMARK_TIDE_BACKUP_DEPTH": "environment", "TIDEMARK_DEPTH": "nobody's"}
     run("tide", "backup", "/c", "memory://nearer", **environment)
-    assert (group_told["depth"], group_told["repository"]) == ("environment", "memory://nearer")
+    assert (group_shown["depth"], group_shown["repository"]) == ("environment", "memory://nearer")
     (tmp_path / "tidemark.toml").write_text("[tide-backup]\nno_commit = true\n")
     assert "unknown key 'no_commit' in [tide-backup]" in run("tide", "backup", "/c").stderr
 
 
-def test_a_repository_may_stand_before_the_checkpoint(run: Run, group_told: Seen) -> None:
+def test_a_repository_may_stand_before_the_checkpoint(run: Run, group_shown: Seen) -> None:
     run("tide", "restore", "/c", TIDEMARK_REPOSITORY="memory://environment")
-    assert (group_told["checkpoint"], group_told["repository"]) == ("/c", "memory://environment")
+    assert (group_shown["checkpoint"], group_shown["repository"]) == ("/c", "memory://environment")
     run("tide", "restore", "memory://nearer", "/c", TIDEMARK_REPOSITORY="memory://environment")
-    assert (group_told["checkpoint"], group_told["repository"]) == ("/c", "memory://nearer")
+    assert (group_shown["checkpoint"], group_shown["repository"]) == ("/c", "memory://nearer")
     assert "Missing argument 'CHECKPOINT'" in run("tide", "restore").stderr
     extra = run("tide", "restore", "memory://a", "/c", "/d")
     assert (extra.exit_code, "unexpected extra argument (/d)" in extra.stderr) == (2, True)
@@ -79,14 +79,14 @@ def test_a_repository_may_stand_before_the_checkpoint(run: Run, group_told: Seen
     assert "TIDEMARK_REPOSITORY" in json.loads(missing.stderr)["hint"]
 
 
-def test_a_verb_may_do_without_a_repository(run: Run, group_told: Seen) -> None:
+def test_a_verb_may_do_without_a_repository(run: Run, group_shown: Seen) -> None:
     assert run("tide", "check", "/c").exit_code == 0
-    assert group_told == {"verb": "tide check", "repository": "", "checkpoint": "/c"}
+    assert group_shown == {"verb": "tide check", "repository": "", "checkpoint": "/c"}
 
 
 @pytest.mark.parametrize("words", [("spark", "lst"), ("spark", "--quiet"), ("tide", "backup", "--nothing")])
 def test_a_wrong_command_line_of_a_group_names_the_help_of_the_group(
-    run: Run, group_told: Seen, words: tuple[str, ...]
+    run: Run, group_shown: Seen, words: tuple[str, ...]
 ) -> None:
     seen = run(*words)
     assert seen.exit_code == 2

@@ -39,7 +39,7 @@ class Bucket:
 async def check_commit_survives(
     tmp_path: Path, *, ttl_ms: int, margin_ms: int, period_ms: int, backup_at_ms: int, commit_at_ms: int, missed: int
 ) -> None:
-    """The writer is killed between its record and the removal of TTLs; then so many collections do not happen."""
+    """The writer is killed between its record and the removal of TTLs; then a number of collections do not happen."""
     days = backstop_days(ttl_ms=ttl_ms, margin_ms=margin_ms, collection_period_ms=period_ms)
     bucket = Bucket(days)
     writing = InterposedStore(bucket.store)
@@ -81,16 +81,16 @@ async def test_a_commit_late_in_a_long_lease_is_healed_in_time(tmp_path: Path) -
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_whatever_init_accepts_two_collections_may_fail(tmp_path: Path, seed: int) -> None:
-    chance = Random(seed)
-    ttl_ms = chance.randint(2 * HOUR_MS, 30 * DAY_MS)
-    margin_ms = chance.randint(HOUR_MS // 60, (ttl_ms - 1) // 2)
-    backup_at_ms = chance.randint(0, 10 * DAY_MS)
+    rng = Random(seed)
+    ttl_ms = rng.randint(2 * HOUR_MS, 30 * DAY_MS)
+    margin_ms = rng.randint(HOUR_MS // 60, (ttl_ms - 1) // 2)
+    backup_at_ms = rng.randint(0, 10 * DAY_MS)
     await check_commit_survives(
         tmp_path,
         ttl_ms=ttl_ms,
         margin_ms=margin_ms,
-        period_ms=chance.randint(DAY_MS // 2, 12 * DAY_MS),
+        period_ms=rng.randint(DAY_MS // 2, 12 * DAY_MS),
         backup_at_ms=backup_at_ms,
-        commit_at_ms=backup_at_ms + chance.choice([0, (ttl_ms - margin_ms) // 2, ttl_ms - margin_ms]),
+        commit_at_ms=backup_at_ms + rng.choice([0, (ttl_ms - margin_ms) // 2, ttl_ms - margin_ms]),
         missed=2,
     )

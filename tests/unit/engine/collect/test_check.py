@@ -36,7 +36,7 @@ KEEP_TWO = Retention(keep_last=2)
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> World:
-    """On a store that tells TTLs in lists, or the one that a test asks for."""
+    """On a store that shows TTLs in lists, or the one that a test asks for."""
     chosen: World = request.getfixturevalue(getattr(request, "param", "world"))
     return chosen
 
@@ -221,7 +221,7 @@ async def test_a_line_that_says_something_else_than_the_store_is_wrong(
 
 
 @pytest.mark.parametrize("size_bytes", [None, 0], ids=["the same", "of another size"])
-async def test_a_line_that_stands_there_twice_is_told(planned: Planned, size_bytes: int | None) -> None:
+async def test_a_line_that_is_there_twice_is_reported(planned: Planned, size_bytes: int | None) -> None:
     lines = await planned.lines()
     again = lines[-1] if size_bytes is None else msgspec.structs.replace(lines[-1], size_bytes=size_bytes)
     await planned.rewrite([*lines, again])
@@ -230,13 +230,13 @@ async def test_a_line_that_stands_there_twice_is_told(planned: Planned, size_byt
     assert not check.is_right
 
 
-async def test_totals_that_do_not_add_up_are_told(planned: Planned) -> None:
+async def test_totals_that_do_not_add_up_are_reported(planned: Planned) -> None:
     summary = msgspec.structs.replace(await planned.summary(), lines_count=1, size_bytes=2)
     await planned.plan.put(PLAN_SUMMARY_NAME, BytesBody(encode_indented(summary)))
     assert len((await planned.check()).contradictions) == 2
 
 
-async def test_totals_of_nothing_are_told(planned: Planned) -> None:
+async def test_totals_of_nothing_are_reported(planned: Planned) -> None:
     forged = msgspec.structs.replace(await planned.summary(), totals=())
     await planned.plan.put(PLAN_SUMMARY_NAME, BytesBody(encode_indented(forged)))
     check = await planned.check()
@@ -261,7 +261,7 @@ async def test_a_plan_that_moves_its_clock_on_does_not_make_an_upload_older(plan
     assert {w.key for w in check.wrong if w.kind is WrongKind.UNEXPIRED} == set(young.new_keys)
 
 
-async def test_a_plan_of_another_time_than_its_run_is_told(planned: Planned) -> None:
+async def test_a_plan_of_another_time_than_its_run_is_reported(planned: Planned) -> None:
     header = await planned.header()
     await planned.replace_header(now_ms=header.now_ms - 1, listed_at_ms=header.now_ms - 1)
     assert "the plan was made at another time than its run began" in (await planned.check()).contradictions
@@ -274,36 +274,38 @@ def seven_days(now_ms: int) -> RetentionPolicy:
 
 
 async def test_what_is_kept_is_compared_with_what_is_meant(planned: Planned) -> None:
-    async def told(meant: Callable[[int], RetentionPolicy]) -> tuple[str, ...]:
+    async def findings_of(meant: Callable[[int], RetentionPolicy]) -> tuple[str, ...]:
         check = await verify_plan(planned.world.store, planned.repository.record, planned.plan, meant=meant)
         assert check.retention_compared
         return check.contradictions
 
     assert not (await planned.check()).retention_compared
-    assert await told(lambda _: as_policy(KEEP_TWO)) == ()
-    assert "rule 1 of retention" in (await told(lambda _: as_policy(Retention(keep_last=3))))[0]
-    assert await told(lambda _: RetentionPolicy(rules=())) == ("the plan has 1 rules of retention, and 0 are meant",)
-    assert len(await told(seven_days)) == 1
+    assert await findings_of(lambda _: as_policy(KEEP_TWO)) == ()
+    assert "rule 1 of retention" in (await findings_of(lambda _: as_policy(Retention(keep_last=3))))[0]
+    assert await findings_of(lambda _: RetentionPolicy(rules=())) == (
+        "the plan has 1 rules of retention, and 0 are meant",
+    )
+    assert len(await findings_of(seven_days)) == 1
     planned.plan = MemoryStore(clock=planned.world.clock)
     # As worked out a while before the run began.
     await planned.make(seven_days(planned.world.clock.now_ms - 1000))
-    assert await told(seven_days) == ()
-    assert len(await told(lambda now_ms: seven_days(now_ms - 86_400_000))) == 1
+    assert await findings_of(seven_days) == ()
+    assert len(await findings_of(lambda now_ms: seven_days(now_ms - 86_400_000))) == 1
 
 
-async def test_a_root_that_the_plan_lacks_is_told(planned: Planned) -> None:
+async def test_a_root_that_the_plan_lacks_is_reported(planned: Planned) -> None:
     header = await planned.header()
     await planned.replace_header(commits=tuple(c for c in header.commits if c.scope != OTHER))
     assert (await planned.check()).contradictions == ("commit 1 of other was there, and is not among the roots",)
 
 
-async def test_a_name_that_the_plan_lacks_is_told(planned: Planned) -> None:
+async def test_a_name_that_the_plan_lacks_is_reported(planned: Planned) -> None:
     await planned.replace_header(names=())
     check = await planned.check()
     assert check.contradictions == ("the name kept of job was there, and is not among the roots",)
 
 
-async def test_a_commit_that_is_closed_against_the_retention_is_told(planned: Planned) -> None:
+async def test_a_commit_that_is_closed_against_the_retention_is_reported(planned: Planned) -> None:
     header = await planned.header()
     forged = tuple(
         msgspec.structs.replace(c, kept=None if c.kept is KeepReason.LAST else c.kept) for c in header.commits
@@ -314,7 +316,7 @@ async def test_a_commit_that_is_closed_against_the_retention_is_told(planned: Pl
     assert check.contradictions == ("commit 4 of job is kept by the retention, and the plan says otherwise",)
 
 
-async def test_another_retention_than_the_plan_was_made_with_is_told(planned: Planned) -> None:
+async def test_another_retention_than_the_plan_was_made_with_is_reported(planned: Planned) -> None:
     policy = RetentionPolicy(rules=(RetentionRule(pattern="*", retention=Retention(keep_last=1)),))
     await planned.replace_header(retention=policy)
     check = await planned.check()
@@ -322,7 +324,7 @@ async def test_another_retention_than_the_plan_was_made_with_is_told(planned: Pl
     assert check.missed_count > 0
 
 
-async def test_a_commit_of_another_time_is_told(planned: Planned) -> None:
+async def test_a_commit_of_another_time_is_reported(planned: Planned) -> None:
     header = await planned.header()
     first, *rest = header.commits
     later = msgspec.structs.replace(first, committed_at_ms=first.committed_at_ms + 1)
@@ -485,7 +487,7 @@ async def test_lines_that_are_none_are_refused(planned: Planned, line: bytes) ->
         await planned.check()
 
 
-async def test_keys_that_never_were_are_told_as_gone(planned: Planned) -> None:
+async def test_keys_that_never_were_are_reported_as_gone(planned: Planned) -> None:
     lines = await planned.lines()
     forged = msgspec.structs.replace(lines[0], key=upload_key(BLOBS, JOB, "0" * 20, 7))
     await planned.rewrite([*lines, forged])
@@ -522,7 +524,7 @@ async def test_what_came_later_and_is_not_committed_is_neither_wrong_nor_missed(
     assert check.later_count == len(late.new_keys)
 
 
-async def test_what_a_newer_root_reaches_is_told_as_rescued(planned: Planned) -> None:
+async def test_what_a_newer_root_reaches_is_reported_as_rescued(planned: Planned) -> None:
     await planned.repository.rewind(await planned.repository.find(JOB, version=3))
     check = await planned.check()
     assert check.rescued_count > 0
@@ -537,7 +539,7 @@ async def test_after_the_collection_the_planned_keys_are_gone(planned: Planned) 
     assert (check.is_right, check.is_complete, check.is_over) == (True, True, True)
 
 
-async def test_a_root_that_is_gone_by_now_is_told_with_what_looks_missed(planned: Planned) -> None:
+async def test_a_root_that_is_gone_by_now_is_reported_with_what_looks_missed(planned: Planned) -> None:
     planned.plan = MemoryStore(clock=planned.world.clock)
     await planned.make(Retention(keep_last=2, keep_named=False))
     assert (await planned.check()).is_complete

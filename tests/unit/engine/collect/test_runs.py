@@ -96,7 +96,7 @@ async def test_a_run_that_would_delete_more_than_it_may_deletes_nothing_but_prot
     assert sum(total.size_bytes for total in audit.planned) > 0.2 * audit.listed_bytes
 
 
-async def test_a_dry_run_tells_that_it_would_be_refused(world: World) -> None:
+async def test_a_dry_run_reports_that_it_would_be_refused(world: World) -> None:
     repository = await world.process()
     await world.old_history(repository, "one", "two", "three")
     assert (await repository.collect(LAST, dry_run=True)).refused
@@ -288,22 +288,22 @@ async def test_a_run_that_fails_leaves_a_record_too(world: World, operation: str
     assert (audit.failed_count, audit.unknown_count) == (0, 1 if operation == "delete" else 0)
 
 
-async def test_what_is_gone_when_a_deletion_fails_is_told_and_of_what_nobody_knows(
+async def test_what_is_gone_when_a_deletion_fails_is_reported_and_of_what_nobody_knows(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.collect.backend.DELETE_BATCH_MAX", 1)
     repository = await world.process()
     await world.old_history(repository, "one", "two", "three", "four", "five")
-    told: list[tuple[dict[DeleteReason, int], int, int]] = []
+    shown: list[tuple[dict[DeleteReason, int], int, int]] = []
     for key in (commit_key(JOB, 1), "blobs/"):
         world.store.fail("delete", key)
         with pytest.raises(StoreUnavailableError):
             await repository.collect(LAST, delete_share_max=1)
         audit = (await audits(world))[-1]
-        told.append(({t.reason: t.count for t in audit.deleted}, audit.unknown_count, audit.failed_count))
+        shown.append(({t.reason: t.count for t in audit.deleted}, audit.unknown_count, audit.failed_count))
         world.clock.advance(1)
     # The very first one: nothing is gone. Then indexes are, and no blob; of the first one of each nobody knows.
-    assert told == [
+    assert shown == [
         ({}, 1, 3 + 4 + 7),
         ({DeleteReason.CLOSED_COMMIT: 4, DeleteReason.UNREACHABLE_UPLOAD: 4}, 1, 6),
     ]
@@ -319,7 +319,7 @@ class _LostBackend(InProcessBackend):
         return Deleted(totals=(), unknown_count=sum(p.key.startswith(prefix) for p in self._planned))
 
 
-async def test_what_lost_tasks_did_is_told_as_unknown(world: World) -> None:
+async def test_what_lost_tasks_did_is_reported_as_unknown(world: World) -> None:
     repository = await world.process()
     await world.old_history(repository, "one", "two", "three")
     world.store.fail("delete", "blobs/")
@@ -356,7 +356,7 @@ async def test_a_record_says_of_a_store_s_error_what_was_asked_and_not_what_it_a
     assert audit.error == "AccessDeniedError: list_page pins/"
 
 
-async def test_of_a_long_boundary_the_newest_records_are_told(world: World) -> None:
+async def test_of_a_long_boundary_the_newest_records_are_reported(world: World) -> None:
     repository = await world.process()
     kept = tuple(CommitPointer(number, WriteId(f"{number:032x}")) for number in range(1, POINTERS_LISTED_MAX + 3))
     rules = Rules(
@@ -428,7 +428,7 @@ async def test_what_only_waited_is_waiting_though_the_second_reading_excludes_it
     assert (report.excluded_count, report.waiting_count) == (0, len(uploaded.new_keys))
 
 
-async def test_a_record_that_cannot_be_written_is_told_and_stops_nothing(world: World) -> None:
+async def test_a_record_that_cannot_be_written_is_reported_and_stops_nothing(world: World) -> None:
     repository = await world.process()
     await world.history(repository, "one", "two")
     world.store.fail("put_if_absent", AUDIT, AccessDeniedError("denied", operation="put", key=AUDIT))
@@ -550,10 +550,10 @@ async def test_an_audit_record_that_stays_keeps_no_run(world: World, monkeypatch
     assert await keys(world.store.inner, RUNS) == []
 
 
-# ---------------------------------------------------------------------- what is told of many
+# ---------------------------------------------------------------------- what is reported of many
 
 
-async def test_of_many_keys_some_are_told_and_all_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_many_keys_some_are_listed_and_all_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("report", "backend"):
         monkeypatch.setattr(f"engine.collect.{module}.KEYS_LISTED_MAX", 2)
     repository = await world.process()
@@ -581,7 +581,7 @@ class _Refusing(ForwardingStore):
 
 
 class _Backend(InProcessBackend):
-    """Tell whether the run has ended, after its record was written."""
+    """Return whether the run has ended, after its record was written."""
 
     ended = False
 

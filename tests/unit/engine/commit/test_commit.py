@@ -44,7 +44,7 @@ async def test_first_commit_has_number_one_and_no_predecessor(world: World) -> N
     assert await world.restored_text(repository) == "one"
 
 
-async def test_uploads_are_born_with_a_ttl_and_the_commit_removes_it_from_the_new_ones_only(world: World) -> None:
+async def test_uploads_are_created_with_a_ttl_and_the_commit_removes_it_from_the_new_ones_only(world: World) -> None:
     repository = await world.process()
     first = await world.backup(repository, "one")
     assert await ttl_keys(world) == set(first.new_keys)
@@ -76,7 +76,7 @@ async def test_a_commit_without_results_moves_the_offsets_alone(world: World) ->
     assert second.record.offsets == "2"
 
 
-async def test_of_two_writers_at_one_number_one_is_told_that_it_lost(world: World) -> None:
+async def test_of_two_writers_at_one_number_one_learns_that_it_lost(world: World) -> None:
     mine, theirs = await world.process(), await world.process()
     await mine.commit(JOB, [await world.backup(mine, "zero")])
     my_result, their_result = await world.backup(mine, "mine"), await world.backup(theirs, "theirs")
@@ -384,20 +384,20 @@ async def test_commit_time_never_goes_backwards(world: World) -> None:
     assert (await repository.find(JOB, at_ms=third.committed_at_ms - 1)).record.number == 2
 
 
-async def test_a_time_before_all_commits_is_told_with_the_oldest(world: World) -> None:
+async def test_a_time_before_all_commits_is_reported_with_the_oldest(world: World) -> None:
     repository = await world.process()
     await repository.commit(JOB, [], offsets="1")
     world.clock.advance(5_000)
     commit = await repository.commit(JOB, [], offsets="2")
     world.clock.advance(5_000)
     first = await repository.find(JOB, number=1)
-    with pytest.raises(NotFoundError) as told:
+    with pytest.raises(NotFoundError) as shown:
         await repository.find(JOB, at_ms=first.committed_at_ms - 1)
-    assert iso_time(first.committed_at_ms - 1) in str(told.value)
-    assert told.value.hint == f"the oldest is commit 1, of {iso_time(first.committed_at_ms)}"
-    with pytest.raises(NotFoundError) as told:
+    assert iso_time(first.committed_at_ms - 1) in str(shown.value)
+    assert shown.value.hint == f"the oldest is commit 1, of {iso_time(first.committed_at_ms)}"
+    with pytest.raises(NotFoundError) as shown:
         await repository.find(JOB, at_ms=commit.committed_at_ms, version=99)
-    assert told.value.hint == NotFoundError.default_hint
+    assert shown.value.hint == NotFoundError.default_hint
 
 
 async def test_rewind_takes_the_next_number_and_the_old_stores(world: World) -> None:

@@ -88,7 +88,7 @@ async def test_it_costs_what_the_table_says_however_long_the_log_is(world: World
     assert Counter(operation for operation, _ in world.store.requests) == {"list_page": 1, "get": 1}
 
 
-async def test_a_dry_run_tells_and_writes_nothing(world: World) -> None:
+async def test_a_dry_run_reports_and_writes_nothing(world: World) -> None:
     repository = await world.process()
     await world.history(repository, "one", "two")
     await repository.name(await repository.find(JOB), "kept")
@@ -158,7 +158,7 @@ async def test_a_forgotten_job_goes_on_from_a_name(world: World) -> None:
     assert await world.restored_text(repository) == "one"
 
 
-async def test_a_forgotten_job_begins_anew_with_another_layout(world: World) -> None:
+async def test_a_forgotten_job_begins_again_with_another_layout(world: World) -> None:
     repository = await world.process()
     await repository.commit(JOB, [], layout=ScopeLayout(tasks_count=2))
     await repository.forget(JOB)
@@ -181,8 +181,8 @@ async def test_a_task_that_is_forgotten_leaves_the_others(world: World) -> None:
 # ---------------------------------------------------------------------- a writer that does not know
 
 
-async def test_names_that_may_not_be_released_are_left_and_told(world: World) -> None:
-    """Whoever may write boundaries may not write names: the boundary stands by then."""
+async def test_names_that_may_not_be_released_are_left_and_reported(world: World) -> None:
+    """Anyone who may write boundaries may not write names: the boundary is written by then."""
     repository = await world.process()
     await world.history(repository, "one", "two")
     for number, name in ((1, "first"), (2, "second")):
@@ -211,7 +211,7 @@ async def test_a_forgetting_that_is_refused_leaves_the_writer_what_it_remembers(
     assert commit.pointer.number == 2
 
 
-async def test_a_writer_that_remembers_the_newest_is_fenced_and_begins_anew(world: World) -> None:
+async def test_a_writer_that_remembers_the_newest_is_fenced_and_begins_again(world: World) -> None:
     writer = await world.process()
     await world.history(writer, "one", "two")
     stale = await world.backup(writer, "three")
@@ -265,8 +265,8 @@ async def test_a_commit_between_listing_and_boundary_is_forgotten_and_its_writer
     with pytest.raises(FencedError):
         await writer.commit(JOB, [next_])
     assert await (await world.process()).latest(JOB) is None
-    anew = await writer.commit(JOB, [await world.backup(writer, "anew")])
-    assert [s.task for s in anew.record.stores] == ["0"]
+    again = await writer.commit(JOB, [await world.backup(writer, "anew")])
+    assert [s.task for s in again.record.stores] == ["0"]
     await collect(world)
     assert await world.restored_text(writer) == "anew"
 
@@ -306,7 +306,7 @@ async def test_a_zombie_that_wakes_after_the_collection_is_fenced(world: World) 
     assert await world.keys("log/") == {boundary_key(JOB, 1 + FORGOTTEN_AHEAD)}
 
 
-async def test_a_zombie_stays_fenced_when_the_job_has_begun_anew_and_the_boundary_was_superseded(world: World) -> None:
+async def test_a_zombie_stays_fenced_when_the_job_has_begun_again_and_the_boundary_was_superseded(world: World) -> None:
     zombie, writer = await world.process(), await world.process()
     await world.history(zombie, "one")
     result = await world.backup(zombie, "two")
@@ -382,7 +382,7 @@ async def test_a_boundary_that_is_refused_is_no_success(
 # ---------------------------------------------------------------------- others beside
 
 
-async def test_a_late_copy_of_the_boundary_harms_no_job_that_has_begun_anew(world: World) -> None:
+async def test_a_late_copy_of_the_boundary_harms_no_job_that_has_begun_again(world: World) -> None:
     repository = await world.process()
     await world.history(repository, "one")
     report = await repository.forget(JOB)
@@ -403,12 +403,12 @@ async def test_a_collector_that_has_read_its_roots_before_deletes_nothing_that_i
     repository = await world.process()
     await world.history(repository, "one", "two")
 
-    async def forgotten_and_begun_anew() -> None:
+    async def forgotten_and_begun_again() -> None:
         await forget(world)
         writer = await world.process()
         await writer.commit(JOB, [await world.backup(writer, "anew")])
 
-    world.store.before("put_if_absent", boundary_key(JOB, 1), forgotten_and_begun_anew)
+    world.store.before("put_if_absent", boundary_key(JOB, 1), forgotten_and_begun_again)
     await repository.collect(KEEP_ONE, delete_share_max=1)
     assert await world.restored_text(await world.process()) == "anew"
     await collect(world)
@@ -435,7 +435,7 @@ async def test_who_protects_a_commit_before_it_is_forgotten_keeps_it(world: Worl
         await forget(world)
         await collect(world)
 
-    # The pin stands and the commit was found open; the fork's record or the naming comes after the collection.
+    # The pin is there and the commit was found open; the fork's record or the naming comes after the collection.
     world.store.before("put_if_absent", "log/other" if act is _fork else "names/", forgotten_and_collected)
     await act(repository)
     await collect(world)
@@ -444,7 +444,7 @@ async def test_who_protects_a_commit_before_it_is_forgotten_keeps_it(world: Worl
         await repository.find_and_restore(OTHER, target)
     else:
         await repository.find_and_restore(JOB, target, name="kept")
-        # A name that was given beside is told by the next call.
+        # A name that was given beside is reported by the next call.
         assert (await repository.forget(JOB)).names == ("kept",)
     assert (target / "CURRENT").read_text() == "one"
 
@@ -477,7 +477,7 @@ async def test_a_rewind_under_way_is_fenced(world: World) -> None:
     assert await world.keys("blobs/") == set()
 
 
-async def test_a_fork_onto_a_forgotten_scope_begins_it_anew(world: World) -> None:
+async def test_a_fork_onto_a_forgotten_scope_begins_it_again(world: World) -> None:
     repository = await world.process()
     await world.history(repository, "one")
     await repository.fork(await repository.find(JOB), OTHER)
@@ -601,7 +601,7 @@ ONE, TWO = CommitPointer(1, WriteId("a")), CommitPointer(2, WriteId("b"))
         pytest.param(((2, 0),), (Boundary(scope=JOB, number=2),), 2, id="a record whose writer may go on above"),
         pytest.param(((1, 0),), (Boundary(scope=JOB, number=9),), None, id="forgotten, and not collected"),
         pytest.param((), (Boundary(scope=JOB, number=9),), None, id="forgotten and collected"),
-        pytest.param(((10, 0),), (Boundary(scope=JOB, number=9),), 10, id="forgotten, and begun anew"),
+        pytest.param(((10, 0),), (Boundary(scope=JOB, number=9),), 10, id="forgotten, and begun again"),
     ],
 )
 def test_what_closes_everything(
@@ -642,7 +642,7 @@ async def test_a_dropped_store_comes_back_with_a_rewind(world: World) -> None:
     assert [s.task for s in (await repository.rewind(before)).record.stores] == ["0", "1"]
 
 
-async def test_a_dropped_store_may_begin_anew_and_its_old_base_is_refused(world: World) -> None:
+async def test_a_dropped_store_may_begin_again_and_its_old_base_is_refused(world: World) -> None:
     repository, _ = await two_stores(world)
     stale = await world.backup(repository, "stale", task="1")
     await repository.commit(JOB, [], dropped=[("1", "default")])

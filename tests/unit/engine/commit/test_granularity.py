@@ -36,7 +36,7 @@ async def test_of_two_kinds_that_begin_side_by_side_exactly_one_goes_on(
 
 
 async def test_who_was_refused_is_refused_again(world: World) -> None:
-    """The record of the later kind stands, and is no answer to the same request."""
+    """The record of the later kind is there, and is not an answer to the same request."""
     mine, theirs = await world.process(), await world.process()
     mine_result = await world.backup(mine, "mine", scope=TASK)
     theirs_result = await world.backup(theirs, "theirs")
@@ -51,7 +51,7 @@ async def test_who_was_refused_is_refused_again(world: World) -> None:
             await mine.commit(TASK, [mine_result])
 
 
-async def test_whoever_cannot_look_again_does_not_know(world: World) -> None:
+async def test_a_writer_that_cannot_look_again_does_not_know(world: World) -> None:
     repository = await world.process()
     result = await world.backup(repository, "one")
 

@@ -66,7 +66,7 @@ async def test_a_writer_whose_commits_others_have_forgotten_forks_into_its_scope
     assert "forget this one first" in caught.value.hint
 
 
-async def test_a_result_made_on_top_of_another_writers_commit_is_no_stale_one_to_whoever_remembers_its_own(
+async def test_a_result_made_on_top_of_another_writers_commit_is_not_stale_to_a_writer_that_remembers_its_own(
     world: World,
 ) -> None:
     """A driver commits what a task has backed up: against a commit that the driver has not seen."""

@@ -81,7 +81,7 @@ async def test_a_rewind_that_lands_after_its_pin_is_void(world: World) -> None:
 
 
 async def test_a_pin_that_lapsed_and_is_renewed_protects_no_fork(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process stands still for two days within a fork; a collector takes the commit; then the renewal comes."""
+    """The process is paused for two days within a fork; a collector takes the commit; then the renewal comes."""
     repository, collector = await world.process(), await world.process()
     one, *_ = await world.history(repository, "one", "two")
     real_sleep = asyncio.sleep
@@ -237,7 +237,7 @@ async def test_a_backup_that_looks_for_its_base_does_not_disturb_a_commit(world:
     assert (await repository.commit(JOB, [], offsets="3")).record.number == 3
 
 
-async def test_a_definite_refusal_is_told_as_such(world: World) -> None:
+async def test_a_definite_refusal_is_reported_as_such(world: World) -> None:
     repository = await world.process()
     world.store.fail("put_if_absent", "log/", AccessDeniedError("no", operation="put_if_absent", key="log/"))
     with pytest.raises(AccessDeniedError):
@@ -256,7 +256,7 @@ async def test_a_record_adopted_below_newer_ones_does_not_hide_them(world: World
     assert (await repository.commit(JOB, [], offsets="next")).record.number == 3
 
 
-async def test_a_lost_race_is_told_after_an_unanswered_attempt_too(world: World) -> None:
+async def test_a_lost_race_is_reported_after_an_unanswered_attempt_too(world: World) -> None:
     repository, other = await world.process(), await world.process()
     await repository.commit(JOB, [], offsets="0")
     result = await world.backup(repository, "mine")
@@ -269,7 +269,7 @@ async def test_a_lost_race_is_told_after_an_unanswered_attempt_too(world: World)
 
 
 async def unconfirmed(world: World, writer: Repository, text: str) -> BackupResult:
-    """A backup whose record stands, as its writer was never told."""
+    """A backup whose record is there, though its writer never learned of it."""
     result = await world.backup(writer, text)
     world.store.after("put_if_absent", "log/", lambda: _refuse_lists(world))
     with pytest.raises(CommitUnknownError):
@@ -285,7 +285,7 @@ async def _refuse_lists(world: World) -> None:
 async def test_a_record_that_was_collected_before_its_writer_could_ask_stays_unknown(
     world: World, is_deleted: bool
 ) -> None:
-    """It may have stood, so that nobody calls its results stale; the newest commit tells its caller how to go on."""
+    """It may have been there, so nobody calls its results stale; the newest commit shows its caller how to go on."""
     writer, other = await world.process(), await world.process()
     result = await unconfirmed(world, writer, "one")
     await world.history(other, "two", "three")
@@ -301,7 +301,7 @@ async def test_a_record_that_was_collected_before_its_writer_could_ask_stays_unk
     assert commit.pointer.number == 4
 
 
-async def test_a_rewind_that_was_collected_before_its_writer_could_ask_may_be_asked_for_anew(world: World) -> None:
+async def test_a_rewind_that_was_collected_before_its_writer_could_ask_may_be_asked_for_again(world: World) -> None:
     writer, other = await world.process(), await world.process()
     one, *_ = await world.history(writer, "one", "two")
     await writer.name(one, "kept")
@@ -324,7 +324,7 @@ async def test_a_record_that_another_request_has_passed_is_found_by_its_own(worl
     assert (await writer.commit(JOB, [result], offsets="one")).pointer.number == 1
 
 
-async def test_the_newest_commit_answers_whoever_asks_for_its_results_again(world: World) -> None:
+async def test_the_newest_commit_answers_if_its_results_are_asked_for_again(world: World) -> None:
     """The writer that got no answer is gone; what it was to commit was saved."""
     writer, another = await world.process(), await world.process()
     result = await world.backup(writer, "one")
@@ -352,7 +352,7 @@ async def test_a_writer_remembers_a_bounded_number_of_records_without_an_answer(
 async def test_a_record_that_is_collected_while_its_writer_looks_whose_it_is_stays_unknown(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Carried out, not answered, sent again and refused: before the writer reads what stands there, others go on."""
+    """Carried out, not answered, sent again and refused: before the writer reads what is there, others go on."""
     writer, other = await world.process(), await world.process()
     first, _ = await world.history(writer, "one", "two")
     put = world.store.inner.put_if_absent

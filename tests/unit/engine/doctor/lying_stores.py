@@ -1,4 +1,4 @@
-"""S3 stores in memory: an honest one, some that lie in one way each, and one that fails when it is told to."""
+"""S3 stores in memory: an honest one, some that lie in one way each, and one that fails on request."""
 
 import asyncio
 import itertools
@@ -220,7 +220,7 @@ class CutsRanges(Alters):
 
 
 class IgnoresRanges(Alters):
-    """As the S3 store tells of a server that sends the whole object."""
+    """As the S3 store reports a server that sends the whole object."""
 
     @override
     def alter(self, key: str, start: int, size_bytes: int | None, data: bytes) -> bytes:
@@ -292,7 +292,7 @@ class LosesParts(HonestS3):
 
 
 class NobodyCompletes(HonestS3):
-    """Of several uploads of one key none is completed, and each is told the same."""
+    """Of several uploads of one key none is completed, and each is reported the same."""
 
     outcome: CreateOutcome = Lost()
 
@@ -309,7 +309,7 @@ class NobodyKnows(NobodyCompletes):
     outcome: CreateOutcome = Unknown(reason="no answer")
 
 
-class TellsTheWrongWinner(HonestS3):
+class ReportsTheWrongWinner(HonestS3):
     @override
     async def put_parts_if_absent(
         self, key: str, body: BytesBody, *, ttl_ms: int | None = None, part_bytes: int | None = None

@@ -75,9 +75,9 @@ from tests.unit.engine.doctor.lying_stores import (
     OneListBehind,
     OneReadBehind,
     PagesSkip,
+    ReportsTheWrongWinner,
     ServesBehindTheEnd,
     ShiftsRanges,
-    TellsTheWrongWinner,
     UnorderedLists,
     busy,
 )
@@ -173,7 +173,7 @@ LIES: list[tuple[type[MemoryStore], dict[Check, Verdict], str]] = [
     ),
     (NobodyCompletes, {Check.CONDITIONAL_MULTIPART: Verdict.MISSING}, "CLT-"),
     (NobodyKnows, {Check.CONDITIONAL_MULTIPART: Verdict.MISSING}, "CLT-"),
-    (TellsTheWrongWinner, {Check.CONDITIONAL_MULTIPART: Verdict.MISSING}, "CLT-"),
+    (ReportsTheWrongWinner, {Check.CONDITIONAL_MULTIPART: Verdict.MISSING}, "CLT-"),
     (FailsAtAborts, {Check.ABORT: Verdict.MISSING}, "CLTM"),
     (MayNotAbort, {Check.ABORT: Verdict.WARNING}, "CLTM"),
     (HidesUploads, {Check.ABORT: Verdict.MISSING}, "CLTM"),
@@ -282,7 +282,7 @@ async def test_tags_are_given_up_only_if_no_rule_goes_by_them(error: Exception, 
     assert (PROFILE_KEY in store.stored) is (verdict is Verdict.OK)
 
 
-# ---------------------------------------------------------------------- what is no lie
+# ---------------------------------------------------------------------- what is not a lie
 
 
 class LoopRuntime(Runtime):
@@ -438,7 +438,7 @@ def denied(operation: str, key: str) -> Exception:
         ("read_lifecycle", Verdict.OK),
     ],
 )
-async def test_rights_that_lack_are_told_and_are_no_fault_of_the_store(operation: str, verdict: Verdict) -> None:
+async def test_rights_that_lack_are_reported_and_are_not_a_fault_of_the_store(operation: str, verdict: Verdict) -> None:
     store = Faulty(lambda o, key: denied(o, key) if o == operation else None)
     report = await examine(store)
     assert report.verdict is verdict
@@ -460,7 +460,7 @@ async def test_what_stands_in_the_store_is_left_alone() -> None:
     assert store.stored == ["blobs/x", "doctor", "doctor/of-another-run/x", "doctors/x", PROFILE_KEY, "repository"]
 
 
-async def test_a_profile_that_may_not_be_written_is_told() -> None:
+async def test_a_profile_that_may_not_be_written_is_reported() -> None:
     store = Faulty(lambda o, key: denied(o, key) if key == PROFILE_KEY else None)
     report = await examine(store)
     assert (report.verdict, report.profile_written) == (Verdict.OK, False)
@@ -490,7 +490,7 @@ async def test_an_error_on_the_way_cleans_up_too() -> None:
     assert store.closed == CLIENTS_COUNT
 
 
-async def test_it_tells_how_far_it_is() -> None:
+async def test_it_reports_how_far_it_is() -> None:
     seen: list[tuple[Check, int, int]] = []
     store = HonestS3()
     await examine_store(
@@ -504,7 +504,7 @@ async def test_it_tells_how_far_it_is() -> None:
     assert [(number, total) for _, number, total in seen] == [(i + 1, len(Check)) for i in range(len(Check))]
 
 
-def test_its_room_is_none_of_a_repositorys() -> None:
+def test_its_prefix_is_none_of_a_repositorys() -> None:
     from index.snapshot import keys  # noqa: PLC0415
 
     assert ROOT not in {keys.BLOBS, keys.INDEXES, keys.LOG, keys.NAMES, keys.PINS}
@@ -600,8 +600,8 @@ def test_with_a_backstop_a_profile_never_denies_tags() -> None:
     assert choose_profile(rows, probed_at_ms=5, release="x") is None
 
 
-def test_a_profile_is_told_in_words() -> None:
-    told = describe_profile(
+def test_a_profile_is_reported_in_words() -> None:
+    shown = describe_profile(
         StoreProfile(
             atomic_create=False,
             consistent_lists=False,
@@ -612,4 +612,4 @@ def test_a_profile_is_told_in_words() -> None:
         ),
         blob_bytes_max=5,
     )
-    assert sum("refused from now on" in line for line in told) == 2
+    assert sum("refused from now on" in line for line in shown) == 2

@@ -195,7 +195,7 @@ async def test_a_rocksdb_that_does_not_open_is_found(tmp_path: Path, scratch: Pa
     assert _left(scratch) == []
 
 
-async def test_too_little_room_for_all_stores_is_told_before_a_byte_is_fetched(
+async def test_too_little_space_for_all_stores_is_reported_before_a_byte_is_fetched(
     repository: Repository, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = _Heard()
@@ -245,7 +245,7 @@ async def test_a_task_may_be_called_as_anything(tmp_path: Path, scratch: Path) -
     assert len(_left(Path(done.kept_at))) == 3
 
 
-async def test_no_commit_is_told(repository: Repository, scratch: Path) -> None:
+async def test_no_commit_is_reported(repository: Repository, scratch: Path) -> None:
     with pytest.raises(NotFoundError):
         await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch), number=9)
 

@@ -1,4 +1,4 @@
-"""Browsing the keys of a real RocksDB: ranges, column families, hostile bytes, and a directory that is gone."""
+"""Listing the keys of a real RocksDB: ranges, column families, hostile bytes, and a directory that is gone."""
 
 from pathlib import Path
 
@@ -94,7 +94,7 @@ def test_one_goes_on_in_a_family_with_those_behind_it_whole(state: Path) -> None
         resume = parse_place(write_place(KeyPlace(found.next.family, found.next.key)))
     default = [("default", b"k%d" % n) for n in range(5)]
     assert pages == [default[:2], default[2:4], [default[4], ("extra", b"other")]]
-    # Behind the family to go on in, keys are told from the beginning of the range and not from that place.
+    # Behind the family to go on in, keys are listed from the beginning of the range and not from that place.
     assert [k.key for k in find_keys(state, wanted, keys_max=9, resume=KeyPlace("default", b"zz")).keys] == [b"other"]
     assert find_keys(state, wanted, keys_max=9, resume=KeyPlace("default", b"a")).keys[0].key == b"k0"
 
@@ -105,7 +105,7 @@ def test_one_goes_on_nowhere_but_in_a_family_of_the_range(state: Path) -> None:
     assert caught.value.hint == "it has default"
 
 
-def test_what_is_not_there_is_told(state: Path, tmp_path: Path) -> None:
+def test_what_is_not_there_is_reported(state: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no column family 'absent'") as caught:
         find_keys(state, KeyRange(family="absent"), keys_max=1)
     assert caught.value.hint == "it has default, extra"

@@ -73,7 +73,7 @@ async def test_names_and_pins_stand_beside_their_commit_and_a_name_alone_holds_o
     assert named.share.files_new == 4
 
 
-async def test_a_closed_record_that_still_stands_is_told_and_not_looked_into(world: World) -> None:
+async def test_a_closed_record_that_is_still_there_is_reported_and_not_looked_into(world: World) -> None:
     repository = await world.process()
     commits = await world.history(repository, "one", "two")
     boundary = Boundary(scope=JOB, number=2, kept=(commits[1].pointer,))
@@ -117,7 +117,7 @@ async def test_a_name_holds_what_a_damaged_record_had(world: World) -> None:
     assert commits[0].record.stores[0].index.key in held.problem
 
 
-async def test_a_name_of_a_record_that_is_not_told_is_not_told(world: World) -> None:
+async def test_a_name_of_a_record_that_is_not_listed_is_not_listed(world: World) -> None:
     repository = await world.process()
     commits = await world.history(repository, "one", "two")
     await repository.name(commits[0], "golden")
@@ -125,7 +125,7 @@ async def test_a_name_of_a_record_that_is_not_told_is_not_told(world: World) -> 
     assert (_states(history), history.older_count) == ([(2, State.OPEN)], 1)
 
 
-async def test_a_damaged_record_is_an_entry_and_the_others_are_told(world: World) -> None:
+async def test_a_damaged_record_is_an_entry_and_the_others_are_reported(world: World) -> None:
     repository = await world.process()
     await world.history(repository, "one", "two", "three")
     await world.store.put(commit_key(JOB, 2), BytesBody(b"no record"))
@@ -135,7 +135,7 @@ async def test_a_damaged_record_is_an_entry_and_the_others_are_told(world: World
     assert history.entries[0].share is not None
 
 
-async def test_a_missing_index_is_told_with_its_commit(world: World) -> None:
+async def test_a_missing_index_is_reported_with_its_commit(world: World) -> None:
     repository = await world.process()
     commits = await world.history(repository, "one", "two")
     await world.store.inner.delete([commits[0].record.stores[0].index.key])

@@ -36,7 +36,7 @@ def test_scan_names_everything_in_order(tmp_path: Path) -> None:
     assert names(scanned) == {name: len(name.encode()) for name in listed} | {"sub": {"zero": 0, "empty": {}}}
 
 
-def test_scan_tells_what_stat_tells(tmp_path: Path) -> None:
+def test_scan_reports_what_stat_reports(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"12345")
     path.chmod(0o4751)
@@ -55,7 +55,7 @@ def test_scan_tells_what_stat_tells(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_owner_without_a_name_is_told_by_number(tmp_path: Path) -> None:
+def test_owner_without_a_name_is_reported_by_number(tmp_path: Path) -> None:
     (tmp_path / "f").touch()
     os.chown(tmp_path / "f", 54321, 54322)
     (file,) = scan_dir(tmp_path).files
@@ -63,7 +63,7 @@ def test_owner_without_a_name_is_told_by_number(tmp_path: Path) -> None:
 
 
 def _socket(path: Path) -> None:
-    # The path of a socket is short: bind where it stands.
+    # The path of a socket is short: bind where it is.
     before = Path.cwd()
     os.chdir(path.parent)
     try:
@@ -138,7 +138,7 @@ def test_directories_that_nest_too_deep_are_refused(tmp_path: Path) -> None:
         scan_dir(tmp_path)
 
 
-def test_too_few_open_files_are_told_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_open_files_are_reported_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -202,7 +202,7 @@ def test_every_change_of_a_directory_is_found(
     change(tmp_path)
     after = scan_dir(tmp_path)
     assert find_difference(before, after) == where
-    # Whoever knows how it was sees the same.
+    # Anyone who knows how it was sees the same.
     assert scan_dir(tmp_path, before) == after
 
 

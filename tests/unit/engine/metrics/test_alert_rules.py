@@ -45,12 +45,12 @@ def test_an_alert_reads_and_names_metrics_that_are_there(alert: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_what_an_alert_tells_is_a_label_of_its_metrics(alert: dict[str, Any]) -> None:
-    told = set(re.findall(r"\$labels\.(\w+)", alert["annotations"]["summary"]))
+def test_what_an_alert_reports_is_a_label_of_its_metrics(alert: dict[str, Any]) -> None:
+    shown = set(re.findall(r"\$labels\.(\w+)", alert["annotations"]["summary"]))
     by = re.search(r"sum by \(([\w, ]+)\)", alert["expr"])
     labels = [set(METRICS[name].labels) for name in re.findall(r"tidemark_\w+", alert["expr"])]
     left = {word.strip() for word in by[1].split(",")} if by is not None else set.intersection(*labels)
-    assert told <= left
+    assert shown <= left
 
 
 def test_every_alert_of_the_list_is_there_and_none_twice() -> None:

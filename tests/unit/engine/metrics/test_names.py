@@ -50,17 +50,17 @@ def test_no_name_of_others_is_made_up() -> None:
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_names_follow_the_rules_of_prometheus(metric: object) -> None:
-    told = METRICS[metric.name]  # type: ignore[attr-defined]
-    assert re.fullmatch(r"tidemark_[a-z][a-z_]*[a-z]", told.name)
-    assert told.name.endswith("_total") == (told.kind == "counter")
-    assert not re.search(r"_(ms|ns|millis|latency|kib|mib)(_|$)", told.name)
-    assert all(re.fullmatch(r"[a-z_]+", label) for label in told.labels)
-    assert "\n" not in told.help
-    assert told.help[0].isupper() or told.help[0].isdigit()
-    # A unit stands at the end of the name, before `_total`.
+    shown = METRICS[metric.name]  # type: ignore[attr-defined]
+    assert re.fullmatch(r"tidemark_[a-z][a-z_]*[a-z]", shown.name)
+    assert shown.name.endswith("_total") == (shown.kind == "counter")
+    assert not re.search(r"_(ms|ns|millis|latency|kib|mib)(_|$)", shown.name)
+    assert all(re.fullmatch(r"[a-z_]+", label) for label in shown.labels)
+    assert "\n" not in shown.help
+    assert shown.help[0].isupper() or shown.help[0].isdigit()
+    # A unit is at the end of the name, before `_total`.
     for unit in ("seconds", "bytes"):
-        if f"_{unit}" in told.name:
-            assert told.name.removesuffix("_total").endswith((f"_{unit}", f"_{unit}_per_second")), told.name
+        if f"_{unit}" in shown.name:
+            assert shown.name.removesuffix("_total").endswith((f"_{unit}", f"_{unit}_per_second")), shown.name
 
 
 def test_no_name_is_there_twice() -> None:
@@ -69,9 +69,9 @@ def test_no_name_is_there_twice() -> None:
 
 
 def test_every_number_of_a_load_and_a_save_has_a_metric() -> None:
-    told = {"of", "base", "was_loaded", "uploaded", "snapshot_made", "snapshot_inline", "files_renewed"}
-    assert set(fields_shown("state_load")) == set(LoadMetrics.__struct_fields__) - told
-    assert set(fields_shown("state_save")) == set(SaveMetrics.__struct_fields__) - told
+    shown = {"of", "base", "was_loaded", "uploaded", "snapshot_made", "snapshot_inline", "files_renewed"}
+    assert set(fields_shown("state_load")) == set(LoadMetrics.__struct_fields__) - shown
+    assert set(fields_shown("state_save")) == set(SaveMetrics.__struct_fields__) - shown
 
 
 def test_a_value_needs_a_metric_and_its_labels() -> None:

@@ -55,16 +55,16 @@ def test_counters_go_on_and_gauges_are_those_of_the_last_run(tmp_path: Path) -> 
     add_run(path, run("restore", "flights", retries=7, at_s=150))
     add_run(path, run("backup", "flights", retries=3, at_s=200))
     add_run(path, run("backup", "flights", code=5, retries=4, at_s=300))
-    told = values(path)
-    assert told["tidemark_runs_total", "backup", "flights", "0"] == 2
-    assert told["tidemark_runs_total", "backup", "flights", "5"] == 1
-    assert told["tidemark_store_retries_total", "backup", "flights"] == 9
-    assert told["tidemark_run_exit_code", "backup", "flights"] == 5
-    # The last success stays, and what only it could tell does not.
-    assert told["tidemark_run_last_success_timestamp_seconds", "backup", "flights"] == 200
-    assert ("tidemark_restore_seconds", "backup", "flights", "0", "default") not in told
-    assert told["tidemark_restore_seconds", "restore", "flights", "0", "default"] == 150
-    assert told["tidemark_store_retries_total", "restore", "flights"] == 7
+    shown = values(path)
+    assert shown["tidemark_runs_total", "backup", "flights", "0"] == 2
+    assert shown["tidemark_runs_total", "backup", "flights", "5"] == 1
+    assert shown["tidemark_store_retries_total", "backup", "flights"] == 9
+    assert shown["tidemark_run_exit_code", "backup", "flights"] == 5
+    # The last success stays, and what only it could show does not.
+    assert shown["tidemark_run_last_success_timestamp_seconds", "backup", "flights"] == 200
+    assert ("tidemark_restore_seconds", "backup", "flights", "0", "default") not in shown
+    assert shown["tidemark_restore_seconds", "restore", "flights", "0", "default"] == 150
+    assert shown["tidemark_store_retries_total", "restore", "flights"] == 7
 
 
 def test_runs_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_runs_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    told = values(path)
-    assert (told["tidemark_runs_total", "backup", "j0", "0"], told["tidemark_runs_total", "backup", "j1", "0"]) == (
+    shown = values(path)
+    assert (shown["tidemark_runs_total", "backup", "j0", "0"], shown["tidemark_runs_total", "backup", "j1", "0"]) == (
         4,
         4,
     )
@@ -84,7 +84,7 @@ def test_runs_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["not a metric\n", "tidemark_runs_total{verb=\n", "{,  =# TYPE ={", "\x00\xff", "x" * 100]
 )
-def test_a_file_that_is_no_text_of_ours_is_given_up_and_that_is_told(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_text_of_ours_is_given_up_and_that_is_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.prom"
     path.write_text(text)
     assert add_run(path, run("backup", "flights"))
@@ -127,7 +127,7 @@ def test_who_holds_the_lock_for_ever_stops_nobody_for_ever(
         with pytest.raises(TimeoutError, match="another process keeps this lock"):
             write(path, run("backup", "flights"))
     assert path.read_bytes() == before
-    # Other files, and who locks the directory, are no concern of it.
+    # Other files, and who locks the directory, do not concern it.
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)

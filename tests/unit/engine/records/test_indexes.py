@@ -1,4 +1,4 @@
-"""Indexes in a store: every way in which one can be wrong, and when one is told as a delta (design 0002, P2)."""
+"""Indexes in a store: every way in which one can be wrong, and when one is stored as a delta (design 0002, P2)."""
 
 import hashlib
 import os
@@ -73,7 +73,7 @@ def snapshot(version: int, files: int = 3, *, changed: int = 0, before: Snapshot
 
 
 async def chain_of(store: MemoryStore, length: int, files: int = 400) -> list[StoredSnapshot]:
-    """So many snapshots, each written on top of the one before."""
+    """A number of snapshots, each written on top of the one before."""
     written: list[StoredSnapshot] = []
     for version in range(1, length + 1):
         base = written[-1] if written else None
@@ -218,7 +218,7 @@ class TestDeltas:
         stored, _ = await write_index(store, index, scope=SCOPE, ttl_ms=TTL_MS, base=first)
         assert made == [IndexDelta]
         assert stored.depth == 1
-        # Of a blob that is no pack, not its beginning: no file that is new shows it, nor a delta.
+        # Of a blob that is not a pack, not its beginning: no file that is new shows it, nor a delta.
         files = index.dir.files_present
         torn = msgspec.structs.replace(
             files[9], blobs=(msgspec.structs.replace(files[9].blobs[0], blob_offset_bytes=1),)
@@ -315,7 +315,7 @@ def stored(index: SnapshotIndex) -> StoredSnapshot:
 
 
 @pytest.mark.parametrize("weight_max, kept", [(0, 2), (11, 2), (12, 3), (99, 3)])
-def test_cache_of_indexes_keeps_the_newest_and_tells_same_keys_apart(
+def test_cache_of_indexes_keeps_the_newest_and_distinguishes_same_keys(
     monkeypatch: pytest.MonkeyPatch, weight_max: int, kept: int
 ) -> None:
     """Each has three files in a directory."""
@@ -346,11 +346,11 @@ FILES = snapshot(9).dir.files_present
 def test_cache_of_indexes_weighs_all_that_they_hold(
     monkeypatch: pytest.MonkeyPatch, root: DirIndex, weight: int
 ) -> None:
-    """A light one stays beside a heavy one that just has room, however often that is offered."""
+    """A light one stays beside a heavy one that just fits, however often that is offered."""
     monkeypatch.setattr(index_io, "CACHED_MAX", 1)
     light, heavy = stored(snapshot(1)), stored(msgspec.structs.replace(snapshot(2), dir=root))
-    for room, stays in ((0, True), (-1, False)):
-        monkeypatch.setattr(index_io, "CACHED_WEIGHT_MAX", 4 + weight + room)
+    for slack, stays in ((0, True), (-1, False)):
+        monkeypatch.setattr(index_io, "CACHED_WEIGHT_MAX", 4 + weight + slack)
         cache = IndexCache()
         for one in (light, heavy, heavy):
             cache.keep(one)

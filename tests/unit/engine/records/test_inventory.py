@@ -1,4 +1,4 @@
-"""Listing a whole room, in parts where it is large."""
+"""Listing a whole prefix, in parts where it is large."""
 
 import asyncio
 import random
@@ -56,7 +56,7 @@ async def test_a_list_of_many_pages_is_read_in_parallel_and_whole_and_in_order()
     assert 34 <= len(store.requests) <= 34 * 5 / 4
 
 
-async def test_foreign_keys_between_the_shards_are_told() -> None:
+async def test_foreign_keys_between_the_shards_are_reported() -> None:
     store = await filled(12_000, "blobs/7f", "blobs/80.mine/x", "blobs/zz/foreign")
     uploads, foreign = await list_uploads(store, [BLOBS, INDEXES])
     assert len(uploads) == 12_001

@@ -26,7 +26,7 @@ PIN = Pin(
 
 
 class BitFlipper(MemoryStore):
-    """Alters one bit of what it serves, until it is asked anew."""
+    """Alters one bit of what it serves, until it is asked again."""
 
     bit = 0
     always = False
@@ -49,7 +49,7 @@ async def test_whichever_bit_was_altered_on_the_way_the_record_is_read_again() -
         assert await read_record(store, KEY, decode_pin) == PIN
 
 
-async def test_a_record_that_stays_of_a_newer_format_is_told_as_such() -> None:
+async def test_a_record_that_stays_of_a_newer_format_is_reported_as_such() -> None:
     store = BitFlipper()
     await store.put(KEY, BytesBody(encode_record(PIN)))
     store.always, store.bit = True, 9 * 8 + 6

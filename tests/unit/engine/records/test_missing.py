@@ -85,7 +85,7 @@ async def job(world: World) -> Job:
 
 class TestBackup:
     @pytest.mark.parametrize("names", [["packed-1"], ["alone"], ["cut"], ["alone", "packed-1", "cut"]], ids=" ".join)
-    async def test_told_to_look_it_sends_again_what_has_bytes_in_a_missing_blob(
+    async def test_with_check_retained_it_sends_again_what_has_bytes_in_a_missing_blob(
         self, job: Job, names: list[str]
     ) -> None:
         await job.commit()
@@ -102,15 +102,13 @@ class TestBackup:
         assert set(result.missing_keys) <= set(gone)
         await job.check(await job.repository.commit(JOB, [result]))
 
-    async def test_it_asks_once_for_each_blob_that_is_retained_and_for_nothing_if_it_is_not_told(
-        self, job: Job
-    ) -> None:
+    async def test_it_asks_once_for_each_blob_that_is_retained_and_for_nothing_by_default(self, job: Job) -> None:
         await job.commit()
         held = sorted(set(await job.blobs_of(*FORMS)))
         await job.another_process()
-        for told, asked in ((False, []), (True, held)):
+        for shown, asked in ((False, []), (True, held)):
             job.world.store.requests.clear()
-            result = await job.backup(check_retained=told)
+            result = await job.backup(check_retained=shown)
             requests = [(what, key) for what, key in job.world.store.requests if key.startswith(("blobs/", "indexes/"))]
             assert sorted(key for what, key in requests if what == "stat") == asked
             assert (result.stats.requests, result.stats.files_healed, result.missing_keys) == (len(requests), 0, ())
@@ -386,7 +384,7 @@ class TestRestore:
             assert isinstance(refused.value.__cause__, BlobNotFoundError)
             assert not target.exists()
 
-    async def test_it_takes_that_one_if_it_was_told_to(self, job: Job) -> None:
+    async def test_it_takes_that_one_if_it_was_asked_to(self, job: Job) -> None:
         commits = await three_commits(job)
         await job.lose(*await job.blobs_of("new"))
         target = job.world.target()

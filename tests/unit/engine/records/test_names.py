@@ -134,7 +134,7 @@ async def test_naming_that_lands_late_finds_its_blobs_and_takes_no_name_away(
     await inner.put_if_absent(*sent[0])
     await collector.collect(LAST, delete_share_max=1)
     assert await world.restored_text(await world.process(), name="golden") == "one"
-    # Had it come later than a naming that was acknowledged, that one would stand.
+    # Had it come later than a naming that was acknowledged, that one would be there.
     await repository.release_name(JOB, "golden")
     await repository.name(two, "golden")
     assert await world.restored_text(await world.process(), name="golden") == "two"
@@ -181,14 +181,14 @@ async def test_of_two_who_name_at_once_the_later_gives_way(world: World, same_ms
     assert await slow.names(JOB) == ()
 
 
-async def test_two_who_name_at_once_are_never_both_told_that_the_name_is_theirs(world: World) -> None:
+async def test_two_who_name_at_once_never_both_succeed(world: World) -> None:
     a, b = await world.process(), await world.process()
     one, *_ = await world.history(a, "one", "two")
     two = await a.find(JOB)
     outcomes = await asyncio.gather(a.name(one, "golden"), b.name(two, "golden"), return_exceptions=True)
-    told = [o for o in outcomes if not isinstance(o, UsageError)]
-    assert len(told) <= 1
-    assert list(await a.names(JOB)) == told
+    shown = [o for o in outcomes if not isinstance(o, UsageError)]
+    assert len(shown) <= 1
+    assert list(await a.names(JOB)) == shown
 
 
 async def test_two_who_name_one_commit_at_once_both_succeed(world: World) -> None:

@@ -1,4 +1,4 @@
-"""D4 of design 0002: what rests on a pin is refused where a boundary that stands may not be listed."""
+"""D4 of design 0002: what rests on a pin is refused where a boundary that is there may not be listed."""
 
 from collections.abc import Awaitable, Callable
 

@@ -16,7 +16,7 @@ async def _gather(repository: Repository, **request: Any) -> ReportFacts:
     return await gather_report(repository, ReportRequest(location="memory", **request))
 
 
-async def test_the_jobs_that_committed_last_are_told(world: World) -> None:
+async def test_the_jobs_that_committed_last_are_reported(world: World) -> None:
     repository = await world.process()
     scopes = [Scope(f"job-{n:02}") for n in range(JOBS_MAX + 2)]
     for scope in scopes:
@@ -34,7 +34,7 @@ async def test_requests_are_bounded_and_counted(world: World) -> None:
     await world.history(repository, *map(str, range(8)))
     few = await _gather(repository, entries_max=2)
     many = await _gather(repository, entries_max=8)
-    # For each commit told its record, and its index twice: for what is new in it, and for what it needs.
+    # For each commit listed its record, and its index twice: for what is new in it, and for what it needs.
     assert many.requests["get"] - few.requests["get"] == 6 * 3
     assert not {name for name in many.requests if name.startswith(("put", "delete", "remove"))}
 

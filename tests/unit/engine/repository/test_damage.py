@@ -46,7 +46,7 @@ async def two_jobs(world: World) -> Repository:
 
 
 async def uploads(world: World, job: str) -> set[str]:
-    return {key for room in (BLOBS, INDEXES) for key in await world.keys(room) if f"/{job}/" in key}
+    return {key for prefix in (BLOBS, INDEXES) for key in await world.keys(prefix) if f"/{job}/" in key}
 
 
 async def collects_all_but(world: World, key: str) -> None:
@@ -88,7 +88,7 @@ async def test_a_record_that_may_be_the_first_of_a_fork_protects_everything(worl
     assert await uploads(world, "job") | await uploads(world, "other") == before
 
 
-async def test_a_void_record_before_a_fork_tells_nothing_of_it(world: World) -> None:
+async def test_a_void_record_before_a_fork_says_nothing_of_it(world: World) -> None:
     repository = await two_jobs(world)
     source = (await repository.commits(JOB))[1]
     result = await world.backup(repository, "void", scope=FORK)
@@ -165,7 +165,7 @@ async def test_an_index_that_is_kept_only_for_another_broken_one_may_be_broken_t
 
 
 async def test_an_index_of_which_no_neighbour_can_be_read_protects_everything(world: World) -> None:
-    """Another store of a fork has nothing of its source any more, and does not tell what this one has."""
+    """Another store of a fork has nothing of its source any more, and does not show what this one has."""
     repository = await two_jobs(world)
     left, right = world.tree({"a": b"a" * 200_000}), world.tree({"b": b"b" * 200_000})
     trees = {"left": left, "right": right}
@@ -388,8 +388,8 @@ async def test_damaged_names_and_pins_are_discarded(world: World) -> None:
     repository = await world.process()
     (one,) = await world.history(repository, "one")
     await repository.name(one, "kept")
-    for room in (PINS, NAMES):
-        (key,) = await world.keys(room)
+    for prefix in (PINS, NAMES):
+        (key,) = await world.keys(prefix)
         flip(world, key)
         await discarded(world, key)
 
@@ -415,11 +415,11 @@ def newer_format(world: World) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("room", ["log/job", "pins", "names/job"])
-async def test_no_repository_begins_within_another_one(tmp_path: Path, room: str) -> None:
+@pytest.mark.parametrize("prefix", ["log/job", "pins", "names/job"])
+async def test_no_repository_begins_within_another_one(tmp_path: Path, prefix: str) -> None:
     async with await Repository.init(f"file://{tmp_path}/outer"):
         with pytest.raises(UnsafeStoreError, match="lies within"):
-            await Repository.init(f"file://{tmp_path}/outer/{room}")
+            await Repository.init(f"file://{tmp_path}/outer/{prefix}")
         async with await Repository.init(f"file://{tmp_path}/beside"):
             pass
 

@@ -43,7 +43,7 @@ def put_back(world: World, key: str) -> None:
 
 
 async def check_whole(world: World, numbers: list[int], scope: Scope = JOB) -> None:
-    """Whoever reads the log finds these commits, newest first, and a collection that keeps all of them deletes none."""
+    """The log has these commits, newest first, and a collection that keeps all of them deletes none."""
     repository = await world.process()
     latest = await repository.latest(scope)
     assert latest is not None
@@ -171,7 +171,7 @@ async def test_a_record_above_a_boundary_that_was_put_back_counts_as_the_boundar
 
 
 async def late_record(world: World, text: str) -> None:
-    """A record of which the writer was told that it is void."""
+    """A record that was reported to the writer as void."""
     writer = await world.process()
     result = await world.backup(writer, text)
 
@@ -183,7 +183,7 @@ async def late_record(world: World, text: str) -> None:
         await writer.commit(JOB, [result])
 
 
-async def test_a_record_that_is_late_and_was_not_copied_is_void_and_told(world: World) -> None:
+async def test_a_record_that_is_late_and_was_not_copied_is_void_and_reported(world: World) -> None:
     repository = await world.process()
     await world.history(repository, "one")
     await late_record(world, "two")

@@ -1,4 +1,4 @@
-"""Collection, settling and verification on stores that tell and can do less: as S3, and as S3 without tags."""
+"""Collection, settling and verification on stores that show and can do less: as S3, and as S3 without tags."""
 
 import pytest
 
@@ -24,8 +24,8 @@ def count(world: World, operation: str) -> int:
     return sum(asked == operation for asked, _ in world.store.requests)
 
 
-def forgotten_key(counter: int = 1, room: str = BLOBS) -> str:
-    return upload_key(room, Scope("job"), "f" * 20, counter)
+def forgotten_key(counter: int = 1, prefix: str = BLOBS) -> str:
+    return upload_key(prefix, Scope("job"), "f" * 20, counter)
 
 
 # ---------------------------------------------------------------------- puts that were never finished
@@ -36,7 +36,7 @@ async def test_forgotten_puts_are_found_and_given_up(opaque_world: World) -> Non
     repository = await world.process()
     await world.history(repository, "one")
     store.begin(forgotten_key(1), "old blob", world.clock.now_ms)
-    store.begin(forgotten_key(1), "old blob, begun anew", world.clock.now_ms)
+    store.begin(forgotten_key(1), "old blob, begun again", world.clock.now_ms)
     store.begin(forgotten_key(0, INDEXES), "old index", world.clock.now_ms)
     world.clock.advance(TTL_MS)
     store.begin(forgotten_key(2), "under way", world.clock.now_ms - TTL_MS + 1)
@@ -59,7 +59,7 @@ async def test_forgotten_puts_are_found_and_given_up(opaque_world: World) -> Non
     assert await world.restored_text(repository) == "one"
 
 
-async def test_puts_that_cannot_be_given_up_are_told(opaque_world: World) -> None:
+async def test_puts_that_cannot_be_given_up_are_reported(opaque_world: World) -> None:
     world, store = opaque_world, opaque(opaque_world)
     for number in range(ABORT_BATCH_MAX + 2):
         store.begin(forgotten_key(number), f"upload {number}", 0)
@@ -113,7 +113,7 @@ async def test_forgotten_puts_are_listed_before_roots_are_read_and_given_up_last
     assert steps[-2:] == [("abort_unfinished", "blobs"), ("put_if_absent", "audit")]
 
 
-# ---------------------------------------------------------------------- lists that do not tell TTLs
+# ---------------------------------------------------------------------- lists that do not show TTLs
 
 
 async def test_only_the_indexes_of_newest_commits_are_looked_up(opaque_world: World) -> None:
@@ -144,7 +144,7 @@ async def test_a_settled_newest_commit_costs_a_look_at_its_indexes_and_nothing_m
 
 @pytest.mark.parametrize("failing", [0, 1])
 async def test_an_index_loses_its_ttl_after_all_its_blobs_or_not_at_all(world: World, failing: int) -> None:
-    """Design 0002, T1: so that whoever comes next need only ask the index."""
+    """Design 0002, T1: so that the next reader need only ask the index."""
     repository = await world.process()
     result = await world.backup(repository, "one")
     world.store.fail("remove_ttl", result.new_keys[:-1][failing])
@@ -278,7 +278,7 @@ async def test_an_index_that_is_only_a_delta_s_base_is_healed_after_blobs_of_its
     assert (set(removed), removed[-1]) == (set(kept), base)
 
 
-async def test_content_level_finds_a_ttl_that_no_index_tells_of(opaque_world: World) -> None:
+async def test_content_level_finds_a_ttl_that_no_index_has(opaque_world: World) -> None:
     """A blob that was copied back with its tag, say: only who trusts nobody's word can see it."""
     world = opaque_world
     repository = await world.process()

@@ -8,7 +8,7 @@ from index.plan.commits import Retention
 from tests.unit.engine.conftest import JOB, World
 
 
-async def test_results_tell_what_a_user_asks_first(world: World) -> None:
+async def test_results_report_what_a_user_asks_first(world: World) -> None:
     repository = await world.process()
     result = await world.backup(repository, "one")
     assert repr(result).startswith("<BackupResult of job, store 0/default, version 1, files 4 (")
@@ -25,9 +25,9 @@ async def test_results_tell_what_a_user_asks_first(world: World) -> None:
     assert repr(history).startswith("<History of job, records 1, newest 1, ")
     collected = await repository.collect(Retention(keep_last=1), dry_run=True)
     assert "would delete 1 key (0 B), kept 1 commit" in repr(collected)
-    for told in (result, commit, restored, report, difference, history, collected):
-        assert isinstance(told, DisplayMixin)
-        assert told._repr_html_().startswith(f"<table><caption>{type(told).__name__}</caption>")
+    for shown in (result, commit, restored, report, difference, history, collected):
+        assert isinstance(shown, DisplayMixin)
+        assert shown._repr_html_().startswith(f"<table><caption>{type(shown).__name__}</caption>")
 
 
 async def test_damage_comes_first(world: World) -> None:

@@ -21,7 +21,7 @@ from tests.unit.engine.conftest import JOB
 
 
 class SlowStore(MemoryStore):
-    """Lists for ever once it is told to."""
+    """Lists for ever once it is set to."""
 
     slow = False
 
@@ -149,7 +149,7 @@ def test_cleaning_up_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.M
 
 
 def interrupted_at(instruction: int, loop: LoopThread) -> bool:
-    """Interrupt `LoopThread.run` before one instruction of this thread, wherever it stands; False past its end."""
+    """Interrupt `LoopThread.run` before one instruction of this thread, wherever it is there; False past its end."""
     seen = 0
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:

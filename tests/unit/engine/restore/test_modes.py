@@ -1,4 +1,4 @@
-"""Directories come back with their own permissions, whoever restores them and whatever stood there (design 0001)."""
+"""Directories come back with their own permissions, no matter who restores or what was there (design 0001)."""
 
 import errno
 import hashlib

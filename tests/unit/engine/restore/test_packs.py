@@ -183,12 +183,12 @@ def write_and_exit(root: int, run: FetchedRun, data: bytes) -> NoReturn:
     st.sets(st.integers(0, 7)),
     st.data(),
 )
-def test_a_reader_tells_the_wrong_ones(
-    layout: list[tuple[int, int]], piece_bytes: int, wanted: set[int], chance: st.DataObject
+def test_a_reader_reports_the_wrong_ones(
+    layout: list[tuple[int, int]], piece_bytes: int, wanted: set[int], drawn: st.DataObject
 ) -> None:
     run, data = make_run(layout)
     files = [file for number, file in enumerate(run.files) if number in wanted]
-    hurt = chance.draw(st.integers(0, len(data) - 1))
+    hurt = drawn.draw(st.integers(0, len(data) - 1))
     altered = data[:hurt] + bytes([data[hurt] ^ 1]) + data[hurt + 1 :]
     reader = PackReader(run, files)
     for piece in pieces(altered, piece_bytes):
@@ -201,7 +201,7 @@ def test_the_cores_that_count_are_the_share_of_this_process(monkeypatch: pytest.
     assert cores_count() == 3
 
 
-def test_where_nobody_tells_shares_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_share_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     for count, expected in ((6, 6), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda count=count: count)

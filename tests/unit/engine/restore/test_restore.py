@@ -135,7 +135,7 @@ class TestTarget:
         assert read_tree(bench.root / "moved") == {"old": b"old"}
         assert bench.beside_target() == ["moved"]
 
-    async def test_whoever_calls_it_off_is_heard_last(self, bench: Workbench) -> None:
+    async def test_a_cancellation_is_heard_last(self, bench: Workbench) -> None:
         async def refuse() -> None:
             assert not bench.target.exists()
             raise EngineError("the pin is lost", operation="restore")
@@ -352,7 +352,7 @@ class TestRequests:
         assert result.requests == 6
         assert result.bytes_fetched == sum(len(d) for n, d in FORMS.items() if n not in {"inline", "empty"})
 
-    async def test_index_told_by_deltas_costs_one_more_each(
+    async def test_index_stored_as_deltas_costs_one_more_each(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(index_io, "WHOLE_BYTES_MAX", 1000)

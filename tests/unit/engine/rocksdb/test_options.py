@@ -137,7 +137,7 @@ def test_an_options_file_that_is_junk_does_not_matter(tmp_path: Path, junk: byte
         assert dict(store.items()) == MERGED[b""]
 
 
-def test_compactions_wait_if_they_are_told_to(tmp_path: Path) -> None:
+def test_compactions_wait_if_they_are_asked_to(tmp_path: Path) -> None:
     settings = RocksDbSettings(level_zero_files=2)
 
     def levels(store: StoreWriter) -> list[int]:

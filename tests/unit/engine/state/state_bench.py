@@ -72,7 +72,7 @@ async def delete_old_versions(
 
 
 class StateBench:
-    """One manager. Its rocksdb_checkpoints are made of what a test gives, and stand side by side."""
+    """One manager. Its rocksdb_checkpoints are made of what a test gives, and are side by side."""
 
     def __init__(self, root: Path, directory: CheckpointDir, **settings: Any) -> None:
         self.root = root

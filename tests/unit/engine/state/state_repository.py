@@ -16,9 +16,9 @@ from index.spark.names import StateVersion
 from tests.unit.engine.conftest import JOB, World
 from tests.unit.engine.state.state_store_kit import Bench, Ids, check_numbers, settings_of, write_numbers
 
-# Each file is a blob of its own, so that requests can be told from files.
+# Each file is a blob of its own, so that requests show the files.
 PLAIN = TransferSettings(inline_file_bytes_max=0, pack_file_bytes_max=0, pack_bytes_max=0, chunk_bytes=4096)
-# What one backup sends, another packs: a state store's small files stand in packs and in the index.
+# What one backup sends, another packs: a state store's small files are in packs and in the index.
 PACKED = TransferSettings(inline_file_bytes_max=256)
 DELTAS = 3
 

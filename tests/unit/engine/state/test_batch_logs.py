@@ -113,6 +113,6 @@ async def test_an_answer_that_never_came_is_no_success() -> None:
     commits = StreamingCheckpoint(await CheckpointDir.open(store)).commits
     with pytest.raises(CheckpointUnknownError):
         await commits.add(0, COMMIT)
-    # It did arrive, and reading tells.
+    # It did arrive, and reading shows it.
     assert await commits.get(0) == COMMIT
     assert not await commits.add(0, COMMIT)

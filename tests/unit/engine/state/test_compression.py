@@ -34,12 +34,12 @@ OF_THE_JVM: dict[tuple[Codec, bytes], str] = {
 
 
 def mixed(size: int, seed: int = 1) -> bytes:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     parts: list[bytes] = []
     while sum(map(len, parts)) < size:
-        parts += [b"key-%06d" % chance.randrange(1000) for _ in range(200)]
-        parts.append(chance.randbytes(300))
-        parts.append(bytes(chance.randrange(2000)))
+        parts += [b"key-%06d" % rng.randrange(1000) for _ in range(200)]
+        parts.append(rng.randbytes(300))
+        parts.append(bytes(rng.randrange(2000)))
     return b"".join(parts)[:size]
 
 
@@ -106,7 +106,7 @@ def test_a_stream_that_is_cut_anywhere_never_comes_back_whole(codec: Codec) -> N
             whole = plain(codec, stream[:cut])
         except DamagedError:
             continue
-        # Snappy's has no end mark: a cut between two blocks does not show, and the records have to tell.
+        # Snappy's has no end mark: a cut between two blocks does not show, and the records have to show it.
         assert codec == "snappy"
         assert len(whole) < len(data)
         assert len(whole) % BLOCK_BYTES == 0
@@ -149,12 +149,12 @@ def test_every_altered_byte_of_an_lz4_stream_is_found_or_changes_nothing() -> No
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("seed", range(50))
 def test_no_bytes_do_more_than_be_refused(codec: Codec, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     stream = bytearray(compressed(codec, mixed(5000)))
-    for _ in range(chance.randrange(1, 4)):
-        stream[chance.randrange(len(stream))] = chance.randrange(256)
+    for _ in range(rng.randrange(1, 4)):
+        stream[rng.randrange(len(stream))] = rng.randrange(256)
     with contextlib.suppress(DamagedError):
-        plain(codec, bytes(stream), step=chance.choice([1, 100, 10_000]))
+        plain(codec, bytes(stream), step=rng.choice([1, 100, 10_000]))
 
 
 LZ4_BLOCK = struct.Struct("<8sBiiI")

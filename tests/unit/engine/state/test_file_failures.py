@@ -114,9 +114,7 @@ async def test_with_ids_a_late_snapshot_of_an_attempt_that_lost_stands_beside_th
     assert tree(bench.working) == files(s1=10, s2=25)
 
 
-async def test_a_changelog_of_which_the_store_told_nothing_is_an_error(
-    bench: StateBench, store: InterposedStore
-) -> None:
+async def test_a_changelog_that_the_store_did_not_list_is_an_error(bench: StateBench, store: InterposedStore) -> None:
     store.lose_answer("put_if_absent", "1_a.changelog")
     with pytest.raises(CheckpointUnknownError):
         await bench.changelog(at(1, "a"))
@@ -195,7 +193,7 @@ async def test_a_version_with_an_id_takes_one_list_and_each_changelog_once(
     ]
 
 
-async def test_a_lineage_that_is_known_spares_the_header(
+async def test_with_a_known_lineage_the_header_is_not_read(
     bench: StateBench, store: InterposedStore, tmp_path: Path
 ) -> None:
     await write_changelogs(bench, "abcde", tmp_path, (2,))
@@ -223,7 +221,7 @@ async def test_a_file_that_is_here_is_not_asked_for(bench: StateBench, store: In
 async def test_of_names_without_ids_the_oldest_zip_that_stays_is_read_again_and_with_ids_none_is(
     bench: StateBench, store: InterposedStore, unique_id: str | None
 ) -> None:
-    """Some stores tell times in seconds: an overwritten zip may look as it did."""
+    """Some stores report times in seconds: an overwritten zip may look as it did."""
     for version in range(1, 4):
         await bench.save(files(**{f"s{version}": 10}), at(version, unique_id))
     await delete_old_versions(bench.manager, versions_retained_min=2)

@@ -46,7 +46,7 @@ class History:
 
     def __init__(self, root: Path, seed: int, *, unique_ids: bool) -> None:
         self.root = root
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.unique_ids = unique_ids
         self.store = InterposedStore(MemoryStore())
         self.chain: list[Made] = []
@@ -68,9 +68,9 @@ class History:
     def next_content(self) -> Content:
         """As RocksDB would go on: some files are gone, new ones have the next numbers, none changes."""
         last = self.chain[-1].content if self.chain else dict(OTHERS)
-        kept = {name: data for name, data in last.items() if not name.endswith(".sst") or self.chance.random() < 0.7}
+        kept = {name: data for name, data in last.items() if not name.endswith(".sst") or self.rng.random() < 0.7}
         number = len([name for name in last if name.endswith(".sst")]) + len(self.chain) * 3
-        for _ in range(self.chance.randint(0, 2)):
+        for _ in range(self.rng.randint(0, 2)):
             number += 1
             self.files_made += 1
             # The same names and sizes come again after a step back, with other content.
@@ -123,11 +123,11 @@ class History:
         return lineage
 
     async def step(self) -> None:
-        executor = self.chance.choice(self.executors)
+        executor = self.rng.choice(self.executors)
         last = self.chain[-1] if self.chain else None
         await self.load(executor, last)
         of, content = self.next_of(), self.next_content()
-        match self.chance.randrange(10):
+        match self.rng.randrange(10):
             case 0 if self.unique_ids:
                 # An attempt that is given up, and whose snapshot comes when nobody waits for it any more.
                 self.late.append((executor, executor.capture(content, of), content))
@@ -143,25 +143,25 @@ class History:
             case 3 if self.unique_ids and last is not None and last.of.version > self.oldest:
                 # The query is taken back, by no more than what is retained.
                 oldest = max(self.oldest, len(self.chain) - RETAINED + 1, 1)
-                del self.chain[self.chance.randint(oldest, len(self.chain)) :]
+                del self.chain[self.rng.randint(oldest, len(self.chain)) :]
             case _:
-                has_snapshot = self.chance.random() < 0.4
+                has_snapshot = self.rng.random() < 0.4
                 if has_snapshot:
                     await executor.save(content, of)
                 lineage = await self.commit(executor, of)
                 self.chain.append(Made(of, content, has_snapshot, lineage))
 
     async def upload_late(self) -> None:
-        if self.late and self.chance.random() < 0.3:
-            executor, captured, content = self.late.pop(self.chance.randrange(len(self.late)))
+        if self.late and self.rng.random() < 0.3:
+            executor, captured, content = self.late.pop(self.rng.randrange(len(self.late)))
             await executor.manager.upload_snapshot(captured)
             await executor.load(captured.of)
             assert tree(executor.working) == content
 
     async def delete(self) -> None:
-        executor = self.chance.choice(self.executors)
+        executor = self.rng.choice(self.executors)
         current = await self.load(executor, self.chain[-1])
-        deleted_max = self.chance.choice([-1, 1, 2])
+        deleted_max = self.rng.choice([-1, 1, 2])
         deleted = await delete_old_versions(executor.manager, versions_deleted_max=deleted_max, needed=current)
         self.deleted += deleted.snapshots
         self.oldest = max(self.oldest, self.chain[-1].of.version - RETAINED + 1)
@@ -178,7 +178,7 @@ async def test_what_is_retained_loads_whole_after_any_history(tmp_path: Path, se
     for _ in range(STEPS):
         await history.step()
         await history.upload_late()
-        if history.chain and history.chance.random() < 0.3:
+        if history.chain and history.rng.random() < 0.3:
             await history.delete()
     assert history.deleted
     # And there is little else: what was deleted is not only the zips.

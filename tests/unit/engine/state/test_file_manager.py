@@ -110,7 +110,7 @@ async def test_files_of_a_history_that_was_left_are_not_shared(bench: StateBench
     await bench.save(files(s1=10), at(1, unique_id))
     await bench.save(files(s1=10, s2=20), at(3, unique_id))
     await bench.load(at(1, unique_id))
-    # The same name and size as in version 3, made anew.
+    # The same name and size as in version 3, made again.
     other = files(s1=10) | {"000002.sst": b"other bytes of size "}
     saved = await bench.save(other, at(4, "another" if unique_id else None))
     assert (saved.files_copied, saved.files_reused) == (1, 1)

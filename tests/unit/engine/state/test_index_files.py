@@ -27,7 +27,7 @@ __all__ = ["states"]
 
 
 def keys_of(files: IndexStateFiles, *paths: str) -> set[str]:
-    """The blobs that these files stand in."""
+    """The blobs that these files are in."""
     return {blob.key for path in paths for blob in files._find(path).blobs}
 
 
@@ -85,7 +85,7 @@ async def test_a_lineage_that_the_index_lacks_is_read_from_the_changelogs(states
     assert "list_page" not in {operation for operation, key in states.requests() if not key.startswith("log/")}
 
 
-async def test_the_lineage_of_the_index_spares_the_header(states: StateWorld) -> None:
+async def test_with_the_lineage_of_the_index_the_header_is_not_read(states: StateWorld) -> None:
     await states.grow(range(1, 9))
     commit = await states.backup()
     repository = await states.process()
@@ -294,7 +294,7 @@ async def test_what_is_being_read_is_not_collected(states: StateWorld) -> None:
 
 
 async def test_a_store_that_goes_on_elsewhere_is_loaded_from_both(states: StateWorld) -> None:
-    """The files of an index stand beside those of a directory: one restores, the other goes on."""
+    """The files of an index are beside those of a directory: one restores, the other goes on."""
     await states.grow(range(1, 5))
     commit = await states.backup()
     await states.grow(range(5, 7))

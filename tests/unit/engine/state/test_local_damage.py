@@ -92,7 +92,7 @@ async def test_an_sst_that_was_written_to_before_it_is_renewed_is_not_uploaded(t
     await bench.manager.upload_snapshot(capture(bench, at(1, "a"), ROWS))
     captured = capture(bench, at(2, "b"), {b"z": b"2"})
     damage(bench)
-    # Somebody else's newer snapshot: whoever retains one version may have deleted what version 1 put there (S4).
+    # Somebody else's newer snapshot: anyone who retains one version may have deleted what version 1 put there (S4).
     other = bench.beside(tmp_path / "other")
     await other.save({"CURRENT": b"x"}, at(9, "x"))
     with pytest.raises(UnsafeSourceError, match="written to"):

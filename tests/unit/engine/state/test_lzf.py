@@ -8,17 +8,17 @@ from engine.state.compression import LZF_BLOCK_BYTES_MAX, compress_block, decomp
 
 def words(seed: int, size: int) -> bytes:
     """Bytes with repetitions of all lengths and distances, and some without."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     out = bytearray()
     while len(out) < size:
-        match chance.randrange(3):
+        match rng.randrange(3):
             case 0:
-                out += chance.randbytes(chance.randrange(1, 50))
+                out += rng.randbytes(rng.randrange(1, 50))
             case 1:
-                out += bytes([chance.randrange(256)]) * chance.randrange(1, 700)
+                out += bytes([rng.randrange(256)]) * rng.randrange(1, 700)
             case _ if out:
-                begin = chance.randrange(len(out))
-                out += out[begin : begin + chance.randrange(1, 400)]
+                begin = rng.randrange(len(out))
+                out += out[begin : begin + rng.randrange(1, 400)]
     return bytes(out[:size])
 
 
@@ -64,8 +64,8 @@ def test_commands_mean_what_the_jvm_means_by_them(block: str, data: bytes) -> No
     "block, size",
     [
         pytest.param("05 61 62", 6, id="literals go beyond the end"),
-        pytest.param("00 61 20", 4, id="no room for the distance"),
-        pytest.param("00 61 e0", 11, id="no room for the length"),
+        pytest.param("00 61 20", 4, id="no space for the distance"),
+        pytest.param("00 61 e0", 11, id="no space for the length"),
         pytest.param("00 61 20 01", 4, id="a match before the block"),
         pytest.param("20 00", 3, id="a match before anything"),
         pytest.param("00 61 20 00", 5, id="shorter than it says"),
@@ -81,7 +81,7 @@ def test_blocks_that_are_damaged_are_refused(block: str, size: int) -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_no_bytes_do_more_than_be_refused_or_come_out_at_their_size(seed: int) -> None:
-    chance = random.Random(seed)
-    block, size = chance.randbytes(chance.randrange(40)), chance.randrange(200)
+    rng = random.Random(seed)
+    block, size = rng.randbytes(rng.randrange(40)), rng.randrange(200)
     with contextlib.suppress(ValueError):
         assert len(decompress_block(block, size)) == size

@@ -70,21 +70,21 @@ def counts_of(state: dict[bytes, bytes]) -> KeyCounts:
     return KeyCounts(len(state) - internal, internal)
 
 
-def some_records(chance: random.Random, count: int, keys: int) -> list[Record]:
+def some_records(rng: random.Random, count: int, keys: int) -> list[Record]:
     def key() -> bytes:
-        return chance.choice(FAMILIES) + b"%04d" % chance.randrange(keys)
+        return rng.choice(FAMILIES) + b"%04d" % rng.randrange(keys)
 
     records: list[Record] = []
     for n in range(count):
-        match chance.choices([PUT, MERGE, DELETE, DELETE_RANGE], [6, 5, 3, 0.05])[0]:
+        match rng.choices([PUT, MERGE, DELETE, DELETE_RANGE], [6, 5, 3, 0.05])[0]:
             case 0x10:
                 records.append((DELETE, key(), b""))
             case 0x20:
-                family = chance.choice(FAMILIES)
-                begin = chance.randrange(keys)
+                family = rng.choice(FAMILIES)
+                begin = rng.randrange(keys)
                 records.append((DELETE_RANGE, family + b"%04d" % begin, family + b"%04d" % (begin + 20)))
             case kind:
-                records.append((kind, key(), b"%d" % n * chance.randrange(3)))
+                records.append((kind, key(), b"%d" % n * rng.randrange(3)))
     return records
 
 
@@ -96,19 +96,19 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_random_history(directory: Path, seed: int, *, by_scan: bool) -> None:
-    chance = random.Random(seed)
-    delimiter = chance.choice([b"", b","])
+    rng = random.Random(seed)
+    delimiter = rng.choice([b"", b","])
     state: dict[bytes, bytes] = {}
     with StoreWriter.open(directory / "db", spark_settings(delimiter)) as db:
-        base = some_records(chance, 200, 60)
+        base = some_records(rng, 200, 60)
         apply(state, [record for record in base if record[0] == PUT], delimiter)
         db.write_batch(dict(state))
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             db.flush()
         # Where a store has far more keys than are looked up, it is not scanned.
         more = 0 if by_scan else 1_000_000
         before = counts_of(state)
-        logs = [some_records(chance, chance.randrange(300), 60) for _ in range(4)]
+        logs = [some_records(rng, rng.randrange(300), 60) for _ in range(4)]
         openers = [written(directory / f"{n}.changelog", log) for n, log in enumerate(logs, 1)]
         for log in logs:
             apply(state, log, delimiter)

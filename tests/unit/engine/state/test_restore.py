@@ -262,7 +262,7 @@ async def test_the_search_reads_a_bounded_number_of_indexes(states: StateWorld) 
     assert len(indexes) == INDEXES_READ_MAX
 
 
-async def test_a_version_that_was_taken_back_is_told_from_its_successor(states: StateWorld) -> None:
+async def test_a_version_that_was_taken_back_is_distinguished_from_its_successor(states: StateWorld) -> None:
     await states.grow(range(1, 6))
     taken_back = states.of(5)
     first = await states.backup()
@@ -286,7 +286,7 @@ async def test_a_version_that_was_taken_back_is_told_from_its_successor(states: 
 
 
 def rewritten(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
-    """Change the entries of a zip; its checksum goes, as nobody could have foreseen the change."""
+    """Change the entries of a zip; its checksum goes, as nobody could have planned the change."""
     with zipfile.ZipFile(path) as source:
         entries = {name: source.read(name) for name in source.namelist()}
     change(entries)
@@ -396,7 +396,7 @@ async def test_a_directory_that_lacks_a_changelog_names_it(states: StateWorld) -
     await states.check(target, [3])
 
 
-async def test_a_lineage_that_does_not_lead_back_is_told(states: StateWorld) -> None:
+async def test_a_lineage_that_does_not_lead_back_is_reported(states: StateWorld) -> None:
     await states.grow(range(1, 3))
     wrong = [LineageItem(1, unique("somebody-else"))]
     commit = await states.backup(lineage=wrong)
@@ -414,7 +414,7 @@ async def test_a_plain_directory_is_no_state(states: StateWorld) -> None:
         await repository.restore_state(commit, states.world.target(), task="7")
 
 
-async def test_a_commit_that_was_collected_is_told(states: StateWorld) -> None:
+async def test_a_commit_that_was_collected_is_reported(states: StateWorld) -> None:
     await states.grow(range(1, 3))
     old = await states.backup()
     await states.grow(range(3, 4))

@@ -34,7 +34,7 @@ from tests.unit.engine.state.state_store_kit import (
     write_numbers,
 )
 
-NO_ROOM = OSError(28, "No space left on device")
+NO_SPACE = OSError(28, "No space left on device")
 
 
 def _slow(function: Callable[..., Any], reached: asyncio.Event) -> Callable[..., Any]:
@@ -57,7 +57,7 @@ async def _cancelled(work: Any, reached: asyncio.Event) -> None:
     assert task.cancelled()
 
 
-# --- format 1, where only a number tells two attempts apart
+# --- format 1, where only a number distinguishes two attempts
 
 
 async def test_an_upload_of_an_attempt_that_was_left_never_lands_on_its_successor(bench: Bench) -> None:
@@ -204,7 +204,7 @@ async def test_a_load_that_is_cancelled_while_it_reads_a_header_leaves_no_file_o
         assert steps == ["open", "closed"]
 
 
-def test_an_upload_that_ends_with_its_event_loop_is_told_and_made_good(bench: Bench) -> None:
+def test_an_upload_that_ends_with_its_event_loop_is_reported_and_made_good(bench: Bench) -> None:
     stores: list[StateStore] = []
 
     async def first() -> None:
@@ -250,7 +250,7 @@ async def test_a_version_that_is_there_was_committed_although_the_disk_is_full(
         store.put(b"a", b"1")
 
         def full(*_: object, **__: object) -> None:
-            raise NO_ROOM
+            raise NO_SPACE
 
         with monkeypatch.context() as patch:
             patch.setattr("engine.state.loaded.ChangelogWriter", full)
@@ -380,7 +380,7 @@ async def test_a_version_that_is_loaded_again_costs_no_file_twice(bench: Bench) 
 # --- whose state it is
 
 
-async def test_a_directory_of_the_other_provider_is_told_as_such(bench: Bench) -> None:
+async def test_a_directory_of_the_other_provider_is_reported_as_such(bench: Bench) -> None:
     bench.root.mkdir()
     for name in ("1.delta", "2.delta", "2.snapshot"):
         (bench.root / name).write_bytes(b"x")
@@ -389,7 +389,7 @@ async def test_a_directory_of_the_other_provider_is_told_as_such(bench: Bench) -
             await store.load(2, read_only=True)
 
 
-async def test_whoever_reads_repairs_without_being_told_of_changelogs(bench: Bench) -> None:
+async def test_a_reader_repairs_without_knowing_of_changelogs(bench: Bench) -> None:
     ids: Ids = [None]
     async with bench.store(deltas_per_snapshot=2) as store:
         await write_numbers(store, ids, range(1, 6), maintain_every=1)
@@ -416,9 +416,7 @@ def test_a_process_that_was_forked_off_does_not_keep_the_working_directory(tmp_p
         os.close(inherited)
 
 
-def test_a_store_that_cannot_be_told_to_be_readable_is_not_left_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_cannot_be_made_readable_is_not_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     StoreWriter.open(tmp_path / "db", RocksDbSettings()).close()
 
     def fail(*_: object) -> None:

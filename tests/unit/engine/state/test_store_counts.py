@@ -57,7 +57,7 @@ async def test_a_wrong_number_of_keys_is_found_out(
         assert [*found, store.num_keys] == goes_on
 
 
-async def test_a_wrong_number_of_internal_keys_is_counted_anew(bench: Bench) -> None:
+async def test_a_wrong_number_of_internal_keys_is_counted_again(bench: Bench) -> None:
     async with bench.store(column_families=True) as store:
         await store.load(0)
         store.add_family("$timers", internal=True)

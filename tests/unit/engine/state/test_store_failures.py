@@ -79,7 +79,7 @@ async def test_a_store_is_closed_before_or_after_maintenance(
         await write_numbers(store, ids, range(1, 4))
         if maintains_first:
             assert (await store.maintain()).uploaded is not None
-    # Without background uploads a snapshot that waits is given up: its changelogs stand.
+    # Without background uploads a snapshot that waits is given up: its changelogs are there.
     assert bench.snapshots() == ([3] if maintains_first else [])
     async with bench.store(**conf) as store:
         await check_numbers(store, ids, [1, 2, 3])
@@ -271,7 +271,7 @@ async def test_a_write_that_fails_half_way_is_not_committed(bench: Bench, monkey
         assert bench.changelogs() == []
 
 
-async def test_a_full_disk_at_the_commit_is_told_as_such(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_at_the_commit_is_reported_as_such(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     async with bench.store() as store:
         await store.load(0)
         store.put(b"a", b"1")

@@ -36,11 +36,11 @@ class UnexpectedError(Exception):
 class FaultyWorld(World):
     """A world in which calls fail, and callers lose their patience."""
 
-    def __init__(self, root: Path, conf: Conf, chance: random.Random) -> None:
+    def __init__(self, root: Path, conf: Conf, rng: random.Random) -> None:
         super().__init__(root, settings_of(**conf))
         self.bench = Bench(root)
         self.files = interposed(self.bench)
-        self.chance = chance
+        self.rng = rng
         # What has to be there, however few versions are retained.
         self.newest = StateVersion(0)
 
@@ -50,12 +50,12 @@ class FaultyWorld(World):
 
     async def attempt(self, work: Coroutine[Any, Any, Any]) -> bool:
         """Do it, or fail at it; whether it was done."""
-        fate = self.chance.random()
+        fate = self.rng.random()
         if fate < 0.15:
-            self.files.fail(self.chance.choice(REQUESTS), self.chance.choice(KEYS))
+            self.files.fail(self.rng.choice(REQUESTS), self.rng.choice(KEYS))
         task = asyncio.ensure_future(work)
         if 0.15 <= fate < 0.35:
-            for _ in range(self.chance.randrange(1, 60)):
+            for _ in range(self.rng.randrange(1, 60)):
                 await asyncio.sleep(0)
             task.cancel()
         await asyncio.wait({task})
@@ -77,17 +77,17 @@ class FaultyWorld(World):
             await self.with_store(kind)
 
     async def with_store(self, kind: str) -> None:
-        store, chance = self.store, self.chance
+        store, rng = self.store, self.rng
         if kind == "load" or (self.now is None and kind in {"write", "commit", "family"}):
-            of = chance.choice([self.newest, self.newest, *list(self.versions)[-3:]])
+            of = rng.choice([self.newest, self.newest, *list(self.versions)[-3:]])
             await self.load_if_there(of)
         elif kind == "write":
-            self.write(chance)
+            self.write(rng)
         elif kind == "family" and self.now is not None and self.conf.column_families:
-            self.change_family(self.now, chance.choice(FAMILIES[1:]), drops=chance.random() < 0.3)
+            self.change_family(self.now, rng.choice(FAMILIES[1:]), drops=rng.random() < 0.3)
         elif kind == "commit":
             before = store.version
-            if await self.attempt(self.commit(is_forced=chance.random() < 0.1)):
+            if await self.attempt(self.commit(is_forced=rng.random() < 0.1)):
                 self.newest = list(self.versions)[-1]
             else:
                 assert before is not None
@@ -156,26 +156,26 @@ async def _close(store: StateStore) -> None:
 
 
 def live(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     conf: Conf = {
-        "column_families": chance.random() < 0.6,
-        "changelogs": chance.random() < 0.85,
-        "deltas_per_snapshot": chance.randrange(5),
-        "row_checksums": chance.random() < 0.3,
-        "background_uploads": chance.random() < 0.6,
-        "count_keys": chance.random() < 0.8,
-        "codec": chance.choice(["lz4", "zstd"]),
-        "versions_retained_min": chance.choice([2, 3, 1000]),
+        "column_families": rng.random() < 0.6,
+        "changelogs": rng.random() < 0.85,
+        "deltas_per_snapshot": rng.randrange(5),
+        "row_checksums": rng.random() < 0.3,
+        "background_uploads": rng.random() < 0.6,
+        "count_keys": rng.random() < 0.8,
+        "codec": rng.choice(["lz4", "zstd"]),
+        "versions_retained_min": rng.choice([2, 3, 1000]),
         "versions_deleted_min": 0,
     }
 
     async def run() -> None:
         with tempfile.TemporaryDirectory() as root:
-            world = FaultyWorld(Path(root), conf, chance)
+            world = FaultyWorld(Path(root), conf, rng)
             world.store = await world.open()
             try:
                 for _ in range(STEPS_COUNT):
-                    await world.one_step(chance.choice(KINDS))
+                    await world.one_step(rng.choice(KINDS))
                 await world.finish()
             finally:
                 await _close(world.store)

@@ -33,14 +33,14 @@ async def grow(store: StateStore, ids: Ids, versions: range, *, snapshots: tuple
 def replace_changelog(
     path: Path, version: ChangelogVersion, key: bytes, value: bytes, lineage: Sequence[LineageItem] = ()
 ) -> None:
-    """Write another changelog in the place of one, which nothing outside it tells."""
+    """Write another changelog in the place of one, which nothing outside it shows."""
     with ChangelogWriter(path, "lz4", version, lineage) as writer:
         writer.write((PUT, key, value))
         writer.finish()
     path.with_name(f"{path.name}.crc").unlink()
 
 
-# --- deletion: what stands in the way of a base (design 0004, G7) ---
+# --- deletion: what is in the way of a base (design 0004, G7) ---
 
 RARELY: Conf = {"deltas_per_snapshot": 1000, "versions_deleted_min": 0}
 

@@ -77,7 +77,7 @@ async def test_a_lineage_begins_at_the_newest_snapshot_and_ends_at_the_loaded_ve
         assert [item.version for item in store.lineage] == [1, 2, 3]
 
 
-async def test_a_lineage_in_memory_spares_the_header(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_a_lineage_in_memory_the_header_is_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ids: Ids = [None]
     async with bench.store(deltas_per_snapshot=100) as store:
         await write_numbers(store, ids, range(1, 6))
@@ -139,7 +139,7 @@ async def test_a_query_without_uploaded_snapshots_does_not_die_of_its_lineage(
         with open_changelog(path, "lz4") as changelog:
             return changelog.header.lineage
 
-    # As many of the newest as a header holds, which begin right behind it; and then anew at the snapshot.
+    # As many of the newest as a header holds, which begin right behind it; and then again at the snapshot.
     found = await header(cut)
     assert (found[-1].version, found[0].version > 1) == (cut - 1, True)
     assert LINEAGE_BYTES_MAX - 300 < len(encode_lineage(found)) <= LINEAGE_BYTES_MAX
@@ -182,7 +182,7 @@ async def test_format_1_goes_on_as_format_2_in_the_same_directory(
         await check_numbers(store, ids, [11, 3, 9])
 
 
-async def test_deletion_spares_what_the_loaded_version_is_made_of(bench: Bench) -> None:
+async def test_deletion_keeps_what_the_loaded_version_is_made_of(bench: Bench) -> None:
     # Design 0004, §1.2 and G4: Spark's maintenance goes by numbers over all ids, and kills a query that was taken back.
     conf: Conf = {"deltas_per_snapshot": 2, "versions_retained_min": 2, "versions_deleted_min": 0}
     ids: Ids = [None]
@@ -222,7 +222,7 @@ async def test_versions_that_nobody_needs_are_deleted(bench: Bench) -> None:
             await store.load(11, ids[11])
 
 
-async def test_what_is_told_of_a_commit_can_be_stored(bench: Bench) -> None:
+async def test_what_is_reported_of_a_commit_can_be_stored(bench: Bench) -> None:
     async with bench.store() as store:
         committed = await write(store, 0, None, {b"a": b"1"})
     assert msgspec.json.decode(msgspec.json.encode(committed), type=type(committed)) == committed

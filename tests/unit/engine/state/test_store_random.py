@@ -1,6 +1,6 @@
 """Any order of loads, writes, commits, aborts, maintenance and restarts gives what a dict would (Spark's case 24).
 
-With format 1, where names are no identities, what a version holds follows from its number, as in Spark's own test: else
+With format 1, where names are not identities, a version's content follows from its number, as in Spark's own test: else
 a snapshot of an attempt that was left would stand for its successor. With format 2 every attempt writes what it likes.
 """
 
@@ -77,14 +77,14 @@ class World:
                 await other.load(of.version, of.unique_id, read_only=True)
                 check(other, self.versions[of])
 
-    def write(self, chance: random.Random) -> None:
+    def write(self, rng: random.Random) -> None:
         """Some changes, to both."""
         assert self.now is not None
-        for _ in range(chance.randrange(1, 6)):
-            family = chance.choice(list(self.now))
-            key, value = chance.choice(KEYS), b"%d" % chance.randrange(1000)
+        for _ in range(rng.randrange(1, 6)):
+            family = rng.choice(list(self.now))
+            key, value = rng.choice(KEYS), b"%d" % rng.randrange(1000)
             rows = self.now[family]
-            match chance.choice(["put", "put", "delete", "merge"]):
+            match rng.choice(["put", "put", "delete", "merge"]):
                 case "put":
                     self.store.put(key, value, family)
                     rows[key] = value
@@ -197,13 +197,13 @@ def test_any_of_many_histories_gives_what_a_dict_would(conf: StateStoreSettings,
 @pytest.mark.spark_case(24)
 @pytest.mark.parametrize("seed, families", [(1, False), (2, True)], ids=["plain", "families"])
 def test_a_long_history_of_a_seed_gives_what_a_dict_would(seed: int, families: bool) -> None:
-    chance = random.Random(seed)
-    steps = [(chance.choice(STEPS), chance.randrange(1000)) for _ in range(60)]
+    rng = random.Random(seed)
+    steps = [(rng.choice(STEPS), rng.randrange(1000)) for _ in range(60)]
     # Format 1 becomes format 2 on the way.
     live(settings_of(format_version=1, column_families=families, deltas_per_snapshot=2), steps)
 
 
-def test_the_model_tells_when_the_store_errs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_notices_when_the_store_errs(monkeypatch: pytest.MonkeyPatch) -> None:
     deleting: Callable[..., None] = StateStore.delete
 
     def forgetful(self: StateStore, key: bytes, family: str = "default") -> None:

@@ -99,7 +99,7 @@ async def test_an_older_snapshot_stands_in_for_one_that_does_not_open(
         assert last_load(store).snapshots_repaired == 1
         assert _base_version(store) == bench.snapshots()[-2]
         assert last_load(store).changelogs == 7 - bench.snapshots()[-2]
-        # The next load of it is no repair, and one of another base is not told to be one.
+        # The next load of it is not a repair, and one of another base is not asked to be one.
         await check_numbers(store, ids, [3])
         assert last_load(store).snapshots_repaired == 0
         # What it is built on now is old, so the next commit makes a snapshot.
@@ -150,7 +150,7 @@ async def test_a_repair_needs_the_changelogs(bench: Bench, format_version: int) 
 
 @pytest.mark.spark_case(26)
 @pytest.mark.parametrize("off", ["snapshot_repair", "changelogs"])
-async def test_without_repair_the_damage_is_told(bench: Bench, off: str) -> None:
+async def test_without_repair_the_damage_is_reported(bench: Bench, off: str) -> None:
     ids = await _make(bench, 7)
     _truncate(bench.file(6, "zip"))
     conf: Conf = {off: False}

@@ -1,4 +1,4 @@
-"""What maintenance counts from and spares: what was loaded to be written on, or committed, last (design 0004, G4)."""
+"""What maintenance counts from and keeps: what was loaded to be written on, or committed, last (design 0004, G4)."""
 
 import pytest
 

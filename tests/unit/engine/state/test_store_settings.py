@@ -96,7 +96,7 @@ def test_what_is_known_from_elsewhere_stands_where_the_configuration_is_silent()
         (f"{STORE}.rocksdb.maxOpenFiles", "true"),
     ],
 )
-def test_a_value_that_cannot_be_read_is_told_by_its_key(key: str, value: str) -> None:
+def test_a_value_that_cannot_be_read_is_reported_by_its_key(key: str, value: str) -> None:
     with pytest.raises(UsageError, match=key) as failure:
         StateStoreSettings.from_conf({key: value})
     assert value in str(failure.value)
@@ -126,5 +126,5 @@ def test_settings_can_be_stored() -> None:
 
 
 @pytest.mark.parametrize("retained, stale", [(100, 30), (10, 3), (5, 2), (1, 0)])
-def test_the_room_that_deletions_leave_is_rounded_as_java_does(retained: int, stale: int) -> None:
+def test_the_space_that_deletions_leave_is_rounded_as_java_does(retained: int, stale: int) -> None:
     assert StateStoreSettings(versions_retained_min=retained).stale_versions_min == stale

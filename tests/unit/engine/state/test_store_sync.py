@@ -12,7 +12,7 @@ from index.errors import VersionMissingError
 from tests.unit.engine.state.state_store_kit import settings_of
 
 
-def test_a_story_without_an_event_loop(tmp_path: Path) -> None:
+def test_a_session_without_an_event_loop(tmp_path: Path) -> None:
     settings = settings_of(column_families=True, deltas_per_snapshot=2, background_uploads=True)
     with SyncStateStore.open(tmp_path / "state", tmp_path / "work", settings) as store:
         assert (store.version, store.last_load) == (None, None)
@@ -68,7 +68,7 @@ def test_an_upload_goes_on_while_the_caller_computes(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
 
 
-def test_a_failed_upload_is_told_at_the_end(tmp_path: Path) -> None:
+def test_a_failed_upload_is_reported_at_the_end(tmp_path: Path) -> None:
     settings = settings_of(deltas_per_snapshot=1, background_uploads=True)
     before = _threads()
     state = tmp_path / "state"

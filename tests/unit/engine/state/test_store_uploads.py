@@ -109,7 +109,7 @@ async def test_a_failed_upload_undoes_no_commit_and_the_next_commit_is_due_again
         assert committed.snapshot_made
         ids.append(committed.unique_id)
         assert store.last_save.uploads_failed == 1
-        # The later one made it good: there is nothing to tell any more.
+        # The later one made it good: there is nothing to report any more.
         maintained = await store.maintain()
         assert maintained.uploaded is not None
         assert bench.snapshots() == [4]
@@ -118,8 +118,8 @@ async def test_a_failed_upload_undoes_no_commit_and_the_next_commit_is_due_again
         await check_numbers(store, ids, [1, 2, 3])
 
 
-@pytest.mark.parametrize("told_by", ["maintain", "close"])
-async def test_a_failed_upload_is_told(bench: Bench, told_by: str) -> None:
+@pytest.mark.parametrize("shown_by", ["maintain", "close"])
+async def test_a_failed_upload_is_reported(bench: Bench, shown_by: str) -> None:
     files = interposed(bench)
     work = bench.new_work()
     place = await dir_of(files, bench.root)
@@ -127,7 +127,7 @@ async def test_a_failed_upload_is_told(bench: Bench, told_by: str) -> None:
     files.fail("put", "SSTs")
     committed = await write(store, 0, None, {b"a": b"1"})
     with pytest.raises(SnapshotUploadError, match="injected") as failure:
-        await getattr(store, told_by)()
+        await getattr(store, shown_by)()
     assert isinstance(failure.value.__cause__, StoreUnavailableError)
     assert "1_" in str(failure.value)
     # Once is enough.
@@ -261,7 +261,7 @@ async def test_an_upload_of_a_history_that_was_left_shortens_no_lineage(bench: B
         await check_numbers(store, ids, [3, 2])
 
 
-async def test_metrics_tell_what_a_commit_and_a_load_have_cost(bench: Bench) -> None:
+async def test_metrics_report_what_a_commit_and_a_load_have_cost(bench: Bench) -> None:
     async with bench.store(deltas_per_snapshot=2) as store:
         assert store.last_load is None
         await store.load(0)

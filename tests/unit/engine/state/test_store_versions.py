@@ -54,7 +54,9 @@ async def test_every_version_has_a_changelog_and_maintenance_makes_snapshots(
 @pytest.mark.spark_case(2)
 @both_formats
 @with_and_without_families
-async def test_a_version_that_does_not_exist_is_told_by_name(bench: Bench, format_version: int, families: bool) -> None:
+async def test_a_version_that_does_not_exist_is_reported_by_name(
+    bench: Bench, format_version: int, families: bool
+) -> None:
     async with bench.store(format_version=format_version, column_families=families) as store:
         with pytest.raises(UsageError, match="version -1"):
             await store.load(-1)
@@ -66,7 +68,7 @@ async def test_a_version_that_does_not_exist_is_told_by_name(bench: Bench, forma
 
 
 @pytest.mark.spark_case(2)
-async def test_a_version_of_an_unknown_id_is_told_by_name(bench: Bench) -> None:
+async def test_a_version_of_an_unknown_id_is_reported_by_name(bench: Bench) -> None:
     async with bench.store() as store:
         committed = await write(store, 0, None, {b"a": b"1"})
         with pytest.raises(VersionMissingError, match=r"1_nobody\.changelog.*1_"):

@@ -11,7 +11,7 @@ from tests.unit.engine.state.state_store_kit import Bench, Conf, LateStore, both
 
 
 @pytest.mark.spark_case(39)
-async def test_commits_that_race_tell_each_its_own_ids(bench: Bench) -> None:
+async def test_commits_that_race_return_each_its_own_ids(bench: Bench) -> None:
     async with bench.store() as one, bench.store() as two:
         first = await write(one, 0, None, {b"a": b"1"})
         for store in (one, two):

@@ -103,7 +103,7 @@ async def test_a_version_with_ids_has_the_one_of_its_store(world: World) -> None
         assert (await checkpoint.state(1, 0, store, batch=4)).at == StateVersion(5, UniqueId(f"b4o1p0s{at}"))
 
 
-async def test_operators_tell_their_stores_and_partitions(world: World) -> None:
+async def test_operators_report_their_stores_and_partitions(world: World) -> None:
     await world.operator(SAVE)
     await world.operator(JOIN)
     await world.batch(0, ids_of(0, SAVE, JOIN))
@@ -143,7 +143,7 @@ async def test_an_operator_that_came_later_is_none_of_an_earlier_batch(world: Wo
 
 
 async def test_the_partitions_of_a_batch_are_those_of_its_commit(world: World) -> None:
-    """After an offline repartition the metadata of the operator still tells the old number."""
+    """After an offline repartition the metadata of the operator still has the old number."""
     await world.operator(SAVE)
     await world.batch(0, ids_of(0, SAVE))
     await world.batch(1, {0: tuple((UniqueId(f"p{n}"),) for n in range(3))})
@@ -249,7 +249,7 @@ async def test_the_query_is_known_by_its_id(world: World) -> None:
     assert await world.checkpoint.query_id() == "an-id"
 
 
-async def test_what_is_not_there_is_told_as_such(world: World) -> None:
+async def test_what_is_not_there_is_reported_as_such(world: World) -> None:
     with pytest.raises(NotFoundError, match="no batch is committed"):
         await world.checkpoint.at()
     assert await world.checkpoint.committed_batches() == ()

@@ -46,7 +46,7 @@ def test_a_zip_has_everything_but_ssts_and_archived_logs_and_metadata_last(tmp_p
     with zipfile.ZipFile(io.BytesIO(data)) as source:
         assert source.namelist() == ["000004.log", "CURRENT", "MANIFEST-000005", "OPTIONS-000007", "metadata"]
         assert source.testzip() is None
-        # What Java's ZipOutputStream writes, and its ZipInputStream needs: sizes stand behind the data.
+        # What Java's ZipOutputStream writes, and its ZipInputStream needs: sizes are behind the data.
         for entry in source.infolist():
             assert entry.compress_type == zipfile.ZIP_DEFLATED
             assert entry.flag_bits & 0x8
@@ -246,5 +246,5 @@ def test_no_flipped_bit_in_the_data_of_a_zip_goes_unnoticed(tmp_path: Path) -> N
             found = read_state_zip(bytes(damaged), subject="1.zip")
         except (DamagedError, FormatError):
             continue
-        # A field that nobody reads: a time, or a copy of what stands in the directory at the end.
+        # A field that nobody reads: a time, or a copy of what is in the directory at the end.
         assert found == whole

@@ -29,7 +29,7 @@ def tree_of(sizes: str) -> Tree:
     return tree
 
 
-def told(plan: BackupPlan) -> dict[str, object]:
+def shape_of(plan: BackupPlan) -> dict[str, object]:
     """A plan as words."""
 
     def names(files: tuple[PlannedFile, ...]) -> str:
@@ -62,7 +62,7 @@ def told(plan: BackupPlan) -> dict[str, object]:
 def test_size_decides_the_form(sizes: str, empty: str, inline: str, packs: list[str], blobs: list[str]) -> None:
     local = local_dir(tree_of(sizes))
     plan = plan_backup(local, None, diff_dir(local, DirIndex("")), LIMITS)
-    assert told(plan) == {"empty": empty, "inline": inline, "packs": packs, "blobs": blobs}
+    assert shape_of(plan) == {"empty": empty, "inline": inline, "packs": packs, "blobs": blobs}
 
 
 def test_uploads_are_numbered_packs_first_without_gaps() -> None:
@@ -80,11 +80,11 @@ def test_limits_of_nothing_put_every_file_into_a_blob() -> None:
     )
     local = local_dir(tree_of("a1 b2 c0"))
     plan = plan_backup(local, None, diff_dir(local, DirIndex("")), limits)
-    assert told(plan) == {"empty": "c", "inline": "", "packs": [], "blobs": ["a:1", "b:2"]}
+    assert shape_of(plan) == {"empty": "c", "inline": "", "packs": [], "blobs": ["a:1", "b:2"]}
 
 
 def packed(tree: Tree, *, dead_bytes: int = 0) -> SnapshotIndex:
-    """A snapshot whose files all stand in one pack, in the order of their names."""
+    """A snapshot whose files all are in one pack, in the order of their names."""
     files: list[FileIndex] = []
     offset = 0
     for name in sorted(tree):
@@ -126,16 +126,16 @@ def test_file_packed_again_may_take_another_form() -> None:
     previous = packed(tree_of("a4 b50"))
     local = local_dir(tree_of("a4"))
     plan = plan_backup(local, previous, diff_dir(local, previous.dir), LIMITS)
-    assert told(plan) == {"empty": "", "inline": "a", "packs": [], "blobs": []}
+    assert shape_of(plan) == {"empty": "", "inline": "a", "packs": [], "blobs": []}
 
 
-def test_what_stands_in_the_index_already_takes_room_there() -> None:
+def test_what_is_in_the_index_already_takes_space_there() -> None:
     local = local_dir(tree_of("a4 b4 c4 d2"))
     entry = file_index("a", b"aaaa")
     kept = FileIndex("a", entry.metadata, entry.blake3, entry.crc32, (), b"aaaa")
     previous = SnapshotIndex(metadata=METADATA, session="0" * 20, dir=DirIndex("", (kept,)))
     plan = plan_backup(local, previous, diff_dir(local, previous.dir), LIMITS)
-    assert told(plan) == {"empty": "", "inline": "b d", "packs": [], "blobs": ["c:4"]}
+    assert shape_of(plan) == {"empty": "", "inline": "b d", "packs": [], "blobs": ["c:4"]}
 
 
 def test_diff_of_another_scan_is_refused() -> None:

@@ -65,13 +65,13 @@ def test_header_and_summary_come_back() -> None:
 
 
 @given(
-    room=st.sampled_from([BLOBS, INDEXES]),
+    prefix=st.sampled_from([BLOBS, INDEXES]),
     counter=st.integers(0, 2**40),
     size=st.integers(0, 2**62),
     created=st.integers(0, 2**62),
 )
-def test_every_line_comes_back(room: str, counter: int, size: int, created: int) -> None:
-    key = upload_key(room, JOB, "f" * 20, counter)
+def test_every_line_comes_back(prefix: str, counter: int, size: int, created: int) -> None:
+    key = upload_key(prefix, JOB, "f" * 20, counter)
     planned = PlannedUpload(key, DeleteReason.UNREACHABLE_UPLOAD, size, created_at_ms=created)
     line = encode_line(planned)
     assert list(decode_lines(line * 2, subject="x.jsonl")) == [planned, planned]

@@ -46,8 +46,8 @@ def test_neighbours_in_a_pack_are_one_request(
 ) -> None:
     files = [in_pack("abc"[i], offset, size) for i, (offset, size) in enumerate(places)]
     plan = plan_restore(snapshot(*files, pack_bytes=1 << 30), {}, range_bytes=range_bytes, owners_count=False)
-    told = [f"{run.start}+{run.size_bytes}: {' '.join(file.entry.name for file in run.files)}" for run in plan.runs]
-    assert told == ranges
+    shown = [f"{run.start}+{run.size_bytes}: {' '.join(file.entry.name for file in run.files)}" for run in plan.runs]
+    assert shown == ranges
     assert plan.fetch_requests == len(ranges)
     assert plan.fetch_bytes == sum(int(text.split("+")[1].split(":")[0]) for text in ranges)
 

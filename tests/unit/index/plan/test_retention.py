@@ -46,7 +46,7 @@ def test_one_rule_for_all_jobs_is_a_star() -> None:
     assert as_policy(POLICY) is POLICY
 
 
-def test_rules_that_count_for_no_job_are_told() -> None:
+def test_rules_that_count_for_no_job_are_reported() -> None:
     assert POLICY.unused(["flights-eu", "job1"]) == ("flights-*",)
     assert POLICY.unused([]) == ("flights-eu", "flights-*", "job[12]")
 
@@ -65,7 +65,7 @@ def test_a_job_without_a_rule_keeps_every_valid_commit() -> None:
     }
 
 
-def test_jobs_that_no_rule_matches_are_told() -> None:
+def test_jobs_that_no_rule_matches_are_reported() -> None:
     assert POLICY.unruled(["ledger", "flights-eu", "job3", "ledger"]) == ("job3", "ledger")
 
 

@@ -23,7 +23,7 @@ def test_every_object_of_a_run_has_a_key_of_its_own() -> None:
 
 
 def test_keys_are_grouped_by_where_they_stand() -> None:
-    keys = [upload_key(room, Scope("job"), "0" * 20, n) for room in (BLOBS, INDEXES) for n in range(600)]
+    keys = [upload_key(prefix, Scope("job"), "0" * 20, n) for prefix in (BLOBS, INDEXES) for n in range(600)]
     groups = group_by_shard(keys)
     assert sorted(key for group in groups.values() for key in group) == sorted(keys)
     assert all(key.startswith(shard.prefix) for shard, group in groups.items() for key in group)
@@ -46,7 +46,7 @@ def test_what_is_no_header_is_refused(data: bytes) -> None:
         decode_run_header(data, subject="h")
 
 
-def test_a_header_of_a_newer_release_is_told_as_such() -> None:
+def test_a_header_of_a_newer_release_is_reported_as_such() -> None:
     newer = encode_run_header(RunHeader(schema=2, run=RUN, repository_id="id", release="9"))
     with pytest.raises(UnknownFormatError):
         decode_run_header(newer[:-1] + b',"more":1}', subject="h")

@@ -106,7 +106,7 @@ def test_checksum_type_makes_no_difference(tmp_path: Path, format_version: int, 
 
 
 def test_two_forks_with_one_name_and_size_differ(tmp_path: Path) -> None:
-    """The case for which name and size are no identity (design 0002, I1)."""
+    """The case for which name and size do not identify a file (design 0002, I1)."""
     origin = tmp_path / "origin"
     db = Rdict(str(origin), options())
     db[b"k"] = b"v"

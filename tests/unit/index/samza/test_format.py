@@ -186,7 +186,7 @@ def test_export_has_samzas_fields_in_samzas_order() -> None:
     assert json.dumps(shape(raw)) == json.dumps(shape(theirs))
 
 
-def test_export_tells_the_file_as_it_is() -> None:
+def test_export_reports_the_file_as_it_is() -> None:
     file = change(file_index("a", b"123", mode=0o4751, created_at_ms=7), metadata=metadata(3, 0o4751, created_at_ms=7))
     raw = exported(DirIndex("", (file,)))
     assert raw["dir-index"]["files-present"] == [
@@ -239,10 +239,10 @@ def test_export_of_a_file_in_several_blobs_keeps_their_order() -> None:
 def test_export_fills_in_what_samza_insists_on() -> None:
     """A blank owner, and a time before 1970, would make Samza refuse the whole index."""
     file = change(file_index("a"), metadata=metadata(owner="", group="", modified_at_ns=-5))
-    (told,) = exported(DirIndex("", (file,)))["dir-index"]["files-present"]
-    assert (told["file-metadata"]["owner"], told["file-metadata"]["group"]) == ("unknown", "unknown")
-    assert told["file-metadata"]["last-modified-time-millis"] == 0
-    assert told["blobs"] == []
+    (shown,) = exported(DirIndex("", (file,)))["dir-index"]["files-present"]
+    assert (shown["file-metadata"]["owner"], shown["file-metadata"]["group"]) == ("unknown", "unknown")
+    assert shown["file-metadata"]["last-modified-time-millis"] == 0
+    assert shown["blobs"] == []
 
 
 PACKED = change(file_index("a", b"123"), blobs=(FileBlob(blob_key(5), 0, 0, 3),))

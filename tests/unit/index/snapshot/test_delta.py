@@ -19,7 +19,7 @@ from tests.unit.index.builders import Tree, backup, blob_key, dir_modes, file_in
 
 change = msgspec.structs.replace
 
-REFERENCE = IndexReference(key=blob_key(9, room=INDEXES), sha256=b"1" * 32, size_bytes=100)
+REFERENCE = IndexReference(key=blob_key(9, prefix=INDEXES), sha256=b"1" * 32, size_bytes=100)
 
 FIRST: Tree = {
     "CURRENT": b"1",

@@ -208,7 +208,7 @@ BAD_INDEXES = [
     ("M7", "not in file order", index_of(two_blobs(offsets=(2, 0), hashes=(HASH, HASH)))),
     ("M7", "run without hash", index_of(two_blobs(hashes=(HASH, b"")))),
     ("M7", "single run with hash", index_of(blob(blake3=HASH))),
-    ("M8", "key of an index", index_of(blob(key=blob_key(1, room=INDEXES)))),
+    ("M8", "key of an index", index_of(blob(key=blob_key(1, prefix=INDEXES)))),
     ("M8", "no key", index_of(blob(key=BlobKey("blobs/passwd")))),
     ("M8", "another shard", index_of(blob(key=BlobKey(KEY.replace(KEY[6:8], "00" if KEY[6:8] != "00" else "01", 1))))),
     ("M9", "run beyond its pack", index_of(*PACKED, packs=(Pack(PACK, 5),))),
@@ -216,8 +216,8 @@ BAD_INDEXES = [
     ("M9", "pack used by removed files only", index_of(files_removed=PACKED, packs=(Pack(PACK, 6),))),
     ("M9", "pack twice", index_of(*PACKED, packs=(Pack(PACK, 6), Pack(PACK, 6)))),
     ("M9", "empty pack", index_of(*PACKED, packs=(Pack(PACK, 0),))),
-    ("M8", "pack in indexes", index_of(packs=(Pack(blob_key(1, room=INDEXES), 5),))),
-    ("M9", "part of a blob that is no pack", index_of(*PACKED)),
+    ("M8", "pack in indexes", index_of(packs=(Pack(blob_key(1, prefix=INDEXES), 5),))),
+    ("M9", "part of a blob that is not a pack", index_of(*PACKED)),
     ("M9", "one blob of two sizes", index_of(FILE, change(file_index("g", b"12"), blobs=(FileBlob(KEY, 0, 0, 2),)))),
     ("M10", "present and removed", index_of(FILE, files_removed=(FILE,))),
     ("M10", "empty file present and removed", index_of(file_index("e"), files_removed=(file_index("e"),))),
@@ -284,7 +284,7 @@ def refuses(rule: str, check: Callable[[Any], None], value: object) -> None:
     assert caught.value.hint
 
 
-def test_error_tells_the_path_of_the_file() -> None:
+def test_error_reports_the_path_of_the_file() -> None:
     bad = index_of(sub_dirs_present=(DirIndex("d", (change(FILE, blake3=b""),)),))
     with pytest.raises(IndexInvariantError) as caught:
         check_snapshot_index(bad)
@@ -328,7 +328,7 @@ def test_same_blob_under_two_names_may_not_be_present_and_removed() -> None:
     refuses("M11", check_snapshot_index, index_of(present, files_removed=(removed,)))
 
 
-REFERENCE = IndexReference(key=blob_key(7, room=INDEXES), sha256=HASH, size_bytes=100)
+REFERENCE = IndexReference(key=blob_key(7, prefix=INDEXES), sha256=HASH, size_bytes=100)
 DELTA = IndexDelta(
     metadata=change(META, base=ITEM),
     session=SESSION,
@@ -354,7 +354,7 @@ BAD_DELTAS = [
     ("M15", "empty base", {"base": change(REFERENCE, size_bytes=0)}),
     ("M15", "pack set and dropped", {"packs_dropped": (PACK,)}),
     ("M9", "dropped packs not sorted", {"packs_dropped": tuple(sorted((blob_key(3), blob_key(4)), reverse=True))}),
-    ("M8", "dropped pack is no blob", {"packs_dropped": ("x",)}),
+    ("M8", "dropped pack is not a blob", {"packs_dropped": ("x",)}),
     ("M1", "root has a name", {"dir": DirDelta("x")}),
     ("M4", "mode of a directory", {"dir": DirDelta("", (), (), (DirDelta("d", mode=-1),))}),
     ("N1", "unsafe file", {"dir": DirDelta("", (change(FILE, name=".."),))}),

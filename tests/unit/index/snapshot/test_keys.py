@@ -93,13 +93,13 @@ def test_scope_fits_a_directory_name() -> None:
         encode_scope(Scope("a" * 120, "b" * 120))
 
 
-@pytest.mark.parametrize("room", [BLOBS, INDEXES])
+@pytest.mark.parametrize("prefix", [BLOBS, INDEXES])
 @pytest.mark.parametrize("counter", [0, 1, 0xFFFFFF, 0x1000000, 16**12 - 1])
-def test_upload_key_comes_apart_as_it_was_made(room: str, counter: int) -> None:
+def test_upload_key_comes_apart_as_it_was_made(prefix: str, counter: int) -> None:
     scope = Scope("page views", "7")
-    key = upload_key(room, scope, SESSION, counter)
-    assert parse_upload_key(key) == UploadKey(room, scope, SESSION, counter)
-    assert key.startswith(shard_prefixes(room))
+    key = upload_key(prefix, scope, SESSION, counter)
+    assert parse_upload_key(key) == UploadKey(prefix, scope, SESSION, counter)
+    assert key.startswith(shard_prefixes(prefix))
 
 
 def test_uploads_of_a_session_are_spread_over_the_shards() -> None:

@@ -97,7 +97,7 @@ def test_offsets_of_version_2_name_their_sources() -> None:
     )
 
 
-def test_a_control_batch_is_told_only_where_there_is_one() -> None:
+def test_a_control_batch_is_reported_only_where_there_is_one() -> None:
     offsets = BatchOffsets(version=2, control=ControlBatch(operation_type="rescale"))
     assert b'"controlBatchInfo":{"operationType":"rescale"}' in encode_offsets(offsets)
     assert decode_offsets(encode_offsets(offsets)) == offsets

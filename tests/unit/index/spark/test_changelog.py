@@ -188,7 +188,7 @@ def test_a_later_version_is_an_error_that_says_to_upgrade(text: str) -> None:
         (b"\0\6v4", True, ChangelogHeader(1)),
     ],
 )
-def test_a_header_is_told_from_as_few_bytes_as_it_takes(
+def test_a_header_is_recognised_by_as_few_bytes_as_it_takes(
     start: bytes, complete: bool, expected: ChangelogHeader | None
 ) -> None:
     assert decode_header(start, complete=complete) == expected

@@ -62,7 +62,7 @@ def test_unknown_fields_are_passed_over_and_the_creator_may_be_empty() -> None:
     ],
 )
 def test_what_is_no_checksum_file_is_refused_and_named(text: bytes) -> None:
-    """The second is Hadoop's own kind of `.crc`, which stands beside files on a local disk."""
+    """The second is Hadoop's own kind of `.crc`, which is beside files on a local disk."""
     with pytest.raises(FileChecksumError, match=r"^3\.zip\.crc: ") as error:
         decode_file_checksum(text, subject="3.zip.crc")
     assert error.value.hint

@@ -125,7 +125,7 @@ def test_a_version_that_is_not_there_is_an_error_that_names_what_is_missing(
     assert error.value.hint
 
 
-def test_who_asks_without_an_id_for_what_has_ids_is_told_so() -> None:
+def test_asking_without_an_id_for_what_has_ids_is_an_error() -> None:
     with pytest.raises(VersionMissingError) as error:
         resolve(4, None, present("3_a.zip 4_a.c"))
     assert "unique id" in error.value.hint
@@ -406,7 +406,7 @@ def test_an_index_with_the_snapshot_of_the_target_needs_no_lineage() -> None:
     assert resolve_index(4, A, index_of("4_a.zip", 4, "a")) == answer("4_a", "4_a", "", "4_a")
 
 
-def test_an_index_across_the_change_from_v1_asks_for_the_one_header_that_tells() -> None:
+def test_an_index_across_the_change_from_v1_asks_for_the_one_header_that_decides() -> None:
     index = index_of("4.zip 5_a.c 6_a.c", 6, "a", "5_a")
     assert resolve_index(6, A, index) == HeaderNeeded(v("5_a"))
 

@@ -78,7 +78,7 @@ def test_the_oldest_snapshot_that_stays(snapshots: str, retained: int, deleted_m
     "current,oldest",
     [
         pytest.param(None, 12, id="nobody says: as in Spark"),
-        pytest.param(14, 12, id="the query stands at the newest version"),
+        pytest.param(14, 12, id="the query is at the newest version"),
         pytest.param(15, 12, id="the query has gone on without a snapshot"),
         pytest.param(7, 6, id="the query was taken back: version 7 and 6 can be loaded"),
         pytest.param(1, 0, id="the query was taken back before all snapshots"),
@@ -114,11 +114,11 @@ def test_a_snapshot_that_may_be_of_another_history_is_no_base(
         pytest.param("2_a 6_a 8_a 14_a", "7_a 7_b", 2, 6, id="two histories part at 7, and either may count"),
         pytest.param("2_a 6_a 8_a 14_a", "6_a 7_a", 2, 8, id="one history"),
         pytest.param("2_a 6_a 6_b 14_a", "", 1, 6, id="both have a snapshot"),
-        pytest.param("2_a 6_a 14_a", "6_b", 1, 2, id="one has none, and stands on an older one"),
+        pytest.param("2_a 6_a 14_a", "6_b", 1, 2, id="one has none, and is on an older one"),
         pytest.param("2_a 6_a", "1_a 1_b", 1, 0, id="they part before all snapshots"),
     ],
 )
-def test_whoever_does_not_know_where_the_query_stands_deletes_nothing_that_any_history_needs(
+def test_without_the_version_of_the_query_nothing_that_any_history_needs_is_deleted(
     snapshots: str, changelogs: str, retained: int, oldest: int
 ) -> None:
     assert choose_oldest_kept(listing_of(snapshots, changelogs), retained_min=retained) == oldest

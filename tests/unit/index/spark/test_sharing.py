@@ -112,7 +112,7 @@ def test_a_file_whose_upload_is_not_complete_does_not_stay() -> None:
         pytest.param(local(stamp=TOUCHED), shared(), True, id="somebody has"),
         pytest.param(local(stamp=COPIED), shared(), False, id="another inode: it was replaced, perhaps by itself"),
         pytest.param(local(stamp=TOUCHED, linked=False), shared(), False, id="a copy, and inodes are used again"),
-        pytest.param(local(stamp=TOUCHED, identity=OTHER), shared(), False, id="another file, made anew"),
+        pytest.param(local(stamp=TOUCHED, identity=OTHER), shared(), False, id="another file, made again"),
         pytest.param(local(stamp=TOUCHED), {}, False, id="nothing is known of it"),
         pytest.param(local(stamp=TOUCHED, identity=b"h"), shared(identity=b"h"), False, id="its bytes are the same"),
     ],

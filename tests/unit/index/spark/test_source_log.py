@@ -21,7 +21,7 @@ def entry_of(name: str) -> int:
 
 
 def written_by_spark(entries: int, interval: int, *, deleted_up_to: int) -> Log:
-    """The log of a file source after so many entries; what a compact one has may have been deleted since."""
+    """The log of a file source after that many entries; what a compact one has may have been deleted since."""
     log: Log = {}
     for entry in range(entries):
         if (entry + 1) % interval == 0:

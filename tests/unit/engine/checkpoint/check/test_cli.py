@@ -24,7 +24,7 @@ def test_a_sound_checkpoint_ends_with_0(checkpoint: Path, capsys: pytest.Capture
     assert said.count("\n") == 1
 
 
-def test_damage_is_told_as_a_table_and_ends_with_4(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_reported_as_a_table_and_ends_with_4(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkpoint / "commits/3").write_bytes(b"v9\n{}")
     assert run(str(checkpoint), "--level", "quick") == 4
     lines = capsys.readouterr().out.splitlines()
@@ -53,7 +53,7 @@ def test_warnings_count_if_somebody_is_strict(checkpoint: Path, capsys: pytest.C
     assert "it may be moved away" in lines[at + 1]
 
 
-def test_what_a_quick_check_has_not_read_is_told(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_quick_check_has_not_read_is_reported(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(str(checkpoint), "--level", "quick") == 0
     assert capsys.readouterr().out.startswith("sound, SSTs not read: ")
 

@@ -39,17 +39,17 @@ async def test_an_entry_of_a_source_that_is_not_whole_is_damage(
 
 
 async def test_a_compacted_log_of_a_source_is_whole(files_query: WrittenQuery) -> None:
-    room = files_query.root / "sources/0"
-    entries = [(room / str(entry)).read_bytes() for entry in range(3)]
-    (room / "2.compact").write_bytes(b"\n".join([entries[0], *(e.removeprefix(b"v1\n") for e in entries[1:])]))
+    log_dir = files_query.root / "sources/0"
+    entries = [(log_dir / str(entry)).read_bytes() for entry in range(3)]
+    (log_dir / "2.compact").write_bytes(b"\n".join([entries[0], *(e.removeprefix(b"v1\n") for e in entries[1:])]))
     for entry in range(3):
-        (room / str(entry)).unlink()
+        (log_dir / str(entry)).unlink()
     assert await found(files_query.root) == []
-    (room / "3").unlink()
+    (log_dir / "3").unlink()
     assert await found(files_query.root) == [("damage", "sources/0/3")]
 
 
-async def test_an_offset_far_beyond_the_log_is_told_in_no_time(files_query: WrittenQuery) -> None:
+async def test_an_offset_far_beyond_the_log_is_reported_in_no_time(files_query: WrittenQuery) -> None:
     path = files_query.root / "offsets/3"
     path.write_text(path.read_text().replace('"logOffset":3', '"logOffset":333333333333333'))
     paths = [path for _, path in await found(files_query.root)]
@@ -131,7 +131,7 @@ async def test_a_hidden_checksum_that_does_not_fit_is_damage(checkpoint: Path) -
     zip_ = first(checkpoint, "state/0/0/[0-9]*.zip")
     for path in (checkpoint / "offsets/5", zip_):
         path.with_name(hadoop_checksum_name(path.name)).write_bytes(stale)
-    # Of a zip, which proves itself, the hidden file is the stale one; of a log nobody can tell.
+    # Of a zip, which proves itself, the hidden file is the stale one; of a log nobody can know.
     assert await found(checkpoint) == [("damage", "offsets/5"), ("damage", f"state/0/0/.{zip_.name}.crc")]
 
 

@@ -167,7 +167,7 @@ def test_what_rocksdb_says_of_this_machine_is_no_damage(tmp_path: Path) -> None:
     assert isinstance(rocksdb_module._typed(Exception(message), "put", tmp_path), TargetError)
 
 
-async def test_scratch_that_cannot_be_written_is_told_as_such(checkpoint: Path, tmp_path: Path) -> None:
+async def test_scratch_that_cannot_be_written_is_reported_as_such(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="not there"):
         await check_checkpoint(checkpoint, scratch=tmp_path / "not there")
 
@@ -177,7 +177,7 @@ async def test_another_provider_is_refused() -> None:
         await check_checkpoint(GOLDEN / "hdfs-provider")
 
 
-async def test_what_is_no_checkpoint_is_told_as_such(tmp_path: Path) -> None:
+async def test_what_is_not_a_checkpoint_is_reported_as_such(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no checkpoint"):
         await check_checkpoint(tmp_path)
 

@@ -45,8 +45,8 @@ async def test_records_go_before_indexes_and_indexes_before_blobs(world: World) 
     await world.old_history(repository, "one", "two")
     world.store.requests.clear()
     await repository.collect(LAST, delete_share_max=1)
-    rooms = [key.split("/")[0] for operation, key in world.store.requests if operation == "delete"]
-    assert rooms == ["log", "indexes", "blobs"]
+    prefixes = [key.split("/")[0] for operation, key in world.store.requests if operation == "delete"]
+    assert prefixes == ["log", "indexes", "blobs"]
 
 
 async def test_the_boundary_is_written_before_anything_is_deleted(world: World) -> None:

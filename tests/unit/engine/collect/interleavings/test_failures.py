@@ -147,7 +147,7 @@ async def test_a_damaged_index_of_one_job_does_not_keep_another_from_being_settl
     assert await with_ttl(world, unsettled.new_keys) == []
 
 
-async def test_a_scope_that_cannot_be_settled_stops_no_other_one_and_is_told_at_the_end(world: World) -> None:
+async def test_a_scope_that_cannot_be_settled_stops_no_other_one_and_is_reported_at_the_end(world: World) -> None:
     repository = await world.process()
     await world.old_history(repository, "one", "two")
     stuck = await commit_unsettled(world, Scope("a job"))

@@ -48,7 +48,7 @@ async def test_a_commit_that_was_closed_cannot_be_pinned_any_more(world: World) 
 
 
 async def test_a_boundary_that_goes_while_a_pinner_reads_it_is_not_missed(world: World) -> None:
-    """The collection that took it has left a newer one, which tells (design 0002, D3)."""
+    """The collection that took it has left a newer one, which shows it (design 0002, D3)."""
     repository, reader = await world.process(), await world.process()
     first, *_ = await world.history(repository, "one", "two", "three")
     await repository.name(first, "kept")
@@ -83,7 +83,7 @@ async def test_a_pin_written_after_the_collector_looked_meets_the_boundary(world
     assert refused == [True]
 
 
-async def test_a_pin_written_between_plan_and_second_reading_spares_the_blobs(world: World) -> None:
+async def test_a_pin_written_between_plan_and_second_reading_keeps_the_blobs(world: World) -> None:
     repository, reader = await world.process(), await world.process()
     await world.history(repository, "one", "two")
     commit = await reader.find(JOB, version=1)
@@ -103,7 +103,7 @@ async def test_a_pin_written_between_plan_and_second_reading_spares_the_blobs(wo
 
 
 @pytest.mark.parametrize("listing", ["pins/", "names/", "log/"])
-async def test_fork_between_the_collectors_second_readings_is_spared(world: World, listing: str) -> None:
+async def test_fork_between_the_collectors_second_readings_is_kept(world: World, listing: str) -> None:
     """Design 0002, D4: the fork's pin comes after the first reading of the roots and before the boundary; its
     record comes, and its pin goes, after any one of the listings with which the roots are read for the second time."""
     repository, forker = await world.process(), await world.process()

@@ -267,7 +267,7 @@ async def test_what_agrees_with_the_store_on_the_time_lets_it_judge_ages(world: 
     assert DeleteReason.UNREACHABLE_UPLOAD in {d.reason for d in report.deletes}
 
 
-async def test_a_boundary_without_an_answer_is_told_and_surprises_nobody_later(world: World) -> None:
+async def test_a_boundary_without_an_answer_is_reported_and_surprises_nobody_later(world: World) -> None:
     """It may land while the next collection, which would keep more, is at work."""
     repository = await world.process()
     await world.old_history(repository, "one", "two", "three", "four")
@@ -291,7 +291,7 @@ async def test_a_boundary_without_an_answer_is_told_and_surprises_nobody_later(w
     assert await world.restored_text(repository) == "four"
 
 
-async def test_an_unknown_outcome_of_a_boundary_is_told(world: World) -> None:
+async def test_an_unknown_outcome_of_a_boundary_is_reported(world: World) -> None:
     repository = await world.process()
     await world.old_history(repository, "one", "two")
     world.store.lose_answer("put_if_absent", ".boundary")

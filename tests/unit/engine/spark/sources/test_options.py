@@ -55,12 +55,12 @@ def test_options_say_what_is_read() -> None:
 
 
 def test_options_say_how_a_store_is_reached() -> None:
-    told = {"checkpoint": "s3://b/q", "s3.endpoint_url": "http://127.0.0.1:1", "s3.path_style": "true"}
-    options = SourceOptions.parse(told, "tidemark_state")
+    shown = {"checkpoint": "s3://b/q", "s3.endpoint_url": "http://127.0.0.1:1", "s3.path_style": "true"}
+    options = SourceOptions.parse(shown, "tidemark_state")
     assert (options.s3.endpoint_url, options.s3.path_style) == ("http://127.0.0.1:1", True)
     for name, value in (("s3.secret", "x"), ("s3.path_style", "perhaps"), ("s3.endpoint_url", "https://a:b@c")):
         with pytest.raises(UsageError, match=r"s3\."):
-            SourceOptions.parse(told | {name: value}, "tidemark_state")
+            SourceOptions.parse(shown | {name: value}, "tidemark_state")
 
 
 ROW = {"operator": 1, "partition": 3, "store": "left-x", "version": 7}

@@ -88,7 +88,7 @@ def values(of: DataType) -> st.SearchStrategy[Any]:
 
 
 def plain(of: DataType, value: Any) -> Any:
-    """A value as Arrow tells it."""
+    """A value as Arrow shows it."""
     if value is None:
         return None
     match of:
@@ -128,7 +128,7 @@ def test_an_array_with_more_elements_than_one_word_has_bits_for_nulls() -> None:
     ] == [row[0] for row in rows]
 
 
-def test_times_are_told_in_utc_and_as_they_are() -> None:
+def test_times_are_reported_in_utc_and_as_they_are() -> None:
     of = row_of(atom("timestamp"), atom("timestamp_ntz"), atom("date"), atom("interval day to second"))
     micros = 1_700_000_000_123_456
     (row,) = decode_rows(of, [encode_row(of, (micros, -micros, -3, micros))], subject="state").to_pylist()
@@ -154,7 +154,7 @@ NESTED = row_of(
 
 
 def test_no_byte_makes_a_row_that_breaks_the_reader() -> None:
-    """Whatever stands in a byte, the answer is rows of the right shape or an error that says so."""
+    """Whatever a byte holds, the answer is rows of the right shape or an error that says so."""
     row = encode_row(NESTED, ("text", ["a", None, "ccc"], {"k": 1, "l": None}, (7, Decimal("-12345678901234567890.5"))))
     refused = 0
     for at in range(len(row)):
@@ -177,8 +177,8 @@ def test_what_is_no_row_of_the_schema_is_damage(row: bytes) -> None:
         decode_rows(row_of(LONG), [encode_row(row_of(LONG), (1,)), row], subject="state").validate()
 
 
-@pytest.mark.parametrize("order, told", [((0, 1), ["hello", "world"]), ((1, 0), None), ((0, 0), None)])
-def test_texts_stand_one_behind_the_other(order: tuple[int, int], told: list[str] | None) -> None:
+@pytest.mark.parametrize("order, shown", [((0, 1), ["hello", "world"]), ((1, 0), None), ((0, 0), None)])
+def test_texts_stand_one_behind_the_other(order: tuple[int, int], shown: list[str] | None) -> None:
     """As in the array's own order, or two in one place: never a text of other bytes."""
     words = [word.encode().ljust(8, b"\0") for word in ("hello", "world")]
     head = 8 * 4
@@ -186,11 +186,11 @@ def test_texts_stand_one_behind_the_other(order: tuple[int, int], told: list[str
     array = (2).to_bytes(8, "little") + bytes(8) + places + b"".join(words)
     row = b"\0" + bytes(8) + (16 << 32 | len(array)).to_bytes(8, "little") + array
     of = row_of(ArrayType(TEXT, contains_null=True))
-    if told is None:
+    if shown is None:
         with pytest.raises(DamagedError, match="one behind the other"):
             decode_rows(of, [row], subject="x")
     else:
-        assert decode_rows(of, [row], subject="x").to_pylist() == [{"f0": told}]
+        assert decode_rows(of, [row], subject="x").to_pylist() == [{"f0": shown}]
 
 
 def test_types_that_arrow_or_spark_has_no_form_for_are_not_known() -> None:

@@ -23,7 +23,7 @@ _WORDS = {
 
 
 def encode_row(of: StructType, values: tuple[Any, ...] | list[Any]) -> bytes:
-    """A row as it stands in RocksDB."""
+    """A row as it is in RocksDB."""
     return b"\0" + _row(of, values)
 
 
@@ -59,7 +59,7 @@ def _slots(head: bytes, header: int, types: list[DataType], widths: list[int], v
 def _slot(of: DataType, value: Any, at: int) -> tuple[bytes, bytes]:
     wide = isinstance(of, DecimalType) and of.precision > 18
     if value is None:
-        # Spark keeps room for a wide decimal that may come.
+        # Spark keeps space for a wide decimal that may come.
         return (struct.pack("<II", 0, at), bytes(16)) if wide else (b"", b"")
     if isinstance(of, DecimalType):
         unscaled = _unscaled(value, of.scale)

@@ -1,4 +1,4 @@
-"""The picture of the demo: what each month's commit uploaded, where the disks went, what collection freed."""
+"""The chart of the demo: what each month's commit uploaded, where the disks went, what collection freed."""
 
 from collections.abc import Sequence
 from pathlib import Path

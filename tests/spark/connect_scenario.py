@@ -1,6 +1,6 @@
 """What is done over Spark Connect, part by part; run as a process of its own, which has no classic session.
 
-`python -m tests.spark.connect_story <server> <directory> <outcomes> <part>...` writes a JSON object: of each part what
+`python -m tests.spark.connect_scenario <server> <directory> <outcomes> <part>...` writes a JSON object: what each part
 it failed with, empty if it went well.
 """
 
@@ -67,11 +67,11 @@ def content(directory: Path) -> dict[bytes, bytes]:
         return dict(store.items())
 
 
-def tell_of_the_example(spark: SparkSession, root: Path) -> None:
-    assert spark_connect.tell(spark, root)
+def check_the_example(spark: SparkSession, root: Path) -> None:
+    assert spark_connect.run(spark, root)
 
 
-def tell_of_cores(spark: SparkSession, root: Path) -> None:
+def check_cores(spark: SparkSession, root: Path) -> None:
     """As the server was started: two cores, three shuffle partitions."""
     assert default_partitions(spark) == 2
     chosen = spark.conf.get("spark.sql.shuffle.partitions")
@@ -80,7 +80,7 @@ def tell_of_cores(spark: SparkSession, root: Path) -> None:
     spark.conf.set("spark.sql.shuffle.partitions", str(chosen))
 
 
-def tell_of_stores(spark: SparkSession, root: Path) -> None:
+def check_stores(spark: SparkSession, root: Path) -> None:
     """Backed up from a DataFrame and from a list, one of them damaged, and restored."""
     url, stores = new_repository(root), fill(root / "disk", 5)
     frame = spark.createDataFrame(stores, "task string, store string, path string")
@@ -101,7 +101,7 @@ def tell_of_stores(spark: SparkSession, root: Path) -> None:
     assert [row.task for row in rows] == ["0"]
 
 
-def tell_of_a_collection(spark: SparkSession, root: Path) -> None:
+def check_a_collection(spark: SparkSession, root: Path) -> None:
     """The same plan as in one process, in a dry run and in earnest; and of an empty repository nothing."""
     url = new_repository(root)
     keep = Retention(keep_last=1)
@@ -119,8 +119,8 @@ def fail(store: StoreWriter, batches: object, task: str) -> None:
     raise UsageError("this is what failed", operation="update")
 
 
-def tell_of_a_job(spark: SparkSession, root: Path) -> None:
-    """Runs, loses its disks, goes on, is read; a failing task is told by its own error."""
+def check_a_job(spark: SparkSession, root: Path) -> None:
+    """Runs, loses its disks, goes on, is read; a failing task is reported by its own error."""
     url, disk = new_repository(root), root / "disk"
     months = [spark.range(n, n + 100).selectExpr("concat('k', id % 7) AS key", "id AS amount") for n in (0, 50)]
 
@@ -152,8 +152,8 @@ def open_sums(url: str, root: Path) -> StatefulJob:
     return StatefulJob(url, job="sums", key_columns=["key"], tasks=2, update=add, local_root=root / "disk")
 
 
-def tell_of_a_job_that_a_batch_function_holds(spark: SparkSession, root: Path) -> None:
-    """It cannot go where the function runs, which is told."""
+def check_a_job_that_a_batch_function_holds(spark: SparkSession, root: Path) -> None:
+    """It cannot go where the function runs, which is reported."""
     with open_sums(new_repository(root), root) as held:
 
         def run(rows: DataFrame, batch: int) -> None:
@@ -164,7 +164,7 @@ def tell_of_a_job_that_a_batch_function_holds(spark: SparkSession, root: Path) -
     assert "bound to the process that opened it" in "".join(traceback.format_exception(refused.value))
 
 
-def tell_of_a_job_that_a_batch_function_opens(spark: SparkSession, root: Path) -> None:
+def check_a_job_that_a_batch_function_opens(spark: SparkSession, root: Path) -> None:
     """It runs where the function runs."""
     url = new_repository(root)
 
@@ -177,7 +177,7 @@ def tell_of_a_job_that_a_batch_function_opens(spark: SparkSession, root: Path) -
         assert job.read(spark, read_sums, SUMS_DDL).agg({"seen": "sum"}).first() == (100,)
 
 
-def tell_of_a_listener_and_the_sources(spark: SparkSession, root: Path) -> None:
+def check_a_listener_and_the_sources(spark: SparkSession, root: Path) -> None:
     """The newest batch of a query is in the repository, taken by this process; and its state is read in all ways."""
     url, checkpoint = new_repository(root), root / "checkpoint"
     for key, value in spark_connect.CONF.items():
@@ -197,7 +197,7 @@ def tell_of_a_listener_and_the_sources(spark: SparkSession, root: Path) -> None:
 
 
 def read_sources(spark: SparkSession, checkpoint: Path) -> None:
-    """What the example does not: filters pushed down, files, and what is wrong, told with its hint."""
+    """What the example does not: filters pushed down, files, and what is wrong, reported with its hint."""
     register_sources(spark, push_filters=True)
     part = spark.read.format("tidemark_state").load(str(checkpoint)).where("partition = 1")
     assert {row.partition for row in part.collect()} == {1}
@@ -217,20 +217,20 @@ PARTS: Final[dict[str, Callable[[SparkSession, Path], None]]] = {
 
 
 def main() -> None:
-    """Tell some parts, each in a directory of its own, in one session: each session has Python workers of its own."""
+    """Run some parts, each in a directory of its own, in one session: each session has Python workers of its own."""
     server, root, outcomes, *names = sys.argv[1:]
-    told = {}
+    outcomes_by_part = {}
     spark = SparkSession.builder.remote(server).getOrCreate()
     for name in names:
         directory = Path(root, name)
         directory.mkdir()
         try:
             PARTS[name](spark, directory)
-            told[name] = ""
-        except BaseException as error:  # noqa: BLE001  # whatever it is stands in the outcome, and the others go on
-            told[name] = "".join(traceback.format_exception(error))
+            outcomes_by_part[name] = ""
+        except BaseException as error:  # noqa: BLE001  # whatever it is is in the outcome, and the others go on
+            outcomes_by_part[name] = "".join(traceback.format_exception(error))
     spark.stop()
-    Path(outcomes).write_bytes(msgspec.json.encode(told))
+    Path(outcomes).write_bytes(msgspec.json.encode(outcomes_by_part))
 
 
 if __name__ == "__main__":

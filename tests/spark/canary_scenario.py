@@ -1,7 +1,7 @@
 """A session on S3 that goes well, and several that fail; everything that they say or send is written down.
 
 Run as a process of its own, so that the driver, its JVM and the workers have the credentials in their environment from
-the start: `python -m tests.spark.canary_story <settings>`, a JSON file with what `Settings` has.
+the start: `python -m tests.spark.canary_scenario <settings>`, a JSON file with what `Settings` has.
 """
 
 import logging
@@ -63,7 +63,7 @@ logger.deploy.level = debug
 
 
 class Settings(msgspec.Struct, kw_only=True):
-    """What the story is told."""
+    """What the scenario is given."""
 
     # Where everything goes that was said or sent.
     out: str
@@ -167,7 +167,7 @@ def fill(root: Path) -> list[tuple[str, str, Path]]:
     return stores
 
 
-def tell_good_story(spark: SparkSession, given: Settings, notebook: Notebook) -> tuple[Access, Commit]:
+def run_good_scenario(spark: SparkSession, given: Settings, notebook: Notebook) -> tuple[Access, Commit]:
     """A job, a fleet and a collection; what is needed to ask for the same elsewhere."""
     url, settings = f"s3://{given.bucket}/state", settings_of(given.endpoint_url)
     disk = Path(given.disk)
@@ -270,7 +270,7 @@ def vars_of(value: Any) -> dict[str, object]:
 
 
 def main() -> None:
-    """Tell all stories."""
+    """Run all scenarios."""
     given = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Settings)
     out = Path(given.out)
     logging.basicConfig(filename=out / "python.log")
@@ -279,7 +279,7 @@ def main() -> None:
     notebook = Notebook(out)
     spark = start_spark(out)
     record_closures(notebook)
-    access, commit = tell_good_story(spark, given, notebook)
+    access, commit = run_good_scenario(spark, given, notebook)
     for name, (url, endpoint_url) in given.failing.items():
         changed = msgspec.structs.replace(access, url=url, store=settings_of(endpoint_url))
         raises = name in given.raising
@@ -287,7 +287,7 @@ def main() -> None:
     for name in ("botocore", "aiobotocore", "aiohttp", "urllib3"):
         assert not logging.getLogger(name).isEnabledFor(logging.INFO), name
     spark.stop()
-    sys.stdout.write("told\n")
+    sys.stdout.write("shown\n")
 
 
 if __name__ == "__main__":
