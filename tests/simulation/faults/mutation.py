@@ -28,7 +28,7 @@ class Mutation(msgspec.Struct, frozen=True, kw_only=True):
     # What is different.
     what: str
     patch: Patch
-    # Which story ends otherwise then, and what the error that it ends with says.
+    # Which interleaving ends otherwise then, and what the error that it ends with says.
     interleaving: str
     shows: str
 

@@ -1,8 +1,8 @@
 """Remove each rule of design 0002 or turn it round, and show what catches it.
 
-A mutation is a patch of the engine. It is caught by a story (`scenarios/interleavings.py`) that ends as it should with
-the real code and with the mutated one in the error that the mutation names; the seed is that of the first run that
-shows it. Beside that is the first schedule of the campaign (`scenarios/random_schedules.py`) that shows it, where
+A mutation is a patch of the engine. It is caught by an interleaving (`scenarios/interleavings.py`) that ends as it
+should with the real code and with the mutated one in the error that the mutation names; the seed is that of the first
+run that shows it. Beside that is the first schedule of the campaign (`scenarios/random_schedules.py`) that does, where
 one of the first two hundred does.
 
 Run as `python -m tests.simulation.faults.mutations [NAME ...]` for the table of design 0007.
@@ -47,10 +47,10 @@ class Caught(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def catch(name: str, directory: Path, *, seeds: Iterable[int] = SEEDS) -> Caught | None:
-    """The first seed with which its story shows a mutation; None if none does.
+    """The first seed with which its interleaving shows a mutation; None if none does.
 
     Raises:
-        AssertionError: It ends with another error: the code that is patched has changed, or the story.
+        AssertionError: It ends with another error: the code that is patched has changed, or the interleaving.
     """
     shown = MUTATIONS[name]
     with shown.patch():

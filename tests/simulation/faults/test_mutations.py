@@ -21,7 +21,7 @@ def test_an_interleaving_ends_well(interleaving: str, seeds: range, fast_directo
 
 def test_an_interleaving_is_the_same_for_the_same_seed(fast_directory: Path) -> None:
     name = "a_fork_between_the_two_readings_is_kept"
-    first, again, other = (run_interleaving(name, seed, fast_directory / "story") for seed in (1, 1, 2))
+    first, again, other = (run_interleaving(name, seed, fast_directory / "run") for seed in (1, 1, 2))
     assert first == again != other
 
 

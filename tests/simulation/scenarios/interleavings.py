@@ -1,4 +1,4 @@
-"""Directed interleavings ("stories"), one for each way in which breaking a rule of design 0002 loses or leaks data.
+"""Directed interleavings, one for each way in which breaking a rule of design 0002 loses or leaks data.
 
 Each ends as it should with the real code for every seed; `faults/mutations.py` shows which rule each guards.
 """
@@ -6,9 +6,9 @@ Each ends as it should with the real code for every seed; `faults/mutations.py` 
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from engine.backup.backup import BackupOptions, BackupResult
 from engine.errors import (
@@ -18,12 +18,14 @@ from engine.inspect.verify import Level
 from engine.repository.repository import Repository
 from index.plan.commits import Commit, Retention
 from index.snapshot.model import Scope, UniqueId
-from tests.simulation.faults.request_faults import FaultPlan
+from tests.simulation.faults.request_faults import Fault, FaultPlan, matching
 from tests.simulation.model.processes import EPOCH_S, Kind, SimProcess, watched_locks
 from tests.simulation.model.s3 import SimServer, page_max_of
 from tests.simulation.model.virtual_loop import run_virtual
 from tests.simulation.scenarios.schedule import Times
 from tests.simulation.scenarios.small_trees import check_keys, read_tree, small_deltas, tree, write_tree
+
+T = TypeVar("T")
 
 JOB: Final = Scope("job")
 FORK: Final = Scope("fork")
@@ -75,7 +77,7 @@ class Actor:
 
 
 class Scene:
-    """One run of a story.
+    """One run of an interleaving.
 
     Attributes:
         server: The bucket.
@@ -96,7 +98,7 @@ class Scene:
         self._is_made = False
 
     async def actor(self, name: str, kind: Kind | None = None) -> Actor:
-        """A process, with a store of the story's kind if no other is named; the first one makes the repository."""
+        """A process, of the interleaving's kind if no other is named; the first one makes the repository."""
         process = SimProcess(self.server, name, seed=self.seed, kind=kind or self._kind)
         if self._is_made:
             return Actor(self, process, await process.open())
@@ -114,6 +116,25 @@ class Scene:
         """The local directory of a tree."""
         directory = self.directory / f"source-{text}"
         return directory if directory.exists() else write_tree(directory, tree(text))
+
+    @contextlib.asynccontextmanager
+    async def held(
+        self, operation: str, key: str, who: str, work: Awaitable[T], *, after: bool = False
+    ) -> AsyncIterator["asyncio.Future[T]"]:
+        """Begin some work, and hold this request of it while the block runs."""
+        gate = self.server.faults.hold(matching(operation, key, who), after=after)
+        working = asyncio.ensure_future(work)
+        await gate.reached.wait()
+        yield working
+        gate.open()
+
+    def delay_record(self) -> None:
+        """Let the next record arrive ten minutes later, with no answer to any attempt."""
+        faults, record = self.server.faults, matching("put_object", ".commit")
+        faults.late_s = (600, 600)
+        faults.arm(Fault.LATE, record)
+        for _ in range(5):
+            faults.arm(Fault.RESET, record)
 
     async def check(self, expected: dict[str, str], scope: Scope = JOB) -> None:
         """Somebody new restores the newest commit: these stores with these texts, byte for byte."""
@@ -136,11 +157,37 @@ class Scene:
         assert report.problems == (), report.problems
 
 
+async def succeeds(work: Awaitable[object], refusal: type[Exception]) -> bool:
+    """Do it; False if it was refused so."""
+    with contextlib.suppress(refusal):
+        await work
+        return True
+    return False
+
+
+async def two_old_commits(writer: Actor) -> Commit:
+    """Make two commits, and wait until the uploads are older than the TTL; returns the first."""
+    old = await writer.push("one")
+    await writer.push("two")
+    await asyncio.sleep(2 * HOUR_S)
+    return old
+
+
+async def overtaken(zombie: Actor, other: Actor, collector: Actor) -> BackupResult:
+    """Return a result of a writer whose number others have used and closed since."""
+    await zombie.push("one")
+    result = await zombie.backup("zombie")
+    for text in ("two", "three"):
+        await other.push(text)
+    await collector.collect()
+    return result
+
+
 Interleaving = Callable[[Scene], Awaitable[None]]
 
 
 class _Listed:
-    """A story and the world that it needs."""
+    """An interleaving and the world that it needs."""
 
     def __init__(self, interleaving: Interleaving, kind: Kind, expiry_ms: int | None) -> None:
         self.interleaving = interleaving
@@ -152,7 +199,7 @@ INTERLEAVINGS: Final[dict[str, _Listed]] = {}
 
 
 def interleaving(*, kind: Kind = "s3", expiry_ms: int | None = None) -> Callable[[Interleaving], Interleaving]:
-    """Put a story on the list."""
+    """Put an interleaving on the list."""
 
     def take(run: Interleaving) -> Interleaving:
         INTERLEAVINGS[getattr(run, "__name__", "")] = _Listed(run, kind, expiry_ms)
@@ -162,7 +209,7 @@ def interleaving(*, kind: Kind = "s3", expiry_ms: int | None = None) -> Callable
 
 
 def run_interleaving(name: str, seed: int, directory: Path) -> list[str]:
-    """Run a scenario; raises where it ends otherwise than it should. Returns the history."""
+    """Run an interleaving; raises where it ends otherwise than it should. Returns the history."""
     listed = INTERLEAVINGS[name]
 
     async def live() -> list[str]:

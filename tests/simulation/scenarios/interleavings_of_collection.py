@@ -17,7 +17,18 @@ from index.plan.commits import Retention
 from index.snapshot.keys import commit_key
 from index.snapshot.model import Scope
 from tests.simulation.faults.request_faults import matching
-from tests.simulation.scenarios.interleavings import DAY_S, FORK, HOUR_S, JOB, Scene, interleaving, refused
+from tests.simulation.scenarios.interleavings import (
+    DAY_S,
+    FORK,
+    HOUR_S,
+    JOB,
+    Scene,
+    interleaving,
+    overtaken,
+    refused,
+    succeeds,
+    two_old_commits,
+)
 from tests.simulation.scenarios.small_trees import tree
 
 
@@ -49,13 +60,10 @@ async def a_commit_that_comes_during_a_collection_stays(scene: Scene) -> None:
     await writer.push("one")
     await writer.push("two")
     faults = scene.server.faults
-    writing = faults.hold(matching("put_object", ".boundary", "collector"), after=True)
-    collecting = asyncio.ensure_future(collector.collect())
-    await writing.reached.wait()
-    # Whatever it still does with uploads comes after the second reading of the roots.
-    looking = matching("list_objects_v2", "blobs/", "collector"), matching("delete_objects", "", "collector")
-    gates = [faults.hold(match) for match in looking]
-    writing.open()
+    async with scene.held("put_object", ".boundary", "collector", collector.collect(), after=True) as collecting:
+        # Whatever it still does with uploads comes after the second reading of the roots.
+        looking = matching("list_objects_v2", "blobs/", "collector"), matching("delete_objects", "", "collector")
+        gates = [faults.hold(match) for match in looking]
     reached = [asyncio.ensure_future(gate.reached.wait()) for gate in gates]
     await asyncio.wait(reached, return_when=asyncio.FIRST_COMPLETED)
     await writer.push("three")
@@ -137,19 +145,12 @@ async def the_newest_commit_is_never_closed(scene: Scene) -> None:
 async def the_last_boundary_stays(scene: Scene) -> None:
     """As the zombie's, but with nothing left that would contradict it except the boundary."""
     zombie, other, collector = await scene.actor("zombie"), await scene.actor("other"), await scene.actor("collector")
-    await zombie.push("one")
-    result = await zombie.backup("zombie")
-    for text in ("two", "three"):
-        await other.push(text)
-    await collector.collect()
+    result = await overtaken(zombie, other, collector)
     await other.push("four")
     await collector.collect()
-    gate = scene.server.faults.hold(matching("list_objects_v2", "log/", "zombie"))
-    committing = asyncio.ensure_future(zombie.commit(result))
-    await gate.reached.wait()
-    boundaries = [name for name in scene.server.objects if name.endswith(".boundary")]
-    assert boundaries, "nothing says any more what is closed"
-    gate.open()
+    async with scene.held("list_objects_v2", "log/", "zombie", zombie.commit(result)) as committing:
+        boundaries = [name for name in scene.server.objects if name.endswith(".boundary")]
+        assert boundaries, "nothing says any more what is closed"
     with refused(FencedError):
         await committing
     await scene.check({"a": "four"})
@@ -159,14 +160,9 @@ async def the_last_boundary_stays(scene: Scene) -> None:
 @interleaving()
 async def a_fork_between_the_two_readings_is_kept(scene: Scene) -> None:
     writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
-    old = await writer.push("one")
-    await writer.push("two")
-    await asyncio.sleep(2 * HOUR_S)
-    gate = scene.server.faults.hold(matching("put_object", ".boundary", "collector"))
-    collecting = asyncio.ensure_future(collector.collect())
-    await gate.reached.wait()
-    await forker.process.run(forker.repository.fork(old, FORK))
-    gate.open()
+    old = await two_old_commits(writer)
+    async with scene.held("put_object", ".boundary", "collector", collector.collect()) as collecting:
+        await forker.process.run(forker.repository.fork(old, FORK))
     await collecting
     await scene.check({"a": "one"}, FORK)
     await scene.check_all_goes()
@@ -214,18 +210,9 @@ async def a_rotten_record_stops_its_own_job_alone(scene: Scene) -> None:
 @interleaving()
 async def a_pin_that_came_too_late_protects_nothing(scene: Scene) -> None:
     writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
-    old = await writer.push("one")
-    await writer.push("two")
-    await asyncio.sleep(2 * HOUR_S)
-    gate = scene.server.faults.hold(matching("delete_objects", "", "collector"))
-    collecting = asyncio.ensure_future(collector.collect())
-    await gate.reached.wait()
-    forked = True
-    try:
-        await forker.process.run(forker.repository.fork(old, FORK))
-    except CollectedError:
-        forked = False
-    gate.open()
+    old = await two_old_commits(writer)
+    async with scene.held("delete_objects", "", "collector", collector.collect()) as collecting:
+        forked = await succeeds(forker.process.run(forker.repository.fork(old, FORK)), CollectedError)
     await collecting
     if forked:
         await scene.check({"a": "one"}, FORK)
@@ -235,21 +222,13 @@ async def a_pin_that_came_too_late_protects_nothing(scene: Scene) -> None:
 @interleaving()
 async def a_pin_is_written_before_the_boundaries_are_read(scene: Scene) -> None:
     writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
-    old = await writer.push("one")
-    await writer.push("two")
-    await asyncio.sleep(2 * HOUR_S)
-    pinning = scene.server.faults.hold(matching("put_object", "pins/", "forker"))
-    forking = asyncio.ensure_future(forker.process.run(forker.repository.fork(old, FORK)))
-    await pinning.reached.wait()
-    deleting = scene.server.faults.hold(matching("delete_objects", "", "collector"))
-    collecting = asyncio.ensure_future(collector.collect())
-    await deleting.reached.wait()
-    pinning.open()
-    forked = True
-    try:
-        await forking
-    except CollectedError:
-        forked = False
+    old = await two_old_commits(writer)
+    fork = forker.process.run(forker.repository.fork(old, FORK))
+    async with scene.held("put_object", "pins/", "forker", fork) as forking:
+        deleting = scene.server.faults.hold(matching("delete_objects", "", "collector"))
+        collecting = asyncio.ensure_future(collector.collect())
+        await deleting.reached.wait()
+    forked = await succeeds(forking, CollectedError)
     deleting.open()
     await collecting
     if forked:
@@ -261,19 +240,10 @@ async def a_pin_is_written_before_the_boundaries_are_read(scene: Scene) -> None:
 async def a_reader_of_old_lists_protects_nothing(scene: Scene) -> None:
     writer, collector = await scene.actor("writer"), await scene.actor("collector")
     forker = await scene.actor("forker", "stale")
-    old = await writer.push("one")
-    await writer.push("two")
-    await asyncio.sleep(2 * HOUR_S)
+    old = await two_old_commits(writer)
     await forker.process.run(forker.repository.commits(JOB))
-    gate = scene.server.faults.hold(matching("delete_objects", "", "collector"))
-    collecting = asyncio.ensure_future(collector.collect())
-    await gate.reached.wait()
-    forked = True
-    try:
-        await forker.process.run(forker.repository.fork(old, FORK))
-    except UnsafeStoreError:
-        forked = False
-    gate.open()
+    async with scene.held("delete_objects", "", "collector", collector.collect()) as collecting:
+        forked = await succeeds(forker.process.run(forker.repository.fork(old, FORK)), UnsafeStoreError)
     await collecting
     if forked:
         await scene.check({"a": "one"}, FORK)
@@ -283,14 +253,9 @@ async def a_reader_of_old_lists_protects_nothing(scene: Scene) -> None:
 @interleaving()
 async def what_is_restored_stays_while_it_is_restored(scene: Scene) -> None:
     writer, reader, collector = await scene.actor("writer"), await scene.actor("reader"), await scene.actor("collector")
-    old = await writer.push("one")
-    await writer.push("two")
-    await asyncio.sleep(2 * HOUR_S)
-    gate = scene.server.faults.hold(matching("get_object", "blobs/", "reader"))
-    restoring = asyncio.ensure_future(reader.restore(old))
-    await gate.reached.wait()
-    await collector.collect()
-    gate.open()
+    old = await two_old_commits(writer)
+    async with scene.held("get_object", "blobs/", "reader", reader.restore(old)) as restoring:
+        await collector.collect()
     assert await restoring == tree("one")
     await scene.check_all_goes()
 
@@ -302,11 +267,8 @@ async def every_store_of_what_is_restored_stays(scene: Scene) -> None:
     old = await writer.push("two", "b")
     await writer.commit(await writer.backup("three", "a"), await writer.backup("four", "b"))
     await asyncio.sleep(2 * HOUR_S)
-    gate = scene.server.faults.hold(matching("get_object", "blobs/", "reader"))
-    restoring = asyncio.ensure_future(reader.restore(old, "b"))
-    await gate.reached.wait()
-    await collector.collect()
-    gate.open()
+    async with scene.held("get_object", "blobs/", "reader", reader.restore(old, "b")) as restoring:
+        await collector.collect()
     assert await restoring == tree("two")
     await scene.check_all_goes()
 
@@ -319,10 +281,7 @@ async def a_forgotten_job_takes_its_writer_with_it(scene: Scene) -> None:
     result = await writer.backup("two", "b")
     await owner.process.run(owner.repository.forget(JOB))
     await owner.collect()
-    acknowledged = False
-    with contextlib.suppress(ConflictError):
-        await writer.commit(result)
-        acknowledged = True
+    acknowledged = await succeeds(writer.commit(result), ConflictError)
     if acknowledged:
         await scene.check({"a": "one", "b": "two"})
     with contextlib.suppress(NotFoundError):
@@ -342,9 +301,6 @@ async def a_discarded_commit_takes_its_writer_with_it(scene: Scene) -> None:
     scene.server.rot(f"repository/{key}", -1)
     await owner.process.run(owner.repository.discard(key))
     await owner.collect()
-    acknowledged = False
-    with contextlib.suppress(ConflictError):
-        await writer.commit(result)
-        acknowledged = True
+    acknowledged = await succeeds(writer.commit(result), ConflictError)
     await scene.check({"a": "two", "b": "three"} if acknowledged else {"a": "one"})
     await scene.check_all_goes()

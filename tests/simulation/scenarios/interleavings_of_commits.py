@@ -17,7 +17,17 @@ from engine.errors import (
 from index.snapshot.model import Scope
 from tests.simulation.faults.request_faults import Fault, matching
 from tests.simulation.model.processes import KilledError
-from tests.simulation.scenarios.interleavings import DAY_S, HOUR_S, JOB, LIFECYCLE_MS, Scene, interleaving, refused
+from tests.simulation.scenarios.interleavings import (
+    DAY_S,
+    HOUR_S,
+    JOB,
+    LIFECYCLE_MS,
+    Scene,
+    interleaving,
+    overtaken,
+    refused,
+    succeeds,
+)
 from tests.simulation.scenarios.schedule import Times
 from tests.simulation.scenarios.small_trees import tree
 
@@ -85,11 +95,7 @@ async def a_record_that_arrives_after_all_is_adopted(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("one")
     result = await writer.backup("two")
-    faults, record = scene.server.faults, matching("put_object", ".commit")
-    faults.late_s = (600, 600)
-    faults.arm(Fault.LATE, record)
-    for _ in range(5):
-        faults.arm(Fault.RESET, record)
+    scene.delay_record()
     with refused(CommitUnknownError):
         await writer.commit(result)
     await asyncio.sleep(1200)
@@ -104,11 +110,7 @@ async def an_unknown_outcome_is_left_alone(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("one")
     result = await writer.backup("two")
-    faults, record = scene.server.faults, matching("put_object", ".commit")
-    faults.late_s = (600, 600)
-    faults.arm(Fault.LATE, record)
-    for _ in range(5):
-        faults.arm(Fault.RESET, record)
+    scene.delay_record()
     with contextlib.suppress(CommitUnknownError):
         await writer.commit(result)
     writer.process.kill()
@@ -120,15 +122,8 @@ async def an_unknown_outcome_is_left_alone(scene: Scene) -> None:
 @interleaving()
 async def a_zombie_whose_number_became_free_is_fenced(scene: Scene) -> None:
     zombie, other, collector = await scene.actor("zombie"), await scene.actor("other"), await scene.actor("collector")
-    await zombie.push("one")
-    result = await zombie.backup("zombie")
-    for text in ("two", "three"):
-        await other.push(text)
-    await collector.collect()
-    acknowledged = False
-    with contextlib.suppress(ConflictError):
-        await zombie.commit(result)
-        acknowledged = True
+    result = await overtaken(zombie, other, collector)
+    acknowledged = await succeeds(zombie.commit(result), ConflictError)
     await scene.check({"a": "zombie" if acknowledged else "three"})
     await scene.check_all_goes()
 
@@ -138,19 +133,13 @@ async def a_record_that_comes_after_its_lease_is_void(scene: Scene) -> None:
     writer, collector = await scene.actor("writer"), await scene.actor("collector")
     await writer.push("one")
     result = await writer.backup("two")
-    gate = scene.server.faults.hold(matching("put_object", ".commit", "writer"))
-    committing = asyncio.ensure_future(writer.commit(result))
-    await gate.reached.wait()
-    writer.process.stop()
-    await asyncio.sleep(3 * HOUR_S)
-    await collector.collect()
-    gate.open()
+    async with scene.held("put_object", ".commit", "writer", writer.commit(result)) as committing:
+        writer.process.stop()
+        await asyncio.sleep(3 * HOUR_S)
+        await collector.collect()
     await asyncio.sleep(1)
     writer.process.wake()
-    acknowledged = False
-    with contextlib.suppress(LeaseExpiredError):
-        await committing
-        acknowledged = True
+    acknowledged = await succeeds(committing, LeaseExpiredError)
     await scene.check({"a": "two" if acknowledged else "one"})
     await scene.check_all_goes()
 
@@ -189,11 +178,7 @@ async def another_result_is_not_answered_with_the_first_ones_record(scene: Scene
     writer = await scene.actor("writer")
     await writer.push("zero")
     result = await writer.backup("one", label="v2")
-    faults, record = scene.server.faults, matching("put_object", ".commit")
-    faults.late_s = (600, 600)
-    faults.arm(Fault.LATE, record)
-    for _ in range(5):
-        faults.arm(Fault.RESET, record)
+    scene.delay_record()
     with refused(CommitUnknownError):
         await writer.commit(result)
     await asyncio.sleep(1200)
@@ -244,12 +229,10 @@ async def of_two_kinds_of_scope_one_goes_on(scene: Scene) -> None:
     writer, task = await scene.actor("writer"), await scene.actor("task")
     scope = Scope("job", "0")
     result = await task.process.run(task.repository.backup(scope, scene.source("two"), store="a"))
-    gate = scene.server.faults.hold(matching("put_object", ".commit", "task"))
-    committing = asyncio.ensure_future(task.process.run(task.repository.commit(scope, [result])))
-    await gate.reached.wait()
-    await writer.push("one")
-    await asyncio.sleep(1)
-    gate.open()
+    commit = task.process.run(task.repository.commit(scope, [result]))
+    async with scene.held("put_object", ".commit", "task", commit) as committing:
+        await writer.push("one")
+        await asyncio.sleep(1)
     with refused(UsageError):
         await committing
     await writer.push("three", "b")
@@ -264,15 +247,12 @@ async def a_result_that_comes_again_after_its_lease_is_void(scene: Scene) -> Non
     await writer.commit(result)
     await writer.rewind(first)
     faults = scene.server.faults
-    landing = faults.hold(matching("put_object", ".commit", "writer"))
-    committing = asyncio.ensure_future(writer.commit(result))
-    await landing.reached.wait()
-    writer.process.stop()
-    await asyncio.sleep(3 * HOUR_S)
-    deleting = faults.hold(matching("delete_objects", "", "collector"))
-    collecting = asyncio.ensure_future(collector.collect())
-    await deleting.reached.wait()
-    landing.open()
+    async with scene.held("put_object", ".commit", "writer", writer.commit(result)) as committing:
+        writer.process.stop()
+        await asyncio.sleep(3 * HOUR_S)
+        deleting = faults.hold(matching("delete_objects", "", "collector"))
+        collecting = asyncio.ensure_future(collector.collect())
+        await deleting.reached.wait()
     await asyncio.sleep(1)
     # Its index is still there, and has lost its TTL long ago: that says nothing of this record.
     await other.push("three", "b")

@@ -86,7 +86,7 @@ async def ssts_of_another_session_are_not_taken_for_equal(scene: Scene) -> None:
 
 def make_sst(database: Path, source: Path, text: str) -> None:
     """A real SST whose number and size do not depend on the text, which has five characters."""
-    from rocksdict import Options, Rdict  # noqa: PLC0415 - what most stories have no need of
+    from rocksdict import Options, Rdict  # noqa: PLC0415 - what most interleavings have no need of
 
     options = Options(raw_mode=True)
     db = Rdict(str(database), options)
