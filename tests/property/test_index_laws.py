@@ -199,6 +199,7 @@ def test_delta_on_its_base_gives_the_new_index(first: Tree, second: Tree, third:
     _, base, new = chain_of([first, second, third])
     delta = make_delta(base, REFERENCE, 1, new)
     assert apply_delta(base, delta) == new
+    assert (delta.base, delta.depth, delta.session) == (REFERENCE, 2, new.session)
     decoded = decode_index(encode_index(delta), subject="k")
     assert isinstance(decoded, IndexDelta)
     assert apply_delta(base, decoded) == new

@@ -74,15 +74,6 @@ def test_uploads_are_numbered_packs_first_without_gaps() -> None:
     assert plan.upload_bytes == 80 + 150 + 60
 
 
-def test_limits_of_nothing_put_every_file_into_a_blob() -> None:
-    limits = BackupLimits(
-        blob_bytes_max=100, pack_file_bytes_max=0, pack_bytes_max=0, inline_file_bytes_max=0, inline_bytes_max=0
-    )
-    local = local_dir(tree_of("a1 b2 c0"))
-    plan = plan_backup(local, None, diff_dir(local, DirIndex("")), limits)
-    assert shape_of(plan) == {"empty": "c", "inline": "", "packs": [], "blobs": ["a:1", "b:2"]}
-
-
 def packed(tree: Tree, *, dead_bytes: int = 0) -> SnapshotIndex:
     """A snapshot whose files all are in one pack, in the order of their names."""
     files: list[FileIndex] = []

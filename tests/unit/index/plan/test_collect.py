@@ -104,11 +104,6 @@ def store(size_bytes: int) -> StoreReference:
     )
 
 
-def test_named_records_stay_listed() -> None:
-    plan = plan_scope(listing(1, 2, 3), records(1, 2, 3), (), LAST, {pointer(1)})
-    assert plan.boundary == Boundary(scope=JOB, number=2, kept=(pointer(1),))
-
-
 def test_void_records_above_the_newest_valid_one_are_left_alone() -> None:
     plan = plan_scope(listing(1, 2, 3), records(1, 2, 3, void=(3,)), (), LAST, ())
     assert plan.boundary == Boundary(scope=JOB, number=1, kept=())
@@ -170,6 +165,7 @@ def test_a_plan_keeps_what_it_says_and_closes_the_rest(
     after_boundaries = (*boundaries, plan.boundary) if plan.boundary else boundaries
     after = valid_commits(log, all_records, after_boundaries)
     assert [c.pointer for c in after] == [c.pointer for c, _ in plan.kept]
+    assert {c.pointer for c in before if c.pointer.number in named} <= {c.pointer for c in after}
     assert {c.pointer for c in after} <= {c.pointer for c in before}
     if before:
         assert after[-1] == before[-1]

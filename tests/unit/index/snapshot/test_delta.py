@@ -29,34 +29,9 @@ FIRST: Tree = {
     "gone": {"z": b"z"},
 }
 
-# what changed, the tree after it
-STEPS: list[tuple[str, Tree]] = [
-    ("nothing", FIRST),
-    ("everything went", {}),
-    ("a file was added", {**FIRST, "c.sst": b"cc"}),
-    ("a file went", {k: v for k, v in FIRST.items() if k != "a.sst"}),
-    ("a file changed", {**FIRST, "CURRENT": b"2"}),
-    ("an empty directory came", {**FIRST, "new": {}}),
-    ("a directory came", {**FIRST, "new": {"n": b"n", "m": {}}}),
-    ("a directory went", {k: v for k, v in FIRST.items() if k != "gone"}),
-    ("a change deep down", {**FIRST, "d": {"x": b"x", "e": {"y": b"YY"}}}),
-    ("an inner directory went", {**FIRST, "d": {"x": b"x"}}),
-    ("a file became a directory", {**FIRST, "CURRENT": {"x": b"1"}}),
-    ("a directory became a file", {**FIRST, "d": b"1"}),
-]
-
 
 def delta_of(base: SnapshotIndex, new: SnapshotIndex, depth: int = 0) -> IndexDelta:
     return make_delta(base, REFERENCE, depth, new)
-
-
-@pytest.mark.parametrize("_what,tree", STEPS, ids=[step[0] for step in STEPS])
-def test_delta_gives_the_new_index_back_removed_lists_included(_what: str, tree: Tree) -> None:
-    base = backup(FIRST)
-    new = backup(tree, version=2, base=base)
-    delta = delta_of(base, new)
-    assert apply_delta(base, delta) == new
-    assert (delta.base, delta.depth, delta.session) == (REFERENCE, 1, new.session)
 
 
 def test_delta_names_only_what_changed() -> None:
@@ -64,15 +39,6 @@ def test_delta_names_only_what_changed() -> None:
     new = backup({**FIRST, "d": {"x": b"!", "e": {"y": b"yy"}}}, version=2, base=base)
     (changed,) = [file for path, file in present_files(new.dir) if path == ("d", "x")]
     assert delta_of(base, new).dir == DirDelta("", (), (), (DirDelta("d", (changed,)),))
-
-
-def test_removed_lists_of_the_base_do_not_live_on() -> None:
-    first = backup(FIRST)
-    second = backup({**FIRST, "d": {"x": b"x"}}, version=2, base=first)
-    third = backup({**FIRST, "d": {"x": b"x"}, "k": b"k"}, version=3, base=second)
-    assert second.dir.sub_dirs_present[0].sub_dirs_removed
-    assert not third.dir.sub_dirs_present[0].sub_dirs_removed
-    assert apply_delta(second, delta_of(second, third)) == third
 
 
 def test_chmod_is_a_change_and_removes_nothing() -> None:

@@ -36,53 +36,15 @@ def names(entries: tuple[object, ...]) -> list[str]:
     return [entry.name for entry in entries]  # type: ignore[attr-defined]
 
 
-def test_changed_file_is_uploaded_again_and_its_old_entry_removed() -> None:
-    diff = diff_of({"CURRENT": b"MANIFEST-000009"}, {"CURRENT": b"MANIFEST-000005"})
-    assert (names(diff.files_added), names(diff.files_retained), names(diff.files_removed)) == (
-        ["CURRENT"],
-        [],
-        ["CURRENT"],
-    )
-
-
 def test_file_that_no_predicate_recognises_is_added_and_removed() -> None:
     """`TestDirDiffUtilMisc.testGetDirDiffWhenIsSameFileReturnsFalseForSameFileName`."""
     diff = diff_dir(local_dir({"a": b"a"}), backup({"a": b"a"}).dir, lambda _local, _remote: False)
     assert (names(diff.files_added), names(diff.files_retained), names(diff.files_removed)) == (["a"], [], ["a"])
 
 
-def test_file_that_became_a_directory_is_removed_as_one_and_added_as_the_other() -> None:
-    diff = diff_of({"x": {"1": b"1"}}, {"x": b"1"})
-    assert names(diff.files_removed) == ["x"]
-    assert names(diff.sub_dirs_added) == ["x"]
-    assert names(diff.sub_dirs_added[0].files_added) == ["1"]
-
-
-def test_directory_that_became_a_file_is_removed_as_one_and_added_as_the_other() -> None:
-    diff = diff_of({"x": b"1"}, {"x": {"1": b"1"}})
-    assert names(diff.files_added) == ["x"]
-    assert names(diff.sub_dirs_removed) == ["x"]
-
-
-def test_empty_directories_are_added_kept_and_removed() -> None:
-    diff = diff_of({"new": {}, "kept": {"deep": {}}}, {"kept": {"deep": {}}, "gone": {}})
-    assert names(diff.sub_dirs_added) == ["new"]
-    assert names(diff.sub_dirs_retained) == ["kept"]
-    assert names(diff.sub_dirs_retained[0].sub_dirs_retained) == ["deep"]
-    assert names(diff.sub_dirs_removed) == ["gone"]
-    index = build_dir_index(diff, {})
-    assert names(index.sub_dirs_present) == ["kept", "new"]
-
-
 def test_empty_file_is_retained_without_reading_it() -> None:
     local = LocalDir(name="", files=(local_file("LOG", identified=False),))
     assert names(diff_dir(local, backup({"LOG": b""}).dir).files_retained) == ["LOG"]
-
-
-@pytest.mark.parametrize("name", ["naïve name.txt", "日本語", "строка", "e\u0301", "a b\tc", "\U0001f30a", "-rf", "…"])
-def test_names_of_any_alphabet_are_diffed(name: str) -> None:
-    assert names(diff_of({name: b"1"}, {name: b"1"}).files_retained) == [name]
-    assert names(diff_of({name: {"x": b"1"}}, {name: {"x": b"1"}}).sub_dirs_retained) == [name]
 
 
 def test_retained_file_keeps_its_old_entry_if_only_times_or_owner_differ() -> None:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path as FilePath
-from typing import Any
 
 import pytest
 
@@ -15,104 +14,7 @@ GOLDEN = FilePath(__file__).parents[3] / "golden" / "samza" / "samza_dirdiff_cas
 
 # Samza's notation: `x` a file, `d/x` a file in a directory; a file's content is its own leaf name.
 # local, remote, added, retained, removed, what it shows
-CASES = [
-    ("[]", "[]", "[]", "[]", "[]", "Nothing in local or remote"),
-    ("[a]", "[]", "[a]", "[]", "[]", "New file in local"),
-    ("[z/1]", "[]", "[z/1]", "[]", "[]", "New dir in local"),
-    ("[z/i/1]", "[]", "[z/i/1]", "[]", "[]", "New recursive dir in local"),
-    ("[a, z/1]", "[]", "[a, z/1]", "[]", "[]", "New file and dir in local"),
-    ("[a, z/1, y/j/1]", "[]", "[a, z/1, y/j/1]", "[]", "[]", "New file, dir and recursive dir in local"),
-    ("[a]", "[a]", "[]", "[a]", "[]", "File retained in local"),
-    ("[z/1]", "[z/1]", "[]", "[z/1]", "[]", "Dir retained in local"),
-    ("[z/i/1]", "[z/i/1]", "[]", "[z/i/1]", "[]", "Recursive dir retained in local"),
-    ("[a, z/1]", "[a, z/1]", "[]", "[a, z/1]", "[]", "File and dir retained in local"),
-    (
-        "[a, z/1, y/j/1]",
-        "[a, z/1, y/j/1]",
-        "[]",
-        "[a, z/1, y/j/1]",
-        "[]",
-        "File, dir and recursive dir retained in local",
-    ),
-    ("[]", "[a]", "[]", "[]", "[a]", "File removed in local"),
-    ("[]", "[z/1]", "[]", "[]", "[z/1]", "Dir removed in local"),
-    ("[]", "[z/i/1]", "[]", "[]", "[z/i/1]", "Recursive dir removed in local"),
-    ("[]", "[a, z/1]", "[]", "[]", "[a, z/1]", "File and dir removed in local"),
-    (
-        "[]",
-        "[a, z/1, y/j/1]",
-        "[]",
-        "[]",
-        "[a, z/1, y/j/1]",
-        "File, dir and recursive dir removed in local",
-    ),
-    ("[b]", "[a]", "[b]", "[]", "[a]", "File added and removed in local"),
-    ("[y/1]", "[z/1]", "[y/1]", "[]", "[z/1]", "Dir added and removed in local"),
-    ("[y/j/1]", "[z/i/1]", "[y/j/1]", "[]", "[z/i/1]", "Recursive dir added and removed in local"),
-    ("[b, y/1]", "[a, z/1]", "[b, y/1]", "[]", "[a, z/1]", "File and dir added and removed in local"),
-    (
-        "[b, y/1, x/k/1]",
-        "[a, z/1, w/m/1]",
-        "[b, y/1, x/k/1]",
-        "[]",
-        "[a, z/1, w/m/1]",
-        "File, dir and recursive dir added and removed in local",
-    ),
-    ("[a, c]", "[a]", "[c]", "[a]", "[]", "File added and retained in local"),
-    ("[z/1, y/1]", "[z/1]", "[y/1]", "[z/1]", "[]", "Dir added and retained in local"),
-    ("[z/i/1, y/j/1]", "[z/i/1]", "[y/j/1]", "[z/i/1]", "[]", "Recursive dir added and retained in local"),
-    ("[a, c, z/1, y/1]", "[a, z/1]", "[c, y/1]", "[a, z/1]", "[]", "File and dir added and retained in local"),
-    (
-        "[a, c, z/1, y/1, p/m/1, q/n/1]",
-        "[a, z/1, p/m/1]",
-        "[c, y/1, q/n/1]",
-        "[a, z/1, p/m/1]",
-        "[]",
-        "File, dir and recursive dir added and retained in local",
-    ),
-    ("[a, c]", "[a, b]", "[c]", "[a]", "[b]", "File added, retained and removed in local"),
-    ("[z/1, y/1]", "[z/1, x/1]", "[y/1]", "[z/1]", "[x/1]", "Dir added, retained and removed in local"),
-    (
-        "[z/1, z/3]",
-        "[z/1, z/2]",
-        "[z/3]",
-        "[z/1]",
-        "[z/2]",
-        "File added, retained and removed in dir in local",
-    ),
-    (
-        "[z/i/1, y/j/1]",
-        "[z/i/1, x/k/1]",
-        "[y/j/1]",
-        "[z/i/1]",
-        "[x/k/1]",
-        "Recursive dir added, retained and removed in local",
-    ),
-    (
-        "[a, c, z/1, y/1]",
-        "[a, b, z/1, x/1]",
-        "[c, y/1]",
-        "[a, z/1]",
-        "[b, x/1]",
-        "File and dir added, retained and removed in local",
-    ),
-    (
-        "[a, c, z/1, y/1, p/m/1, q/n/1]",
-        "[a, b, z/1, x/1, p/m/1, r/o/1]",
-        "[c, y/1, q/n/1]",
-        "[a, z/1, p/m/1]",
-        "[b, x/1, r/o/1]",
-        "File, dir and recursive dir added, retained and removed in local",
-    ),
-    (
-        "[a, c, z/1, p/m/1, p/m/2, q/n/1]",
-        "[a, b, z/1, x/1, p/m/1, r/o/1]",
-        "[c, p/m/2, q/n/1]",
-        "[a, z/1, p/m/1]",
-        "[b, x/1, r/o/1]",
-        "File, File in recursive subdir, dir and recursive dir added, retained and removed in local",
-    ),
-]
+CASES: list[tuple[str, ...]] = [tuple(case.values()) for case in json.loads(GOLDEN.read_text())]
 
 
 def same_leaf_name(local: LocalFile, remote: FileIndex) -> bool:
@@ -173,10 +75,8 @@ def test_directory_is_split_as_samza_splits_it(
     )
 
 
-def test_table_is_samzas_own() -> None:
-    golden: list[dict[str, Any]] = json.loads(GOLDEN.read_text())
-    assert [tuple(case.values()) for case in golden] == CASES
-    assert len(CASES) == 33
+def test_all_cases_of_samza_are_in_the_table() -> None:
+    assert len(set(CASES)) == 33
 
 
 def test_new_index_has_what_samzas_put_dir_returns() -> None:
