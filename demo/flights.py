@@ -97,7 +97,7 @@ def run(url: str) -> int:
         show_aircraft(spark, job)
         freed, left_bytes = collect_garbage(spark, url, repository)
     draw(CHART, bars, lost_after=LOST_AFTER, restore=restored, freed=freed, stored_after_bytes=left_bytes)
-    print(f"\nPicture: {CHART}")
+    print(f"\nChart: {CHART}")
     print(f"{'Equal.' if equal else 'NOT EQUAL.'} The whole demo took {time.monotonic() - begun_s:.0f} s.")
     return 0 if equal else 1
 
