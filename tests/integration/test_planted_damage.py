@@ -198,7 +198,7 @@ def test_a_damaged_base_of_the_newest_delta_leaves_what_is_older(
     stopped = chain.run("collect", "--keep-last", "9", code=4).stderr
     assert "1 object cannot be read" in stopped
     assert "`tidemark repair`" in stopped
-    assert chain.told("repair", "--from", "source", "--offsets", "3", code=3)["newest_whole"] == whole
+    assert chain.result("repair", "--from", "source", "--offsets", "3", code=3)["newest_whole"] == whole
     dropped = chain.run("repair", "--drop", "--yes").stdout
     assert f"{commits}, 4: `tidemark collect`" in dropped
     hints.run("restore", "again")
@@ -217,10 +217,10 @@ def test_a_damaged_base_of_older_deltas_leaves_what_is_newer(
     harm(own(chain, "indexes", 2))
     hints = Hints(chain)
     assert hints.restored() == FIRST
-    told = hints.run("repair")
-    assert told.exit_code == 3
-    assert "--drop: closes commits 2, 3, 4 for ever" in told.stdout
-    assert "--from" not in told.stdout
+    answer = hints.run("repair")
+    assert answer.exit_code == 3
+    assert "--drop: closes commits 2, 3, 4 for ever" in answer.stdout
+    assert "--from" not in answer.stdout
     assert "`--or-newest-complete`" in hints.run("restore", "older", "--number", "4").stderr
     assert hints.run("restore", "older", "--number", "4", "--or-newest-complete").exit_code == 0
     assert content(Path("older")) == FIRST
@@ -331,9 +331,9 @@ def test_a_damaged_live_pin_stops_collections_alone_and_they_name_it(
     assert discard in stopped.stderr
     # Of one job alone, too: nobody knows whose the pin is.
     for words in (("verify",), ("verify", "--job", "flights"), ("repair",)):
-        told = hints.run(*words)
-        assert told.exit_code == 4
-        assert discard in told.stdout
+        answer = hints.run(*words)
+        assert answer.exit_code == 4
+        assert discard in answer.stdout
     assert hints.run("discard", key_of(two_commits, pin), "--yes").exit_code == 0
     assert hints.run("collect", "--keep-last", "1").exit_code == 0
 
@@ -391,9 +391,9 @@ def test_a_blob_an_index_a_name_and_a_record_at_once(named: Shell) -> None:
     alter(own(shell, "log", 3))
     hints = Hints(shell)
     assert hints.restored() == FIRST
-    told = hints.run("repair").stdout
-    assert "2 of 3 commits are damaged" in told
-    (key,) = re.findall(r"`tidemark discard (\S+)` gives", told)
+    answer = hints.run("repair").stdout
+    assert "2 of 3 commits are damaged" in answer
+    (key,) = re.findall(r"`tidemark discard (\S+)` gives", answer)
     # `--drop` says itself what has to go first.
     sent = hints.run("repair", "--from", "source")
     assert sent.exit_code == 4
@@ -431,8 +431,8 @@ def test_what_another_machine_found_is_mended_for_the_one_of_the_job(two_commits
     found = shell.run("verify", "--level", "content", code=4, **elsewhere).stdout
     assert "`tidemark repair --job JOB`, on any machine," in found
     assert "on any machine" in shell.run("restore", "target", code=4, **elsewhere).stderr
-    told = shell.run("repair", code=4, **elsewhere).stdout
-    assert "on another one only after `tidemark repair` there" in told
+    answer = shell.run("repair", code=4, **elsewhere).stdout
+    assert "on another one only after `tidemark repair` there" in answer
     if how == "--from":
         shell.run("repair", "--from", source, code=3, **elsewhere)
     elif how == "--rewind":
