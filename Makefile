@@ -13,7 +13,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(PYTHON)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 unexport SPARK_HOME
-# Tests and benchmarks start hundreds of processes; none of them is to compile everything anew.
+# Tests and benchmarks start hundreds of processes; none of them is to compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 WITH_JAVA = java_home="$$($(PYTHON) scripts/java_home.py)" && JAVA_HOME="$$java_home"
 
@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
 	$(PYTHON) -m pip install --disable-pip-version-check --editable '.[connect,demo,dev,s3]' --constraint constraints.txt
 	touch $@
 
-# Tests sync thousands of small files, which takes a third of their time on a disk: in memory where there is room.
+# Tests sync thousands of small files, which takes a third of their time on a disk: in memory where there is space.
 ROOM_KIB := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}')
 IN_MEMORY := $(shell test "0$(ROOM_KIB)" -gt 8388608 && test -w /dev/shm && echo TMPDIR=/dev/shm)
 
@@ -59,14 +59,14 @@ soak: $(STAMP)  ## Try to break the protocol: 100,000 schedules, every crash poi
 endure: $(STAMP)  ## Run the other tests that take minutes: real processes killed, faults of servers, Spark's plans
 	$(WITH_JAVA) $(PYTEST) -n 2 --dist loadfile -m soak --ignore tests/simulation --timeout 3600
 
-# TARGET is a name of tests/fuzz/table.py; without one, all of them are fuzzed for so many SECONDS each.
+# TARGET is a name of tests/fuzz/table.py; without one, all of them are fuzzed, SECONDS each.
 TARGET ?=
 SECONDS ?= 30
 fuzz: $(STAMP)  ## Fuzz the parsers, guided by coverage, SECONDS each (TARGET=: one of them), and keep what was found
 	$(PYTHON) -m pip install --disable-pip-version-check --quiet --editable '.[fuzz]' --constraint constraints.txt
 	$(PYTHON) -m tests.fuzz.campaign --seconds $(SECONDS) $(TARGET)
 
-# The same SEED gives the same histories, byte for byte. A violation is told with its seed and its shortest schedule.
+# The same SEED gives the same histories, byte for byte. A violation is shown with its seed and its shortest schedule.
 SEED ?= 1
 RUNS ?= 1000
 simulate: $(STAMP)  ## Run RUNS seeded schedules from SEED on against the protocol, and count what they have met
@@ -80,7 +80,7 @@ ARGS ?=
 PEER_WORKS := small mid big state incremental present stores spark hanging
 bench: $(STAMP)  ## Run the benchmarks (PART=help: which there are; PART=peers: against rclone, restic and others)
 ifeq ($(PART),help)
-	@echo "PART= of make bench, with options in ARGS= (ARGS=--help tells them):"
+	@echo "PART= of make bench, with options in ARGS= (ARGS=--help lists them):"
 	@echo "  peers       all works against the peers: $(PEER_WORKS); or one of these names"
 	@echo "  replay      restore against the replay of a changelog"
 	@echo "  summary     one table and one plot of the newest results"
@@ -97,7 +97,7 @@ else
 	$(WITH_JAVA) $(PYTEST) benchmarks -k "$(PART)" --timeout 1800 $(ARGS)
 endif
 
-docs: $(STAMP)  ## Write the reference, and what the commands in the documents print, anew
+docs: $(STAMP)  ## Write the reference, and what the commands in the documents print
 	$(PYTHON) -m tests.docs.reference
 	$(PYTHON) -m tests.docs.console README.md benchmarks/README.md $$(find docs -name '*.md' -not -path 'docs/reference/*')
 

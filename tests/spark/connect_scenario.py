@@ -1,7 +1,7 @@
 """What is done over Spark Connect, part by part; run as a process of its own, which has no classic session.
 
 `python -m tests.spark.connect_scenario <server> <directory> <outcomes> <part>...` writes a JSON object: what each part
-it failed with, empty if it went well.
+failed with, empty if it went well.
 """
 
 import shutil
@@ -212,7 +212,7 @@ def read_sources(spark: SparkSession, checkpoint: Path) -> None:
 
 
 PARTS: Final[dict[str, Callable[[SparkSession, Path], None]]] = {
-    name.removeprefix("tell_of_"): function for name, function in globals().items() if name.startswith("tell_of_")
+    name.removeprefix("check_"): function for name, function in globals().items() if name.startswith("check_")
 }
 
 

@@ -67,7 +67,7 @@ def test_what_takes_longer_runs_over_connect_too(server: SparkConnectServer, tmp
 
 def test_every_part_of_the_scenario_is_run() -> None:
     source = (ROOT / "tests" / "spark" / "connect_scenario.py").read_text()
-    assert {*PARTS, *LONG} == set(re.findall(r"^def tell_of_(\w+)\(", source, re.MULTILINE))
+    assert {*PARTS, *LONG} == set(re.findall(r"^def check_(\w+)\(", source, re.MULTILINE))
 
 
 def test_a_verb_takes_the_server_that_the_environment_names(server: SparkConnectServer, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import pytest
 
 ROOT: Final = Path(__file__).parents[2]
+FILES: Final = ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "Makefile", "pyproject.toml", ".ci/run")
 DIRECTORIES: Final = ("engine", "index", "blobstore", "tests", "benchmarks", "demo", "examples", "scripts")
 
 # In identifiers and in text: each word with what is written instead.
@@ -78,7 +79,10 @@ def checked_files() -> list[str]:
     modules = (path for directory in DIRECTORIES for path in (ROOT / directory).rglob("*.py") if path != Path(__file__))
     # What `make docs` writes has the words of the product.
     pages = (path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reference" or path.stem == "README")
-    return sorted(path.relative_to(ROOT).as_posix() for path in (*modules, ROOT / "README.md", *pages))
+    others = (ROOT / name for name in FILES)
+    return sorted(
+        path.relative_to(ROOT).as_posix() for path in (*modules, *others, *(ROOT / "design").glob("*.md"), *pages)
+    )
 
 
 def find(name: str, source: str) -> list[Finding]:
