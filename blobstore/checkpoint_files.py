@@ -13,20 +13,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import (
-    DELETE_BATCH_MAX,
-    BlobInfo,
-    BlobStore,
-    Body,
-    BytesBody,
-    Created,
-    Lost,
-    Sink,
-    Unknown,
-    check_key,
-    list_blobs,
-    list_checked_page,
-)
+from blobstore import base
 from blobstore.concurrency import run_blocking
 from blobstore.errors import (
     BlobNotFoundError,
@@ -61,7 +48,7 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
         return self.path.rpartition("/")[2]
 
 
-class CheckpointWriter(Body):
+class CheckpointWriter(base.Body):
     """Takes the content of a file that does not exist before all of it is there. Made by `create_atomic`."""
 
     def __init__(self) -> None:
@@ -115,9 +102,9 @@ class CheckpointFiles:
         is_local: What the attribute says: only who opens a store knows whether others can reach it.
     """
 
-    def __init__(self, store: BlobStore, prefix: str = "", *, is_local: bool = False) -> None:
+    def __init__(self, store: base.BlobStore, prefix: str = "", *, is_local: bool = False) -> None:
         if prefix:
-            check_key(prefix, "open")
+            base.check_key(prefix, "open")
         self._store = store
         self._root = f"{prefix}/" if prefix else ""
         self.is_local = is_local
@@ -141,7 +128,7 @@ class CheckpointFiles:
         finally:
             await writer.close()
 
-    async def publish(self, path: str, body: Body, *, overwrite: bool) -> None:
+    async def publish(self, path: str, body: base.Body, *, overwrite: bool) -> None:
         """Write a file, whole or not at all, by one conditional request: on a directory store by link or rename.
 
         Raises:
@@ -154,14 +141,14 @@ class CheckpointFiles:
             await self._store.put(key, body)
             return
         match await self._store.put_if_absent(key, body):
-            case Created():
+            case base.Created():
                 return
-            case Lost():
+            case base.Lost():
                 raise CheckpointFileExistsError("the file is there already", operation="publish", key=key)
-            case Unknown(reason=reason):
+            case base.Unknown(reason=reason):
                 raise CheckpointUnknownError(reason, operation="publish", key=key)
 
-    async def read_into(self, path: str, sink: Sink) -> None:
+    async def read_into(self, path: str, sink: base.Sink) -> None:
         """Give the content of a file to a sink; raises `BlobNotFoundError` if there is none."""
         await self._store.read_into(self._key(path, "open"), sink)
 
@@ -178,7 +165,7 @@ class CheckpointFiles:
         exists = False
         start_after = ""
         while True:
-            page = await list_checked_page(self._store, prefix, start_after=start_after)
+            page = await base.list_checked_page(self._store, prefix, start_after=start_after)
             for blob in page.blobs:
                 exists = True
                 if blob.key <= start_after:
@@ -202,12 +189,12 @@ class CheckpointFiles:
 
         Costs a request for each 1,000 files.
         """
-        async with aclosing(list_blobs(self._store, self._prefix(path, "walk"))) as blobs:
+        async with aclosing(base.list_blobs(self._store, self._prefix(path, "walk"))) as blobs:
             async for blob in blobs:
                 if blob.key.rpartition("/")[2] != DIRECTORY_MARKER:
                     yield self._file(blob)
 
-    def _file(self, blob: BlobInfo) -> FileStatus:
+    def _file(self, blob: base.BlobInfo) -> FileStatus:
         path, modified_at_ms = blob.key[len(self._root) :], blob.created_at_ms
         return FileStatus(path=path, is_directory=False, size_bytes=blob.size_bytes, modified_at_ms=modified_at_ms)
 
@@ -235,8 +222,8 @@ class CheckpointFiles:
             directory = self._root + "".join(f"{name}/" for name in names[:depth])
             if depth and await self._store.stat(directory.removesuffix("/")) is not None:
                 raise CheckpointFileExistsError("a file is there", operation="mkdirs", key=directory.removesuffix("/"))
-            outcome = await self._store.put_if_absent(directory + DIRECTORY_MARKER, BytesBody(b""))
-            if isinstance(outcome, Unknown):
+            outcome = await self._store.put_if_absent(directory + DIRECTORY_MARKER, base.BytesBody(b""))
+            if isinstance(outcome, base.Unknown):
                 raise CheckpointUnknownError(outcome.reason, operation="mkdirs", key=directory)
 
     async def delete(self, path: str) -> None:
@@ -249,9 +236,9 @@ class CheckpointFiles:
             StoreUnavailableError: Something was not deleted; do it again.
         """
         batch = [self._key(path, "delete")]
-        async for blob in list_blobs(self._store, self._prefix(path, "delete")):
+        async for blob in base.list_blobs(self._store, self._prefix(path, "delete")):
             batch.append(blob.key)
-            if len(batch) == DELETE_BATCH_MAX:
+            if len(batch) == base.DELETE_BATCH_MAX:
                 await self._delete(batch)
                 batch.clear()
         if batch:
@@ -264,8 +251,8 @@ class CheckpointFiles:
             StoreUnavailableError: Something was not deleted, and nothing of a later batch was; do it again.
         """
         keys = [self._key(path, "delete") for path in paths]
-        for at in range(0, len(keys), DELETE_BATCH_MAX):
-            await self._delete(keys[at : at + DELETE_BATCH_MAX])
+        for at in range(0, len(keys), base.DELETE_BATCH_MAX):
+            await self._delete(keys[at : at + base.DELETE_BATCH_MAX])
 
     async def _delete(self, keys: Sequence[str]) -> None:
         failures = await self._store.delete(keys)
@@ -289,7 +276,7 @@ class CheckpointFiles:
     def _key(self, path: str, operation: str) -> str:
         if not path or DIRECTORY_MARKER in path.split("/"):
             raise InvalidRequestError("does not name a file", operation=operation, key=repr(path))
-        return check_key(self._root + path, operation)
+        return base.check_key(self._root + path, operation)
 
     def _prefix(self, path: str, operation: str) -> str:
         return f"{self._key(path, operation)}/" if path else self._root

@@ -16,6 +16,7 @@ import msgspec
 from blobstore.base import BlobStore, BytesBody, Created, Lost, UnfinishedPut
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreError
+from engine.collect import report
 from engine.collect.backend import (
     KEYS_LISTED_MAX,
     NO_OPTIONS,
@@ -32,16 +33,6 @@ from engine.collect.backend import (
     Marked,
     Rules,
     delete_keys,
-)
-from engine.collect.report import (
-    Audit,
-    CollectReport,
-    describe_excess,
-    make_audit,
-    make_header,
-    make_report,
-    make_summary,
-    write_audit,
 )
 from engine.collect.runs import delete_leftovers, plan_leftovers
 from engine.errors import DamagedError, EngineError, TargetError, TooMuchToDeleteError, UnsafeStoreError, UsageError
@@ -89,7 +80,7 @@ async def collect(
     backend: CollectBackend | None = None,
     runtime: Runtime | None = None,
     progress: Progress = NO_PROGRESS,
-) -> CollectReport:
+) -> report.CollectReport:
     """Delete what nothing keeps, in the order that D4 demands, and leave a record of it.
 
     Args:
@@ -117,11 +108,11 @@ async def collect(
         await _check_place(options.plan_to, store)
     run = make_run_id(now_ms, runtime.session())
     rules = Rules(run=run, repository=repository, policy=as_policy(retention), now_ms=now_ms, options=options)
-    audit, began_s = Audit(rules=rules), runtime.monotonic_s()
+    audit, began_s = report.Audit(rules=rules), runtime.monotonic_s()
 
     async def write_record(outcome: Outcome, error: CollectError | None) -> str:
         seconds = runtime.monotonic_s() - began_s
-        return await write_audit(store, make_audit(audit, outcome, seconds=seconds, error=error))
+        return await report.write_audit(store, report.make_audit(audit, outcome, seconds=seconds, error=error))
 
     backend = backend or InProcessBackend(store, progress, options.plan_to)
     try:
@@ -131,8 +122,8 @@ async def collect(
         marking = _Marking(store, listed, backend, audit)
         marked = await _mark(marking)
         if options.dry_run:
-            return make_report(listed, _plan_deletion(marked, leftovers))
-        if excess := describe_excess(listed, marked.kept, marked.sweep_result):
+            return report.make_report(listed, _plan_deletion(marked, leftovers))
+        if excess := report.describe_excess(listed, marked.kept, marked.sweep_result):
             raise TooMuchToDeleteError(f"{excess}; nothing was deleted", operation="collect", subject=audit_key(run))
         written = [await write_boundary(store, boundary) for boundary in marked.kept.boundaries]
         audit.boundaries = boundaries = tuple(boundary for boundary in written if boundary is not None)
@@ -153,7 +144,7 @@ async def collect(
     run_left = "" if failed else await _end(backend)
     if left_alone:
         raise left_alone
-    return make_report(listed, deletion, audit_missing=audit_missing, run_left=run_left)
+    return report.make_report(listed, deletion, audit_missing=audit_missing, run_left=run_left)
 
 
 async def _check_place(plan_to: BlobStore, store: BlobStore) -> None:
@@ -210,7 +201,7 @@ class _Marking(msgspec.Struct, frozen=True):
     store: BlobStore
     listed: Listed
     backend: CollectBackend
-    audit: Audit
+    audit: report.Audit
 
     async def read_roots(self, broken: dict[IndexReference, Unread], known: Roots | None) -> tuple[Roots, Damage]:
         """Read the roots, but no record of those that are `known` again."""
@@ -265,7 +256,7 @@ async def _sweep(marking: _Marking, kept: Kept, broken: dict[IndexReference, Unr
     sweep_result = await marking.backend.sweep(kept.references, now_ms, rules.repository.ttl_ms)
     marking.audit.sweep_result = sweep_result
     if (plan_to := rules.options.plan_to) is not None:
-        header, summary = make_header(listed, kept), make_summary(listed, sweep_result)
+        header, summary = report.make_header(listed, kept), report.make_summary(listed, sweep_result)
         await plan_to.put(PLAN_HEADER_NAME, BytesBody(encode_indented(header)))
         await plan_to.put(PLAN_SUMMARY_NAME, BytesBody(encode_indented(summary)))
     return Marked(kept=kept, sweep_result=sweep_result, broken=dict(broken), unsettled=unsettled)

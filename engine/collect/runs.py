@@ -15,22 +15,15 @@ from blobstore.errors import BlobNotFoundError
 from engine.collect.backend import COLLECT, DeleteTally, delete_keys
 from engine.errors import UnsafeStoreError
 from index.errors import FormatError, UnsafeNameError
+from index.plan import plan_format
 from index.plan.collect import DeleteReason, PlannedDelete
-from index.plan.plan_format import (
-    RUN_ENDED,
-    RUN_HEADER,
-    RUN_HEADER_BYTES_MAX,
-    RunHeader,
-    decode_run_header,
-    encode_run_header,
-)
 from index.snapshot.keys import AUDIT, RUNS, RunId, parse_audit_key, parse_run_key, run_began_at_ms, run_key, run_prefix
 from index.snapshot.model import RepositoryRecord
 
 AUDITS_KEPT_MAX: Final = 1000
 # After everything else, and in this order. Without its header nobody would know that the others belong to a run, and a
 # header without the mark that the run has ended would be resumed.
-_LAST: Final = (RUN_HEADER, RUN_ENDED)
+_LAST: Final = (plan_format.RUN_HEADER, plan_format.RUN_ENDED)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +57,11 @@ async def resume_run(store: BlobStore, repository: RepositoryRecord, run: RunId,
             names[found].add(name)
     for found in sorted(names, reverse=True):
         is_current = now_ms - repository.ttl_ms < run_began_at_ms(found) <= now_ms
-        is_unfinished = RUN_HEADER in names[found] and RUN_ENDED not in names[found]
+        is_unfinished = plan_format.RUN_HEADER in names[found] and plan_format.RUN_ENDED not in names[found]
         if is_current and is_unfinished and await _is_ours(store, repository, found):
             return Run(id=found, names=frozenset(names[found]))
-    key = run_key(run, RUN_HEADER)
-    header = encode_run_header(RunHeader(run=run, repository_id=repository.id, release=release))
+    key = run_key(run, plan_format.RUN_HEADER)
+    header = plan_format.encode_run_header(plan_format.RunHeader(run=run, repository_id=repository.id, release=release))
     outcome = await store.tagged(COLLECT).put_if_absent(key, BytesBody(header))
     if isinstance(outcome, Unknown):
         message = f"no answer for the run's header: {outcome.reason}"
@@ -82,7 +75,7 @@ async def end_run(store: BlobStore, run: RunId) -> None:
     First it is marked as ended: what a later collection did of it would be counted twice. What the store will not
     delete goes with a later collection (`plan_leftovers`).
     """
-    header, ended = run_key(run, RUN_HEADER), run_key(run, RUN_ENDED)
+    header, ended = run_key(run, plan_format.RUN_HEADER), run_key(run, plan_format.RUN_ENDED)
     store = store.tagged(COLLECT)
     await store.put(ended, BytesBody(b""))
     keys = [blob.key async for blob in list_blobs(store, run_prefix(run)) if blob.key not in {header, ended}]
@@ -95,10 +88,10 @@ async def end_run(store: BlobStore, run: RunId) -> None:
 
 
 async def _is_ours(store: BlobStore, repository: RepositoryRecord, run: RunId) -> bool:
-    key = run_key(run, RUN_HEADER)
+    key = run_key(run, plan_format.RUN_HEADER)
     try:
-        data = await read_blob(store.tagged(COLLECT), key, size_bytes_max=RUN_HEADER_BYTES_MAX)
-        header = decode_run_header(data, subject=key)
+        data = await read_blob(store.tagged(COLLECT), key, size_bytes_max=plan_format.RUN_HEADER_BYTES_MAX)
+        header = plan_format.decode_run_header(data, subject=key)
     except (BlobNotFoundError, FormatError):
         return False
     return header.run == run and header.repository_id == repository.id
@@ -116,7 +109,7 @@ async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[Pl
         with contextlib.suppress(UnsafeNameError):
             run, name = parse_run_key(blob.key)
             runs.append((run, PlannedDelete(blob.key, DeleteReason.LEFT_RUN, blob.size_bytes)))
-            if name == RUN_ENDED or run_began_at_ms(run) + ttl_ms <= now_ms:
+            if name == plan_format.RUN_ENDED or run_began_at_ms(run) + ttl_ms <= now_ms:
                 ended.add(run)
     async for blob in list_blobs(store, AUDIT):
         with contextlib.suppress(UnsafeNameError):

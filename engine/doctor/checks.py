@@ -13,18 +13,7 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from blobstore.base import (
-    BlobInfo,
-    BlobStore,
-    BytesBody,
-    Created,
-    CreateOutcome,
-    Lost,
-    MemorySink,
-    UnfinishedPut,
-    Unknown,
-    read_blob,
-)
+from blobstore import base
 from blobstore.concurrency import map_bounded
 from blobstore.errors import (
     AccessDeniedError,
@@ -70,10 +59,10 @@ class S3Capabilities(Protocol):
     def prefix(self) -> str: ...
 
     async def put_parts_if_absent(
-        self, key: str, body: BytesBody, *, ttl_ms: int | None = None, part_bytes: int | None = None
-    ) -> CreateOutcome: ...
+        self, key: str, body: base.BytesBody, *, ttl_ms: int | None = None, part_bytes: int | None = None
+    ) -> base.CreateOutcome: ...
 
-    async def begin_upload(self, key: str) -> UnfinishedPut: ...
+    async def begin_upload(self, key: str) -> base.UnfinishedPut: ...
 
     async def read_lifecycle(self) -> tuple[Rule, ...]: ...
 
@@ -89,18 +78,18 @@ class NoTimeError(Exception):
 class StoreProbe:
     """Looks at a store with several clients at once, which have no wrappers, and connections of their own."""
 
-    def __init__(self, clients: Sequence[BlobStore], root: str, monotonic_s: Callable[[], float]) -> None:
+    def __init__(self, clients: Sequence[base.BlobStore], root: str, monotonic_s: Callable[[], float]) -> None:
         self.clients = clients
         # The prefix that everything is written below, with a slash.
         self.root = root
         self.monotonic_s = monotonic_s
         # All that may have been written.
         self.keys: list[str] = []
-        self.unfinished: list[UnfinishedPut] = []
+        self.unfinished: list[base.UnfinishedPut] = []
         # Requests that were not answered, or with "try again".
         self.hiccups = 0
 
-    def client(self, number: int) -> BlobStore:
+    def client(self, number: int) -> base.BlobStore:
         return self.clients[number % len(self.clients)]
 
     @property
@@ -134,35 +123,35 @@ class StoreProbe:
                 await asyncio.sleep(min(2.0, error.retry_after_s or PAUSE_S * attempt))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def put(self, number: int, key: str, data: bytes) -> Created:
-        return await self.tried(lambda: self.client(number).put(key, BytesBody(data)))
+    async def put(self, number: int, key: str, data: bytes) -> base.Created:
+        return await self.tried(lambda: self.client(number).put(key, base.BytesBody(data)))
 
     async def create(self, number: int, key: str, data: bytes, *, ttl_ms: int | None = None) -> None:
         """Create an object that no client has seen yet."""
 
         async def create() -> None:
-            outcome = await self.client(number).put_if_absent(key, BytesBody(data), ttl_ms=ttl_ms)
-            if not isinstance(outcome, Created | Lost):
+            outcome = await self.client(number).put_if_absent(key, base.BytesBody(data), ttl_ms=ttl_ms)
+            if not isinstance(outcome, base.Created | base.Lost):
                 raise StoreUnavailableError(outcome.reason, operation="put_if_absent", key=key)
 
         await self.tried(create)
 
     async def read(self, number: int, key: str) -> bytes | None:
         try:
-            return await self.tried(lambda: read_blob(self.client(number), key, size_bytes_max=_READ_BYTES_MAX))
+            return await self.tried(lambda: base.read_blob(self.client(number), key, size_bytes_max=_READ_BYTES_MAX))
         except BlobNotFoundError:
             return None
 
     async def range(self, number: int, key: str, start: int, size_bytes: int | None) -> bytes:
 
         async def fetch() -> bytes:
-            sink = MemorySink()
+            sink = base.MemorySink()
             await self.client(number).read_into(key, sink, start=start, size_bytes=size_bytes)
             return sink.data
 
         return await self.tried(fetch)
 
-    async def stat(self, number: int, key: str) -> BlobInfo | None:
+    async def stat(self, number: int, key: str) -> base.BlobInfo | None:
         return await self.tried(lambda: self.client(number).stat(key))
 
     async def names(self, number: int, prefix: str, *, limit: int = 1000) -> AsyncIterator[tuple[str, ...]]:
@@ -187,7 +176,7 @@ class StoreProbe:
         key = self.key("alive")
         try:
             for number in range(4):
-                await self.client(number).put(key, BytesBody(b"alive"))
+                await self.client(number).put(key, base.BytesBody(b"alive"))
                 if await self.client(number).stat(key) is None:
                     return False
         except StoreError:
@@ -224,16 +213,16 @@ async def check_create(probe: StoreProbe) -> Evidence:
         key = probe.key(f"create/{number}")
         bodies = [pattern(SMALL_BYTES << (4 * (number % 2)), f"{number} {client}") for client in range(clients_count)]
 
-        async def enter(client: int, key: str = key, bodies: list[bytes] = bodies) -> CreateOutcome | str:
+        async def enter(client: int, key: str = key, bodies: list[bytes] = bodies) -> base.CreateOutcome | str:
             try:
-                return await probe.client(client).put_if_absent(key, BytesBody(bodies[client]))
+                return await probe.client(client).put_if_absent(key, base.BytesBody(bodies[client]))
             except StoreUnavailableError as error:
                 probe.hiccups += 1
                 return str(error)
 
         outcomes = await asyncio.gather(*map(enter, range(clients_count)))
-        winners = [client for client, outcome in enumerate(outcomes) if isinstance(outcome, Created)]
-        losers = sum(isinstance(outcome, Lost) for outcome in outcomes)
+        winners = [client for client, outcome in enumerate(outcomes) if isinstance(outcome, base.Created)]
+        losers = sum(isinstance(outcome, base.Lost) for outcome in outcomes)
         seen.update(won=len(winners), lost=losers, unclear=clients_count - len(winners) - losers)
         if len(winners) > 1:
             broken = broken or f"{len(winners)} of {clients_count} clients had the answer that they had won"
@@ -241,8 +230,8 @@ async def check_create(probe: StoreProbe) -> Evidence:
             broken = broken or "every client had the answer that another one had won"
         if len(winners) != 1:
             continue
-        late = await probe.tried(lambda key=key: probe.client(1).put_if_absent(key, BytesBody(b"late")))  # type: ignore[misc]
-        if isinstance(late, Created):
+        late = await probe.tried(lambda key=key: probe.client(1).put_if_absent(key, base.BytesBody(b"late")))  # type: ignore[misc]
+        if isinstance(late, base.Created):
             broken = broken or "a create of what was there long since succeeded"
         if await probe.read(2, key) != bodies[winners[0]]:
             broken = broken or "the bytes of the winner were replaced"
@@ -472,9 +461,9 @@ async def check_multipart(probe: StoreProbe, *, with_ttl: bool) -> Evidence:
     data = pattern(PART_BYTES_MIN + 1 * KIB, "parts")
     key = probe.fresh_key("multipart")
 
-    async def create() -> CreateOutcome:
+    async def create() -> base.CreateOutcome:
         ttl_ms = TTL_MS if with_ttl else None
-        return await s3[0].put_parts_if_absent(key, BytesBody(data), ttl_ms=ttl_ms, part_bytes=PART_BYTES_MIN)
+        return await s3[0].put_parts_if_absent(key, base.BytesBody(data), ttl_ms=ttl_ms, part_bytes=PART_BYTES_MIN)
 
     await probe.tried(create)
     if await probe.read(1, key) != data:
@@ -492,21 +481,21 @@ async def check_conditional_multipart(probe: StoreProbe) -> Evidence:
     s3 = probe.s3
     key, taken = probe.fresh_key("conditional/race"), probe.fresh_key("conditional/taken")
     await probe.create(0, taken, b"first")
-    late = await probe.tried(lambda: s3[0].put_parts_if_absent(taken, BytesBody(b"second")))
-    if isinstance(late, Unknown):
+    late = await probe.tried(lambda: s3[0].put_parts_if_absent(taken, base.BytesBody(b"second")))
+    if isinstance(late, base.Unknown):
         raise StoreUnavailableError(late.reason, operation="put_if_absent", key=taken)
-    if isinstance(late, Created) or await probe.read(1, taken) != b"first":
+    if isinstance(late, base.Created) or await probe.read(1, taken) != b"first":
         return Evidence(lacking="completing an upload replaced an object that was there")
 
     bodies = [f"upload {number}".encode() for number in range(4)]
 
-    async def enter(number: int) -> CreateOutcome:
-        body = BytesBody(bodies[number])
+    async def enter(number: int) -> base.CreateOutcome:
+        body = base.BytesBody(bodies[number])
         return await probe.tried(lambda: s3[number % len(s3)].put_parts_if_absent(key, body))
 
     outcomes = await asyncio.gather(*map(enter, range(len(bodies))))
-    winners = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Created)]
-    unclear = [outcome.reason for outcome in outcomes if isinstance(outcome, Unknown)]
+    winners = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, base.Created)]
+    unclear = [outcome.reason for outcome in outcomes if isinstance(outcome, base.Unknown)]
     won = len(winners)
     if not won and unclear:
         raise StoreUnavailableError(f"it is unknown who won: {unclear[0]}", operation="put_if_absent", key=key)

@@ -18,18 +18,8 @@ from index.display import DisplayMixin
 from index.errors import UnsafeNameError
 from index.plan.collect import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key
 from index.plan.commits import KeepReason, Retention, RetentionPolicy, as_policy
+from index.snapshot import keys
 from index.snapshot.contents import files_of
-from index.snapshot.keys import (
-    INDEXES,
-    NAMES,
-    REPOSITORY,
-    commit_key,
-    parse_audit_key,
-    parse_log_key,
-    parse_name_key,
-    parse_pin_key,
-    parse_run_key,
-)
 from index.snapshot.model import IndexReference, RepositoryRecord, Scope
 
 # Of all that leads to a key, the most that is listed.
@@ -175,10 +165,10 @@ async def explain(
 
 def kind_of(key: str) -> KeyKind:
     """Return what a key is of, by its grammar alone (design 0001, K1 to K6)."""
-    if key == REPOSITORY:
+    if key == keys.REPOSITORY:
         return KeyKind.REPOSITORY
     if is_upload_key(key):
-        return KeyKind.INDEX if key.startswith(INDEXES) else KeyKind.BLOB
+        return KeyKind.INDEX if key.startswith(keys.INDEXES) else KeyKind.BLOB
     for kind, parse in _GRAMMARS:
         try:
             parsed = parse(key)
@@ -189,11 +179,11 @@ def kind_of(key: str) -> KeyKind:
 
 
 _GRAMMARS: Final = (
-    (KeyKind.COMMIT, parse_log_key),
-    (KeyKind.NAME, parse_name_key),
-    (KeyKind.PIN, parse_pin_key),
-    (KeyKind.RUN, parse_run_key),
-    (KeyKind.AUDIT, parse_audit_key),
+    (KeyKind.COMMIT, keys.parse_log_key),
+    (KeyKind.NAME, keys.parse_name_key),
+    (KeyKind.PIN, keys.parse_pin_key),
+    (KeyKind.RUN, keys.parse_run_key),
+    (KeyKind.AUDIT, keys.parse_audit_key),
 )
 # Those that neither retention nor roots decide.
 _BY_THEMSELVES: Final = {
@@ -224,7 +214,7 @@ def _explain_record(found: Explanation, roots: Roots, plans: tuple[ScopePlan, ..
     if found.key in deletes:
         return replace(found, fate=Fate.DELETED, reason=deletes[found.key], rule=goes)
     if found.kind is KeyKind.COMMIT:
-        kept = {commit_key(p.scope, c.pointer.number): reason for p in plans for c, reason in p.kept}
+        kept = {keys.commit_key(p.scope, c.pointer.number): reason for p in plans for c, reason in p.kept}
         if found.key in kept:
             stays = f"{kept[found.key].value} (0006, P5; 0002, D3)"
     return replace(found, fate=Fate.KEPT, rule=stays)
@@ -272,10 +262,10 @@ def _starts(roots: Roots, plans: tuple[ScopePlan, ...]) -> Iterator[tuple[KeyPat
         root, name, kept = RootKind.COMMIT, "", None
         if lease is None:
             kept = reasons.get((scope, source))
-        elif lease.key.startswith(NAMES):
-            root, name = RootKind.NAME, parse_name_key(lease.key)[1]
+        elif lease.key.startswith(keys.NAMES):
+            root, name = RootKind.NAME, keys.parse_name_key(lease.key)[1]
         else:
-            root, name = RootKind.PIN, parse_pin_key(lease.key)
+            root, name = RootKind.PIN, keys.parse_pin_key(lease.key)
         path = KeyPath(
             root=root,
             scope=scope,

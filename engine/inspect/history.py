@@ -20,16 +20,7 @@ from engine.records.roots import read_pins
 from engine.runtime import NO_PROGRESS, Progress, read_now_ms
 from index.display import DisplayMixin, count, iso_time, printable, shortened
 from index.errors import FormatError
-from index.plan.commits import (
-    NOTHING_VOUCHES,
-    Commit,
-    LogListing,
-    check_dense,
-    commit_of,
-    commit_of_name,
-    find_late,
-    is_closed,
-)
+from index.plan import commits
 from index.snapshot.contents import SnapshotShare, measure_share
 from index.snapshot.keys import boundary_key, commit_key
 from index.snapshot.model import (
@@ -69,7 +60,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     state: State
     # None: it cannot be read, and no name has what it had.
-    commit: Commit | None
+    commit: commits.Commit | None
     # What its new stores brought, and what they and the carried over ones took over; None: nobody has looked, or an
     # index of it cannot be read, as of a closed one.
     share: SnapshotShare | None = None
@@ -180,7 +171,7 @@ async def _read_entries(store: BlobStore, scope: Scope, entries_max: int, since_
     found = [await noted.read(boundary_key(scope, n), read_boundary(store, scope, n)) for n in listing.boundaries]
     boundaries = [boundary for boundary in found if boundary is not None]
     if not noted.unreadable:
-        check_dense(listing, boundaries)
+        commits.check_dense(listing, boundaries)
 
     async def read_one(number: int) -> CommitRecord | str:
         try:
@@ -191,7 +182,7 @@ async def _read_entries(store: BlobStore, scope: Scope, entries_max: int, since_
     entries: list[HistoryEntry] = []
     records: dict[int, CommitRecord] = {}
     vouched: frozenset[CommitPointer] = frozenset()
-    newer: Commit | None = None
+    newer: commits.Commit | None = None
     is_over = False
     newest_first = [number for number, _ in reversed(listing.records)]
     while not is_over and len(entries) < min(entries_max, len(newest_first)):
@@ -199,7 +190,7 @@ async def _read_entries(store: BlobStore, scope: Scope, entries_max: int, since_
         read = await map_bounded(read_one, numbers, in_flight_max=READS_IN_FLIGHT_MAX)
         records |= {record.number: record for record in read if isinstance(record, CommitRecord)}
         vouched |= await read_vouched(store, listing, records, boundaries)
-        late = {record.pointer for record in find_late(listing, records, boundaries)} - vouched
+        late = {record.pointer for record in commits.find_late(listing, records, boundaries)} - vouched
         for number, record in zip(numbers, read, strict=True):
             entry = _entry_of(number, record, listing, boundaries, late=late, newer=newer)
             if is_over := _is_before(entry, since_ms):
@@ -221,21 +212,21 @@ def _is_before(entry: HistoryEntry, since_ms: int | None) -> bool:
 def _entry_of(
     number: int,
     record: CommitRecord | str,
-    listing: LogListing,
+    listing: commits.LogListing,
     boundaries: Iterable[Boundary],
     *,
     late: Collection[CommitPointer],
-    newer: Commit | None,
+    newer: commits.Commit | None,
 ) -> HistoryEntry:
     if isinstance(record, str):
         return HistoryEntry(number=number, state=State.DAMAGED, commit=None, problem=record)
     state, problem = State.OPEN, ""
-    if is_closed(record.pointer, boundaries):
+    if commits.is_closed(record.pointer, boundaries):
         state = State.CLOSED
     elif record.pointer in late:
-        state, problem = State.VOID, NOTHING_VOUCHES
+        state, problem = State.VOID, commits.NOTHING_VOUCHES
     # Nobody says when a void record was created.
-    commit = commit_of(record, listing.created_at_ms(number) or 0, None if record.pointer in late else newer)
+    commit = commits.commit_of(record, listing.created_at_ms(number) or 0, None if record.pointer in late else newer)
     return HistoryEntry(number=number, state=state, commit=commit, problem=problem)
 
 
@@ -250,9 +241,9 @@ def _with_named(log: _Read, names: Iterable[NameRecord], entries_max: int, since
             continue
         unreadable = next((n for n, e in enumerate(entries) if e.number == number and e.commit is None), None)
         if unreadable is not None:
-            entries[unreadable] = msgspec.structs.replace(entries[unreadable], commit=commit_of_name(name))
+            entries[unreadable] = msgspec.structs.replace(entries[unreadable], commit=commits.commit_of_name(name))
             continue
-        entry = HistoryEntry(number=number, state=State.NAMED, commit=commit_of_name(name))
+        entry = HistoryEntry(number=number, state=State.NAMED, commit=commits.commit_of_name(name))
         is_in_range = not log.older_count or number > last
         if is_in_range and len(entries) < entries_max and not _is_before(entry, since_ms):
             entries.append(entry)

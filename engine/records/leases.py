@@ -31,17 +31,8 @@ from engine.errors import (
     UsageError,
     restated,
 )
+from engine.records import log
 from engine.records.indexes import settle_record
-from engine.records.log import (
-    Noted,
-    Unreadable,
-    check_consistent_lists,
-    list_log,
-    read_boundaries,
-    read_record,
-    repeat_reading,
-    repository_created_ms,
-)
 from engine.runtime import Runtime
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.commits import Commit, Naming, choose_naming, is_closed
@@ -54,13 +45,13 @@ RENEWALS_PER_DURATION: Final = 3
 # ---------------------------------------------------------------------- names
 
 
-async def list_names(store: BlobStore, scope: Scope, noted: Noted | None = None) -> tuple[NameRecord, ...]:
+async def list_names(store: BlobStore, scope: Scope, noted: log.Noted | None = None) -> tuple[NameRecord, ...]:
     """Return every name of a scope that holds, sorted: not released, and written in time (design 0002, D5).
 
     One that cannot be read is passed over, and noted. Requests: one LIST per 1,000 namings, one GET for each.
     """
     by_name: defaultdict[str, list[Naming]] = defaultdict(list)
-    for naming in await list_namings(store, noted or Noted(), names_prefix(scope)):
+    for naming in await list_namings(store, noted or log.Noted(), names_prefix(scope)):
         by_name[naming.record.name].append(naming)
     chosen = [choose_naming(namings) for _, namings in sorted(by_name.items())]
     return tuple(naming.record for naming in chosen if naming is not None)
@@ -77,7 +68,7 @@ async def read_name(store: BlobStore, scope: Scope, name: str) -> NameRecord:
 
 async def read_namings(store: BlobStore, scope: Scope, name: str) -> tuple[Naming, ...]:
     """Read every record of a name, released and void ones too: one LIST, and a GET for each, mostly one."""
-    noted = Noted()
+    noted = log.Noted()
     namings = await list_namings(store, noted, name_prefix(scope, name))
     for one in noted.unreadable:
         if isinstance(one.error, UnknownFormatError):
@@ -111,13 +102,13 @@ async def read_first_name(store: BlobStore, key: str) -> NameRecord | None:
     Its writer may have put it twice, so that it cannot be believed as others are.
     """
     try:
-        record = await read_record(store, key, decode_name)
+        record = await log.read_record(store, key, decode_name)
     except (BlobNotFoundError, FormatError, InvalidRequestError):
         return None
     return record if key == name_prefix(record.scope, record.name).rstrip("/") else None
 
 
-async def list_namings(store: BlobStore, noted: Noted, prefix: str = NAMES) -> tuple[Naming, ...]:
+async def list_namings(store: BlobStore, noted: log.Noted, prefix: str = NAMES) -> tuple[Naming, ...]:
     """Return every record of every name below a prefix; what cannot be read, and foreign keys, are noted."""
     namings: list[Naming] = []
     async for blob in list_blobs(store, prefix):
@@ -134,10 +125,10 @@ async def list_namings(store: BlobStore, noted: Noted, prefix: str = NAMES) -> t
                 subject=blob.key,
                 hint="name that commit once more with `tidemark name`, then remove this with `tidemark discard`",
             )
-            noted.unreadable.append(Unreadable(key=blob.key, error=error))
+            noted.unreadable.append(log.Unreadable(key=blob.key, error=error))
             continue
         try:
-            record = await noted.read(blob.key, read_record(store, blob.key, decode_name))
+            record = await noted.read(blob.key, log.read_record(store, blob.key, decode_name))
         except BlobNotFoundError:
             continue  # released, and collected since the listing
         if record is not None:
@@ -145,7 +136,7 @@ async def list_namings(store: BlobStore, noted: Noted, prefix: str = NAMES) -> t
     if all(n.record.released or n.is_live for n in namings):
         return tuple(namings)
     # One is late: it holds all the same where it was copied with the whole repository.
-    created_at_ms = await repository_created_ms(store)
+    created_at_ms = await log.repository_created_ms(store)
     return tuple(msgspec.structs.replace(n, repository_created_at_ms=created_at_ms) for n in namings)
 
 
@@ -225,7 +216,7 @@ async def hold_pin(
         UnsafeStoreError: The pin is required, and a record that rests on it would not be safe in this store.
     """
     if required:
-        check_consistent_lists(store, purpose)
+        log.check_consistent_lists(store, purpose)
     pin = Pin(
         id=runtime.session(),
         scope=commit.scope,
@@ -271,11 +262,11 @@ async def check_open(store: BlobStore, commit: Commit) -> None:
         return
 
     async def is_over() -> bool:
-        listing = await list_log(store, commit.scope, from_number=commit.pointer.number)
-        boundaries = await read_boundaries(store, listing)
+        listing = await log.list_log(store, commit.scope, from_number=commit.pointer.number)
+        boundaries = await log.read_boundaries(store, listing)
         return is_closed(commit.pointer, boundaries) or listing.created_at_ms(commit.pointer.number) is None
 
-    if await repeat_reading(is_over, operation="pin", subject=str(commit.scope)):
+    if await log.repeat_reading(is_over, operation="pin", subject=str(commit.scope)):
         raise CollectedError(
             f"commit {commit.pointer.number} was collected meanwhile", operation="pin", subject=str(commit.scope)
         )

@@ -30,16 +30,8 @@ from index.plan.commits import (
     listing_of,
     valid_commits,
 )
+from index.snapshot import keys
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit, decode_repository, encode_record
-from index.snapshot.keys import (
-    LOG,
-    REPOSITORY,
-    boundary_key,
-    commit_key,
-    log_prefix,
-    log_start_after,
-    parse_log_key,
-)
 from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Scope
 
 # A collection may run beside a reader; it moves the log at most once per run, so a few new attempts always suffice.
@@ -146,7 +138,7 @@ async def read_record(store: BlobStore, key: str, decode: Decode[Loaded]) -> Loa
 
 async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitRecord:
     """Read one commit record; errors as `read_record`, `FormatError` also for one of another scope or number."""
-    key = commit_key(scope, number)
+    key = keys.commit_key(scope, number)
     record = await read_record(store, key, decode_commit)
     if record.scope != scope or record.number != number:
         raise IndexInvariantError(f"says that it is record {record.number} of {record.scope}", subject=key)
@@ -155,7 +147,7 @@ async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitReco
 
 async def read_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary:
     """Read one boundary; errors as `read_commit`."""
-    key = boundary_key(scope, number)
+    key = keys.boundary_key(scope, number)
     boundary = await read_record(store, key, decode_boundary)
     if boundary.scope != scope or boundary.number != number:
         raise IndexInvariantError(f"says that it is boundary {boundary.number} of {boundary.scope}", subject=key)
@@ -181,7 +173,7 @@ async def put_boundary(store: BlobStore, boundary: Boundary, *, operation: str, 
         StoreUnavailableError: The store failed, and the boundary may be there all the same, or arrive later.
         StoreError: As the store says: it was refused, and is not there.
     """
-    key = boundary_key(boundary.scope, boundary.number)
+    key = keys.boundary_key(boundary.scope, boundary.number)
     try:
         return await store.put_if_absent(key, BytesBody(encode_record(boundary)))
     except REFUSALS:
@@ -192,10 +184,9 @@ async def put_boundary(store: BlobStore, boundary: Boundary, *, operation: str, 
 
 async def list_log(store: BlobStore, scope: Scope, *, from_number: int = 0) -> LogListing:
     """List records and boundaries of a scope from a number on: one LIST per 1,000 of them."""
-    entries = [
-        (blob.key, blob.created_at_ms)
-        async for blob in list_blobs(store, log_prefix(scope), start_after=log_start_after(scope, from_number))
-    ]
+    start_after = keys.log_start_after(scope, from_number)
+    listed = list_blobs(store, keys.log_prefix(scope), start_after=start_after)
+    entries = [(blob.key, blob.created_at_ms) async for blob in listed]
     return listing_of(scope, entries)
 
 
@@ -203,9 +194,9 @@ async def list_all_logs(store: BlobStore, noted: Noted | None = None) -> tuple[L
     """Return the logs of all scopes, from one LIST per 1,000 keys; foreign keys are passed over, and noted."""
     noted = noted or Noted()
     by_scope: defaultdict[Scope, list[tuple[str, int]]] = defaultdict(list)
-    async for blob in list_blobs(store, LOG):
+    async for blob in list_blobs(store, keys.LOG):
         try:
-            by_scope[parse_log_key(blob.key).scope].append((blob.key, blob.created_at_ms))
+            by_scope[keys.parse_log_key(blob.key).scope].append((blob.key, blob.created_at_ms))
         except UnsafeNameError:
             noted.foreign.append(blob.key)
     return tuple(listing_of(scope, by_scope[scope]) for scope in sorted(by_scope, key=str))
@@ -225,12 +216,12 @@ async def _note_boundaries(store: BlobStore, listing: LogListing, noted: Noted) 
     """Read the listed boundaries; one that cannot be read and that a newer one supersedes decides nothing."""
     unreadable = Noted()
     found = [
-        await unreadable.read(boundary_key(listing.scope, number), read_boundary(store, listing.scope, number))
+        await unreadable.read(keys.boundary_key(listing.scope, number), read_boundary(store, listing.scope, number))
         for number in listing.boundaries
     ]
     boundaries = tuple(boundary for boundary in found if boundary is not None)
     lost = {number for number, boundary in zip(listing.boundaries, found, strict=True) if boundary is None}
-    superseded = {boundary_key(listing.scope, n) for n in choose_superseded_boundaries(boundaries, lost)}
+    superseded = {keys.boundary_key(listing.scope, n) for n in choose_superseded_boundaries(boundaries, lost)}
     noted.unreadable += [one for one in unreadable.unreadable if one.key not in superseded]
     return boundaries
 
@@ -260,7 +251,7 @@ async def load_log(store: BlobStore, scope: Scope, *, past_damage: bool = False)
         for number, created_at_ms in reversed(listing.records):
             if is_number_closed(number, boundaries):
                 continue  # the log of a forgotten scope may be long
-            record = await noted.read(commit_key(scope, number), read_commit(store, scope, number))
+            record = await noted.read(keys.commit_key(scope, number), read_commit(store, scope, number))
             if record is None:
                 continue
             records[number] = record
@@ -300,7 +291,7 @@ async def read_scope(
         check_dense(listing, boundaries)
 
     async def read(number: int) -> CommitRecord | None:
-        key = commit_key(listing.scope, number)
+        key = keys.commit_key(listing.scope, number)
         return known.get(number) or await noted.read(key, read_commit(store, listing.scope, number))
 
     numbers = [number for number, _ in listing.records if not is_number_closed(number, boundaries)]
@@ -331,7 +322,7 @@ async def read_vouched(
     if record is None:
         return frozenset()
     if created_ms := await repository_created_ms(store):
-        repository = await read_record(store, REPOSITORY, decode_repository)
+        repository = await read_record(store, keys.REPOSITORY, decode_repository)
         if lease_began_ms(record, repository) < created_ms:
             indexes = new_indexes_of(record) or tuple(reference.index for reference in record.stores)
             found = [await store.stat(index.key) for index in indexes]
@@ -345,7 +336,7 @@ async def read_vouched(
 
 async def repository_created_ms(store: BlobStore) -> int:
     """Return when the repository record was created here, at the earliest; 0 if it is not there. One STAT."""
-    there = await store.stat(REPOSITORY)
+    there = await store.stat(keys.REPOSITORY)
     return 0 if there is None else there.created_at_ms - store.capabilities.created_late_ms
 
 

@@ -30,17 +30,8 @@ from index.plan.collect import (
     plan_scope,
 )
 from index.plan.commits import NOTHING_VOUCHES, Commit, Naming, RetentionPolicy, choose_superseded_boundaries
+from index.snapshot import keys
 from index.snapshot.codec import decode_pin
-from index.snapshot.keys import (
-    PINS,
-    KeyRange,
-    boundary_key,
-    choose_list_ranges,
-    commit_key,
-    is_pin_key,
-    parse_name_key,
-    parse_upload_key,
-)
 from index.snapshot.model import (
     PIN_DURATION_MS,
     Boundary,
@@ -178,8 +169,8 @@ async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int,
     One that cannot be read is noted: it may keep anything until it is older than any pin lasts.
     """
     leases: list[Lease] = []
-    async for blob in list_blobs(store, PINS):
-        if not is_pin_key(blob.key):
+    async for blob in list_blobs(store, keys.PINS):
+        if not keys.is_pin_key(blob.key):
             noted.foreign.append(blob.key)
             continue
         try:
@@ -276,12 +267,12 @@ def plan_log_deletes(
             continue
         boundaries = (*log.boundaries, *(b for b in planned if b.scope == scope))
         records += [
-            PlannedDelete(commit_key(scope, number), DeleteReason.CLOSED_COMMIT)
+            PlannedDelete(keys.commit_key(scope, number), DeleteReason.CLOSED_COMMIT)
             for number in choose_closed_records(log.listing, log.records, boundaries)
         ]
         unread = frozenset(log.listing.boundaries).difference(b.number for b in boundaries)
         others += [
-            PlannedDelete(boundary_key(scope, number), DeleteReason.SUPERSEDED_BOUNDARY)
+            PlannedDelete(keys.boundary_key(scope, number), DeleteReason.SUPERSEDED_BOUNDARY)
             for number in choose_superseded_boundaries(boundaries, unread)
         ]
     others += [PlannedDelete(key, DeleteReason.EXPIRED_PIN) for key in roots.outlived]
@@ -305,7 +296,7 @@ async def list_prefix(store: BlobStore, prefix: str, take: Callable[[BlobInfo], 
     if not first.truncated:
         return taken
 
-    async def list_range(part: KeyRange) -> list[Taken]:
+    async def list_range(part: keys.KeyRange) -> list[Taken]:
         found: list[Taken] = []
         async with aclosing(list_blobs(store, prefix, start_after=part.after)) as blobs:
             async for blob in blobs:
@@ -314,7 +305,7 @@ async def list_prefix(store: BlobStore, prefix: str, take: Callable[[BlobInfo], 
                 found.append(take(blob))
         return found
 
-    ranges = choose_list_ranges(prefix, first.blobs[-1].key)
+    ranges = keys.choose_list_ranges(prefix, first.blobs[-1].key)
     for found in await map_bounded(list_range, ranges, in_flight_max=IN_FLIGHT_MAX):
         taken += found
     return taken
@@ -368,17 +359,17 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
     everything = False
     for one in roots.unreadable:
         try:
-            scopes.add(parse_name_key(one.key)[0])
+            scopes.add(keys.parse_name_key(one.key)[0])
         except UnsafeNameError:
             everything = True  # a pin's key does not say whose it is
     for log in roots.logs:
         scope = log.listing.scope
         if log.is_adrift:
-            reasons[commit_key(scope, log.void[-1].number)] = NOTHING_VOUCHES
+            reasons[keys.commit_key(scope, log.void[-1].number)] = NOTHING_VOUCHES
         # A void record says nothing about a fork that came after it.
         lowest = min((commit.record.number for commit in log.commits), default=log.listing.newest_number + 1)
         unread = {one.key for one in log.unreadable}
-        everything |= any(commit_key(scope, n) in unread and n < lowest for n, _ in log.listing.records)
+        everything |= any(keys.commit_key(scope, n) in unread and n < lowest for n, _ in log.listing.records)
     stores: defaultdict[Scope, list[StoreReference]] = defaultdict(list)
     for log in roots.logs:
         for record in log.records.values():
@@ -386,7 +377,7 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
     for lease in (*roots.names, *roots.pins):
         stores[lease.scope] += lease.stores
     scopes |= {scope for scope, held in stores.items() if any(s.index in broken for s in held)}
-    covered = set(scopes) | {parse_upload_key(reference.key).scope for reference in broken}
+    covered = set(scopes) | {keys.parse_upload_key(reference.key).scope for reference in broken}
     for scope in scopes:
         readable = [s for s in stores[scope] if s.index not in broken]
         found = await _scopes_of(store, {s.index for s in readable})
@@ -412,7 +403,7 @@ async def _scopes_of(store: BlobStore, references: Iterable[IndexReference]) -> 
             snapshot = await read_stored_snapshot(store, reference)
         except (DamagedError, FormatError):
             return frozenset()
-        return frozenset(parse_upload_key(key).scope for key in snapshot.kept_keys)
+        return frozenset(keys.parse_upload_key(key).scope for key in snapshot.kept_keys)
 
     ordered = sorted(references, key=lambda r: r.key)
     return frozenset().union(*await map_bounded(read, ordered, in_flight_max=IN_FLIGHT_MAX))

@@ -19,19 +19,8 @@ from blobstore.errors import (
 )
 from engine.errors import DamagedError
 from engine.local.scan import DIR_FLAGS
+from engine.restore import write
 from engine.restore.staging import target_errors
-from engine.restore.write import (
-    FilePlace,
-    OwnerPolicy,
-    PackWriter,
-    WrittenFile,
-    copy_file,
-    copy_small_files,
-    create_file,
-    link_file,
-    seal_file,
-    write_files,
-)
 from engine.runtime import NO_PROGRESS, Progress
 from engine.settings import TransferSettings
 from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, ReusedFile, plan_restore
@@ -92,15 +81,15 @@ class Downloader(msgspec.Struct, kw_only=True):
     root: int
     # Descriptor of the directory whose files are reused; -1 if there is none.
     source: int = -1
-    owners: OwnerPolicy = OwnerPolicy.IGNORE
+    owners: write.OwnerPolicy = write.OwnerPolicy.IGNORE
     settings: TransferSettings
     progress: Progress = NO_PROGRESS
     # May be shared with other downloads at the same time.
     budget: ByteBudget
 
     # What became of it: all files, and those that are second names of files of the old directory.
-    written: list[WrittenFile] = msgspec.field(default_factory=list)
-    linked: list[WrittenFile] = msgspec.field(default_factory=list)
+    written: list[write.WrittenFile] = msgspec.field(default_factory=list)
+    linked: list[write.WrittenFile] = msgspec.field(default_factory=list)
     files_fetched: int = 0
     # As asked of the store: dead bytes of packs and second fetches count.
     bytes_fetched: int = 0
@@ -147,12 +136,12 @@ class Downloader(msgspec.Struct, kw_only=True):
     async def _write_whole(self, files: Sequence[RestoredFile]) -> None:
         pieces = [(file, file.entry.inline or b"") for file in files]
         with target_errors(self.target):
-            written = await run_blocking(write_files, self.root, pieces, self.owners)
+            written = await run_blocking(write.write_files, self.root, pieces, self.owners)
         self.written.extend(written)
         self.progress.add(files=len(files), bytes_=sum(file.size_bytes for file in files))
 
     async def _link(self, files: Sequence[ReusedFile]) -> None:
-        linked = await run_blocking(lambda: [link_file(self.root, self.source, file) for file in files])
+        linked = await run_blocking(lambda: [write.link_file(self.root, self.source, file) for file in files])
         for reused, written in zip(files, linked, strict=True):
             if written is None:
                 await self._copy(reused)
@@ -162,7 +151,7 @@ class Downloader(msgspec.Struct, kw_only=True):
 
     async def _copy(self, reused: ReusedFile) -> None:
         with target_errors(self.target):
-            written = await run_blocking(copy_file, self.root, self.source, reused, self.owners)
+            written = await run_blocking(write.copy_file, self.root, self.source, reused, self.owners)
         if written is not None:
             self._reused(written)
         else:
@@ -171,7 +160,7 @@ class Downloader(msgspec.Struct, kw_only=True):
     async def _copy_small(self, files: Sequence[ReusedFile]) -> None:
         async with self.budget.hold(sum(file.target.size_bytes for file in files)):
             with target_errors(self.target):
-                copied, broken = await run_blocking(copy_small_files, self.root, self.source, files, self.owners)
+                copied, broken = await run_blocking(write.copy_small_files, self.root, self.source, files, self.owners)
         for written in copied:
             self._reused(written)
         for reused in broken:
@@ -189,7 +178,7 @@ class Downloader(msgspec.Struct, kw_only=True):
         async def fetch(*, fresh: bool) -> bool:
             nonlocal wrong
             store = self._counted(run.files[0], run.size_bytes)
-            writer = PackWriter(self.root, run, wrong, self.owners)
+            writer = write.PackWriter(self.root, run, wrong, self.owners)
             try:
                 await self._read_run(store, run, writer, fresh=fresh)
             except (BlobCorruptError, InvalidRequestError):
@@ -208,7 +197,7 @@ class Downloader(msgspec.Struct, kw_only=True):
 
         await fetch_right(fetch, lambda reason: self._damaged(wrong[0], run.key, reason))
 
-    async def _read_run(self, store: BlobStore, run: FetchedRun, writer: PackWriter, *, fresh: bool) -> None:
+    async def _read_run(self, store: BlobStore, run: FetchedRun, writer: write.PackWriter, *, fresh: bool) -> None:
         """Give a range to its writer, and sync what is right even if it broke off."""
         async with self.budget.hold(2 * self.settings.chunk_bytes):
             with target_errors(self.target):
@@ -232,7 +221,7 @@ class Downloader(msgspec.Struct, kw_only=True):
         stream.blobs_left -= 1
         if stream.blobs_left == 0:
             with target_errors(self.target):
-                self.written.append(await run_blocking(seal_file, stream.descriptor, file, self.owners))
+                self.written.append(await run_blocking(write.seal_file, stream.descriptor, file, self.owners))
             self.streams.remove(stream)
             os.close(stream.descriptor)
             self.files_fetched += 1
@@ -240,12 +229,12 @@ class Downloader(msgspec.Struct, kw_only=True):
 
     def _open(self, stream: _Stream) -> None:
         """Make the file. In the thread itself it is noted as open: a cancelled caller would never hear of it."""
-        stream.descriptor = create_file(self.root, stream.file)
+        stream.descriptor = write.create_file(self.root, stream.file)
         self.streams.add(stream)
 
     async def _stream(self, stream: _Stream, blob: FileBlob, *, fresh: bool) -> bool:
         """Write a blob's bytes as they come; return whether they were right."""
-        place = FilePlace(stream.descriptor, blob.file_offset_bytes, size_bytes_max=blob.size_bytes)
+        place = write.FilePlace(stream.descriptor, blob.file_offset_bytes, size_bytes_max=blob.size_bytes)
         store = self._counted(stream.file, blob.size_bytes)
         with target_errors(self.target):
             await store.read_into(
@@ -254,7 +243,7 @@ class Downloader(msgspec.Struct, kw_only=True):
         # The hash of a file's only blob is the file's.
         return place.hasher.blake3 == (blob.blake3 or stream.file.entry.blake3)
 
-    def _reused(self, written: WrittenFile) -> None:
+    def _reused(self, written: write.WrittenFile) -> None:
         self.written.append(written)
         self.files_reused += 1
         self.bytes_reused += written.file.size_bytes

@@ -27,17 +27,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
-from engine.checkpoint.backup import (
-    OPERATION,
-    BackupChoice,
-    CheckpointBackupPlan,
-    CheckpointBackupResult,
-    StoreBackup,
-    StoreToBackUp,
-    backup_store,
-    opened_checkpoint,
-    run_backup,
-)
+from engine.checkpoint import backup
 from engine.checkpoint.check import check_logs, finish_check
 from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
@@ -49,20 +39,9 @@ from engine.checkpoint.targets import DirectoryTarget, ObjectTarget, files_below
 from engine.errors import ConflictError, DamagedError, EngineError, SourceChangedError, UnsafeSourceError
 from engine.repository.repository import Repository
 from engine.runtime import Runtime, Stopwatch
+from engine.spark import spread
 from engine.spark.access import SparkOptions, absolute, open_on_driver
 from engine.spark.errors import TaskFailedError, decode_error
-from engine.spark.spread import (
-    CarryOut,
-    StoreOutcome,
-    StoresTask,
-    StoreWork,
-    default_partitions,
-    evaluate,
-    placed_work,
-    spread,
-    when_free,
-    works_of,
-)
 from engine.state.checkpoint_dir import CheckpointDir, store_url
 from index.errors import FormatError, UnknownFormatError, VersionMissingError
 from index.snapshot.model import Scope, StoreReference
@@ -73,13 +52,15 @@ _ERRORS_SHOWN_MAX: Final = 3
 
 def _carry_out(
     spark: SparkSession,
-    task: StoresTask,
+    task: spread.StoresTask,
     stores: Iterable[tuple[StoreId, StoreReference | None]],
     partitions_max: int | None,
-) -> list[StoreOutcome]:
-    work = [StoreWork(task=of.task, store=of.store, path=of.path, reference=reference) for of, reference in stores]
-    rows = spread(spark, task, work, partitions_max).toArrow().to_pylist() if work else []
-    return [StoreOutcome(**row) for row in rows]
+) -> list[spread.StoreOutcome]:
+    work = [
+        spread.StoreWork(task=of.task, store=of.store, path=of.path, reference=reference) for of, reference in stores
+    ]
+    rows = spread.spread(spark, task, work, partitions_max).toArrow().to_pylist() if work else []
+    return [spread.StoreOutcome(**row) for row in rows]
 
 
 def _first_of(errors: Sequence[str]) -> str:
@@ -112,24 +93,24 @@ _HINTS: Final[dict[type[EngineError], str]] = {
 }
 
 
-class BackupLiveStores(StoresTask, frozen=True, kw_only=True):
+class BackupLiveStores(spread.StoresTask, frozen=True, kw_only=True):
     """Backs up the stores of a partition."""
 
     checkpoint: str
     # By task and store.
-    stores: dict[tuple[str, str], StoreToBackUp]
-    choice: BackupChoice
+    stores: dict[tuple[str, str], backup.StoreToBackUp]
+    choice: backup.BackupChoice
 
     @override
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[CarryOut]:
-        async with opened_checkpoint(self.checkpoint, self.choice.checkpoint_settings) as root:
+    async def opened(self) -> AsyncIterator[spread.CarryOut]:
+        async with backup.opened_checkpoint(self.checkpoint, self.choice.checkpoint_settings) as root:
             yield lambda repository, work: self.back_up(repository, root, work)
 
-    async def back_up(self, repository: Repository, root: CheckpointDir, work: StoreWork) -> StoreOutcome:
-        done = await backup_store(repository, root, self.scope, self.stores[work.task, work.store], self.choice)
+    async def back_up(self, repository: Repository, root: CheckpointDir, work: spread.StoreWork) -> spread.StoreOutcome:
+        done = await backup.backup_store(repository, root, self.scope, self.stores[work.task, work.store], self.choice)
         stats = done.result.stats
-        return StoreOutcome(
+        return spread.StoreOutcome(
             files=stats.files_total,
             bytes_moved=stats.bytes_uploaded,
             bytes_kept=stats.bytes_retained,
@@ -141,10 +122,10 @@ def backup_checkpoint(
     spark: SparkSession,
     url: str,
     checkpoint: str | Path,
-    choice: BackupChoice | None = None,
+    choice: backup.BackupChoice | None = None,
     *,
     options: SparkOptions | None = None,
-) -> CheckpointBackupResult:
+) -> backup.CheckpointBackupResult:
     """Back up a checkpoint, its stores spread over the executors by their bytes.
 
     Args:
@@ -158,19 +139,19 @@ def backup_checkpoint(
         that is gone an UnsafeSourceError, and what else a store fails with a TaskFailedError.
     """
     location = absolute(checkpoint)
-    asked = choice or BackupChoice()
+    asked = choice or backup.BackupChoice()
     options = options or SparkOptions()
     repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
 
-    def back_up_stores(plan: CheckpointBackupPlan) -> Sequence[StoreBackup]:
+    def back_up_stores(plan: backup.CheckpointBackupPlan) -> Sequence[backup.StoreBackup]:
         stores = {(item.store.id.task, item.store.id.store): item for item in plan.stores}
         task = BackupLiveStores(access=access, scope=plan.scope, checkpoint=location, stores=stores, choice=asked)
         bases = [(item.store.id, item.base) for item in plan.stores]
         return _backups(_carry_out(spark, task, bases, options.partitions_max), location)
 
-    with repository, repository.inside(opened_checkpoint(location, asked.checkpoint_settings)) as root:
+    with repository, repository.inside(backup.opened_checkpoint(location, asked.checkpoint_settings)) as root:
         return repository.loop.run(
-            run_backup(
+            backup.run_backup(
                 repository.asynchronous,
                 root,
                 lambda plan: asyncio.to_thread(back_up_stores, plan),
@@ -180,7 +161,7 @@ def backup_checkpoint(
         )
 
 
-def _backups(outcomes: Sequence[StoreOutcome], location: str) -> tuple[StoreBackup, ...]:
+def _backups(outcomes: Sequence[spread.StoreOutcome], location: str) -> tuple[backup.StoreBackup, ...]:
     """Decode the results of all stores, or raise what is wrong with some."""
     failed: dict[type[Exception], list[str]] = {}
     for outcome in outcomes:
@@ -191,10 +172,10 @@ def _backups(outcomes: Sequence[StoreOutcome], location: str) -> tuple[StoreBack
             failed.setdefault(kind, []).append(message)
     for raised, hint in _HINTS.items():
         if raised in failed:
-            raise raised(_first_of(failed[raised]), operation=OPERATION, subject=location, hint=hint)
+            raise raised(_first_of(failed[raised]), operation=backup.OPERATION, subject=location, hint=hint)
     if failed:
-        raise StoreUnavailableError(_first_of(failed[StoreUnavailableError]), operation=OPERATION, key=location)
-    return tuple(msgspec.msgpack.decode(outcome.result, type=StoreBackup) for outcome in outcomes)
+        raise StoreUnavailableError(_first_of(failed[StoreUnavailableError]), operation=backup.OPERATION, key=location)
+    return tuple(msgspec.msgpack.decode(outcome.result, type=backup.StoreBackup) for outcome in outcomes)
 
 
 def _message(error: Exception, path: str, location: str) -> str:
@@ -208,7 +189,7 @@ def _message(error: Exception, path: str, location: str) -> str:
 _INCOMPLETE_HINT: Final = "where something is missing, `--or-newest-complete` takes the newest backup that is whole"
 
 
-class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
+class RestoreCheckpointStores(spread.StoresTask, frozen=True, kw_only=True):
     """Restores the stores of a partition, each below a directory or below the URL of a prefix."""
 
     # Where the checkpoint is gathered if that is a directory, else where it is published.
@@ -221,19 +202,19 @@ class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
     wanted: dict[tuple[str, str], StoreToRestore]
 
     @override
-    async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
+    async def carry_out(self, repository: Repository, work: spread.StoreWork) -> spread.StoreOutcome:
         item = self.wanted[work.task, work.store]
         if self.is_directory:
             restored = await self._restore(repository, item, Path(self.root, item.id.path))
         else:
             restored = await self._publish(repository, item)
-        return StoreOutcome(
+        return spread.StoreOutcome(
             files=restored.files, bytes_moved=restored.bytes_fetched, result=msgspec.msgpack.encode(restored)
         )
 
     async def _restore(self, repository: Repository, item: StoreToRestore, target: Path) -> StoreRestored:
         # Spark may have lost an attempt that had come to its end: what that left may go.
-        return await when_free(
+        return await spread.when_free(
             lambda: restore_store(
                 repository, item, target, transfer=repository.settings, runtime=Runtime(), replace=True
             )
@@ -246,7 +227,7 @@ class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
             item = msgspec.structs.replace(item, store=msgspec.structs.replace(item.store, settings=unsummed))
         scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
         try:
-            async with opened_checkpoint(self.root, self.target_settings) as directory:
+            async with backup.opened_checkpoint(self.root, self.target_settings) as directory:
                 restored = await self._restore(repository, item, Path(scratch.name, item.id.path))
                 if not self.is_trial:
                     files = await run_blocking(files_below, Path(scratch.name))
@@ -343,13 +324,13 @@ class CheckStores(msgspec.Struct, frozen=True, kw_only=True):
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Check each row of work; return one row for each."""
-        work = works_of(batches, StoreToCheck)
+        work = spread.works_of(batches, StoreToCheck)
         if work:
             rows = [msgspec.msgpack.encode(checked) for checked in asyncio.run(self._check(work))]
             yield pa.record_batch([pa.array(rows, pa.binary())], ["checked"])
 
     async def _check(self, work: list[StoreToCheck]) -> list[StoreChecked]:
-        async with opened_checkpoint(self.location, self.settings) as root:
+        async with backup.opened_checkpoint(self.location, self.settings) as root:
             return await map_bounded(
                 lambda store: check_store(root, store, scratch=self.scratch, level=self.level),
                 work,
@@ -382,7 +363,7 @@ def check_checkpoint(
     # A notebook has an event loop of its own.
     loop = LoopThread()
     try:
-        return loop.run(_check(spark, task, partitions_max or default_partitions(spark)))
+        return loop.run(_check(spark, task, partitions_max or spread.default_partitions(spark)))
     finally:
         loop.stop()
 
@@ -395,11 +376,11 @@ async def _check(spark: SparkSession, task: CheckStores, partitions_max: int) ->
             return []
         # Stores of one operator follow each other: dealt out like cards, a large operator is everywhere.
         partitions = [number % min(partitions_max, len(stores)) for number in range(len(stores))]
-        frame = placed_work(spark, stores, partitions).mapInArrow(task, "checked binary")
-        rows = evaluate(frame, "check", task.location).column("checked").to_pylist()
+        frame = spread.placed_work(spark, stores, partitions).mapInArrow(task, "checked binary")
+        rows = spread.evaluate(frame, "check", task.location).column("checked").to_pylist()
         return [msgspec.msgpack.decode(row, type=StoreChecked) for row in rows]
 
-    async with opened_checkpoint(task.location, task.settings) as root:
+    async with backup.opened_checkpoint(task.location, task.settings) as root:
         logs = await check_logs(root)
         checked = await asyncio.to_thread(check_stores, logs.stores)
         return await finish_check(root, logs, checked, level=task.level, watch=watch)

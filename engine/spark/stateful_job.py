@@ -18,19 +18,10 @@ from engine.errors import CommitLostError, DamagedError, UsageError
 from engine.rocksdb.store import RocksDbSettings
 from engine.runtime import Runtime
 from engine.settings import TransferSettings
+from engine.spark import store_task
 from engine.spark.access import open_on_driver
 from engine.spark.errors import PartitioningError, TaskFailedError, last_error
 from engine.spark.spread import PURPOSE, RestoreForRun, StoreWork, frame_of, spread
-from engine.spark.store_task import (
-    RESULT_DDL,
-    TASK_COLUMN,
-    JobRun,
-    ReadStore,
-    ReadTask,
-    TaskReport,
-    UpdateStore,
-    UpdateTask,
-)
 from index.display import DisplayMixin
 from index.plan.commits import Commit
 from index.snapshot.model import Scope, ScopeLayout
@@ -47,7 +38,7 @@ class JobCommit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     commit: Commit
     # One per task that had rows, in the order of tasks; the others' stores were carried over.
-    tasks: tuple[TaskReport, ...]
+    tasks: tuple[store_task.TaskReport, ...]
     seconds: float
     # The version had been committed before: nothing was run.
     repeated: bool = False
@@ -99,7 +90,7 @@ class StatefulJob:
         job: str,
         key_columns: Sequence[str],
         tasks: int,
-        update: UpdateStore,
+        update: store_task.UpdateStore,
         local_root: str | Path,
         options: JobOptions | None = None,
     ) -> None:
@@ -221,7 +212,7 @@ class StatefulJob:
         others = self._other_stores(commit)
         return JobCommit(commit=commit, tasks=reports, seconds=seconds, dropped=dropped, carried_over=others)
 
-    def read(self, spark: SparkSession, function: ReadStore, schema: str) -> DataFrame:
+    def read(self, spark: SparkSession, function: store_task.ReadStore, schema: str) -> DataFrame:
         """Return a DataFrame made from every store at the newest commit, task by task.
 
         It is lazy and may be evaluated often: it stays with the commit that was the newest at this call. That commit
@@ -238,7 +229,7 @@ class StatefulJob:
         commit = self.latest()
         if commit is not None:
             self._pin(commit)
-        task = ReadTask(run=self._begin_run(commit), read=function)
+        task = store_task.ReadTask(run=self._begin_run(commit), read=function)
         names = sorted(task.run.bases)
         numbers = pa.array(range(len(names)), pa.int32())
         work = frame_of(spark, pa.table({"task": pa.array(names, pa.string()), "partition": numbers}))
@@ -270,15 +261,15 @@ class StatefulJob:
         if len(self._pins) > PINS_MAX:
             self._pins.popitem(last=False)[1].close()
 
-    def _attempt_all(self, rows: DataFrame, parent: Commit | None, version: int) -> tuple[TaskReport, ...]:
+    def _attempt_all(self, rows: DataFrame, parent: Commit | None, version: int) -> tuple[store_task.TaskReport, ...]:
         """Run the attempts of all tasks; return one report for each task that has rows."""
-        task = UpdateTask(run=self._begin_run(parent), version=version, update=self._update)
+        task = store_task.UpdateTask(run=self._begin_run(parent), version=version, update=self._update)
         key = sf.pmod(sf.hash(*self._key_columns), sf.lit(self._tasks))
-        placed = rows.withColumn(TASK_COLUMN, key).repartitionById(self._tasks, TASK_COLUMN)
+        placed = rows.withColumn(store_task.TASK_COLUMN, key).repartitionById(self._tasks, store_task.TASK_COLUMN)
         if self._options.order_by:
             placed = placed.sortWithinPartitions(*self._options.order_by)
         try:
-            collected = placed.mapInArrow(task, RESULT_DDL).toArrow()
+            collected = placed.mapInArrow(task, store_task.RESULT_DDL).toArrow()
         except AnalysisException:
             # Not a task but the caller's DataFrame: Spark's own words are the best.
             raise
@@ -290,7 +281,9 @@ class StatefulJob:
                 message = f"commit {newest.pointer.number} was made meanwhile"
                 raise CommitLostError(message, operation="run", subject=str(self.scope)) from error
             raise TaskFailedError(last_error(error), operation="run", subject=str(self.scope)) from error
-        reports = [msgspec.msgpack.decode(data, type=TaskReport) for data in collected.column("report").to_pylist()]
+        reports = [
+            msgspec.msgpack.decode(data, type=store_task.TaskReport) for data in collected.column("report").to_pylist()
+        ]
         reports.sort(key=lambda report: int(report.task))
         if len({report.task for report in reports}) < len(reports):
             raise PartitioningError("a task ran in several partitions", operation="run", subject=str(self.scope))
@@ -301,10 +294,10 @@ class StatefulJob:
         stores = commit.record.stores if commit else ()
         return tuple((s.task, s.store) for s in stores if s.store != self._options.store)
 
-    def _begin_run(self, commit: Commit | None) -> JobRun:
+    def _begin_run(self, commit: Commit | None) -> store_task.JobRun:
         """Make what travels to the tasks of one run; without credentials."""
         stores = commit.record.stores if commit else ()
-        return JobRun(
+        return store_task.JobRun(
             access=self._access,
             scope=self.scope,
             store=self._options.store,
@@ -320,9 +313,9 @@ class StatefulJob:
         """Describe how keys are spread, with the types of key columns: the hash of an int is not that of a bigint."""
         types = dict(rows.dtypes)
         missing = [name for name in self._key_columns if name not in types]
-        if missing or TASK_COLUMN in types:
+        if missing or store_task.TASK_COLUMN in types:
             raise UsageError(
-                f"lack {', '.join(missing)}" if missing else f"have a column {TASK_COLUMN}",
+                f"lack {', '.join(missing)}" if missing else f"have a column {store_task.TASK_COLUMN}",
                 operation="run",
                 subject="rows",
                 hint=f"there are {', '.join(types)}",

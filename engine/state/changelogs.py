@@ -33,20 +33,7 @@ from engine.runtime import Runtime
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir, StateFiles
 from engine.state.compression import Codec, Compressor, decompress_chunks
 from index.snapshot.model import LineageItem
-from index.spark.changelog import (
-    DELETE,
-    DELETE_RANGE,
-    MERGE,
-    PUT,
-    ChangelogDecoder,
-    ChangelogHeader,
-    ChangelogVersion,
-    Record,
-    check_header,
-    encode_end,
-    encode_header,
-    encode_record,
-)
+from index.spark import changelog
 from index.spark.checksums import (
     FILE_CHECKSUM_BYTES_MAX,
     FileChecksum,
@@ -180,9 +167,9 @@ class ChangelogWriter:
     """
 
     def __init__(
-        self, path: Path, codec: Codec, version: ChangelogVersion, lineage: Sequence[LineageItem] = ()
+        self, path: Path, codec: Codec, version: changelog.ChangelogVersion, lineage: Sequence[LineageItem] = ()
     ) -> None:
-        header = encode_header(version, lineage)
+        header = changelog.encode_header(version, lineage)
         self.path = path
         self.records = 0
         self._compressor = Compressor(codec)
@@ -192,9 +179,9 @@ class ChangelogWriter:
         # Unbuffered: what is written is large already.
         self._file = path.open("wb", buffering=0)
 
-    def write(self, record: Record) -> None:
+    def write(self, record: changelog.Record) -> None:
         """Add a record. With row checksums the key of a DELETE begins with its own, as Spark has it."""
-        data = encode_record(self._version, record)
+        data = changelog.encode_record(self._version, record)
         self._check_not_ended()
         self._buffer += data
         self.records += 1
@@ -205,7 +192,7 @@ class ChangelogWriter:
     def finish(self) -> None:
         """Write the rest and the end mark, and close the file. It is not synced."""
         self._check_not_ended()
-        self._buffer += encode_end(self._version)
+        self._buffer += changelog.encode_end(self._version)
         self._write(self._compressor.write(self._buffer) + self._compressor.finish())
         self._ended = True
         self._file.close()
@@ -244,20 +231,20 @@ class ChangelogReader:
         self.path = path
         chunks = iter(lambda: file.read(_CHUNK_BYTES) or b"", b"")
         self._pieces = _slices(decompress_chunks(codec, chunks, subject=path.name))
-        self._decoder = ChangelogDecoder(path.name)
-        self._first: list[Record] = []
+        self._decoder = changelog.ChangelogDecoder(path.name)
+        self._first: list[changelog.Record] = []
         self._finished = False
         while self._decoder.header is None and not self._finished:
             self._first = self._next_records()
 
     @property
-    def header(self) -> ChangelogHeader:
+    def header(self) -> changelog.ChangelogHeader:
         """The part before the records; known as soon as the file is open."""
         header = self._decoder.header
         assert header is not None  # noqa: S101  # a file that ends before its header is known is damaged
         return header
 
-    def __iter__(self) -> Iterator[list[Record]]:
+    def __iter__(self) -> Iterator[list[changelog.Record]]:
         """Iterate over the records in order, some thousands at a time, none twice.
 
         Raises:
@@ -273,7 +260,7 @@ class ChangelogReader:
             if records:
                 yield records
 
-    def _next_records(self) -> list[Record]:
+    def _next_records(self) -> list[changelog.Record]:
         piece = next(self._pieces, None)
         if piece is None:
             self._finished = True
@@ -304,7 +291,7 @@ def open_changelog(path: Path, codec: Codec, of: StateVersion | None = None) -> 
     with path.open("rb", buffering=0) as file:
         reader = ChangelogReader(file, path, codec)
         if of is not None:
-            check_header(reader.header, of, subject=changelog_name(of))
+            changelog.check_header(reader.header, of, subject=changelog_name(of))
         yield reader
 
 
@@ -363,7 +350,7 @@ def replay(
     *,
     before: KeyCounts | None = None,
     is_internal: Callable[[bytes], bool] | None = None,
-    check_row: Callable[[Record], Record] | None = None,
+    check_row: Callable[[changelog.Record], changelog.Record] | None = None,
 ) -> Replayed:
     """Apply changelogs to a store.
 
@@ -469,19 +456,19 @@ class _Target:
         self._batch_bytes = 0
         self.size_bytes = 0
 
-    def take(self, records: list[Record]) -> None:
+    def take(self, records: list[changelog.Record]) -> None:
         values, joined, operands = self._values, self._joined, self._operands
         size_bytes = 0
         for kind, key, value in records:
             size_bytes += len(key) + len(value)
-            if kind == PUT:
+            if kind == changelog.PUT:
                 values[key] = value
-            elif kind == DELETE:
+            elif kind == changelog.DELETE:
                 values[key] = None
-            elif kind == MERGE:
+            elif kind == changelog.MERGE:
                 self._merge(key, value)
                 continue
-            elif kind == DELETE_RANGE:
+            elif kind == changelog.DELETE_RANGE:
                 self.write()
                 if self._counter is not None:
                     self._counter.before_delete_range(key, value)

@@ -17,25 +17,15 @@ from blobstore.concurrency import map_bounded, run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError, TargetError, UnsafeSourceError, UsageError
 from engine.runtime import Runtime
+from engine.state import local_files
 from engine.state.changelogs import fetch_checked, open_changelog, publish_checked, read_checked
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.compression import Codec
-from engine.state.local_files import (
-    ARCHIVE,
-    CapturedFile,
-    StateFileMap,
-    ZipStamp,
-    is_untouched,
-    list_shared,
-    local_path,
-    look_at,
-    remove_all_but,
-    shared_path,
-)
 from engine.state.settings import StateStoreSettings
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, build_state_zip, read_state_zip
 from index.errors import FormatError, VersionMissingError
 from index.snapshot.model import UniqueId
+from index.spark import retention
 from index.spark.lineage import HeaderNeeded, Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata, StoredFile
 from index.spark.names import (
@@ -47,17 +37,6 @@ from index.spark.names import (
     snapshot_name,
     state_name,
     stored_name,
-)
-from index.spark.retention import (
-    BaseNeeded,
-    LocalStateFile,
-    StateListing,
-    choose_oldest_kept,
-    deletion_is_due,
-    find_base,
-    is_stale,
-    plan_deletion,
-    snapshots_to_delete,
 )
 
 _MISSING_HINT: Final = (
@@ -124,7 +103,7 @@ class CapturedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     # In the names of all its new files (N3).
     upload_id: str
-    files: tuple[CapturedFile, ...]
+    files: tuple[local_files.CapturedFile, ...]
     # Without its files.
     metadata: StateMetadata
 
@@ -143,7 +122,7 @@ class StateFileManager:
         # The directory of the state store, or a backup of one, which is read-only.
         self.files = files
         self.settings = settings or StateStoreSettings()
-        self.known = StateFileMap()
+        self.known = local_files.StateFileMap()
         self.last_load = FilesLoaded()
         self._runtime = runtime or Runtime()
         # Lineages of changelogs that were read here. A name with a unique id never gets other bytes.
@@ -153,11 +132,11 @@ class StateFileManager:
 
     async def latest_version(self) -> int:
         """Return the greatest version of a snapshot or a changelog, of whatever id; 0 if there is none. One LIST."""
-        return StateListing.of_names(await self._names()).latest_version
+        return retention.StateListing.of_names(await self._names()).latest_version
 
     async def latest_snapshot_version(self) -> int:
         """Return the greatest version of a snapshot, of whatever id; 0 if there is none. One LIST."""
-        return StateListing.of_names(await self._names()).latest_snapshot_version
+        return retention.StateListing.of_names(await self._names()).latest_snapshot_version
 
     async def resolve(
         self,
@@ -256,20 +235,20 @@ class StateFileManager:
         await run_blocking(_make_hold, directory, kept, state)
         missing = [file for file in wanted if file.local_name not in kept]
 
-        async def fetch(file: StoredFile) -> tuple[StoredFile, LocalStateFile]:
-            path = shared_path(file.stored_name)
-            target = local_path(directory, file.local_name)
+        async def fetch(file: StoredFile) -> tuple[StoredFile, retention.LocalStateFile]:
+            path = local_files.shared_path(file.stored_name)
+            target = local_files.local_path(directory, file.local_name)
             try:
                 await self.files.fetch(path, target, size_bytes=file.size_bytes)
             except BlobNotFoundError as error:
                 hint = "it was deleted while it was needed; an older snapshot may be whole"
                 reason, subject = f"snapshot {base} names it, and it is not there", f"{self.files.location}/{path}"
                 raise DamagedError(reason, operation="load", subject=subject, hint=hint) from error
-            return file, await run_blocking(look_at, target)
+            return file, await run_blocking(local_files.look_at, target)
 
         fetched = await map_bounded(fetch, missing, in_flight_max=self.settings.fetches_max)
         self.known.end_load(base.version, fetched)
-        self.known.remember_named(base, [shared_path(file.stored_name) for file in wanted], None)
+        self.known.remember_named(base, [local_files.shared_path(file.stored_name) for file in wanted], None)
         size_bytes = sum(file.size_bytes for file in missing)
         self.last_load = FilesLoaded(files_fetched=len(missing), files_reused=len(kept), bytes_fetched=size_bytes)
         return state.metadata
@@ -334,7 +313,7 @@ class StateFileManager:
         Raises:
             UnsafeSourceError: A file cannot be read, or is not RocksDB's.
         """
-        local = tuple(map(look_at, list_shared(checkpoint_dir)))
+        local = tuple(map(local_files.look_at, local_files.list_shared(checkpoint_dir)))
         upload_id = self._runtime.unique_id()
         files = self.known.capture(local, version=of.version, upload_id=upload_id)
         return CapturedSnapshot(of=of, directory=checkpoint_dir, upload_id=upload_id, files=files, metadata=metadata)
@@ -368,7 +347,7 @@ class StateFileManager:
         await run_all(put, [file for file in files if not file.is_reused], in_flight_max=puts_max)
         # As late as can be, when what takes long is done: a file that was there at the beginning may be deleted
         # meanwhile.
-        renewed: list[CapturedFile] = []
+        renewed: list[local_files.CapturedFile] = []
         if self.settings.check_stale_files and any(file.is_reused for file in files):
             renewed = await self._renew_stale(directory, captured)
         if renewed:
@@ -388,16 +367,20 @@ class StateFileManager:
             zip_bytes=zip_bytes,
         )
 
-    async def _renew_stale(self, directory: CheckpointDir, captured: CapturedSnapshot) -> list[CapturedFile]:
+    async def _renew_stale(
+        self, directory: CheckpointDir, captured: CapturedSnapshot
+    ) -> list[local_files.CapturedFile]:
         """Give the reused files that another executor may have deleted new names (S4)."""
-        newest = StateListing.of_names(status.name for status in await directory.list()).latest_snapshot_version
-        renewed: list[CapturedFile] = []
+        newest = retention.StateListing.of_names(
+            status.name for status in await directory.list()
+        ).latest_snapshot_version
+        renewed: list[local_files.CapturedFile] = []
         for file in captured.files:
-            used = self.known.newest_use(shared_path(file.stored.stored_name))
-            if file.is_reused and is_stale(used, newest, self.settings.versions_retained_min):
+            used = self.known.newest_use(local_files.shared_path(file.stored.stored_name))
+            if file.is_reused and retention.is_stale(used, newest, self.settings.versions_retained_min):
                 name = stored_name(file.local.name, captured.upload_id)
                 stored = StoredFile(file.local.name, name, file.local.size_bytes)
-                renewed.append(CapturedFile(stored, file.local, is_reused=False))
+                renewed.append(local_files.CapturedFile(stored, file.local, is_reused=False))
         return renewed
 
     async def publish_changelog(self, of: StateVersion, path: Path) -> int:
@@ -435,7 +418,7 @@ def _read_lineage(path: Path, codec: Codec, of: StateVersion) -> Lineage:
         return changelog.header.lineage
 
 
-def named_metadata(captured: CapturedSnapshot, files: Sequence[CapturedFile]) -> StateMetadata:
+def named_metadata(captured: CapturedSnapshot, files: Sequence[local_files.CapturedFile]) -> StateMetadata:
     """Return the metadata of a snapshot, with its files under the names that they have in the store."""
     return msgspec.structs.replace(
         captured.metadata,
@@ -444,14 +427,14 @@ def named_metadata(captured: CapturedSnapshot, files: Sequence[CapturedFile]) ->
     )
 
 
-def _look_for(directory: Path, wanted: Sequence[StoredFile]) -> tuple[LocalStateFile, ...]:
+def _look_for(directory: Path, wanted: Sequence[StoredFile]) -> tuple[retention.LocalStateFile, ...]:
     """Find the wanted files that are in the directory under their names, whatever they are."""
-    found: list[LocalStateFile] = []
+    found: list[retention.LocalStateFile] = []
     for file in wanted:
-        path = local_path(directory, file.local_name)
+        path = local_files.local_path(directory, file.local_name)
         try:
             if path.lstat().st_size == file.size_bytes:
-                found.append(look_at(path))
+                found.append(local_files.look_at(path))
         except (OSError, UnsafeSourceError):
             continue  # it is fetched
     return tuple(found)
@@ -460,23 +443,23 @@ def _look_for(directory: Path, wanted: Sequence[StoredFile]) -> tuple[LocalState
 def _make_hold(directory: Path, kept: frozenset[str], state: StateZip | None = None) -> None:
     """Remove everything from a working directory but SSTs and WALs of these names, and write what the zip has."""
     try:
-        remove_all_but(directory, kept)
+        local_files.remove_all_but(directory, kept)
         if state is not None:
             if state.metadata.log_files:
-                (directory / ARCHIVE).mkdir(exist_ok=True)
+                (directory / local_files.ARCHIVE).mkdir(exist_ok=True)
             for name, content in state.files.items():
                 (directory / name).write_bytes(content)
     except OSError as error:
         raise TargetError(error.strerror or str(error), operation="load", subject=str(directory)) from error
 
 
-async def _put(directory: CheckpointDir, source: Path, file: CapturedFile) -> None:
-    path = local_path(source, file.local.name)
+async def _put(directory: CheckpointDir, source: Path, file: local_files.CapturedFile) -> None:
+    path = local_files.local_path(source, file.local.name)
     try:
-        if not await run_blocking(is_untouched, path, file.local):
+        if not await run_blocking(local_files.is_untouched, path, file.local):
             raise _changed(path, "was written to since it was captured")
         # The name is new and this upload's alone: sent twice, it is the same.
-        size_bytes = await directory.publish(shared_path(file.stored.stored_name), path, overwrite=True)
+        size_bytes = await directory.publish(local_files.shared_path(file.stored.stored_name), path, overwrite=True)
     except OSError as error:
         raise UnsafeSourceError(error.strerror or str(error), operation="snapshot", subject=str(path)) from error
     if size_bytes != file.stored.size_bytes:
@@ -508,7 +491,7 @@ async def delete_old_versions(manager: StateFileManager, *, needed: Resolution |
     """
     directory, known, settings = manager.writable("delete old versions"), manager.known, manager.settings
     retained_min, deleted_max = settings.versions_retained_min, settings.versions_deleted_max
-    if not deletion_is_due(
+    if not retention.deletion_is_due(
         oldest_seen=known.oldest_seen,
         newest_seen=known.newest_seen,
         retained_min=retained_min,
@@ -518,21 +501,23 @@ async def delete_old_versions(manager: StateFileManager, *, needed: Resolution |
     # From before the listing on: what an upload has named that ended since is in no zip that is listed.
     with known.watch_uploads() as uploaded_paths:
         statuses = await directory.list()
-        listing = StateListing.of_names(status.name for status in statuses if not status.is_directory)
-        chosen = choose_oldest_kept(listing, retained_min=retained_min, deleted_max=deleted_max, needed=needed)
-        if isinstance(chosen, BaseNeeded):
+        listing = retention.StateListing.of_names(status.name for status in statuses if not status.is_directory)
+        chosen = retention.choose_oldest_kept(
+            listing, retained_min=retained_min, deleted_max=deleted_max, needed=needed
+        )
+        if isinstance(chosen, retention.BaseNeeded):
             # It asks for a base only where a caller's version is known.
             chosen = 0 if needed is None else await _walk_back(chosen, needed, listing, manager)
-        going = snapshots_to_delete(listing.snapshots, chosen, needed)
+        going = retention.snapshots_to_delete(listing.snapshots, chosen, needed)
         if not going:
             return Deleted()
         # Before the zips are looked at: an upload that ends in between is of files that are younger than what is
         # listed.
         found = [*await directory.list(SSTS), *await directory.list(LOGS)]
         shared = {status.path: status.modified_at_ms for status in found if not status.is_directory}
-        stamps = {status.name: ZipStamp(status.size_bytes, status.modified_at_ms) for status in statuses}
+        stamps = {status.name: local_files.ZipStamp(status.size_bytes, status.modified_at_ms) for status in statuses}
         files_of = await _files_of(manager, {of: stamps[snapshot_name(of)] for of in listing.snapshots}, going, chosen)
-        plan = plan_deletion(listing, files_of, shared, oldest_kept=chosen, needed=needed)
+        plan = retention.plan_deletion(listing, files_of, shared, oldest_kept=chosen, needed=needed)
         if plan is None:
             return Deleted()
         unnamed = known.give_up(plan.unnamed, uploaded_paths)
@@ -555,7 +540,9 @@ async def delete_old_versions(manager: StateFileManager, *, needed: Resolution |
     )
 
 
-async def _walk_back(wanted: BaseNeeded, needed: Resolution, listing: StateListing, manager: StateFileManager) -> int:
+async def _walk_back(
+    wanted: retention.BaseNeeded, needed: Resolution, listing: retention.StateListing, manager: StateFileManager
+) -> int:
     """Find the base of an older version by headers (G7); 0, so that nothing goes, if they do not lead there."""
     present = Present(frozenset(listing.snapshots), frozenset(listing.changelogs))
     # What the caller knows needs no reading.
@@ -563,7 +550,7 @@ async def _walk_back(wanted: BaseNeeded, needed: Resolution, listing: StateListi
     present = present.with_headers({of: needed.lineage[:at] for at, of in enumerate(versions) if at})
     try:
         answer = await resolve_with(
-            lambda present: find_base(wanted, needed.target, present), present, manager.read_header
+            lambda present: retention.find_base(wanted, needed.target, present), present, manager.read_header
         )
     except (DamagedError, FormatError):
         # A version that cannot be put together says nothing about what may go. Its next load raises why.
@@ -573,7 +560,7 @@ async def _walk_back(wanted: BaseNeeded, needed: Resolution, listing: StateListi
 
 async def _files_of(
     manager: StateFileManager,
-    snapshots: Mapping[StateVersion, ZipStamp],
+    snapshots: Mapping[StateVersion, local_files.ZipStamp],
     going: Collection[StateVersion],
     oldest_kept: int,
 ) -> dict[StateVersion, frozenset[str]]:
@@ -592,7 +579,7 @@ async def _files_of(
             error.add_note("a snapshot that stays cannot be read, so nothing was deleted: what it names is not known")
             raise
         files = (*metadata.sst_files, *metadata.log_files)
-        paths = frozenset(shared_path(file.stored_name) for file in files)
+        paths = frozenset(local_files.shared_path(file.stored_name) for file in files)
         manager.known.remember_named(of, paths, snapshots[of])
         return of, paths
 

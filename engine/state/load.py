@@ -17,6 +17,7 @@ from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, SnapshotRepairError, UsageError
 from engine.rocksdb.store import StoreWriter
 from engine.runtime import Runtime
+from engine.state import loaded
 from engine.state.changelogs import (
     ChangelogReader,
     KeyCounts,
@@ -28,15 +29,6 @@ from engine.state.changelogs import (
 )
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import FilesLoaded, StateFileManager
-from engine.state.loaded import (
-    DEFAULT_FAMILY,
-    ColumnFamilies,
-    ColumnFamily,
-    LoadedState,
-    RowChecks,
-    RunningCounts,
-    check_families_known,
-)
 from engine.state.local_files import WorkingDir
 from engine.state.settings import HDFS_PROVIDER, StateStoreSettings
 from index.errors import FormatError, LineageError, VersionMissingError
@@ -124,7 +116,7 @@ class StateLoader:
 
     async def load(
         self, target: StateVersion, known: Mapping[StateVersion, Lineage], *, read_only: bool, empty: bool = False
-    ) -> tuple[LoadedState, LoadMetrics]:
+    ) -> tuple[loaded.LoadedState, LoadMetrics]:
         """Build a version, as `StateStore.load`. Nothing may have the working directory open.
 
         Lineages that are known need not be read again (design 0004, C2). A reader of another query's state may not know
@@ -213,7 +205,7 @@ class StateLoader:
 
     async def _build(
         self, candidate: Resolution, changelogs: dict[StateVersion, Path], timer: _Timer, *, is_empty_start: bool
-    ) -> tuple[LoadedState, Replayed]:
+    ) -> tuple[loaded.LoadedState, Replayed]:
         """Build a version from one of the snapshots that it can be made of, or raise a `SnapshotUnusableError`.
 
         `changelogs` has those that are here already; more afterwards.
@@ -291,7 +283,7 @@ class StateLoader:
         changelogs: Sequence[Path],
         *,
         is_empty_start: bool,
-    ) -> tuple[LoadedState, Replayed]:
+    ) -> tuple[loaded.LoadedState, Replayed]:
         """Replay on top of a snapshot; closes RocksDB if that fails."""
         settings = self._settings
         try:
@@ -302,7 +294,9 @@ class StateLoader:
                 before = KeyCounts(metadata.num_keys, metadata.num_internal_keys)
                 if min(metadata.num_keys, metadata.num_internal_keys) < 0:  # its writer did not count
                     before = await run_blocking(count_store, db, is_internal)
-            rows = RowChecks(settings.merge_delimiter, settings.row_check_ratio) if settings.row_checksums else None
+            rows = None
+            if settings.row_checksums:
+                rows = loaded.RowChecks(settings.merge_delimiter, settings.row_check_ratio)
             below = (candidate.base or StateVersion(0), *candidate.changelogs)
             replayed = await run_blocking(
                 replay,
@@ -315,17 +309,17 @@ class StateLoader:
                 is_internal=is_internal,
                 check_row=None if rows is None else rows.replayed,
             )
-            counts = RunningCounts(replayed.counts)
-            state = LoadedState(
+            counts = loaded.RunningCounts(replayed.counts)
+            state = loaded.LoadedState(
                 db, settings, candidate, families=families, counts=counts, rows=rows, is_empty_start=is_empty_start
             )
-            if settings.column_families and DEFAULT_FAMILY not in families:
-                families.add(DEFAULT_FAMILY, is_internal=False)
+            if settings.column_families and loaded.DEFAULT_FAMILY not in families:
+                families.add(loaded.DEFAULT_FAMILY, is_internal=False)
                 # As Spark does: changelogs do not hold names, so the first commit is a snapshot.
                 state.needs_snapshot = True
             # A family comes with a snapshot, which may be one that was rejected or has been lost.
             if settings.column_families and replayed.changelogs:
-                await run_blocking(check_families_known, db, families)
+                await run_blocking(loaded.check_families_known, db, families)
         except BaseException:
             await run_blocking(db.close)
             raise
@@ -356,14 +350,14 @@ def check_target(
     return StateVersion(version, None if unique_id is None else check_unique_id(unique_id))
 
 
-def _families(metadata: StateMetadata, resolution: Resolution, settings: StateStoreSettings) -> ColumnFamilies:
+def _families(metadata: StateMetadata, resolution: Resolution, settings: StateStoreSettings) -> loaded.ColumnFamilies:
     ids = metadata.column_family_ids or ()
     internal = dict(metadata.column_family_internal or ())
     if resolution.base is not None and bool(ids) != settings.column_families:
         reason = f"{'has' if ids else 'has no'} column families, and the settings say otherwise"
         raise UsageError(reason, operation="load", subject=f"snapshot {resolution.base}", hint=_FAMILIES_HINT)
-    families = tuple(ColumnFamily(name, id_, internal.get(name, False)) for name, id_ in ids)
-    return ColumnFamilies(
+    families = tuple(loaded.ColumnFamily(name, id_, internal.get(name, False)) for name, id_ in ids)
+    return loaded.ColumnFamilies(
         is_enabled=settings.column_families, families=families, id_max=metadata.column_family_id_max or 0
     )
 

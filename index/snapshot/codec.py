@@ -20,15 +20,7 @@ from index.errors import (
     UnknownFormatError,
     UnsafeNameError,
 )
-from index.snapshot.invariants import (
-    check_boundary,
-    check_commit,
-    check_index_delta,
-    check_name,
-    check_pin,
-    check_repository,
-    check_snapshot_index,
-)
+from index.snapshot import invariants
 from index.snapshot.model import (
     Boundary,
     CommitRecord,
@@ -67,11 +59,11 @@ KIND_REPOSITORY: Final = b"R"
 
 # The kind of a record, and its rules.
 _RECORDS: Final[dict[type[msgspec.Struct], tuple[bytes, Callable[[Any], None]]]] = {
-    CommitRecord: (KIND_COMMIT, check_commit),
-    Boundary: (KIND_BOUNDARY, check_boundary),
-    Pin: (KIND_PIN, check_pin),
-    NameRecord: (KIND_NAME, check_name),
-    RepositoryRecord: (KIND_REPOSITORY, check_repository),
+    CommitRecord: (KIND_COMMIT, invariants.check_commit),
+    Boundary: (KIND_BOUNDARY, invariants.check_boundary),
+    Pin: (KIND_PIN, invariants.check_pin),
+    NameRecord: (KIND_NAME, invariants.check_name),
+    RepositoryRecord: (KIND_REPOSITORY, invariants.check_repository),
 }
 KINDS: Final = frozenset({KIND_INDEX, *(kind for kind, _ in _RECORDS.values())})
 
@@ -167,9 +159,9 @@ def _unpack(payload: bytes, decode: Callable[[bytes], _Value], check: Callable[[
 
 def _check_index(index: StoredIndex, base: SnapshotIndex | None = None) -> None:
     if isinstance(index, SnapshotIndex):
-        check_snapshot_index(index, base)
+        invariants.check_snapshot_index(index, base)
     else:
-        check_index_delta(index)
+        invariants.check_index_delta(index)
 
 
 def seal(kind: bytes, payload: bytes, *, bytes_max: int, raw_bytes_max: int) -> bytes:

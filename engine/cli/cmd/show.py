@@ -17,18 +17,9 @@ from engine.repository.repository import Repository
 from engine.repository.samza_export import SamzaExport, export_to_samza
 from engine.text import table
 from index.display import count, human_bytes, iso_time, printable, shortened
+from index.snapshot import model
 from index.snapshot.contents import files_of
 from index.snapshot.delta import ComparedFile, diff_indexes
-from index.snapshot.model import (
-    CommitRecord,
-    DirIndex,
-    FileBlob,
-    FileIndex,
-    LineageItem,
-    Scope,
-    SnapshotIndex,
-    StoreReference,
-)
 
 OFFSETS_LINE_MAX: Final = 400
 LINEAGE_SHOWN_MAX: Final = 3
@@ -54,12 +45,12 @@ class FileView(msgspec.Struct, frozen=True, kw_only=True):
     # "empty", "inline" (in the index), "pack" or "blob".
     stored: str
     blake3: str
-    blobs: tuple[FileBlob, ...] = ()
+    blobs: tuple[model.FileBlob, ...] = ()
     sst_session_id: str | None = None
     sst_file_number: int | None = None
 
 
-class StoreView(StoreReference, frozen=True, kw_only=True):
+class StoreView(model.StoreReference, frozen=True, kw_only=True):
     """One store as a commit names it, with what its index says."""
 
     json_omitted: ClassVar = ("index", "number")
@@ -73,7 +64,7 @@ class StoreView(StoreReference, frozen=True, kw_only=True):
     dead_bytes: int
     packs: tuple[PackView, ...]
     # Oldest first; the last is what this snapshot was diffed against.
-    lineage: tuple[LineageItem, ...]
+    lineage: tuple[model.LineageItem, ...]
     files: tuple[FileView, ...] = ()
 
 
@@ -89,7 +80,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     }
 
     commit: CommitView
-    record: CommitRecord
+    record: model.CommitRecord
     stores: tuple[StoreView, ...]
 
 
@@ -99,7 +90,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
 @cli.store_options(default=False)
 @click.option("--files", is_flag=True, help="Each file: size, mode, and where its bytes are.")
 def show(
-    session: Session, *, commit: CommitChoice, scope: Scope, task: str | None, store: str | None, files: bool
+    session: Session, *, commit: CommitChoice, scope: model.Scope, task: str | None, store: str | None, files: bool
 ) -> None:
     """Show what a commit holds: stores, files, blobs, packs with their dead bytes, and lineage.
 
@@ -113,7 +104,7 @@ def show(
         with repository.pinned(found, purpose="show"):
             references = session.choose_stores(found, task, store)
 
-            async def view(reference: StoreReference) -> StoreView:
+            async def view(reference: model.StoreReference) -> StoreView:
                 return view_store(reference, await repository.asynchronous.read_index(reference.index), files=files)
 
             # A few indexes are in memory at a time.
@@ -140,7 +131,7 @@ def _lines(view: ShowView) -> list[str]:
     return lines
 
 
-def view_store(reference: StoreReference, index: SnapshotIndex, *, files: bool = False) -> StoreView:
+def view_store(reference: model.StoreReference, index: model.SnapshotIndex, *, files: bool = False) -> StoreView:
     """Return what a snapshot consists of; each file only if asked for."""
     found = [("/".join(path), file) for path, file in files_of(index.dir)]
     ranges: dict[str, set[tuple[int, int]]] = {}
@@ -181,7 +172,7 @@ def _covered_bytes(spans: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def _view_file(path: str, file: FileIndex, pack_keys: Collection[str]) -> FileView:
+def _view_file(path: str, file: model.FileIndex, pack_keys: Collection[str]) -> FileView:
     if file.inline is not None:
         stored = "inline"
     elif not file.blobs:
@@ -273,7 +264,7 @@ class DiffView(msgspec.Struct, frozen=True, kw_only=True):
 @cli.scope_options()
 @cli.store_options(default=False)
 def diff(
-    session: Session, *, a: CommitChoice, b: CommitChoice, scope: Scope, task: str | None, store: str | None
+    session: Session, *, a: CommitChoice, b: CommitChoice, scope: model.Scope, task: str | None, store: str | None
 ) -> None:
     """Show which files differ between two commits: + added, - removed, ~ changed.
 
@@ -297,12 +288,12 @@ def diff(
 
 
 async def _compare(
-    repository: Repository, ours: Sequence[StoreReference], theirs: Sequence[StoreReference]
+    repository: Repository, ours: Sequence[model.StoreReference], theirs: Sequence[model.StoreReference]
 ) -> tuple[StoreDifferenceView, ...]:
     befores, afters = ({(s.task, s.store): s for s in stores} for stores in (ours, theirs))
 
-    async def directory(reference: StoreReference | None) -> DirIndex:
-        return (await repository.read_index(reference.index)).dir if reference is not None else DirIndex("")
+    async def directory(reference: model.StoreReference | None) -> model.DirIndex:
+        return (await repository.read_index(reference.index)).dir if reference is not None else model.DirIndex("")
 
     async def compare(place: tuple[str, str]) -> StoreDifferenceView:
         before, after = befores.get(place), afters.get(place)
@@ -359,7 +350,7 @@ class ExportView(SamzaExport, frozen=True, kw_only=True):
 class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which store of which commit, and where to."""
 
-    scope: Scope
+    scope: model.Scope
     task: str
     store: str
     commit: CommitChoice

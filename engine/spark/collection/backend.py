@@ -35,41 +35,12 @@ from engine.errors import DamagedError, UnsafeStoreError
 from engine.records.indexes import is_missing
 from engine.records.roots import References
 from engine.spark.access import Access, SparkOptions, open_on_driver
-from engine.spark.collection.tasks import (
-    ANSWER,
-    FAILED,
-    INVENTORY,
-    ITEM,
-    PLAN,
-    REFERENCES_PER_ITEM,
-    ROWS,
-    ROWS_DDL,
-    SHARDS_AT_ONCE,
-    DeleteTask,
-    ExcludeTask,
-    ListedShard,
-    ListTask,
-    MarkTask,
-    Row,
-    SweepShard,
-    SweepTask,
-    batch_of,
-    read_plan,
-    rows_of,
-)
+from engine.spark.collection import tasks
 from engine.spark.errors import TaskFailedError, decode_error, last_error
 from engine.spark.spread import ArrowTask, default_partitions, frame_of
+from index.plan import plan_format
 from index.plan.collect import PlannedUpload, sum_totals
 from index.plan.commits import Retention, RetentionPolicy
-from index.plan.plan_format import (
-    LINES_SUFFIX,
-    POSITIONS_COUNT,
-    SHARDS,
-    Shard,
-    carried_out_plans,
-    decode_lines,
-    group_by_shard,
-)
 from index.snapshot.keys import RunId
 
 Answer = TypeVar("Answer")
@@ -158,7 +129,7 @@ class SparkBackend(CollectBackend):
         # In a dry run, the inventories.
         self._inventories: DataFrame | None = None
         # As the plans are now.
-        self._sweep_results: dict[Shard, SweepShard] = {}
+        self._sweep_results: dict[plan_format.Shard, tasks.SweepShard] = {}
         # In a dry run, what the tasks have planned.
         self._planned: DataFrame | None = None
 
@@ -189,20 +160,20 @@ class SparkBackend(CollectBackend):
 
     @override
     async def exclude(self, keys: frozenset[str]) -> SweepResult:
-        groups = sorted(group_by_shard(keys).items())
+        groups = sorted(plan_format.group_by_shard(keys).items())
         items = {
             shard: msgspec.msgpack.encode((result, group))
             for shard, group in groups
             if (result := self._sweep_results[shard]).digest is not None
         }
-        task = ExcludeTask(access=self._access, run=self._run_id())
-        self._sweep_results |= await asyncio.to_thread(self._carry_out, items, task, SweepShard)
+        task = tasks.ExcludeTask(access=self._access, run=self._run_id())
+        self._sweep_results |= await asyncio.to_thread(self._carry_out, items, task, tasks.SweepShard)
         return await self._result()
 
     @override
     async def delete(self, prefix: str) -> Deleted:
         items = {shard: digest for shard, digest in self._plans() if shard.kind_prefix == prefix}
-        task = DeleteTask(access=self._access, run=self._run_id())
+        task = tasks.DeleteTask(access=self._access, run=self._run_id())
         answers = await asyncio.to_thread(self._carry_out, items, task, Deleted)
         failed = [key for answer in answers.values() for key in answer.failed]
         return Deleted(
@@ -221,36 +192,42 @@ class SparkBackend(CollectBackend):
         if self._run is not None:
             await end_run(self._store, self._run.id)
 
-    def _list(self) -> list[ListedShard]:
+    def _list(self) -> list[tasks.ListedShard]:
         """Return every shard's answer, in order; nothing is listed again later."""
         run, names = (None, frozenset[str]()) if self._run is None else (self._run.id, self._run.names)
-        is_listed = frozenset(shard for shard in SHARDS if shard.inventory_name in names)
-        task = ListTask(access=self._access, run=run, listed=is_listed)
-        rows = [Row(shard.position, ITEM, None) for shard in SHARDS]
+        is_listed = frozenset(shard for shard in plan_format.SHARDS if shard.inventory_name in names)
+        task = tasks.ListTask(access=self._access, run=run, listed=is_listed)
+        rows = [tasks.Row(shard.position, tasks.ITEM, None) for shard in plan_format.SHARDS]
         frame, answers = self._evaluate(task, self._frame(rows, TASKS_PER_CORE * self._cores))
-        self._inventories = frame.where(f"kind = '{INVENTORY}'") if run is None else None
-        return list(_all_answers(answers, ListedShard).values())
+        self._inventories = frame.where(f"kind = '{tasks.INVENTORY}'") if run is None else None
+        return list(_all_answers(answers, tasks.ListedShard).values())
 
-    def _sweep(self, references: References, now_ms: int) -> dict[Shard, SweepShard]:
+    def _sweep(self, references: References, now_ms: int) -> dict[plan_format.Shard, tasks.SweepShard]:
         in_order = [(reference, reference in references.optional) for reference in references.neighbours]
-        starts = range(0, len(in_order), REFERENCES_PER_ITEM)
-        items = [msgspec.msgpack.encode(in_order[start : start + REFERENCES_PER_ITEM]) for start in starts]
-        live = self._frame([Row(number, ITEM, item) for number, item in enumerate(items)], self._partitions_max)
-        marks = live.mapInArrow(MarkTask(access=self._access), ROWS_DDL)
-        inventories = self._inventories or self._frame([Row(shard.position, INVENTORY, None) for shard in SHARDS], 1)
-        count = self._tasks(POSITIONS_COUNT, self._tasks_for(self._listed_count))
-        sweep = SweepTask(
+        starts = range(0, len(in_order), tasks.REFERENCES_PER_ITEM)
+        items = [msgspec.msgpack.encode(in_order[start : start + tasks.REFERENCES_PER_ITEM]) for start in starts]
+        live = self._frame(
+            [tasks.Row(number, tasks.ITEM, item) for number, item in enumerate(items)], self._partitions_max
+        )
+        marks = live.mapInArrow(tasks.MarkTask(access=self._access), tasks.ROWS_DDL)
+        inventories = self._inventories or self._frame(
+            [tasks.Row(shard.position, tasks.INVENTORY, None) for shard in plan_format.SHARDS], 1
+        )
+        count = self._tasks(plan_format.POSITIONS_COUNT, self._tasks_for(self._listed_count))
+        sweep = tasks.SweepTask(
             access=self._access,
             run=None if self._run is None else self._run.id,
             now_ms=now_ms,
             protected=references.protected,
             digests=self._digests,
-            carried_out={} if self._run is None else carried_out_plans(self._run.names),
+            carried_out={} if self._run is None else plan_format.carried_out_plans(self._run.names),
         )
-        by_shard = _by_partition(marks.union(inventories), count, f"position * {count} DIV {POSITIONS_COUNT}")
+        by_shard = _by_partition(
+            marks.union(inventories), count, f"position * {count} DIV {plan_format.POSITIONS_COUNT}"
+        )
         frame, rows = self._evaluate(sweep, by_shard)
-        self._planned = frame.where(f"kind = '{PLAN}'") if self._dry_run else None
-        return _all_answers(rows, SweepShard)
+        self._planned = frame.where(f"kind = '{tasks.PLAN}'") if self._dry_run else None
+        return _all_answers(rows, tasks.SweepShard)
 
     async def _result(self) -> SweepResult:
         """Return the result with the plan as it is now; write its lines where they are wanted, shard by shard."""
@@ -265,7 +242,9 @@ class SparkBackend(CollectBackend):
                 break
         if self._plan_to is not None:
             # At most one for each shard: a batch.
-            await self._plan_to.delete([f"{name}{LINES_SUFFIX}" for name in sorted(self._plan_names - names)])
+            await self._plan_to.delete(
+                [f"{name}{plan_format.LINES_SUFFIX}" for name in sorted(self._plan_names - names)]
+            )
             self._plan_names = frozenset(names)
         result = self._sweep_results.values()
         return SweepResult(
@@ -280,64 +259,66 @@ class SparkBackend(CollectBackend):
             first=tuple(first),
         )
 
-    def _plans(self) -> Iterator[tuple[Shard, bytes]]:
+    def _plans(self) -> Iterator[tuple[plan_format.Shard, bytes]]:
         """Yield the digests of the plans that are not empty, in the order of their keys."""
         for shard, result in sorted(self._sweep_results.items()):
             if result.digest is not None:
                 yield shard, result.digest
 
-    async def _read_plans(self) -> AsyncIterator[tuple[Shard, tuple[PlannedUpload, ...]]]:
+    async def _read_plans(self) -> AsyncIterator[tuple[plan_format.Shard, tuple[PlannedUpload, ...]]]:
         """Read the plans that are not empty, in the order of their keys, one at a time."""
         if self._planned is None:
             for shard, digest in self._plans():
-                yield shard, await read_plan(self._store, self._run_id(), shard, digest)
+                yield shard, await tasks.read_plan(self._store, self._run_id(), shard, digest)
             return
         rows = await asyncio.to_thread(self._planned.toLocalIterator)
         while (row := await asyncio.to_thread(next, rows, None)) is not None:
-            shard = SHARDS[row.position]
-            yield shard, tuple(decode_lines(bytes(row.data), subject=shard.plan_file))
+            shard = plan_format.SHARDS[row.position]
+            yield shard, tuple(plan_format.decode_lines(bytes(row.data), subject=shard.plan_file))
 
-    def _carry_out(self, items: Mapping[Shard, bytes], task: ArrowTask, kind: type[Answer]) -> dict[Shard, Answer]:
+    def _carry_out(
+        self, items: Mapping[plan_format.Shard, bytes], task: ArrowTask, kind: type[Answer]
+    ) -> dict[plan_format.Shard, Answer]:
         if not items:
             return {}
         tasks_max = self._tasks_for(sum(self._sweep_results[shard].planned_count for shard in items))
-        frame = self._frame([Row(shard.position, ITEM, data) for shard, data in items.items()], tasks_max)
+        frame = self._frame([tasks.Row(shard.position, tasks.ITEM, data) for shard, data in items.items()], tasks_max)
         return _answers(self._evaluate(task, frame)[1], kind)
 
     def _tasks_for(self, uploads_count: int) -> int:
         return max(self._cores, -(-uploads_count // UPLOADS_PER_TASK))
 
     def _tasks(self, rows_count: int, tasks_max: int) -> int:
-        return max(1, min(self._partitions_max, tasks_max, -(-rows_count // SHARDS_AT_ONCE)))
+        return max(1, min(self._partitions_max, tasks_max, -(-rows_count // tasks.SHARDS_AT_ONCE)))
 
-    def _frame(self, rows: Sequence[Row], tasks_max: int) -> DataFrame:
+    def _frame(self, rows: Sequence[tasks.Row], tasks_max: int) -> DataFrame:
         """Return rows in at most as many partitions as allowed, neighbours together."""
-        table = pa.Table.from_batches([batch_of(rows)])
+        table = pa.Table.from_batches([tasks.batch_of(rows)])
         count = self._tasks(len(rows), tasks_max)
         partitions = pa.array([number * count // len(rows) for number in range(len(rows))], pa.int32())
         frame = frame_of(self._spark, table.append_column("partition", partitions))
         return _by_partition(frame, count, "partition")
 
-    def _evaluate(self, task: ArrowTask, frame: DataFrame) -> tuple[DataFrame, list[Row]]:
+    def _evaluate(self, task: ArrowTask, frame: DataFrame) -> tuple[DataFrame, list[tasks.Row]]:
         """Return what a task makes of a frame, in a dry run with inventories or plans; and the answers in order.
 
         Raises:
             EngineError, StoreError, FormatError: What a task failed with.
             TaskFailedError: Spark gave up.
         """
-        frame = frame.mapInArrow(task, ROWS_DDL)
+        frame = frame.mapInArrow(task, tasks.ROWS_DDL)
         try:
             if self._dry_run:
                 frame = frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
-            table = frame.where(f"kind IN ('{ANSWER}', '{FAILED}')").toArrow()
+            table = frame.where(f"kind IN ('{tasks.ANSWER}', '{tasks.FAILED}')").toArrow()
         except PySparkException as error:
             raise TaskFailedError(
                 last_error(error),
                 operation=f"collect, {type(task).__name__}",
                 hint="nothing was deleted after this; run it again",
             ) from error
-        rows = [row for batch in table.to_batches() for row in rows_of(iter([batch]))]
-        errors = [decode_error(row.data or b"") for row in rows if row.kind == FAILED]
+        rows = [row for batch in table.to_batches() for row in tasks.rows_of(iter([batch]))]
+        errors = [decode_error(row.data or b"") for row in rows if row.kind == tasks.FAILED]
         if errors:
             # First one that no other collector explains.
             raise min(errors, key=lambda error: isinstance(error, DamagedError) and is_missing(error))
@@ -351,18 +332,19 @@ class SparkBackend(CollectBackend):
 
 def _by_partition(frame: DataFrame, count: int, partition: str) -> DataFrame:
     """Return rows in the partitions that an expression names, in order there."""
-    numbered = frame.selectExpr(*ROWS.names, f"CAST({partition} AS INT) AS partition")
-    return numbered.repartitionById(count, "partition").sortWithinPartitions("position").select(*ROWS.names)
+    numbered = frame.selectExpr(*tasks.ROWS.names, f"CAST({partition} AS INT) AS partition")
+    return numbered.repartitionById(count, "partition").sortWithinPartitions("position").select(*tasks.ROWS.names)
 
 
-def _answers(rows: Sequence[Row], kind: type[Answer]) -> dict[Shard, Answer]:
-    return {SHARDS[row.position]: msgspec.msgpack.decode(row.data or b"", type=kind) for row in rows}
+def _answers(rows: Sequence[tasks.Row], kind: type[Answer]) -> dict[plan_format.Shard, Answer]:
+    return {plan_format.SHARDS[row.position]: msgspec.msgpack.decode(row.data or b"", type=kind) for row in rows}
 
 
-def _all_answers(rows: Sequence[Row], kind: type[Answer]) -> dict[Shard, Answer]:
+def _all_answers(rows: Sequence[tasks.Row], kind: type[Answer]) -> dict[plan_format.Shard, Answer]:
     """Return one answer of each shard, in order; if one is missing or comes twice, Spark's promise does not hold."""
-    if [row.position for row in rows] != list(range(POSITIONS_COUNT)):
+    if [row.position for row in rows] != list(range(plan_format.POSITIONS_COUNT)):
         raise UnsafeStoreError(
-            f"{len(rows)} answers came of {POSITIONS_COUNT} shards; nothing was deleted", operation="collect"
+            f"{len(rows)} answers came of {plan_format.POSITIONS_COUNT} shards; nothing was deleted",
+            operation="collect",
         )
     return _answers(rows, kind)

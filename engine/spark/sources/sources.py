@@ -11,23 +11,7 @@ from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-    StringContains,
-    StringEndsWith,
-    StringStartsWith,
-)
+from pyspark.sql import SparkSession, datasource
 from pyspark.sql.types import StructType
 from typing_extensions import override
 
@@ -296,27 +280,27 @@ async def _find_needed(files: StateFiles, store: StoreAt) -> frozenset[str] | No
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 # Filters that are carried out here, on columns that name the store of a row and are never null; others are Spark's.
-_COMPARED: Final[dict[type[Filter], Callable[[Any, Any], bool]]] = {
-    EqualTo: operator.eq,
-    EqualNullSafe: operator.eq,
-    GreaterThan: operator.gt,
-    GreaterThanOrEqual: operator.ge,
-    LessThan: operator.lt,
-    LessThanOrEqual: operator.le,
-    In: lambda value, wanted: value in wanted,
-    StringStartsWith: str.startswith,
-    StringEndsWith: str.endswith,
-    StringContains: operator.contains,
+_COMPARED: Final[dict[type[datasource.Filter], Callable[[Any, Any], bool]]] = {
+    datasource.EqualTo: operator.eq,
+    datasource.EqualNullSafe: operator.eq,
+    datasource.GreaterThan: operator.gt,
+    datasource.GreaterThanOrEqual: operator.ge,
+    datasource.LessThan: operator.lt,
+    datasource.LessThanOrEqual: operator.le,
+    datasource.In: lambda value, wanted: value in wanted,
+    datasource.StringStartsWith: str.startswith,
+    datasource.StringEndsWith: str.endswith,
+    datasource.StringContains: operator.contains,
 }
 
 
-def can_filter(of: Filter, columns: Collection[str]) -> bool:
+def can_filter(of: datasource.Filter, columns: Collection[str]) -> bool:
     """Return whether a filter that Spark pushes down is carried out here, on one of some columns."""
     attribute: tuple[str, ...] = getattr(of, "attribute", ())
     return type(of) in _COMPARED and len(attribute) == 1 and attribute[0] in columns
 
 
-def filter_holds(of: Filter, values: Mapping[str, object]) -> bool:
+def filter_holds(of: datasource.Filter, values: Mapping[str, object]) -> bool:
     """Return whether a filter that `can_filter` has taken lets rows with these values through."""
     return _COMPARED[type(of)](values[of.attribute[0]], of.value)  # type: ignore[attr-defined]  # all of these have both
 
@@ -332,7 +316,7 @@ def register_sources(spark: SparkSession, *, push_filters: bool = False) -> None
             of the session for all sources written in Python. Spark up to 4.3 reads *every* use of a DataFrame with the
             filters of whichever use was planned last: then make a new DataFrame, with `load`, for each filter.
     """
-    sources: tuple[type[DataSource], ...] = (StateSource, DiffSource, FilesSource)
+    sources: tuple[type[datasource.DataSource], ...] = (StateSource, DiffSource, FilesSource)
     if push_filters:
         sources = (PushingStateSource, PushingDiffSource, FilesSource)
         spark.conf.set(_PUSHDOWN, "true")
@@ -340,7 +324,7 @@ def register_sources(spark: SparkSession, *, push_filters: bool = False) -> None
         spark.dataSource.register(source)
 
 
-class _Reader(DataSourceReader, Generic[Work]):
+class _Reader(datasource.DataSourceReader, Generic[Work]):
     """Reads a partition for each work, which says what a task reads: beside it the class alone travels."""
 
     def __init__(self, works: Sequence[Work]) -> None:
@@ -351,11 +335,11 @@ class _Reader(DataSourceReader, Generic[Work]):
         return {}
 
     @override
-    def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(work) for work in self._works]
+    def partitions(self) -> Sequence[datasource.InputPartition]:
+        return [datasource.InputPartition(work) for work in self._works]
 
     @override
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is not None:  # Spark's own partition, if filters left none
             with noting_hints():
                 yield from self.batches(partition.value)
@@ -378,7 +362,7 @@ class PushingReader(StoresReader):
     """The same, which lets Spark push filters down: see `register_sources`."""
 
     @override
-    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+    def pushFilters(self, filters: list[datasource.Filter]) -> list[datasource.Filter]:
         taken = [of for of in filters if self._works and can_filter(of, self._works[0].columns())]
         self._works = [work for work in self._works if all(filter_holds(of, work.columns()) for of in taken)]
         return [of for of in filters if of not in taken]
@@ -392,7 +376,7 @@ class FilesReader(_Reader[FilesWork]):
         yield pa.RecordBatch.from_pylist(list(file_rows(work)), schema=arrow_schema(FILES_COLUMNS))
 
 
-class _StoresSource(DataSource):
+class _StoresSource(datasource.DataSource):
     """Rows of stores as planned once: the batch and the schema stay, also when the query has gone on meanwhile."""
 
     pushes_filters: ClassVar[bool] = False
@@ -407,7 +391,7 @@ class _StoresSource(DataSource):
             return spark_schema(columns_of(self.plan.table, changes=self.plan.changes))
 
     @override
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         with noting_hints():
             return (PushingReader if self.pushes_filters else StoresReader)(self.plan.works)
 
@@ -479,7 +463,7 @@ class PushingDiffSource(DiffSource):
     pushes_filters = True
 
 
-class FilesSource(DataSource):
+class FilesSource(datasource.DataSource):
     """The files of a checkpoint or of a checkpoint backup: what each is, and whether a batch needs it.
 
     Options:
@@ -501,6 +485,6 @@ class FilesSource(DataSource):
         return spark_schema(FILES_COLUMNS)
 
     @override
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         with noting_hints():
             return FilesReader(plan_files(SourceOptions.parse(self.options, self.name())))
