@@ -9,28 +9,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import (
-    LIST_PAGE_MAX,
-    BlobInfo,
-    BlobStore,
-    Body,
-    Capabilities,
-    Created,
-    CreateOutcome,
-    DeleteFailure,
-    ListPage,
-    Lost,
-    Sink,
-    UnfinishedPut,
-    check_delete,
-    check_key,
-    check_list,
-    check_put,
-    check_read,
-    checked_chunks,
-    range_size_bytes,
-    write_chunks,
-)
+from blobstore import base
 from blobstore.errors import BlobDeletedError, BlobNotFoundError
 
 # Some time in 2023: where the clock starts that a store has if it is given none.
@@ -43,7 +22,7 @@ class _Blob(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_ms: int | None
 
 
-class MemoryStore(BlobStore):
+class MemoryStore(base.BlobStore):
     """Blobs in a dict. Deleted ones are kept, too.
 
     A key may also be a "directory" of others, as on an object store.
@@ -64,68 +43,70 @@ class MemoryStore(BlobStore):
 
     @property
     @override
-    def capabilities(self) -> Capabilities:
-        return Capabilities(atomic_create=True, consistent_lists=True, keeps_deleted=True, shared=False)
+    def capabilities(self) -> base.Capabilities:
+        return base.Capabilities(atomic_create=True, consistent_lists=True, keeps_deleted=True, shared=False)
 
     @override
     def place(self) -> tuple[str, ...]:
         return "memory", str(id(self))
 
     @override
-    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
-        check_put(key, ttl_ms, "put")
+    async def put(
+        self, key: str, body: base.Body, *, ttl_ms: int | None = None, repeatable: bool = False
+    ) -> base.Created:
+        base.check_put(key, ttl_ms, "put")
         return self._publish(key, await _collect(body, operation="put", key=key), ttl_ms)
 
     @override
-    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
-        check_put(key, ttl_ms, "put_if_absent")
+    async def put_if_absent(self, key: str, body: base.Body, *, ttl_ms: int | None = None) -> base.CreateOutcome:
+        base.check_put(key, ttl_ms, "put_if_absent")
         if key in self._blobs:
-            return Lost()
+            return base.Lost()
         data = await _collect(body, operation="put_if_absent", key=key)
         # Others ran while the body was read. From here on there is no await: look and publish are one step.
-        return Lost() if key in self._blobs else self._publish(key, data, ttl_ms)
+        return base.Lost() if key in self._blobs else self._publish(key, data, ttl_ms)
 
     @override
     async def read_into(
         self,
         key: str,
-        sink: Sink,
+        sink: base.Sink,
         *,
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
     ) -> None:
-        check_read(key, start, size_bytes)
+        base.check_read(key, start, size_bytes)
         if key in self._blobs:
             data = self._blobs[key].data
         elif deleted and key in self._deleted:
             data = self._deleted[key]
         else:
             raise self._missing(key, "get")
-        end = start + range_size_bytes(start, size_bytes, blob_size_bytes=len(data), key=key)
-        await write_chunks(self._chunks(data, start, end), sink)
+        end = start + base.range_size_bytes(start, size_bytes, blob_size_bytes=len(data), key=key)
+        await base.write_chunks(self._chunks(data, start, end), sink)
 
     async def _chunks(self, data: bytes, start: int, end: int) -> AsyncGenerator[bytes, None]:
         for at in range(start, end, self._chunk_bytes):
             yield data[at : min(at + self._chunk_bytes, end)]
 
     @override
-    async def stat(self, key: str) -> BlobInfo | None:
-        check_key(key, "stat")
+    async def stat(self, key: str) -> base.BlobInfo | None:
+        base.check_key(key, "stat")
         return self._info(key) if key in self._blobs else None
 
     @override
-    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
-        check_list(prefix, limit)
+    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = base.LIST_PAGE_MAX) -> base.ListPage:
+        base.check_list(prefix, limit)
         keys = self._sorted_keys
         first = max(bisect_left(keys, prefix), bisect_right(keys, start_after))
         page = [key for key in keys[first : first + limit + 1] if key.startswith(prefix)]
-        return ListPage(blobs=tuple(map(self._info, page[:limit])), truncated=len(page) > limit)
+        return base.ListPage(blobs=tuple(map(self._info, page[:limit])), truncated=len(page) > limit)
 
     @override
-    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
-        check_delete(keys)
+    async def delete(self, keys: Sequence[str]) -> tuple[base.DeleteFailure, ...]:
+        base.check_delete(keys)
         for key in keys:
             blob = self._blobs.pop(key, None)
             if blob is not None:
@@ -135,18 +116,18 @@ class MemoryStore(BlobStore):
 
     @override
     async def remove_ttl(self, key: str) -> None:
-        check_key(key, "remove_ttl")
+        base.check_key(key, "remove_ttl")
         if key not in self._blobs:
             raise self._missing(key, "remove_ttl")
         self._blobs[key] = msgspec.structs.replace(self._blobs[key], expires_at_ms=None)
 
     @override
-    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
-        check_list(prefix, LIST_PAGE_MAX)
+    async def list_unfinished(self, prefix: str) -> tuple[base.UnfinishedPut, ...]:
+        base.check_list(prefix, base.LIST_PAGE_MAX)
         return ()
 
     @override
-    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+    async def abort_unfinished(self, puts: Sequence[base.UnfinishedPut]) -> tuple[base.DeleteFailure, ...]:
         return ()
 
     @override
@@ -157,18 +138,20 @@ class MemoryStore(BlobStore):
     async def close(self) -> None:
         pass  # nothing is held, and the blobs stay with the object
 
-    def _publish(self, key: str, data: bytes, ttl_ms: int | None) -> Created:
+    def _publish(self, key: str, data: bytes, ttl_ms: int | None) -> base.Created:
         now_ms = self._clock()
         if key not in self._blobs:
             insort(self._sorted_keys, key)
         expires_at_ms = None if ttl_ms is None else now_ms + ttl_ms
         self._blobs[key] = _Blob(data=data, created_at_ms=now_ms, expires_at_ms=expires_at_ms)
-        return Created(created_at_ms=now_ms)
+        return base.Created(created_at_ms=now_ms)
 
-    def _info(self, key: str) -> BlobInfo:
+    def _info(self, key: str) -> base.BlobInfo:
         blob = self._blobs[key]
         created_at_ms, expires_at_ms = blob.created_at_ms, blob.expires_at_ms
-        return BlobInfo(key=key, size_bytes=len(blob.data), created_at_ms=created_at_ms, expires_at_ms=expires_at_ms)
+        return base.BlobInfo(
+            key=key, size_bytes=len(blob.data), created_at_ms=created_at_ms, expires_at_ms=expires_at_ms
+        )
 
     def _missing(self, key: str, operation: str) -> BlobNotFoundError:
         if key in self._deleted:
@@ -176,6 +159,6 @@ class MemoryStore(BlobStore):
         return BlobNotFoundError("there is no such blob", operation=operation, key=key)
 
 
-async def _collect(body: Body, *, operation: str, key: str) -> bytes:
-    async with aclosing(checked_chunks(body, operation=operation, key=key)) as chunks:
+async def _collect(body: base.Body, *, operation: str, key: str) -> bytes:
+    async with aclosing(base.checked_chunks(body, operation=operation, key=key)) as chunks:
         return b"".join([chunk async for chunk in chunks])

@@ -26,33 +26,10 @@ from typing import Final
 
 from typing_extensions import override
 
-from blobstore.base import (
-    LIST_PAGE_MAX,
-    SINK_BYTES,
-    BlobInfo,
-    BlobStore,
-    Body,
-    Capabilities,
-    Created,
-    CreateOutcome,
-    DeleteFailure,
-    ListPage,
-    Lost,
-    Sink,
-    UnfinishedPut,
-    Unknown,
-    check_delete,
-    check_key,
-    check_list,
-    check_not_within,
-    check_put,
-    check_read,
-    checked_chunks,
-    is_component,
-    range_size_bytes,
-)
+from blobstore import base
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobCorruptError, BlobDeletedError, BlobNotFoundError, InvalidRequestError
+from blobstore.local import files
 from blobstore.local.dirs import (
     LINK,
     TEMP,
@@ -66,15 +43,6 @@ from blobstore.local.dirs import (
     split_key,
     walk_keys,
 )
-from blobstore.local.files import (
-    LocalFile,
-    create_to_write,
-    flush,
-    noting_failures,
-    open_to_read,
-    store_errors,
-    sync_dir,
-)
 
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 # Bytes that a thread reads at a time: a read that is cancelled ends with them.
@@ -87,7 +55,7 @@ DELETED: Final = ".deleted"
 _PURGES_PER_RETENTION: Final = 10
 
 
-class LocalStore(BlobStore):
+class LocalStore(base.BlobStore):
     """Blobs as the files of a directory, for any number of processes and, over a network mount, machines.
 
     Args:
@@ -105,7 +73,7 @@ class LocalStore(BlobStore):
         self._temp_files = TempFiles(self._dirs)
         self._ttl = TtlLinks(self._dirs, self._temp_files)
         self._deleted = DeletedBlobs(self._dirs, deleted_retention_ms)
-        self._capabilities = Capabilities(
+        self._capabilities = base.Capabilities(
             atomic_create=True,
             consistent_lists=lists_are_consistent(self._root),
             keeps_deleted=deleted_retention_ms > 0,
@@ -113,7 +81,7 @@ class LocalStore(BlobStore):
 
     @property
     @override
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> base.Capabilities:
         return self._capabilities
 
     @override
@@ -121,87 +89,89 @@ class LocalStore(BlobStore):
         return "file", *self._root.resolve().parts
 
     @override
-    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
-        check_put(key, ttl_ms, "put")
+    async def put(
+        self, key: str, body: base.Body, *, ttl_ms: int | None = None, repeatable: bool = False
+    ) -> base.Created:
+        base.check_put(key, ttl_ms, "put")
         async with self._staged(key, body, "put") as (file, temp):
-            with store_errors("put", key):
+            with files.store_errors("put", key):
                 return await run_blocking(self._replace, file.descriptor, temp, key, ttl_ms)
 
     @override
-    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
-        check_put(key, ttl_ms, "put_if_absent")
-        with store_errors("put_if_absent", key):
+    async def put_if_absent(self, key: str, body: base.Body, *, ttl_ms: int | None = None) -> base.CreateOutcome:
+        base.check_put(key, ttl_ms, "put_if_absent")
+        with files.store_errors("put_if_absent", key):
             lost = await run_blocking(self._lost, key)
         if lost is not None:
             return lost
         async with self._staged(key, body, "put_if_absent") as (file, temp):
-            with store_errors("put_if_absent", key):
+            with files.store_errors("put_if_absent", key):
                 return await run_blocking(self._create, file.descriptor, temp, key, ttl_ms)
 
     @override
     async def read_into(
         self,
         key: str,
-        sink: Sink,
+        sink: base.Sink,
         *,
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
     ) -> None:
-        check_read(key, start, size_bytes)
+        base.check_read(key, start, size_bytes)
         async with AsyncExitStack() as resources:
-            with store_errors("get", key):
+            with files.store_errors("get", key):
                 file = await self._open(key, deleted=deleted, resources=resources)
                 blob_size_bytes = (await file.stat()).st_size
-            end = start + range_size_bytes(start, size_bytes, blob_size_bytes=blob_size_bytes, key=key)
+            end = start + base.range_size_bytes(start, size_bytes, blob_size_bytes=blob_size_bytes, key=key)
             for at in range(start, end, _HOP_BYTES):
                 await run_blocking(_read_into, file.descriptor, key, sink, at, min(at + _HOP_BYTES, end))
 
     @override
-    async def stat(self, key: str) -> BlobInfo | None:
-        check_key(key, "stat")
-        with store_errors("stat", key):
+    async def stat(self, key: str) -> base.BlobInfo | None:
+        base.check_key(key, "stat")
+        with files.store_errors("stat", key):
             return await run_blocking(self._info, key)
 
     @override
-    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
-        check_list(prefix, limit)
-        with store_errors("list_page", prefix):
+    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = base.LIST_PAGE_MAX) -> base.ListPage:
+        base.check_list(prefix, limit)
+        with files.store_errors("list_page", prefix):
             return await run_blocking(self._list, prefix, start_after, limit)
 
     @override
-    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
-        check_delete(keys)
+    async def delete(self, keys: Sequence[str]) -> tuple[base.DeleteFailure, ...]:
+        base.check_delete(keys)
         return await run_blocking(self._delete, keys)
 
     @override
     async def remove_ttl(self, key: str) -> None:
-        check_key(key, "remove_ttl")
-        with store_errors("remove_ttl", key):
+        base.check_key(key, "remove_ttl")
+        with files.store_errors("remove_ttl", key):
             await run_blocking(self._remove_ttl, key)
 
     @override
-    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
-        check_list(prefix, LIST_PAGE_MAX)
-        with store_errors("list_unfinished", prefix):
+    async def list_unfinished(self, prefix: str) -> tuple[base.UnfinishedPut, ...]:
+        base.check_list(prefix, base.LIST_PAGE_MAX)
+        with files.store_errors("list_unfinished", prefix):
             return await run_blocking(lambda: (*self._temp_files.list_left(), *self._ttl.list_left(prefix)))
 
     @override
-    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+    async def abort_unfinished(self, puts: Sequence[base.UnfinishedPut]) -> tuple[base.DeleteFailure, ...]:
         return await run_blocking(self._abort_unfinished, puts)
 
     @override
     async def check_unused(self, operation: str, *, marker: str = "", prefixes: tuple[str, ...] = ()) -> None:
-        with store_errors(operation, str(self._root)):
+        with files.store_errors(operation, str(self._root)):
             await run_blocking(check_unused, self._dirs, operation)
             root = self._root.resolve()
             above = [up for up in root.parents[:2] if marker and f"{root.relative_to(up)}/".startswith(prefixes)]
-            check_not_within([str(up) for up in above if (up / marker).is_file()], operation)
+            base.check_not_within([str(up) for up in above if (up / marker).is_file()], operation)
 
     @override
     async def now_ms(self) -> int:
-        with store_errors("now_ms", str(self._root)):
+        with files.store_errors("now_ms", str(self._root)):
             return await run_blocking(self._temp_files.now_ms)
 
     @override
@@ -210,7 +180,7 @@ class LocalStore(BlobStore):
 
     # --- what follows blocks, and runs in threads ---
 
-    def _info(self, key: str, dirs: tuple[ReadDirs, ReadDirs] | None = None) -> BlobInfo | None:
+    def _info(self, key: str, dirs: tuple[ReadDirs, ReadDirs] | None = None) -> base.BlobInfo | None:
         """Return what is known of a blob; `dirs`, where more keys follow, is for blobs and for their TTLs."""
         if dirs is None:
             with ReadDirs(self._dirs) as blobs, ReadDirs(self._dirs) as ttls:
@@ -223,35 +193,37 @@ class LocalStore(BlobStore):
         ttl_ms = self._ttl.read_ms(key, dirs[1])
         created_at_ms = self._temp_files.read_creation_ms(split_key(key)[1], opened, found)
         expires_at_ms = None if ttl_ms is None else created_at_ms + ttl_ms
-        return BlobInfo(key=key, size_bytes=found.st_size, created_at_ms=created_at_ms, expires_at_ms=expires_at_ms)
+        return base.BlobInfo(
+            key=key, size_bytes=found.st_size, created_at_ms=created_at_ms, expires_at_ms=expires_at_ms
+        )
 
     def _missing(self, key: str, operation: str) -> BlobNotFoundError:
         if self._deleted.is_kept(key):
             return BlobDeletedError("was deleted", operation=operation, key=key)
         return BlobNotFoundError("there is no such file", operation=operation, key=key)
 
-    def _list(self, prefix: str, start_after: str, limit: int) -> ListPage:
+    def _list(self, prefix: str, start_after: str, limit: int) -> base.ListPage:
         with ReadDirs(self._dirs) as directories, ReadDirs(self._dirs) as ttls:
             infos = (self._info(key, (directories, ttls)) for key in walk_keys(directories, prefix, start_after))
             # None: deleted since the directory was read.
             blobs = tuple(itertools.islice((info for info in infos if info is not None), limit + 1))
-        return ListPage(blobs=blobs[:limit], truncated=len(blobs) > limit)
+        return base.ListPage(blobs=blobs[:limit], truncated=len(blobs) > limit)
 
-    def _lost(self, key: str) -> Lost | None:
+    def _lost(self, key: str) -> base.Lost | None:
         with ReadDirs(self._dirs) as dirs:
             there = dirs.find(key)
             if there is None:
                 return None
             # The caller may build on it, and the process that created it may have died before this.
-            sync_dir(there[0])
-            return Lost()
+            files.sync_dir(there[0])
+            return base.Lost()
 
-    def _create(self, descriptor: int, temp: str, key: str, ttl_ms: int | None) -> CreateOutcome:
+    def _create(self, descriptor: int, temp: str, key: str, ttl_ms: int | None) -> base.CreateOutcome:
         with self._sealed(descriptor, key) as (directory, name, temps):
             if ttl_ms is not None:
                 if read_regular(name, directory) is not None:
-                    sync_dir(directory)
-                    return Lost()
+                    files.sync_dir(directory)
+                    return base.Lost()
                 self._ttl.promise(key, ttl_ms, is_there=lambda: read_regular(name, directory) is not None)
             # A blob is as old as its name, by the clock of the file system. Writing and syncing it may have taken long.
             os.utime(descriptor)
@@ -261,7 +233,7 @@ class LocalStore(BlobStore):
                 # A network file system may repeat a request by itself and then answer to the repetition.
                 if not _is_same_file(name, directory, descriptor):
                     if error.errno in _NO_ANSWER:
-                        return Unknown(reason=f"link: {error.strerror}")
+                        return base.Unknown(reason=f"link: {error.strerror}")
                     if error.errno == errno.EPERM:
                         raise OSError(errno.EOPNOTSUPP, "cannot make hard links", name) from error
                     lost = self._lost(key) if isinstance(error, FileExistsError) else None
@@ -273,20 +245,20 @@ class LocalStore(BlobStore):
             # `TempFiles` shows it to them.
             os.utime(descriptor)
             try:
-                flush(descriptor)
-                sync_dir(directory)
+                files.flush(descriptor)
+                files.sync_dir(directory)
             except OSError as error:
-                return Unknown(reason=f"linked, but sync of the directory failed: {error.strerror}")
+                return base.Unknown(reason=f"linked, but sync of the directory failed: {error.strerror}")
         return _created(descriptor)
 
-    def _replace(self, descriptor: int, temp: str, key: str, ttl_ms: int | None) -> Created:
+    def _replace(self, descriptor: int, temp: str, key: str, ttl_ms: int | None) -> base.Created:
         with self._sealed(descriptor, key) as (directory, name, temps):
             # A crash in between leaves a TTL where none is meant, never none where one is.
             if ttl_ms is not None:
                 self._ttl.set(key, ttl_ms)
             os.utime(descriptor)  # as for a blob that is created
             os.replace(temp, name, src_dir_fd=temps, dst_dir_fd=directory)
-            sync_dir(directory)
+            files.sync_dir(directory)
         if ttl_ms is None:
             self._ttl.remove(key)
         return _created(descriptor)
@@ -301,7 +273,7 @@ class LocalStore(BlobStore):
     def _sealed(self, descriptor: int, key: str) -> Iterator[tuple[int, str, int]]:
         """Make a file ready to get its name: yields its directory, the name there, and the directory it is in now."""
         self._dirs.share(descriptor)
-        flush(descriptor)
+        files.flush(descriptor)
         below, name = split_key(key)
         with self._dirs.opened(below, make=True) as directory, self._dirs.opened(TEMP) as temps:
             with suppress(FileNotFoundError):
@@ -309,59 +281,59 @@ class LocalStore(BlobStore):
                     raise IsADirectoryError(errno.EISDIR, "is a directory of other keys", name)
             yield directory, name, temps
 
-    def _delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
+    def _delete(self, keys: Sequence[str]) -> tuple[base.DeleteFailure, ...]:
         failures: dict[str, str] = {}
         directories: dict[str, list[str]] = {}
         for key in keys:
             directories.setdefault(split_key(key)[0], []).append(key)
         for directory, inside in directories.items():
             with (
-                noting_failures(failures, inside),
+                files.noting_failures(failures, inside),
                 suppress(FileNotFoundError, NotADirectoryError),
                 self._dirs.opened(directory) as opened,
             ):
                 for key in inside:
-                    with noting_failures(failures, [key]), suppress(FileNotFoundError):
+                    with files.noting_failures(failures, [key]), suppress(FileNotFoundError):
                         if read_regular(split_key(key)[1], opened) is not None:
                             self._deleted.delete(key, opened)
                 # A deletion that a loss of power undoes could bring a commit back whose blobs are gone (design 0002,
                 # D1). Also for what is gone already: the process that deleted it may have died before this.
-                sync_dir(opened)
+                files.sync_dir(opened)
         for directory, inside in directories.items():
             self._ttl.drop(directory, [split_key(key)[1] for key in inside if key not in failures])
         if self._capabilities.keeps_deleted:
             with suppress(OSError):  # the next call purges
                 self._deleted.purge(self._temp_files.now_ms())
-        return tuple(DeleteFailure(key=key, reason=reason) for key, reason in failures.items())
+        return tuple(base.DeleteFailure(key=key, reason=reason) for key, reason in failures.items())
 
-    def _abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+    def _abort_unfinished(self, puts: Sequence[base.UnfinishedPut]) -> tuple[base.DeleteFailure, ...]:
         failures: dict[str, str] = {}
         # Temporary files first: without them no put can finish any more whose TTL goes then.
         for put in sorted(puts, key=lambda put: not put.key.startswith(f"{TEMP}/")):
-            with noting_failures(failures, [put.key]), suppress(FileNotFoundError, NotADirectoryError):
+            with files.noting_failures(failures, [put.key]), suppress(FileNotFoundError, NotADirectoryError):
                 if put.key == f"{TEMP}/{put.upload_id}" and is_temp_name(put.upload_id):
                     self._temp_files.unlink(put.upload_id)
-                elif put.upload_id == LINK and self._info(check_key(put.key, "abort_unfinished")) is None:
+                elif put.upload_id == LINK and self._info(base.check_key(put.key, "abort_unfinished")) is None:
                     directory, name = split_key(put.key)
                     self._ttl.drop(directory, [name])
-        return tuple(DeleteFailure(key=key, reason=reason) for key, reason in failures.items())
+        return tuple(base.DeleteFailure(key=key, reason=reason) for key, reason in failures.items())
 
     # --- and this does not ---
 
     @asynccontextmanager
-    async def _staged(self, key: str, body: Body, operation: str) -> AsyncIterator[tuple[LocalFile, str]]:
+    async def _staged(self, key: str, body: base.Body, operation: str) -> AsyncIterator[tuple[files.LocalFile, str]]:
         """Make a temporary file with the bytes of a body; its name is gone at the end, whatever happened."""
         temp = self._temp_files.new_name()
         try:
             async with AsyncExitStack() as resources:
-                with store_errors(operation, key):
+                with files.store_errors(operation, key):
                     temps = self._dirs.opened(TEMP, make=True)
-                    file = await resources.enter_async_context(create_to_write(temp, dir_fd=temps, mode=0o600))
+                    file = await resources.enter_async_context(files.create_to_write(temp, dir_fd=temps, mode=0o600))
                 at = 0
                 # Errors of the body are not the store's, so the two are not caught together.
-                async with aclosing(checked_chunks(body, operation=operation, key=key)) as chunks:
+                async with aclosing(base.checked_chunks(body, operation=operation, key=key)) as chunks:
                     async for chunk in chunks:
-                        with store_errors(operation, key):
+                        with files.store_errors(operation, key):
                             await file.write_at(at, chunk)
                         at += len(chunk)
                 yield file, temp
@@ -370,24 +342,24 @@ class LocalStore(BlobStore):
             with suppress(OSError):
                 await run_blocking(self._temp_files.unlink, temp)
 
-    async def _open(self, key: str, *, deleted: bool, resources: AsyncExitStack) -> LocalFile:
+    async def _open(self, key: str, *, deleted: bool, resources: AsyncExitStack) -> files.LocalFile:
         directory, name = split_key(key)
         try:
-            return await resources.enter_async_context(open_to_read(name, dir_fd=self._dirs.opened(directory)))
+            return await resources.enter_async_context(files.open_to_read(name, dir_fd=self._dirs.opened(directory)))
         except OSError as error:
             if error.errno not in _NO_SUCH_FILE:
                 raise
         if not deleted or not await run_blocking(self._deleted.is_kept, key):
             raise await run_blocking(self._missing, key, "get")
         kept = self._dirs.opened(f"{DELETED}/{directory}".removesuffix("/"))
-        return await resources.enter_async_context(open_to_read(name, dir_fd=kept))
+        return await resources.enter_async_context(files.open_to_read(name, dir_fd=kept))
 
 
-def _created(descriptor: int) -> Created:
+def _created(descriptor: int) -> base.Created:
     # The change time is that of link or rename. Where the process was stopped just before that step, it is far later
     # than the modification time that `stat` shows, and a writer has to know (design 0002, C5).
     now = os.fstat(descriptor)
-    return Created(created_at_ms=max(now.st_mtime_ns, now.st_ctime_ns) // 1_000_000)
+    return base.Created(created_at_ms=max(now.st_mtime_ns, now.st_ctime_ns) // 1_000_000)
 
 
 def _is_same_file(name: str, directory: int, descriptor: int) -> bool:
@@ -397,12 +369,12 @@ def _is_same_file(name: str, directory: int, descriptor: int) -> bool:
         return False
 
 
-def _read_into(descriptor: int, key: str, sink: Sink, start: int, end: int) -> None:
+def _read_into(descriptor: int, key: str, sink: base.Sink, start: int, end: int) -> None:
     """Give a sink the bytes from `start` to `end`. What the sink raises is not the store's error."""
-    buffer = memoryview(bytearray(min(end - start, SINK_BYTES)))
+    buffer = memoryview(bytearray(min(end - start, base.SINK_BYTES)))
     at = start
     while at < end:
-        with store_errors("get", key):
+        with files.store_errors("get", key):
             size_bytes = os.preadv(descriptor, [buffer[: end - at]], at)
         if not size_bytes:
             raise BlobCorruptError("the file became shorter while it was read", operation="get", key=key)
@@ -445,7 +417,7 @@ class DeletedBlobs:
         self._next_purge_ms = now_ms + self._retention_ms // _PURGES_PER_RETENTION
         with self._dirs.opened(DELETED) as top:
             for _, _, names, directory in os.fwalk(".", dir_fd=top):
-                for name in filter(is_component, names):
+                for name in filter(base.is_component, names):
                     found = read_regular(name, directory)
                     if found is not None and found.st_ctime_ns // 1_000_000 < now_ms - self._retention_ms:
                         # Another process purges too.

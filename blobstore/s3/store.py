@@ -9,28 +9,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from blobstore.base import (
-    LIST_PAGE_MAX,
-    BlobInfo,
-    BlobStore,
-    Body,
-    BytesBody,
-    Capabilities,
-    Created,
-    CreateOutcome,
-    DeleteFailure,
-    ListPage,
-    Sink,
-    UnfinishedPut,
-    check_delete,
-    check_key,
-    check_list,
-    check_not_within,
-    check_put,
-    check_read,
-    range_size_bytes,
-    write_chunks,
-)
+from blobstore import base
 from blobstore.concurrency import map_bounded
 from blobstore.errors import (
     AccessDeniedError,
@@ -68,7 +47,7 @@ _SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
 THREADED_FROM_BYTES: Final = 1024 * 1024
 
 
-class S3Store(BlobStore):
+class S3Store(base.BlobStore):
     """Blobs as objects of a bucket that is there already, below a prefix; bound to the event loop of the first call.
 
     Args:
@@ -112,9 +91,9 @@ class S3Store(BlobStore):
 
     @property
     @override
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> base.Capabilities:
         profile = self._profile
-        return Capabilities(
+        return base.Capabilities(
             atomic_create=profile is None or profile.atomic_create,
             consistent_lists=profile is None or profile.consistent_lists,
             keeps_deleted=False,
@@ -131,26 +110,28 @@ class S3Store(BlobStore):
     # --- writing ---
 
     @override
-    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
+    async def put(
+        self, key: str, body: base.Body, *, ttl_ms: int | None = None, repeatable: bool = False
+    ) -> base.Created:
         return await self._writer.put(await self._new_blob(key, body, "put", ttl_ms))
 
     @override
-    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: base.Body, *, ttl_ms: int | None = None) -> base.CreateOutcome:
         blob = await self._new_blob(key, body, "put_if_absent", ttl_ms)
         # What is not known counts as absent (P2); settings may say that it is there, a profile that it is not.
         profile, setting = self._profile, self.settings.conditional_multipart
         may_go_in_parts = bool(setting) if profile is None else profile.conditional_multipart and setting is not False
         return await self._writer.create(blob, may_go_in_parts=may_go_in_parts)
 
-    async def _new_blob(self, key: str, body: Body, operation: str, ttl_ms: int | None) -> NewBlob:
-        check_put(key, ttl_ms, operation)
+    async def _new_blob(self, key: str, body: base.Body, operation: str, ttl_ms: int | None) -> NewBlob:
+        base.check_put(key, ttl_ms, operation)
         name = self._object(key, operation)
         await self._ready()
         return NewBlob(operation=operation, key=key, name=name, body=body, ttl_ms=ttl_ms, tagged=self._uses_tags)
 
     async def put_parts_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, part_bytes: int | None = None
-    ) -> CreateOutcome:
+        self, key: str, body: base.Body, *, ttl_ms: int | None = None, part_bytes: int | None = None
+    ) -> base.CreateOutcome:
         """Put by a multipart upload as `put_if_absent`, whatever the profile says of it; for `doctor`."""
         blob = await self._new_blob(key, body, "put_if_absent", ttl_ms)
         return await self._writer.create_in_parts(blob, part_bytes=part_bytes)
@@ -161,7 +142,7 @@ class S3Store(BlobStore):
     async def read_into(
         self,
         key: str,
-        sink: Sink,
+        sink: base.Sink,
         *,
         start: int = 0,
         size_bytes: int | None = None,
@@ -169,10 +150,10 @@ class S3Store(BlobStore):
         fresh: bool = False,
     ) -> None:
         name = self._object(key, "get")
-        check_read(key, start, size_bytes)
+        base.check_read(key, start, size_bytes)
         await self._ready()
         if size_bytes == 0:
-            range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
+            base.range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
             return
         bucket = S3Bucket(self.bucket, self.settings) if fresh else self._bucket
         is_threaded = self.settings.threaded_reads and size_bytes is not None and size_bytes >= THREADED_FROM_BYTES
@@ -185,12 +166,12 @@ class S3Store(BlobStore):
             if is_threaded:
                 await threads.read_into(answer["Body"].raw_stream, sink, size_bytes=left)
             else:
-                await write_chunks(_checked_chunks(bucket.client.read(answer), left, key), sink)
+                await base.write_chunks(_checked_chunks(bucket.client.read(answer), left, key), sink)
         except RefusedError as error:
             if error.refusal.status != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 raise store_error(error, "get", key) from None
             # Legal if it is the empty rest of the blob, which HTTP cannot say.
-            range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes(key), key=key)
+            base.range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes(key), key=key)
         except BrokenError as error:
             raise store_error(error, "get", key) from None
         finally:
@@ -203,7 +184,7 @@ class S3Store(BlobStore):
             return int(answer["ContentLength"])
 
     @override
-    async def stat(self, key: str) -> BlobInfo | None:
+    async def stat(self, key: str) -> base.BlobInfo | None:
         name = self._object(key, "stat")
         await self._ready()
         try:
@@ -218,7 +199,7 @@ class S3Store(BlobStore):
         except BlobNotFoundError:
             return None
         expires_at_ms = None if ttl_ms is None else created_at_ms + ttl_ms
-        return BlobInfo(key=key, size_bytes=stored_bytes, created_at_ms=created_at_ms, expires_at_ms=expires_at_ms)
+        return base.BlobInfo(key=key, size_bytes=stored_bytes, created_at_ms=created_at_ms, expires_at_ms=expires_at_ms)
 
     @override
     async def check_unused(self, operation: str, *, marker: str = "", prefixes: tuple[str, ...] = ()) -> None:
@@ -233,11 +214,11 @@ class S3Store(BlobStore):
                 await self._ready()
                 await self._bucket.ask("head_object", "stat", marker, Key=above + marker)
                 found.append(f"s3://{self.bucket}/{above}".rstrip("/"))
-        check_not_within(found, operation)
+        base.check_not_within(found, operation)
 
     @override
-    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
-        check_list(prefix, limit)
+    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = base.LIST_PAGE_MAX) -> base.ListPage:
+        base.check_list(prefix, limit)
         await self._ready()
         answer = await self._bucket.ask(
             "list_objects_v2",
@@ -250,8 +231,8 @@ class S3Store(BlobStore):
         with answers("list_page", prefix):
             return self._page(answer, prefix, start_after, limit)
 
-    def _page(self, answer: Answer, prefix: str, start_after: str, limit: int) -> ListPage:
-        blobs: list[BlobInfo] = []
+    def _page(self, answer: Answer, prefix: str, start_after: str, limit: int) -> base.ListPage:
+        blobs: list[base.BlobInfo] = []
         before = start_after
         contents = answer.get("Contents", ())
         if answer.get("KeyCount", len(contents)) != len(contents) or len(contents) > limit:
@@ -264,8 +245,8 @@ class S3Store(BlobStore):
                 raise StoreUnavailableError("the list repeats or goes astray", operation="list_page", key=prefix)
             before = key
             created_at_ms, size_bytes = whole_seconds_ms(listed["LastModified"]), int(listed["Size"])
-            blobs.append(BlobInfo(key=key, size_bytes=size_bytes, created_at_ms=created_at_ms, ttl_known=False))
-        return ListPage(blobs=tuple(blobs), truncated=bool(answer["IsTruncated"]))
+            blobs.append(base.BlobInfo(key=key, size_bytes=size_bytes, created_at_ms=created_at_ms, ttl_known=False))
+        return base.ListPage(blobs=tuple(blobs), truncated=bool(answer["IsTruncated"]))
 
     # --- TTL, deletion, time ---
 
@@ -280,8 +261,8 @@ class S3Store(BlobStore):
         await self._bucket.ask("put_object_tagging", "remove_ttl", key, Key=name, Tagging=kept)
 
     @override
-    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
-        check_delete(keys)
+    async def delete(self, keys: Sequence[str]) -> tuple[base.DeleteFailure, ...]:
+        base.check_delete(keys)
         names = {self._object(key, "delete"): key for key in keys}
         if not names:
             return ()
@@ -296,22 +277,22 @@ class S3Store(BlobStore):
             with suppress(BlobNotFoundError):
                 await self._bucket.ask("delete_object", "delete", key, Key=first)
             return await self._remove_each("delete_object", "delete", [(key, {"Key": name}) for name, key in rest])
-        failures: list[DeleteFailure] = []
+        failures: list[base.DeleteFailure] = []
         for error in answer.get("Errors", ()):
             failed, code = names.get(str(error.get("Key", ""))), str(error.get("Code", ""))
             if failed is None:
                 raise StoreUnavailableError(f"failed for a key that was not asked for: {code}", operation="delete")
             if code != "NoSuchKey":
                 failures.append(
-                    DeleteFailure(key=failed, reason=f"{code}: {showable(error.get('Message'))}".rstrip(": "))
+                    base.DeleteFailure(key=failed, reason=f"{code}: {showable(error.get('Message'))}".rstrip(": "))
                 )
         return tuple(failures)
 
     @override
-    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
-        check_list(prefix, LIST_PAGE_MAX)
+    async def list_unfinished(self, prefix: str) -> tuple[base.UnfinishedPut, ...]:
+        base.check_list(prefix, base.LIST_PAGE_MAX)
         await self._ready()
-        puts: list[UnfinishedPut] = []
+        puts: list[base.UnfinishedPut] = []
         position: dict[str, str] = {}
         while True:
             answer = await self._bucket.ask(
@@ -326,15 +307,17 @@ class S3Store(BlobStore):
                 raise StoreUnavailableError("the list does not go on", operation="list_unfinished", key=prefix)
             position = following
 
-    def _unfinished(self, answer: Answer) -> list[UnfinishedPut]:
+    def _unfinished(self, answer: Answer) -> list[base.UnfinishedPut]:
         return [
-            UnfinishedPut(key=key, upload_id=str(upload["UploadId"]), begun_at_ms=whole_seconds_ms(upload["Initiated"]))
+            base.UnfinishedPut(
+                key=key, upload_id=str(upload["UploadId"]), begun_at_ms=whole_seconds_ms(upload["Initiated"])
+            )
             for upload in answer.get("Uploads", ())
             if (key := self._key(upload["Key"])) is not None
         ]
 
     @override
-    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+    async def abort_unfinished(self, puts: Sequence[base.UnfinishedPut]) -> tuple[base.DeleteFailure, ...]:
         await self._ready()
         uploads = [
             (put.key, {"Key": self._object(put.key, "abort_unfinished"), "UploadId": put.upload_id}) for put in puts
@@ -343,16 +326,16 @@ class S3Store(BlobStore):
 
     async def _remove_each(
         self, method: str, operation: str, wanted: Iterable[tuple[str, dict[str, str]]]
-    ) -> tuple[DeleteFailure, ...]:
+    ) -> tuple[base.DeleteFailure, ...]:
         """Remove things one by one, each with its key, and note what may not be removed."""
 
-        async def remove(keyed: tuple[str, dict[str, str]]) -> DeleteFailure | None:
+        async def remove(keyed: tuple[str, dict[str, str]]) -> base.DeleteFailure | None:
             key, arguments = keyed
             try:
                 with suppress(BlobNotFoundError):
                     await self._bucket.ask(method, operation, key, **arguments)
             except AccessDeniedError as error:
-                return DeleteFailure(key=key, reason=str(error))
+                return base.DeleteFailure(key=key, reason=str(error))
             return None
 
         failures = await map_bounded(remove, wanted, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
@@ -381,9 +364,9 @@ class S3Store(BlobStore):
 
     # --- for `doctor` and `lifecycle` ---
 
-    async def begin_upload(self, key: str) -> UnfinishedPut:
+    async def begin_upload(self, key: str) -> base.UnfinishedPut:
         """Begin a multipart upload and leave it, as a process that dies does."""
-        return await self._writer.begin(await self._new_blob(key, BytesBody(b""), "begin_upload", None))
+        return await self._writer.begin(await self._new_blob(key, base.BytesBody(b""), "begin_upload", None))
 
     async def read_lifecycle(self) -> tuple[dict[str, Any], ...]:
         """Read all lifecycle rules of the bucket, as the SDK gives them."""
@@ -416,7 +399,7 @@ class S3Store(BlobStore):
         return self._profile is None or self._profile.tags
 
     def _object(self, key: str, operation: str) -> str:
-        name = self._root + check_key(key, operation)
+        name = self._root + base.check_key(key, operation)
         if len(name) > _OBJECT_KEY_BYTES_MAX:
             raise InvalidRequestError(
                 f"is longer than {_OBJECT_KEY_BYTES_MAX} bytes with the prefix", operation=operation, key=repr(key)
@@ -461,7 +444,7 @@ class S3Store(BlobStore):
 
 def _checked_prefix(prefix: str) -> str:
     try:
-        return check_key(prefix, "open") if prefix else ""
+        return base.check_key(prefix, "open") if prefix else ""
     except InvalidRequestError:
         raise InvalidRequestError(
             "is not a prefix that tidemark can use",

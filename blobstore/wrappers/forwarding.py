@@ -15,33 +15,19 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
-from blobstore.base import (
-    LIST_PAGE_MAX,
-    BlobInfo,
-    BlobStore,
-    Body,
-    Buffer,
-    Capabilities,
-    Created,
-    CreateOutcome,
-    DeleteFailure,
-    ListPage,
-    RequestMetadata,
-    Sink,
-    UnfinishedPut,
-)
+from blobstore import base
 from blobstore.concurrency import give_up
 from blobstore.errors import InvalidRequestError, StoreError
 
 T = TypeVar("T")
 # Reads the bytes of a call into any sink.
-Read = Callable[[Sink], Coroutine[Any, Any, None]]
+Read = Callable[[base.Sink], Coroutine[Any, Any, None]]
 
 
-class PassedBody(Body):
+class PassedBody(base.Body):
     """A body that awaits a function with the size of each chunk before it passes that on."""
 
-    def __init__(self, body: Body, passing: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(self, body: base.Body, passing: Callable[[int], Awaitable[None]]) -> None:
         self._body = body
         self._passing = passing
 
@@ -58,21 +44,21 @@ class PassedBody(Body):
                 yield chunk
 
 
-class CountedSink(Sink):
+class CountedSink(base.Sink):
     """Counts the bytes that another sink has taken."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: base.Sink) -> None:
         self._sink = sink
         self.blocks = sink.blocks
         self.size_bytes = 0
 
     @override
-    def write(self, data: Buffer) -> None:
+    def write(self, data: base.Buffer) -> None:
         self._sink.write(data)
         self.size_bytes += len(data)
 
     @override
-    async def write_here(self, chunks: Sequence[Buffer]) -> None:
+    async def write_here(self, chunks: Sequence[base.Buffer]) -> None:
         await self._sink.write_here(chunks)
         self.size_bytes += sum(map(len, chunks))
 
@@ -83,7 +69,7 @@ class WatchedSink(CountedSink):
     The clock gives seconds, and is asked in any thread.
     """
 
-    def __init__(self, sink: Sink, clock: Callable[[], float]) -> None:
+    def __init__(self, sink: base.Sink, clock: Callable[[], float]) -> None:
         super().__init__(sink)
         self._clock = clock
         self._busy_s = 0.0
@@ -95,12 +81,12 @@ class WatchedSink(CountedSink):
         return self._busy_s + (0.0 if since_s is None else self._clock() - since_s)
 
     @override
-    def write(self, data: Buffer) -> None:
+    def write(self, data: base.Buffer) -> None:
         with self._working():
             super().write(data)
 
     @override
-    async def write_here(self, chunks: Sequence[Buffer]) -> None:
+    async def write_here(self, chunks: Sequence[base.Buffer]) -> None:
         with self._working():
             await super().write_here(chunks)
 
@@ -114,14 +100,14 @@ class WatchedSink(CountedSink):
             self._busy_s += self._clock() - began_s
 
 
-class ForwardingStore(BlobStore):
+class ForwardingStore(base.BlobStore):
     """Passes on everything. A wrapper overrides hooks, and those methods that concern it.
 
     `_around` surrounds each request but `close`; a read is called "get". `_send` makes a request that has one answer,
     which is every request but a read; `_read` makes a read. `_wrap` replaces each body.
     """
 
-    def __init__(self, inner: BlobStore) -> None:
+    def __init__(self, inner: base.BlobStore) -> None:
         self._inner = inner
 
     def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:  # noqa: ARG002 - a hook
@@ -133,16 +119,16 @@ class ForwardingStore(BlobStore):
         async with self._around(operation, *keys):
             return await request()
 
-    async def _read(self, read: Read, sink: Sink) -> None:
+    async def _read(self, read: Read, sink: base.Sink) -> None:
         """Read into a sink; each call of `read` sends the request."""
         await read(sink)
 
-    def _wrap(self, body: Body) -> Body:
+    def _wrap(self, body: base.Body) -> base.Body:
         return body
 
     @property
     @override
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> base.Capabilities:
         return self._inner.capabilities
 
     @override
@@ -150,7 +136,7 @@ class ForwardingStore(BlobStore):
         return self._inner.place()
 
     @override
-    def tagged(self, metadata: RequestMetadata) -> BlobStore:
+    def tagged(self, metadata: base.RequestMetadata) -> base.BlobStore:
         inner = self._inner.tagged(metadata)
         if inner is self._inner:
             return self
@@ -160,12 +146,14 @@ class ForwardingStore(BlobStore):
         return view
 
     @override
-    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
+    async def put(
+        self, key: str, body: base.Body, *, ttl_ms: int | None = None, repeatable: bool = False
+    ) -> base.Created:
         body = self._wrap(body)
         return await self._send("put", (key,), lambda: self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable))
 
     @override
-    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: base.Body, *, ttl_ms: int | None = None) -> base.CreateOutcome:
         body = self._wrap(body)
         return await self._send("put_if_absent", (key,), lambda: self._inner.put_if_absent(key, body, ttl_ms=ttl_ms))
 
@@ -173,31 +161,31 @@ class ForwardingStore(BlobStore):
     async def read_into(
         self,
         key: str,
-        sink: Sink,
+        sink: base.Sink,
         *,
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
     ) -> None:
-        def read(into: Sink) -> Coroutine[Any, Any, None]:
+        def read(into: base.Sink) -> Coroutine[Any, Any, None]:
             return self._inner.read_into(key, into, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
 
         async with self._around("get", key):
             await self._read(read, sink)
 
     @override
-    async def stat(self, key: str) -> BlobInfo | None:
+    async def stat(self, key: str) -> base.BlobInfo | None:
         return await self._send("stat", (key,), lambda: self._inner.stat(key))
 
     @override
-    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
+    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = base.LIST_PAGE_MAX) -> base.ListPage:
         return await self._send(
             "list_page", (prefix,), lambda: self._inner.list_page(prefix, start_after=start_after, limit=limit)
         )
 
     @override
-    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[base.DeleteFailure, ...]:
         return await self._send("delete", keys, lambda: self._inner.delete(keys))
 
     @override
@@ -205,11 +193,11 @@ class ForwardingStore(BlobStore):
         await self._send("remove_ttl", (key,), lambda: self._inner.remove_ttl(key))
 
     @override
-    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+    async def list_unfinished(self, prefix: str) -> tuple[base.UnfinishedPut, ...]:
         return await self._send("list_unfinished", (prefix,), lambda: self._inner.list_unfinished(prefix))
 
     @override
-    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+    async def abort_unfinished(self, puts: Sequence[base.UnfinishedPut]) -> tuple[base.DeleteFailure, ...]:
         keys = tuple(put.key for put in puts)
         return await self._send("abort_unfinished", keys, lambda: self._inner.abort_unfinished(puts))
 
@@ -267,7 +255,7 @@ class Meter:
 class MeteredStore(ForwardingStore):
     """Counts every call; directly around a store, that is the requests that the store has to serve."""
 
-    def __init__(self, inner: BlobStore, meter: Meter | None = None) -> None:
+    def __init__(self, inner: base.BlobStore, meter: Meter | None = None) -> None:
         super().__init__(inner)
         self.meter = Meter() if meter is None else meter
 
@@ -276,14 +264,14 @@ class MeteredStore(ForwardingStore):
         return self.meter.request(operation)
 
     @override
-    def _wrap(self, body: Body) -> Body:
+    def _wrap(self, body: base.Body) -> base.Body:
         async def count(size_bytes: int) -> None:
             self.meter.bytes_out += size_bytes
 
         return PassedBody(body, count)
 
     @override
-    async def _read(self, read: Read, sink: Sink) -> None:
+    async def _read(self, read: Read, sink: base.Sink) -> None:
         counted = CountedSink(sink)
         try:
             await read(counted)
@@ -385,7 +373,7 @@ class LimitedStore(ForwardingStore):
     at least 1, stays as it is.
     """
 
-    def __init__(self, inner: BlobStore, limit: InFlightLimit | int) -> None:
+    def __init__(self, inner: base.BlobStore, limit: InFlightLimit | int) -> None:
         super().__init__(inner)
         self._limit = InFlightLimit(limit) if isinstance(limit, int) else limit
 
@@ -444,17 +432,17 @@ class PacedStore(ForwardingStore):
     reads a body more often than it sends it has to hold bodies back by itself: then `paces_bodies` is False.
     """
 
-    def __init__(self, inner: BlobStore, bandwidth: Bandwidth, *, paces_bodies: bool = True) -> None:
+    def __init__(self, inner: base.BlobStore, bandwidth: Bandwidth, *, paces_bodies: bool = True) -> None:
         super().__init__(inner)
         self._bandwidth = bandwidth
         self._paces_bodies = paces_bodies
 
     @override
-    def _wrap(self, body: Body) -> Body:
+    def _wrap(self, body: base.Body) -> base.Body:
         return PassedBody(body, self._bandwidth.pass_through) if self._paces_bodies else body
 
     @override
-    async def _read(self, read: Read, sink: Sink) -> None:
+    async def _read(self, read: Read, sink: base.Sink) -> None:
         paced = _PacedSink(sink, self._bandwidth, asyncio.get_running_loop().time)
         reading = asyncio.ensure_future(read(paced))
         try:
@@ -466,10 +454,10 @@ class PacedStore(ForwardingStore):
         reading.result()
 
 
-class _PacedSink(Sink):
+class _PacedSink(base.Sink):
     """Holds up the thread that writes."""
 
-    def __init__(self, sink: Sink, bandwidth: Bandwidth, clock: Callable[[], float]) -> None:
+    def __init__(self, sink: base.Sink, bandwidth: Bandwidth, clock: Callable[[], float]) -> None:
         self._sink = sink
         self.blocks = sink.blocks
         self._bandwidth = bandwidth
@@ -477,7 +465,7 @@ class _PacedSink(Sink):
         self.is_let_go = threading.Event()
 
     @override
-    def write(self, data: Buffer) -> None:
+    def write(self, data: base.Buffer) -> None:
         for piece_bytes in pieces(len(data)):
             wait_s = self._bandwidth.reserve(piece_bytes, self._clock())
             if wait_s > GRAIN_S and self.is_let_go.wait(wait_s):
@@ -485,6 +473,6 @@ class _PacedSink(Sink):
         self._sink.write(data)
 
     @override
-    async def write_here(self, chunks: Sequence[Buffer]) -> None:
+    async def write_here(self, chunks: Sequence[base.Buffer]) -> None:
         await self._bandwidth.pass_through(sum(map(len, chunks)))
         await self._sink.write_here(chunks)

@@ -38,6 +38,7 @@ from index.plan.plan_format import (
     decode_plan_header,
     decode_plan_summary,
 )
+from index.snapshot import model
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_boundary, decode_commit, decode_index, decode_name, decode_pin
 from index.snapshot.delta import apply_delta
 from index.snapshot.keys import (
@@ -53,19 +54,6 @@ from index.snapshot.keys import (
     parse_pin_key,
     run_began_at_ms,
 )
-from index.snapshot.model import (
-    NEVER_MS,
-    PIN_DURATION_MS,
-    Boundary,
-    CommitPointer,
-    CommitRecord,
-    DirIndex,
-    IndexReference,
-    RepositoryRecord,
-    Scope,
-    SnapshotIndex,
-    StoreReference,
-)
 
 OPERATION: Final = "verify-plan"
 IN_FLIGHT_MAX: Final = 16
@@ -78,7 +66,7 @@ SINCE_LATE_MAX_MS: Final = 10 * 60 * 1000
 NAMED_MAX: Final = 1000
 
 # ("commit", scope, number), ("name", scope, name, number) or ("pin", id).
-RootId = tuple[str | int | Scope, ...]
+RootId = tuple[str | int | model.Scope, ...]
 Record = TypeVar("Record")
 
 
@@ -146,7 +134,7 @@ class Root(msgspec.Struct, frozen=True):
 
     id: RootId
     created_at_ms: int
-    stores: tuple[StoreReference, ...]
+    stores: tuple[model.StoreReference, ...]
     # Of a commit.
     committed_at_ms: int = 0
 
@@ -154,10 +142,10 @@ class Root(msgspec.Struct, frozen=True):
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
     """The indexes that roots of the plan keep, or roots that came later."""
 
-    then: frozenset[IndexReference]
-    later: frozenset[IndexReference]
+    then: frozenset[model.IndexReference]
+    later: frozenset[model.IndexReference]
     # Those that pins alone lead to, and that may be gone.
-    optional: frozenset[IndexReference]
+    optional: frozenset[model.IndexReference]
     contradictions: tuple[str, ...]
     # Roots that protected something when the plan was made, and are gone.
     changed: tuple[str, ...]
@@ -165,7 +153,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
 
 async def verify_plan(
     store: BlobStore,
-    repository: RepositoryRecord,
+    repository: model.RepositoryRecord,
     plan: BlobStore,
     *,
     meant: Callable[[int], RetentionPolicy] | None = None,
@@ -252,7 +240,7 @@ def _judge(upload: BlobInfo, line: PlannedUpload, capabilities: Capabilities, *,
 
 
 async def _read_reach(
-    store: BlobStore, repository: RepositoryRecord, header: PlanHeader
+    store: BlobStore, repository: model.RepositoryRecord, header: PlanHeader
 ) -> tuple[Reach, dict[str, str]]:
     """Read the roots, and follow them; return each key that is reached, with what a line about it is."""
     before = None
@@ -281,7 +269,9 @@ async def _read_part(plan: BlobStore, name: str) -> bytes:
         raise PlanFileError(message, subject=name, hint="make it by a dry run") from error
 
 
-def _compare_times(header: PlanHeader, repository: RepositoryRecord, now_ms: int, *, late_ms: int) -> Iterator[str]:
+def _compare_times(
+    header: PlanHeader, repository: model.RepositoryRecord, now_ms: int, *, late_ms: int
+) -> Iterator[str]:
     """Yield where a plan's TTL and times cannot be: its own clock would say which TTLs are over."""
     if header.ttl_ms != (ttl_ms := repository.ttl_ms):
         yield f"the plan has a TTL of {header.ttl_ms} ms, and the repository one of {ttl_ms} ms"
@@ -336,7 +326,7 @@ def _is_meant(mine: RetentionRule, low: RetentionRule, high: RetentionRule) -> b
 # ---------------------------------------------------------------------- roots
 
 
-async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms: int) -> list[Root]:
+async def read_now_roots(store: BlobStore, repository: model.RepositoryRecord, now_ms: int) -> list[Root]:
     """Read every root as it is: pins, then names, then logs, so that what changes from one to another is seen (D4).
 
     `BlobNotFoundError`: something went between its listing and its reading: read again.
@@ -347,25 +337,27 @@ async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms:
             roots.append(Root(("pin", pin.id), blob.created_at_ms, pin.stores))
     for blob, name in await _read_all(store, NAMES, parse_name_key, decode_name):
         is_late = blob.created_at_ms > name.valid_until_ms
-        if not name.released and not (is_late and await _was_written_here(store, name.valid_until_ms, PIN_DURATION_MS)):
+        if not name.released and not (
+            is_late and await _was_written_here(store, name.valid_until_ms, model.PIN_DURATION_MS)
+        ):
             root_id = ("name", name.scope, name.name, name.source.number)
             roots.append(Root(root_id, blob.created_at_ms, name.stores))
-    boundaries: defaultdict[Scope, list[Boundary]] = defaultdict(list)
-    records: list[tuple[CommitRecord, int]] = []
+    boundaries: defaultdict[model.Scope, list[model.Boundary]] = defaultdict(list)
+    records: list[tuple[model.CommitRecord, int]] = []
     for blob, record in await _read_all(store, LOG, parse_log_key, _decode_log):
-        if isinstance(record, Boundary):
+        if isinstance(record, model.Boundary):
             boundaries[record.scope].append(record)
         else:
             records.append((record, blob.created_at_ms))
-    newest: dict[Scope, int] = {}
+    newest: dict[model.Scope, int] = {}
     # A predecessor is older than the record that names it (M18).
     predecessors = {(record.scope, record.predecessor) for record, _ in records}
     # By scope, when the commit before the next valid one was committed, as that one says (C7).
-    said_ms: dict[Scope, int] = {}
+    said_ms: dict[model.Scope, int] = {}
     for record, created_at_ms in sorted(records, key=lambda r: -r[0].number):
         scope, number = record.scope, record.number
         newest.setdefault(scope, number)
-        me = CommitPointer(number, record.write_id)
+        me = model.CommitPointer(number, record.write_id)
         is_open = all(b.number < number or me in b.kept for b in boundaries[scope])
         # A record that came in time, or that a boundary or a later record vouches for, is valid (C5).
         is_valid = (
@@ -375,16 +367,18 @@ async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms:
             or (newest[scope] == number and await _is_settled(store, repository, record))
         )
         if is_open and is_valid:
-            committed_ms = min(max(created_at_ms, record.predecessor_committed_at_ms), said_ms.get(scope, NEVER_MS))
+            committed_ms = min(
+                max(created_at_ms, record.predecessor_committed_at_ms), said_ms.get(scope, model.NEVER_MS)
+            )
             roots.append(Root(("commit", scope, number), created_at_ms, record.stores, committed_ms))
             if record.predecessor is not None:
                 said_ms[scope] = record.predecessor_committed_at_ms
     return roots
 
 
-async def _is_settled(store: BlobStore, repository: RepositoryRecord, record: CommitRecord) -> bool:
+async def _is_settled(store: BlobStore, repository: model.RepositoryRecord, record: model.CommitRecord) -> bool:
     """Return whether a newest record that came late counts: its uploads were kept, or it was copied here (C5)."""
-    lease_ms = repository.ttl_ms - repository.margin_ms if record.kind == "commit" else PIN_DURATION_MS
+    lease_ms = repository.ttl_ms - repository.margin_ms if record.kind == "commit" else model.PIN_DURATION_MS
     named = [s for s in record.stores if s.number == record.number] or record.stores
     brought = [await store.stat(s.index.key) for s in named]
     if not await _was_written_here(store, record.valid_until_ms, lease_ms):
@@ -430,7 +424,7 @@ async def _is_name(store: BlobStore, key: str) -> bool:
     return True
 
 
-def _decode_log(data: bytes, *, subject: str) -> CommitRecord | Boundary:
+def _decode_log(data: bytes, *, subject: str) -> model.CommitRecord | model.Boundary:
     key = parse_log_key(subject)
     record = (decode_boundary if key.kind == "boundary" else decode_commit)(data, subject=subject)
     if (record.scope, record.number) != (key.scope, key.number):
@@ -481,8 +475,8 @@ def _label(root: RootId) -> str:
 def _choose_kept(header: PlanHeader, named: set[RootId]) -> set[RootId]:
     """Choose what the plan's retention keeps of the commits that were there, by rules that are written once more."""
     named = named | {(n.scope, n.number) for n in header.names if n.is_live}
-    newer_ms: dict[Scope, int] = {}
-    places: defaultdict[Scope, int] = defaultdict(int)
+    newer_ms: dict[model.Scope, int] = {}
+    places: defaultdict[model.Scope, int] = defaultdict(int)
     kept: set[RootId] = set()
     for commit in sorted(header.commits, key=lambda c: c.number, reverse=True):
         scope = commit.scope
@@ -504,7 +498,7 @@ def _choose_kept(header: PlanHeader, named: set[RootId]) -> set[RootId]:
 
 
 async def follow(
-    store: BlobStore, references: frozenset[IndexReference], optional: frozenset[IndexReference]
+    store: BlobStore, references: frozenset[model.IndexReference], optional: frozenset[model.IndexReference]
 ) -> set[str]:
     """Return every key that some indexes keep: themselves, what they are a delta on, and the blobs.
 
@@ -513,7 +507,7 @@ async def follow(
     """
     reached: set[str] = set()
 
-    async def walk(reference: IndexReference) -> None:
+    async def walk(reference: model.IndexReference) -> None:
         keys: set[str] = set()
         try:
             index = await _resolve(store, reference, keys)
@@ -528,7 +522,7 @@ async def follow(
     return reached
 
 
-async def _resolve(store: BlobStore, reference: IndexReference, keys: set[str]) -> SnapshotIndex:
+async def _resolve(store: BlobStore, reference: model.IndexReference, keys: set[str]) -> model.SnapshotIndex:
     try:
         data = await read_blob(store, reference.key, size_bytes_max=min(reference.size_bytes, INDEX_BYTES_MAX))
     except BlobNotFoundError as error:
@@ -539,12 +533,12 @@ async def _resolve(store: BlobStore, reference: IndexReference, keys: set[str]) 
         raise DamagedError("leads to itself", operation=OPERATION, subject=reference.key)
     keys.add(reference.key)
     index = decode_index(data, subject=reference.key)
-    if isinstance(index, SnapshotIndex):
+    if isinstance(index, model.SnapshotIndex):
         return index
     return apply_delta(await _resolve(store, index.base, keys), index)
 
 
-def _walk_dir(directory: DirIndex, keys: set[str]) -> None:
+def _walk_dir(directory: model.DirIndex, keys: set[str]) -> None:
     for file in directory.files_present:
         keys.update(blob.key for blob in file.blobs)
     for sub in directory.sub_dirs_present:

@@ -21,17 +21,9 @@ from engine.runtime import NO_PROGRESS, Progress, read_now_ms
 from index.display import DisplayMixin, count, iso_time, printable, shortened
 from index.errors import FormatError
 from index.plan import commits
+from index.snapshot import model
 from index.snapshot.contents import SnapshotShare, measure_share
 from index.snapshot.keys import boundary_key, commit_key
-from index.snapshot.model import (
-    Boundary,
-    CommitPointer,
-    CommitRecord,
-    NameRecord,
-    RepositoryRecord,
-    Scope,
-    StoreReference,
-)
 from index.spark.checkpoint import decode_checkpoint_backup
 
 ENTRIES_MAX: Final = 20
@@ -86,7 +78,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 class History(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """The records of a scope's log, newest first."""
 
-    scope: Scope
+    scope: model.Scope
     entries: tuple[HistoryEntry, ...]
     # Number of records that are there and were not asked for.
     older_count: int
@@ -107,8 +99,8 @@ class History(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_history(
     store: BlobStore,
-    repository: RepositoryRecord,
-    scope: Scope,
+    repository: model.RepositoryRecord,
+    scope: model.Scope,
     *,
     entries_max: int = ENTRIES_MAX,
     since_ms: int | None = None,
@@ -166,29 +158,29 @@ class _Read(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: list[Unreadable]
 
 
-async def _read_entries(store: BlobStore, scope: Scope, entries_max: int, since_ms: int | None) -> _Read:
+async def _read_entries(store: BlobStore, scope: model.Scope, entries_max: int, since_ms: int | None) -> _Read:
     listing, noted = await list_log(store, scope), Noted()
     found = [await noted.read(boundary_key(scope, n), read_boundary(store, scope, n)) for n in listing.boundaries]
     boundaries = [boundary for boundary in found if boundary is not None]
     if not noted.unreadable:
         commits.check_dense(listing, boundaries)
 
-    async def read_one(number: int) -> CommitRecord | str:
+    async def read_one(number: int) -> model.CommitRecord | str:
         try:
             return await read_commit(store, scope, number)
         except FormatError as error:
             return str(error)
 
     entries: list[HistoryEntry] = []
-    records: dict[int, CommitRecord] = {}
-    vouched: frozenset[CommitPointer] = frozenset()
+    records: dict[int, model.CommitRecord] = {}
+    vouched: frozenset[model.CommitPointer] = frozenset()
     newer: commits.Commit | None = None
     is_over = False
     newest_first = [number for number, _ in reversed(listing.records)]
     while not is_over and len(entries) < min(entries_max, len(newest_first)):
         numbers = newest_first[len(entries) : min(len(entries) + READS_IN_FLIGHT_MAX, entries_max)]
         read = await map_bounded(read_one, numbers, in_flight_max=READS_IN_FLIGHT_MAX)
-        records |= {record.number: record for record in read if isinstance(record, CommitRecord)}
+        records |= {record.number: record for record in read if isinstance(record, model.CommitRecord)}
         vouched |= await read_vouched(store, listing, records, boundaries)
         late = {record.pointer for record in commits.find_late(listing, records, boundaries)} - vouched
         for number, record in zip(numbers, read, strict=True):
@@ -211,11 +203,11 @@ def _is_before(entry: HistoryEntry, since_ms: int | None) -> bool:
 
 def _entry_of(
     number: int,
-    record: CommitRecord | str,
+    record: model.CommitRecord | str,
     listing: commits.LogListing,
-    boundaries: Iterable[Boundary],
+    boundaries: Iterable[model.Boundary],
     *,
-    late: Collection[CommitPointer],
+    late: Collection[model.CommitPointer],
     newer: commits.Commit | None,
 ) -> HistoryEntry:
     if isinstance(record, str):
@@ -230,7 +222,9 @@ def _entry_of(
     return HistoryEntry(number=number, state=state, commit=commit, problem=problem)
 
 
-def _with_named(log: _Read, names: Iterable[NameRecord], entries_max: int, since_ms: int | None) -> list[HistoryEntry]:
+def _with_named(
+    log: _Read, names: Iterable[model.NameRecord], entries_max: int, since_ms: int | None
+) -> list[HistoryEntry]:
     """Add what only names hold: once for each commit, in its place, or in that of the record that cannot be read."""
     entries = list(log.entries)
     last = min((entry.number for entry in entries), default=0)
@@ -250,14 +244,14 @@ def _with_named(log: _Read, names: Iterable[NameRecord], entries_max: int, since
     return sorted(entries, key=lambda entry: -entry.number)
 
 
-def _is_of(pointer: CommitPointer, entry: HistoryEntry) -> bool:
-    return entry.commit is not None and pointer == CommitPointer(entry.number, entry.commit.record.write_id)
+def _is_of(pointer: model.CommitPointer, entry: HistoryEntry) -> bool:
+    return entry.commit is not None and pointer == model.CommitPointer(entry.number, entry.commit.record.write_id)
 
 
 # ---------------------------------------------------------------------- what each brought
 
 
-def is_new(reference: StoreReference, record: CommitRecord) -> bool:
+def is_new(reference: model.StoreReference, record: model.CommitRecord) -> bool:
     """Return whether a store came with this very record. Rewinds and forks bring nothing: no byte is copied."""
     return record.kind == "commit" and reference.number == record.number
 
@@ -267,7 +261,7 @@ async def _with_shares(store: BlobStore, entries: Sequence[HistoryEntry], progre
     wanted = [(number, s) for number, record in shown for s in record.stores if is_new(s, record)][:INDEXES_MAX]
     progress.total(files=len(wanted), bytes_=sum(reference.index.size_bytes for _, reference in wanted))
 
-    async def share(numbered: tuple[int, StoreReference]) -> SnapshotShare | str:
+    async def share(numbered: tuple[int, model.StoreReference]) -> SnapshotShare | str:
         reference = numbered[1].index
         try:
             index = await read_index(store, reference)
@@ -322,7 +316,7 @@ _BECAME: Final = {
 }
 
 
-def describe_entry(entry: HistoryEntry, scope: Scope) -> str:
+def describe_entry(entry: HistoryEntry, scope: model.Scope) -> str:
     """Say in a few words where a record of a scope is from, and what became of it."""
     parts = []
     record = entry.commit.record if entry.commit is not None else None

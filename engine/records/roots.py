@@ -17,18 +17,7 @@ from engine.records.indexes import is_missing, read_stored_snapshot
 from engine.records.leases import list_namings
 from engine.records.log import Noted, ScopeLog, Unreadable, list_all_logs, read_record, read_scope, repeat_reading
 from index.errors import FormatError, UnsafeNameError
-from index.plan.collect import (
-    NOTHING_PROTECTED,
-    DeleteReason,
-    PlannedDelete,
-    Protection,
-    ScopePlan,
-    choose_closed_records,
-    name_is_removable,
-    pin_is_live,
-    pin_is_removable,
-    plan_scope,
-)
+from index.plan import collect
 from index.plan.commits import NOTHING_VOUCHES, Commit, Naming, RetentionPolicy, choose_superseded_boundaries
 from index.snapshot import keys
 from index.snapshot.codec import decode_pin
@@ -55,7 +44,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     stores: tuple[StoreReference, ...]
     # Set once the object itself may be deleted.
-    removable: DeleteReason | None
+    removable: collect.DeleteReason | None
 
 
 class Roots(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,13 +86,13 @@ class References(msgspec.Struct, frozen=True, kw_only=True):
     # refused by `check_open`: it keeps nothing, and is not damage.
     optional: frozenset[IndexReference]
     # Of which scopes nothing may go, whatever these lead to.
-    protected: Protection = NOTHING_PROTECTED
+    protected: collect.Protection = collect.NOTHING_PROTECTED
 
     @property
     def everything(self) -> frozenset[IndexReference]:
         return frozenset(self.neighbours)
 
-    def without(self, broken: Collection[IndexReference], protected: Protection) -> "References":
+    def without(self, broken: Collection[IndexReference], protected: collect.Protection) -> "References":
         """Return those that can be read, and of which scopes nothing may go because of the others."""
         return References(
             neighbours=tuple(r for r in self.neighbours if r not in broken),
@@ -153,13 +142,13 @@ async def read_roots(
 
 def _lease_of(naming: Naming, now_ms: int) -> Lease:
     record = naming.record
-    is_over = name_is_removable(record, now_ms, is_live=naming.is_live)
+    is_over = collect.name_is_removable(record, now_ms, is_live=naming.is_live)
     return Lease(
         key=naming.key,
         source=record.source,
         scope=record.scope,
         stores=record.stores if naming.is_live else (),
-        removable=DeleteReason.RELEASED_NAME if is_over else None,
+        removable=collect.DeleteReason.RELEASED_NAME if is_over else None,
     )
 
 
@@ -181,14 +170,14 @@ async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int,
             else:
                 noted.unreadable.append(Unreadable(key=blob.key, error=error))
             continue
-        removable = pin_is_removable(pin, blob.created_at_ms, now_ms, repository.margin_ms)
+        removable = collect.pin_is_removable(pin, blob.created_at_ms, now_ms, repository.margin_ms)
         leases.append(
             Lease(
                 key=blob.key,
                 source=pin.source,
                 scope=pin.scope,
-                stores=pin.stores if pin_is_live(pin, blob.created_at_ms, now_ms) else (),
-                removable=DeleteReason.EXPIRED_PIN if removable else None,
+                stores=pin.stores if collect.pin_is_live(pin, blob.created_at_ms, now_ms) else (),
+                removable=collect.DeleteReason.EXPIRED_PIN if removable else None,
             )
         )
     return tuple(leases)
@@ -196,15 +185,15 @@ async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int,
 
 def plan_scopes(
     roots: Roots, policy: RetentionPolicy, damaged: Collection[Scope] = frozenset()
-) -> tuple[ScopePlan, ...]:
+) -> tuple[collect.ScopePlan, ...]:
     """Return what stays and what is to be closed of every scope; of a damaged one nothing is closed."""
-    plans: list[ScopePlan] = []
+    plans: list[collect.ScopePlan] = []
     for log in roots.logs:
         scope = log.listing.scope
         is_damaged = log.is_damaged or scope in damaged
         retention = None if is_damaged else policy.choose(scope.job)
         named = roots.named(scope)
-        planned = plan_scope(log.listing, log.records, log.boundaries, retention, named, vouched=log.vouched)
+        planned = collect.plan_scope(log.listing, log.records, log.boundaries, retention, named, vouched=log.vouched)
         # A boundary would close what it cannot name.
         plans.append(msgspec.structs.replace(planned, boundary=None) if is_damaged else planned)
     return tuple(plans)
@@ -218,7 +207,7 @@ def root_stores(commits: Iterable[Commit], leases: Iterable[Lease]) -> Iterator[
         yield from (RootStore(lease.source, lease.scope, s, lease) for s in lease.stores)
 
 
-def references_of(roots: Roots, plans: Iterable[ScopePlan] | None = None) -> References:
+def references_of(roots: Roots, plans: Iterable[collect.ScopePlan] | None = None) -> References:
     """Return the indexes that live names and pins lead to, and the commits that plans keep; without, all open ones."""
     if plans is None:
         commits = [commit for log in roots.logs for commit in log.commits]
@@ -256,10 +245,10 @@ async def reachable_keys(
 
 def plan_log_deletes(
     roots: Roots, planned: Iterable[Boundary] = (), damaged: Collection[Scope] = frozenset()
-) -> tuple[PlannedDelete, ...]:
+) -> tuple[collect.PlannedDelete, ...]:
     """Plan to delete closed records, then superseded boundaries, released names, ended pins; of no damaged scope."""
-    records: list[PlannedDelete] = []
-    others: list[PlannedDelete] = []
+    records: list[collect.PlannedDelete] = []
+    others: list[collect.PlannedDelete] = []
     damaged = {log.listing.scope for log in roots.logs if log.is_damaged}.union(damaged)
     for log in roots.logs:
         scope = log.listing.scope
@@ -267,18 +256,18 @@ def plan_log_deletes(
             continue
         boundaries = (*log.boundaries, *(b for b in planned if b.scope == scope))
         records += [
-            PlannedDelete(keys.commit_key(scope, number), DeleteReason.CLOSED_COMMIT)
-            for number in choose_closed_records(log.listing, log.records, boundaries)
+            collect.PlannedDelete(keys.commit_key(scope, number), collect.DeleteReason.CLOSED_COMMIT)
+            for number in collect.choose_closed_records(log.listing, log.records, boundaries)
         ]
         unread = frozenset(log.listing.boundaries).difference(b.number for b in boundaries)
         others += [
-            PlannedDelete(keys.boundary_key(scope, number), DeleteReason.SUPERSEDED_BOUNDARY)
+            collect.PlannedDelete(keys.boundary_key(scope, number), collect.DeleteReason.SUPERSEDED_BOUNDARY)
             for number in choose_superseded_boundaries(boundaries, unread)
         ]
-    others += [PlannedDelete(key, DeleteReason.EXPIRED_PIN) for key in roots.outlived]
+    others += [collect.PlannedDelete(key, collect.DeleteReason.EXPIRED_PIN) for key in roots.outlived]
     for lease in (*roots.names, *roots.pins):
         if lease.removable is not None and lease.scope not in damaged:
-            others.append(PlannedDelete(lease.key, lease.removable))
+            others.append(collect.PlannedDelete(lease.key, lease.removable))
     return (*records, *others)
 
 
@@ -322,7 +311,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     # Nothing in the logs of these is closed or deleted.
     scopes: frozenset[Scope] = frozenset()
     # Nor any of these uploads.
-    protected: Protection = NOTHING_PROTECTED
+    protected: collect.Protection = collect.NOTHING_PROTECTED
     # Why, by key.
     reasons: tuple[tuple[str, str], ...] = ()
     # What reading said; nothing of a record for which nothing vouches.
@@ -389,7 +378,7 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
         return Damage()
     return Damage(
         scopes=frozenset(scopes),
-        protected=Protection(scopes=frozenset(covered), everything=everything),
+        protected=collect.Protection(scopes=frozenset(covered), everything=everything),
         reasons=tuple(sorted(reasons.items())),
         errors=(*(one.error for one in roots.all_unreadable()), *broken.values()),
     )

@@ -13,18 +13,8 @@ import msgspec
 
 from index.display import DisplayMixin, format_files, format_value, iso_time, printable
 from index.errors import IndexInvariantError, UnsafeNameError
+from index.snapshot import model
 from index.snapshot.keys import commit_key, parse_log_key
-from index.snapshot.model import (
-    NEVER_MS,
-    PIN_DURATION_MS,
-    Boundary,
-    CommitPointer,
-    CommitRecord,
-    NameRecord,
-    RepositoryRecord,
-    Scope,
-    StoreReference,
-)
 
 # What to say of a void record.
 NOTHING_VOUCHES: Final = "late: nothing vouches for it"
@@ -45,7 +35,7 @@ class ShortListingError(IndexInvariantError):
 class LogListing(msgspec.Struct, frozen=True, kw_only=True):
     """What one LIST of a scope's log, or of its tail, has shown."""
 
-    scope: Scope
+    scope: model.Scope
     # Number and store-side creation time of each record, ascending by number.
     records: tuple[tuple[int, int], ...] = ()
     # Numbers of the boundaries, ascending.
@@ -68,7 +58,7 @@ class LogListing(msgspec.Struct, frozen=True, kw_only=True):
 class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """A valid commit record together with what only the store knows of it."""
 
-    record: CommitRecord
+    record: model.CommitRecord
     # When the store created the record, and the time of the commit, monotone along the chain (C7).
     created_at_ms: int
     committed_at_ms: int
@@ -78,12 +68,12 @@ class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
 
     @property
-    def scope(self) -> Scope:
+    def scope(self) -> model.Scope:
         """Whose commit it is."""
         return self.record.scope
 
     @property
-    def pointer(self) -> CommitPointer:
+    def pointer(self) -> model.CommitPointer:
         """Its number and write id."""
         return self.record.pointer
 
@@ -102,7 +92,7 @@ class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "TTLs left to remove": "" if self.settled else "perhaps",
         }
 
-    def store(self, task: str, store: str) -> StoreReference | None:
+    def store(self, task: str, store: str) -> model.StoreReference | None:
         """Return the reference of one store, None if the commit has no such store."""
         return next((s for s in self.record.stores if s.task == task and s.store == store), None)
 
@@ -117,7 +107,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     closed_at_ms: int = 0
 
     @property
-    def pointer(self) -> CommitPointer | None:
+    def pointer(self) -> model.CommitPointer | None:
         """Number and write id of the newest commit."""
         return self.newest.pointer if self.newest else None
 
@@ -126,11 +116,11 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         """When the newest commit was made; 0 without one."""
         return self.newest.committed_at_ms if self.newest else 0
 
-    def store(self, of: StoreReference) -> StoreReference | None:
+    def store(self, of: model.StoreReference) -> model.StoreReference | None:
         """Return what the newest commit holds of the store of a reference."""
         return self.newest.store(of.task, of.store) if self.newest else None
 
-    def may_know(self, new: StoreReference) -> bool:
+    def may_know(self, new: model.StoreReference) -> bool:
         """Return whether a fitting result may be committed already: its base came back, or the store was gone (T4)."""
         held = self.store(new)
         if self.newest is None or held is None:
@@ -141,7 +131,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         return not is_first or self.newest.record.kind == "fork"
 
 
-def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
+def listing_of(scope: model.Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
     """Return the listing of one scope from (key, creation time) pairs; a key of another scope is refused."""
     found: dict[str, list[tuple[int, int]]] = {"commit": [], "boundary": []}
     foreign: list[str] = []
@@ -169,7 +159,7 @@ def is_shrunk(before_bytes: int, after_bytes: int, share_max: float, *, floor_by
     return lost_bytes > share_max * before_bytes and lost_bytes >= floor_bytes
 
 
-def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:
+def check_dense(listing: LogListing, boundaries: Sequence[model.Boundary]) -> None:
     """Refuse a listing of the whole log of a scope with a hole in it (C1), by the boundaries that can be read.
 
     Raises:
@@ -200,17 +190,19 @@ def _short_listing(listing: LogListing, first: int, message: str) -> ShortListin
     )
 
 
-def is_closed(pointer: CommitPointer, boundaries: Iterable[Boundary]) -> bool:
+def is_closed(pointer: model.CommitPointer, boundaries: Iterable[model.Boundary]) -> bool:
     """Return whether any boundary at or above the record's number does not list it (D3); closed stays closed."""
     return any(b.number >= pointer.number and pointer not in b.kept for b in boundaries)
 
 
-def is_number_closed(number: int, boundaries: Iterable[Boundary]) -> bool:
+def is_number_closed(number: int, boundaries: Iterable[model.Boundary]) -> bool:
     """Return whether a boundary closes a number, so that its record need not be read (D3)."""
     return any(b.number >= number and all(p.number != number for p in b.kept) for b in boundaries)
 
 
-def choose_superseded_boundaries(boundaries: Sequence[Boundary], unreadable: Collection[int] = ()) -> tuple[int, ...]:
+def choose_superseded_boundaries(
+    boundaries: Sequence[model.Boundary], unreadable: Collection[int] = ()
+) -> tuple[int, ...]:
     """Return the numbers of the boundaries that may be deleted (D3).
 
     A newer one keeps, at or below their number, a subset of what they keep: of one that cannot be read, nothing. The
@@ -224,14 +216,14 @@ def choose_superseded_boundaries(boundaries: Sequence[Boundary], unreadable: Col
     )
 
 
-def is_late(record: CommitRecord, created_at_ms: int) -> bool:
+def is_late(record: model.CommitRecord, created_at_ms: int) -> bool:
     """Return whether the store created the record after its lease; it is void unless something vouches for it (C5)."""
     return created_at_ms > record.valid_until_ms
 
 
 def find_late(
-    listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
-) -> tuple[CommitRecord, ...]:
+    listing: LogListing, records: Mapping[int, model.CommitRecord], boundaries: Sequence[model.Boundary]
+) -> tuple[model.CommitRecord, ...]:
     """Return the late records for which nothing in the log vouches, oldest first (C5).
 
     A later record that names it as its predecessor vouches for a late record: the writer of that one saw it when it
@@ -250,8 +242,8 @@ def find_late(
 
 
 def find_doubtful(
-    listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
-) -> CommitRecord | None:
+    listing: LogListing, records: Mapping[int, model.CommitRecord], boundaries: Sequence[model.Boundary]
+) -> model.CommitRecord | None:
     """Return the late record for which something outside the log may vouch: the newest, if at all.
 
     A later record says of every earlier one whether its writer built on it or passed over it.
@@ -260,13 +252,13 @@ def find_doubtful(
     return late[-1] if late and late[-1].number == max(records) else None
 
 
-def lease_began_ms(record: CommitRecord, repository: RepositoryRecord) -> int:
+def lease_began_ms(record: model.CommitRecord, repository: model.RepositoryRecord) -> int:
     """Return when the lease that a record rests on began: the upload of its oldest new blob, or its pin (C5, D5)."""
-    lease_ms = repository.ttl_ms - repository.margin_ms if record.kind == "commit" else PIN_DURATION_MS
+    lease_ms = repository.ttl_ms - repository.margin_ms if record.kind == "commit" else model.PIN_DURATION_MS
     return record.valid_until_ms - lease_ms
 
 
-def commit_of(record: CommitRecord, created_at_ms: int, newer: Commit | None = None) -> Commit:
+def commit_of(record: model.CommitRecord, created_at_ms: int, newer: Commit | None = None) -> Commit:
     """Return the commit of a record, with its time (C7); in a copy, `created_at_ms` is the time of copying.
 
     `newer` is the next valid commit, which says when those before it were committed.
@@ -279,9 +271,9 @@ def commit_of(record: CommitRecord, created_at_ms: int, newer: Commit | None = N
 
 def valid_commits(
     listing: LogListing,
-    records: Mapping[int, CommitRecord],
-    boundaries: Sequence[Boundary],
-    vouched: Collection[CommitPointer] = (),
+    records: Mapping[int, model.CommitRecord],
+    boundaries: Sequence[model.Boundary],
+    vouched: Collection[model.CommitPointer] = (),
 ) -> tuple[Commit, ...]:
     """Return every record of a log, or of its tail, that is neither closed nor void, oldest first.
 
@@ -297,7 +289,7 @@ def valid_commits(
     return tuple(reversed(newest_first))
 
 
-def descends_from(pointer: CommitPointer, newer: Sequence[Commit]) -> bool:
+def descends_from(pointer: model.CommitPointer, newer: Sequence[Commit]) -> bool:
     """Return whether the newest of the valid commits with a greater number has `pointer` among its predecessors (C4).
 
     Without any, nothing contradicts.
@@ -305,7 +297,7 @@ def descends_from(pointer: CommitPointer, newer: Sequence[Commit]) -> bool:
     by_pointer = {commit.pointer: commit for commit in newer}
     if not newer:
         return True
-    step: CommitPointer | None = max(newer, key=lambda c: c.pointer.number).pointer
+    step: model.CommitPointer | None = max(newer, key=lambda c: c.pointer.number).pointer
     while step is not None and step in by_pointer:
         step = by_pointer[step].record.predecessor
     return step == pointer
@@ -321,7 +313,7 @@ class Verdict(Enum):
 
 
 def judge_record(
-    record: CommitRecord, tail: LogListing, boundaries: Sequence[Boundary], newer: Sequence[Commit]
+    record: model.CommitRecord, tail: LogListing, boundaries: Sequence[model.Boundary], newer: Sequence[Commit]
 ) -> Commit | Verdict:
     """Judge what became of a record that was found or created, before it is acknowledged (C4 and C5).
 
@@ -369,7 +361,7 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True):
     # By the store's clock, as everything that decides.
     created_at_ms: int
     id: str
-    record: NameRecord
+    record: model.NameRecord
     # When the repository record was created; 0 where nobody has looked, because the record came in time.
     repository_created_at_ms: int = 0
 
@@ -380,7 +372,7 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True):
         One whose pin is older than the repository record was copied with the repository: nobody writes before that.
         """
         valid_until_ms = self.record.valid_until_ms
-        was_copied = valid_until_ms - PIN_DURATION_MS < self.repository_created_at_ms
+        was_copied = valid_until_ms - model.PIN_DURATION_MS < self.repository_created_at_ms
         return not self.record.released and (self.created_at_ms <= valid_until_ms or was_copied)
 
 
@@ -389,9 +381,9 @@ def choose_naming(namings: Iterable[Naming]) -> Naming | None:
     return min((n for n in namings if n.is_live), key=lambda n: (n.created_at_ms, n.id), default=None)
 
 
-def commit_of_name(name: NameRecord) -> Commit:
+def commit_of_name(name: model.NameRecord) -> Commit:
     """Return the commit as its name has kept it: the log's record may be gone."""
-    record = CommitRecord(
+    record = model.CommitRecord(
         scope=name.scope,
         number=name.source.number,
         write_id=name.source.write_id,
@@ -399,13 +391,13 @@ def commit_of_name(name: NameRecord) -> Commit:
         offsets=name.offsets,
         layout=name.layout,
         stores=name.stores,
-        valid_until_ms=NEVER_MS,
+        valid_until_ms=model.NEVER_MS,
     )
     at_ms = name.committed_at_ms
     return Commit(record=record, created_at_ms=at_ms, committed_at_ms=at_ms, settled=True, name=name.name)
 
 
-def plan_forget(listing: LogListing, boundaries: Sequence[Boundary]) -> Boundary | None:
+def plan_forget(listing: LogListing, boundaries: Sequence[model.Boundary]) -> model.Boundary | None:
     """Plan the boundary, which keeps nothing, that closes every record of a scope, found or on its way.
 
     None if there is nothing to close: the newest of the boundaries that can be read keeps nothing, and no record has
@@ -417,7 +409,7 @@ def plan_forget(listing: LogListing, boundaries: Sequence[Boundary]) -> Boundary
         return None
     if newest is not None and not newest.kept and listing.newest_number == newest.number > newest_record:
         return None
-    return Boundary(scope=listing.scope, number=listing.newest_number + FORGOTTEN_AHEAD)
+    return model.Boundary(scope=listing.scope, number=listing.newest_number + FORGOTTEN_AHEAD)
 
 
 class KeepReason(StrEnum):
@@ -511,13 +503,13 @@ def as_policy(retention: Retention | RetentionPolicy) -> RetentionPolicy:
 
 
 def choose_kept(
-    commits: Sequence[Commit], retention: Retention | None, named: Collection[CommitPointer] = ()
-) -> dict[CommitPointer, KeepReason]:
+    commits: Sequence[Commit], retention: Retention | None, named: Collection[model.CommitPointer] = ()
+) -> dict[model.CommitPointer, KeepReason]:
     """Return the commits to keep of the valid ones of a scope, oldest first, each with the first reason that applies.
 
     Of some, never none is kept; without a rule, all are. `named` are records of this scope that a name refers to.
     """
-    kept: dict[CommitPointer, KeepReason] = {}
+    kept: dict[model.CommitPointer, KeepReason] = {}
     if not commits:
         return kept
     kept[commits[-1].pointer] = KeepReason.NEWEST

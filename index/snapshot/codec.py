@@ -20,18 +20,7 @@ from index.errors import (
     UnknownFormatError,
     UnsafeNameError,
 )
-from index.snapshot import invariants
-from index.snapshot.model import (
-    Boundary,
-    CommitRecord,
-    IndexDelta,
-    NameRecord,
-    Pin,
-    RepositoryRecord,
-    SnapshotIndex,
-    StoredIndex,
-    StoredRecord,
-)
+from index.snapshot import invariants, model
 
 # Caps on stored bytes, for readers that fetch them (design 0001, F4).
 INDEX_BYTES_MAX: Final = 512 * 1024 * 1024
@@ -44,7 +33,9 @@ _Value = TypeVar("_Value")
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 
 _encoder = msgspec.msgpack.Encoder()
-_index_decoder: msgspec.msgpack.Decoder[StoredIndex] = msgspec.msgpack.Decoder(SnapshotIndex | IndexDelta)
+_index_decoder: msgspec.msgpack.Decoder[model.StoredIndex] = msgspec.msgpack.Decoder(
+    model.SnapshotIndex | model.IndexDelta
+)
 
 MAGIC: Final = b"TIDEMARK"
 FORMAT_VERSION: Final = 1
@@ -59,11 +50,11 @@ KIND_REPOSITORY: Final = b"R"
 
 # The kind of a record, and its rules.
 _RECORDS: Final[dict[type[msgspec.Struct], tuple[bytes, Callable[[Any], None]]]] = {
-    CommitRecord: (KIND_COMMIT, invariants.check_commit),
-    Boundary: (KIND_BOUNDARY, invariants.check_boundary),
-    Pin: (KIND_PIN, invariants.check_pin),
-    NameRecord: (KIND_NAME, invariants.check_name),
-    RepositoryRecord: (KIND_REPOSITORY, invariants.check_repository),
+    model.CommitRecord: (KIND_COMMIT, invariants.check_commit),
+    model.Boundary: (KIND_BOUNDARY, invariants.check_boundary),
+    model.Pin: (KIND_PIN, invariants.check_pin),
+    model.NameRecord: (KIND_NAME, invariants.check_name),
+    model.RepositoryRecord: (KIND_REPOSITORY, invariants.check_repository),
 }
 KINDS: Final = frozenset({KIND_INDEX, *(kind for kind, _ in _RECORDS.values())})
 
@@ -74,7 +65,7 @@ _COMPRESSION_ZLIB: Final = 1
 _COMPRESS_BYTES_MIN: Final = 512
 
 
-def encode_index(index: StoredIndex, base: SnapshotIndex | None = None) -> bytes:
+def encode_index(index: model.StoredIndex, base: model.SnapshotIndex | None = None) -> bytes:
     """Encode an index or an index delta as it is stored; `base` is as for `check_snapshot_index`.
 
     Raises:
@@ -85,7 +76,7 @@ def encode_index(index: StoredIndex, base: SnapshotIndex | None = None) -> bytes
     return seal(KIND_INDEX, _pack(index), bytes_max=INDEX_BYTES_MAX, raw_bytes_max=INDEX_RAW_BYTES_MAX)
 
 
-def decode_index(data: bytes, *, subject: str) -> StoredIndex:
+def decode_index(data: bytes, *, subject: str) -> model.StoredIndex:
     """Decode a stored index or index delta; the subject is the key that it came from, for errors.
 
     Raises:
@@ -97,36 +88,36 @@ def decode_index(data: bytes, *, subject: str) -> StoredIndex:
     return _unpack(payload, _index_decoder.decode, _check_index, subject)
 
 
-def encode_record(record: StoredRecord) -> bytes:
+def encode_record(record: model.StoredRecord) -> bytes:
     """Encode a record of any kind as it is stored; errors as in `encode_index`."""
     kind, check = _RECORDS[type(record)]
     check(record)
     return seal(kind, _pack(record), bytes_max=RECORD_BYTES_MAX, raw_bytes_max=RECORD_RAW_BYTES_MAX)
 
 
-def decode_commit(data: bytes, *, subject: str) -> CommitRecord:
+def decode_commit(data: bytes, *, subject: str) -> model.CommitRecord:
     """Decode a commit record; arguments and errors as in `decode_index`."""
-    return _decode_record(data, CommitRecord, subject)
+    return _decode_record(data, model.CommitRecord, subject)
 
 
-def decode_boundary(data: bytes, *, subject: str) -> Boundary:
+def decode_boundary(data: bytes, *, subject: str) -> model.Boundary:
     """Decode a boundary; arguments and errors as in `decode_index`."""
-    return _decode_record(data, Boundary, subject)
+    return _decode_record(data, model.Boundary, subject)
 
 
-def decode_pin(data: bytes, *, subject: str) -> Pin:
+def decode_pin(data: bytes, *, subject: str) -> model.Pin:
     """Decode a pin; arguments and errors as in `decode_index`."""
-    return _decode_record(data, Pin, subject)
+    return _decode_record(data, model.Pin, subject)
 
 
-def decode_name(data: bytes, *, subject: str) -> NameRecord:
+def decode_name(data: bytes, *, subject: str) -> model.NameRecord:
     """Decode a name record; arguments and errors as in `decode_index`."""
-    return _decode_record(data, NameRecord, subject)
+    return _decode_record(data, model.NameRecord, subject)
 
 
-def decode_repository(data: bytes, *, subject: str) -> RepositoryRecord:
+def decode_repository(data: bytes, *, subject: str) -> model.RepositoryRecord:
     """Decode a repository record; arguments and errors as in `decode_index`."""
-    return _decode_record(data, RepositoryRecord, subject)
+    return _decode_record(data, model.RepositoryRecord, subject)
 
 
 def _decode_record(data: bytes, kind: type[_Record], subject: str) -> _Record:
@@ -136,7 +127,7 @@ def _decode_record(data: bytes, kind: type[_Record], subject: str) -> _Record:
     return record
 
 
-def _pack(value: StoredIndex | StoredRecord) -> bytes:
+def _pack(value: model.StoredIndex | model.StoredRecord) -> bytes:
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError as error:
@@ -157,8 +148,8 @@ def _unpack(payload: bytes, decode: Callable[[bytes], _Value], check: Callable[[
     return value
 
 
-def _check_index(index: StoredIndex, base: SnapshotIndex | None = None) -> None:
-    if isinstance(index, SnapshotIndex):
+def _check_index(index: model.StoredIndex, base: model.SnapshotIndex | None = None) -> None:
+    if isinstance(index, model.SnapshotIndex):
         invariants.check_snapshot_index(index, base)
     else:
         invariants.check_index_delta(index)

@@ -14,31 +14,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from index.errors import FormatError, IndexInvariantError, UnknownFormatError
+from index.snapshot import model
 from index.snapshot.keys import BLOBS, INDEXES, check_file_name, encode_component, encode_scope, parse_upload_key
-from index.snapshot.model import (
-    SIZE_BYTES_MAX,
-    Boundary,
-    CommitPointer,
-    CommitRecord,
-    DirDelta,
-    DirIndex,
-    FileBlob,
-    FileIndex,
-    FileMetadata,
-    FilePath,
-    IndexDelta,
-    IndexReference,
-    LineageItem,
-    NameRecord,
-    Pack,
-    Pin,
-    RepositoryRecord,
-    Scope,
-    ScopeLayout,
-    SnapshotIndex,
-    SnapshotMetadata,
-    StoreReference,
-)
 
 # Directories between the root and the deepest one.
 DEPTH_MAX: Final = 64
@@ -63,7 +40,7 @@ _SESSION = re.compile(r"[0-9a-f]{20}")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 
 
-def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None) -> None:
+def check_snapshot_index(index: model.SnapshotIndex, base: model.SnapshotIndex | None = None) -> None:
     """Refuse a whole index that breaks one of M1 to M14.
 
     `base` is an index that was checked: of the files that are its very values (values do not change), what M1 and M4 to
@@ -80,7 +57,7 @@ def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None
     walk.check_packs_used()
 
 
-def check_index_delta(delta: IndexDelta) -> None:
+def check_index_delta(delta: model.IndexDelta) -> None:
     """Refuse an index delta that breaks M1 to M8, or M13 to M15; M9 to M12 are checked in the index that results."""
     _check_snapshot_metadata(delta.metadata)
     check_session(delta.session, "M14", "session")
@@ -99,7 +76,7 @@ def check_index_delta(delta: IndexDelta) -> None:
     _IndexWalk(packs, {}).check_delta(delta.dir, ())
 
 
-def check_index_reference(reference: IndexReference, rule: str, what: str) -> None:
+def check_index_reference(reference: model.IndexReference, rule: str, what: str) -> None:
     """Check M16, or M15 of the base of a delta."""
     if parse_upload_key(reference.key).prefix != INDEXES:
         raise broken(rule, f"{reference.key} is not in {INDEXES}", what)
@@ -108,7 +85,7 @@ def check_index_reference(reference: IndexReference, rule: str, what: str) -> No
     check_number(reference.size_bytes, rule, f"size of the {what}", low=1)
 
 
-def check_commit(record: CommitRecord) -> None:
+def check_commit(record: model.CommitRecord) -> None:
     """Refuse a commit record that breaks M17 or M18."""
     encode_scope(record.scope)
     check_number(record.number, "M18", "number", low=1)
@@ -122,7 +99,7 @@ def check_commit(record: CommitRecord) -> None:
     _check_stores(record.stores, record.scope, named_by_max=record.number)
 
 
-def check_boundary(boundary: Boundary) -> None:
+def check_boundary(boundary: model.Boundary) -> None:
     """Refuse a boundary that breaks M19."""
     encode_scope(boundary.scope)
     check_number(boundary.number, "M19", "number", low=1)
@@ -131,7 +108,7 @@ def check_boundary(boundary: Boundary) -> None:
     _check_ascending((pointer.number for pointer in boundary.kept), "M19", "kept records")
 
 
-def check_pin(pin: Pin) -> None:
+def check_pin(pin: model.Pin) -> None:
     """Refuse a pin that breaks M20, its stores M17."""
     check_session(pin.id, "M20", "pin id")
     encode_scope(pin.scope)
@@ -141,7 +118,7 @@ def check_pin(pin: Pin) -> None:
     _check_stores(pin.stores, pin.scope, named_by_max=pin.source.number)
 
 
-def check_name(record: NameRecord) -> None:
+def check_name(record: model.NameRecord) -> None:
     """Refuse a name that breaks M21, its stores M17."""
     encode_scope(record.scope)
     encode_component(record.name)
@@ -151,7 +128,7 @@ def check_name(record: NameRecord) -> None:
     _check_stores(record.stores, record.scope, named_by_max=record.source.number)
 
 
-def check_repository(record: RepositoryRecord) -> None:
+def check_repository(record: model.RepositoryRecord) -> None:
     """Refuse a repository record that breaks M22; with an UnknownFormatError, if it has a newer key layout."""
     if record.key_layout > KEY_LAYOUT:
         reason = f"the repository has key layout {record.key_layout}; this version knows {KEY_LAYOUT}"
@@ -163,7 +140,7 @@ def check_repository(record: RepositoryRecord) -> None:
     check_number(record.collection_period_ms, "M22", "collection_period_ms", low=1)
 
 
-def _check_ancestry(record: CommitRecord) -> None:
+def _check_ancestry(record: model.CommitRecord) -> None:
     below = record.number - 1
     if record.predecessor is not None:
         _check_pointer(record.predecessor, "M18", "predecessor", number_max=below)
@@ -172,19 +149,21 @@ def _check_ancestry(record: CommitRecord) -> None:
     if (record.source_scope is not None) != (record.kind == "fork"):
         raise broken("M18", f"a {record.kind} names its scope, or does not", "source")
     if record.source is not None:
-        _check_pointer(record.source, "M18", "source", number_max=below if record.kind == "rewind" else SIZE_BYTES_MAX)
+        _check_pointer(
+            record.source, "M18", "source", number_max=below if record.kind == "rewind" else model.SIZE_BYTES_MAX
+        )
     if record.source_scope is not None:
         encode_scope(record.source_scope)
 
 
-def _check_layout(layout: ScopeLayout) -> None:
+def _check_layout(layout: model.ScopeLayout) -> None:
     check_number(layout.tasks_count, "M18", "tasks_count")
     check_text(layout.key_hash, "M18", "key_hash", bytes_max=_ID_BYTES_MAX, empty=True)
     for column in layout.key_columns:
         check_text(column, "M18", "key column")
 
 
-def _check_stores(stores: tuple[StoreReference, ...], scope: Scope, *, named_by_max: int) -> None:
+def _check_stores(stores: tuple[model.StoreReference, ...], scope: model.Scope, *, named_by_max: int) -> None:
     if len(stores) > STORES_MAX:
         raise broken("M17", f"more than {STORES_MAX} stores", str(scope))
     _check_ascending(((reference.task, reference.store) for reference in stores), "M17", "stores")
@@ -203,7 +182,9 @@ def _check_stores(stores: tuple[StoreReference, ...], scope: Scope, *, named_by_
         check_number(reference.size_bytes, "M17", f"size_bytes of {what}")
 
 
-def _check_pointer(pointer: CommitPointer, rule: str, what: str, *, number_max: int = SIZE_BYTES_MAX) -> None:
+def _check_pointer(
+    pointer: model.CommitPointer, rule: str, what: str, *, number_max: int = model.SIZE_BYTES_MAX
+) -> None:
     check_number(pointer.number, rule, f"number of the {what}", low=1, high=number_max)
     check_text(pointer.write_id, rule, f"write id of the {what}", bytes_max=_ID_BYTES_MAX)
 
@@ -211,7 +192,7 @@ def _check_pointer(pointer: CommitPointer, rule: str, what: str, *, number_max: 
 class _IndexWalk:
     """Everything that is summed up or compared across the directories of one index."""
 
-    def __init__(self, packs: dict[str, int], checked: dict[int, FileIndex]) -> None:
+    def __init__(self, packs: dict[str, int], checked: dict[int, model.FileIndex]) -> None:
         self._packs = packs
         # Files that were checked before, by what `id` says of them: they live for as long as they are here.
         self._checked = checked
@@ -222,7 +203,7 @@ class _IndexWalk:
         self._entries_count = 0
         self._size_bytes = 0
 
-    def check_present(self, directory: DirIndex, path: FilePath) -> None:
+    def check_present(self, directory: model.DirIndex, path: model.FilePath) -> None:
         self._enter(directory, len(directory.files_present) + len(directory.sub_dirs_present), path)
         files = directory.files_present
         self._check_files(files, path)
@@ -237,20 +218,20 @@ class _IndexWalk:
                     raise broken("M2", "is both a file and a directory", _join(path, sub.name))
                 self.check_present(sub, (*path, sub.name))
 
-    def check_removed(self, directory: DirIndex, path: FilePath) -> None:
+    def check_removed(self, directory: model.DirIndex, path: model.FilePath) -> None:
         if directory.files_removed:
             present = {file.name: file for file in directory.files_present}
             for file in directory.files_removed:
                 if present.get(file.name) == file:
                     raise broken("M10", "is both present and removed", _join(path, file.name))
-            self._check_gone(DirIndex("", directory.files_removed), path)
+            self._check_gone(model.DirIndex("", directory.files_removed), path)
         _check_names((sub.name for sub in directory.sub_dirs_removed), path)
         for sub in directory.sub_dirs_removed:
             self._check_gone(sub, (*path, sub.name))
         for sub in directory.sub_dirs_present:
             self.check_removed(sub, (*path, sub.name))
 
-    def check_delta(self, directory: DirDelta, path: FilePath) -> None:
+    def check_delta(self, directory: model.DirDelta, path: model.FilePath) -> None:
         names_count = len(directory.files_dropped) + len(directory.sub_dirs_dropped)
         self._enter(directory, len(directory.files_set) + len(directory.sub_dirs_set) + names_count, path)
         self._check_files(directory.files_set, path)
@@ -271,7 +252,7 @@ class _IndexWalk:
         if unused:
             raise broken("M9", "is listed and holds no file", f"pack {min(unused)}")
 
-    def _check_gone(self, directory: DirIndex, path: FilePath) -> None:
+    def _check_gone(self, directory: model.DirIndex, path: model.FilePath) -> None:
         if directory.files_removed or directory.sub_dirs_removed:
             raise broken("M12", "was removed and lists removed entries itself", _join(path))
         self._enter(directory, len(directory.files_present) + len(directory.sub_dirs_present), path)
@@ -284,7 +265,7 @@ class _IndexWalk:
         for sub in directory.sub_dirs_present:
             self._check_gone(sub, (*path, sub.name))
 
-    def _enter(self, directory: DirIndex | DirDelta, entries_count: int, path: FilePath) -> None:
+    def _enter(self, directory: model.DirIndex | model.DirDelta, entries_count: int, path: model.FilePath) -> None:
         if len(path) > DEPTH_MAX:
             raise broken("M3", f"directories nest deeper than {DEPTH_MAX}", _join(path[:3]))
         self._entries_count += entries_count
@@ -293,7 +274,7 @@ class _IndexWalk:
         if directory.mode is not None and not 0 <= directory.mode <= _MODE_MAX:
             raise broken("M4", "mode is out of range", _join(path))
 
-    def _check_files(self, files: tuple[FileIndex, ...], path: FilePath) -> None:
+    def _check_files(self, files: tuple[model.FileIndex, ...], path: model.FilePath) -> None:
         checked = self._checked
         unchecked = [file for file in files if id(file) not in checked] if checked else files
         _check_names((file.name for file in unchecked), path)
@@ -306,10 +287,10 @@ class _IndexWalk:
         if checked:
             _check_ascending((file.name for file in files), "M2", _join(path))
         self._size_bytes += sum([file.metadata.size_bytes for file in files])
-        if self._size_bytes > SIZE_BYTES_MAX:
+        if self._size_bytes > model.SIZE_BYTES_MAX:
             raise broken("M3", "all sizes together do not fit 63 bits", _join(path))
 
-    def _check_place(self, blob: FileBlob, path: FilePath, name: str) -> None:
+    def _check_place(self, blob: model.FileBlob, path: model.FilePath, name: str) -> None:
         pack_size_bytes = self._packs.get(blob.key)
         if pack_size_bytes is not None:
             if blob.blob_offset_bytes + blob.size_bytes > pack_size_bytes:
@@ -320,14 +301,14 @@ class _IndexWalk:
             raise broken("M9", f"is a part of {blob.key}, which is not a pack", _join(path, name))
 
 
-def _files_by_id(directory: DirIndex) -> dict[int, FileIndex]:
+def _files_by_id(directory: model.DirIndex) -> dict[int, model.FileIndex]:
     found = {id(file): file for file in directory.files_present}
     for sub in directory.sub_dirs_present:
         found |= _files_by_id(sub)
     return found
 
 
-def _check_names(names: Iterable[str], path: FilePath) -> None:
+def _check_names(names: Iterable[str], path: model.FilePath) -> None:
     previous = ""
     for name in names:
         if _PLAIN_NAME.fullmatch(name) is None:
@@ -337,7 +318,7 @@ def _check_names(names: Iterable[str], path: FilePath) -> None:
         previous = name
 
 
-def _check_file(file: FileIndex) -> None:
+def _check_file(file: model.FileIndex) -> None:
     _check_file_metadata(file.metadata)
     if len(file.blake3) != HASH_BYTES:
         raise broken("M5", f"a hash of {len(file.blake3)} bytes", file.name)
@@ -357,12 +338,12 @@ def _check_file(file: FileIndex) -> None:
         _check_blobs(file.blobs, size_bytes, file.name)
 
 
-def _check_file_metadata(metadata: FileMetadata) -> None:
+def _check_file_metadata(metadata: model.FileMetadata) -> None:
     if not (
-        0 <= metadata.size_bytes <= SIZE_BYTES_MAX
+        0 <= metadata.size_bytes <= model.SIZE_BYTES_MAX
         and 0 <= metadata.mode <= _MODE_MAX
-        and _TIME_NS_MIN <= metadata.modified_at_ns <= SIZE_BYTES_MAX
-        and 0 <= metadata.created_at_ms <= SIZE_BYTES_MAX
+        and _TIME_NS_MIN <= metadata.modified_at_ns <= model.SIZE_BYTES_MAX
+        and 0 <= metadata.created_at_ms <= model.SIZE_BYTES_MAX
     ):
         raise broken("M4", "size, mode or a time is out of range", "file metadata")
     if metadata.owner:
@@ -371,7 +352,7 @@ def _check_file_metadata(metadata: FileMetadata) -> None:
         check_text(metadata.group, "M4", "group", bytes_max=_OWNER_BYTES_MAX)
 
 
-def _check_blobs(blobs: tuple[FileBlob, ...], size_bytes: int, name: str) -> None:
+def _check_blobs(blobs: tuple[model.FileBlob, ...], size_bytes: int, name: str) -> None:
     hash_bytes = 0 if len(blobs) == 1 else HASH_BYTES
     end = 0
     for blob in blobs:
@@ -379,7 +360,7 @@ def _check_blobs(blobs: tuple[FileBlob, ...], size_bytes: int, name: str) -> Non
             raise broken("M7", f"a gap, an overlap or an empty run at {end}", name)
         if len(blob.blake3) != hash_bytes:
             raise broken("M7", f"a run with a hash of {len(blob.blake3)} bytes, not {hash_bytes}", name)
-        if not 0 <= blob.blob_offset_bytes <= SIZE_BYTES_MAX - blob.size_bytes:
+        if not 0 <= blob.blob_offset_bytes <= model.SIZE_BYTES_MAX - blob.size_bytes:
             raise broken("M4", f"a blob offset of {blob.blob_offset_bytes}", name)
         _check_blob_key(blob.key)
         end += blob.size_bytes
@@ -392,7 +373,7 @@ def _check_blob_key(key: str) -> None:
         raise broken("M8", f"is not in {BLOBS}", key)
 
 
-def _check_packs(packs: tuple[Pack, ...]) -> dict[str, int]:
+def _check_packs(packs: tuple[model.Pack, ...]) -> dict[str, int]:
     _check_ascending([pack.key for pack in packs], "M9", "packs")
     for pack in packs:
         _check_blob_key(pack.key)
@@ -406,7 +387,7 @@ def _check_ascending(keys: Iterable[Any], rule: str, what: str) -> None:
             raise broken(rule, f"{key} comes after {previous}", what)
 
 
-def _check_snapshot_metadata(metadata: SnapshotMetadata) -> None:
+def _check_snapshot_metadata(metadata: model.SnapshotMetadata) -> None:
     encode_component(metadata.job)
     encode_component(metadata.task)
     check_text(metadata.store, "M13", "store")
@@ -422,12 +403,12 @@ def _check_snapshot_metadata(metadata: SnapshotMetadata) -> None:
     _check_ascending((*(item.version for item in metadata.lineage), metadata.version), "M13", "versions of the lineage")
 
 
-def _check_lineage_item(item: LineageItem) -> None:
+def _check_lineage_item(item: model.LineageItem) -> None:
     check_number(item.version, "M13", "version in a lineage")
     check_text(item.unique_id, "M13", "unique id in a lineage", bytes_max=_ID_BYTES_MAX)
 
 
-def _join(path: FilePath, name: str = "") -> str:
+def _join(path: model.FilePath, name: str = "") -> str:
     return "/".join((*path, name)) if name or path else "root"
 
 
@@ -436,7 +417,7 @@ def broken(rule: str, message: str, subject: str) -> IndexInvariantError:
     return IndexInvariantError(f"{message} ({rule})", subject=subject)
 
 
-def check_number(value: int, rule: str, what: str, *, low: int = 0, high: int = SIZE_BYTES_MAX) -> None:
+def check_number(value: int, rule: str, what: str, *, low: int = 0, high: int = model.SIZE_BYTES_MAX) -> None:
     """Refuse a number outside `[low, high]`; by default one that is negative or does not fit 63 bits."""
     if not low <= value <= high:
         raise broken(rule, f"{value} is not within {low} to {high}", what)
