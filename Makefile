@@ -32,8 +32,8 @@ $(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
 	touch $@
 
 # Tests sync thousands of small files, which takes a third of their time on a disk: in memory where there is space.
-ROOM_KIB := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}')
-IN_MEMORY := $(shell test "0$(ROOM_KIB)" -gt 8388608 && test -w /dev/shm && echo TMPDIR=/dev/shm)
+SPACE_KIB := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}')
+IN_MEMORY := $(shell test "0$(SPACE_KIB)" -gt 8388608 && test -w /dev/shm && echo TMPDIR=/dev/shm)
 
 # TIDEMARK_NO_CEPH=1 make test: as on a machine without Ceph. IN_MEMORY= make test: on the disk.
 test: $(STAMP)  ## Run the tests

@@ -59,7 +59,7 @@ def label_of(value_bytes: int, overwrites: int) -> str:
 
 
 def write_changelog(path: Path, keys_count: int, value_bytes: int, overwrites: int) -> None:
-    """Every key that many times, each time in another order."""
+    """Write each key `overwrites` times, each time in another order."""
     rng = np.random.default_rng(value_bytes * 10 + overwrites)
     with path.open("wb") as file:
         for _ in range(overwrites):

@@ -82,7 +82,7 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, keys: Sequence[bytes], size_bytes: int = 0) -> "Truth":
-        """Of some keys that have that many bytes each."""
+        """Return the truth of keys whose objects have `size_bytes` each."""
         digests = (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") for key in keys)
         return cls(count=len(keys), size_bytes=size_bytes * len(keys), digest=sum(digests) % 2**64)
 

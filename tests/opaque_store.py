@@ -44,7 +44,7 @@ class OpaqueStore(MemoryStore):
         page = await super().list_page(prefix, start_after=start_after, limit=limit)
         if not self.opaque:
             return page
-        return ListPage(blobs=tuple(map(_untold, page.blobs)), truncated=page.truncated)
+        return ListPage(blobs=tuple(map(_without_metadata, page.blobs)), truncated=page.truncated)
 
     @override
     async def remove_ttl(self, key: str) -> None:
@@ -69,5 +69,5 @@ class OpaqueStore(MemoryStore):
         return tuple(DeleteFailure(key=put.key, reason="stuck") for put in puts if put.upload_id in self.stuck)
 
 
-def _untold(blob: BlobInfo) -> BlobInfo:
+def _without_metadata(blob: BlobInfo) -> BlobInfo:
     return msgspec.structs.replace(blob, expires_at_ms=None, ttl_known=False)

@@ -36,7 +36,7 @@ def _group(name: str, verbs: Mapping[str, str], *, short_help: str, help_: str) 
 
 
 VERBS: Final[Mapping[str, str | click.Command]] = {
-    "init": "records:init",
+    "init": "rewind:init",
     "backup": "backup:backup",
     "commit": "commit:commit",
     "restore": "restore:restore",
@@ -47,21 +47,21 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "keys": "keys:keys",
     "verify": "verify:verify",
     "collect": "collect:collect",
-    "rewind": "records:rewind",
-    "fork": "records:fork",
-    "name": "records:name",
-    "unname": "records:unname",
-    "forget": "records:forget",
+    "rewind": "rewind:rewind",
+    "fork": "rewind:fork",
+    "name": "rewind:name",
+    "unname": "rewind:unname",
+    "forget": "rewind:forget",
     "discard": "verify:discard",
     "repair": "repair:repair",
     "export": "show:export",
-    "report": "bench_restore:report",
+    "report": "bench:report",
     "doctor": "doctor:doctor",
     "metrics": "metrics:metrics",
     "lifecycle": "doctor:lifecycle",
     "bench": _group(
         "bench",
-        {"restore": "bench_restore:bench_restore"},
+        {"restore": "bench:bench_restore"},
         short_help="Time a restore drill of a job.",
         help_="Measure with a job's own state and this machine.",
     ),
@@ -74,11 +74,11 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     ),
     "config": _group(
         "config",
-        {"show": "config_show:config_show"},
+        {"show": "config:config_show"},
         short_help="Show what is set: show, with where each value comes from.",
         help_="Show what is set for all runs: in the environment and in the settings file.",
     ),
-    "completion": "config_show:completion",
+    "completion": "config:completion",
 }
 GROUPS_HELP: Final = {
     "A commit is": [

@@ -275,7 +275,7 @@ def test_a_store_that_cannot_be_restored_does_not_keep_the_others_from_it(shell:
     assert content(shell.directory / "all") == {"0/a/in the way": b"", "0/b/state": b"b"}
     text = shell.run("restore", "all", "--all", "--replace", "--dry-run").stdout
     assert "all/0/a" in text
-    # If none came back, that is not a part of a success.
+    # If none came back, that is not partial success.
     shell.tree("all/0/b", {"in the way": b""})
     assert "FAILED" not in shell.run("restore", "all", "--all", code=9).stdout
 

@@ -234,7 +234,7 @@ async def test_rows_4_5_6_what_stays_wrong_is_damage_and_never_in_place(bench: B
 async def test_row_5_a_flipped_bit_is_fetched_again_on_another_connection(bench: Bench) -> None:
     await bench.commit(await bench.repository(), "one")
     bench.strike(flipped(300_000), "GetObject", key=BLOB, times=None)
-    # One request at a time has one connection, so that another one is not random.
+    # One request at a time has one connection, so that another one is there on purpose.
     repository, target = await Repository.open(bench.store(in_flight_max=1)), bench.target()
     with pytest.raises(DamagedError) as caught:
         await repository.find_and_restore(JOB, target)

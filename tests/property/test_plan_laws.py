@@ -125,6 +125,8 @@ def test_plan_names_every_added_byte_once_and_nothing_else_but_what_is_packed_ag
     assert (len(again), sum(item.size_bytes for item in again)) == (plan.files_repacked, plan.bytes_repacked)
     added_bytes = sum(file.metadata.size_bytes for _, file in added_files(diff))
     assert plan.upload_bytes + plan.inline_bytes == added_bytes + plan.bytes_repacked
+    assert all(item.size_bytes <= sizes.inline_file_bytes_max for item in plan.inline)
+    assert plan.inline_bytes <= sizes.inline_bytes_max
     for pack in plan.packs:
         assert len(pack.files) > 1
         assert pack.size_bytes <= sizes.pack_bytes_max

@@ -142,7 +142,7 @@ def test_credentials_are_in_nothing_that_is_logged_raised_pickled_or_planned(
     assert done.returncode == 0, (out / "stderr").read_text(errors="replace")[-5000:]
     said = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
-    # The token was there to be quoted, and each story came to what it should.
+    # The token was there to be quoted, and each scenario came to what it should.
     assert quoting.seen
     assert all(CANARIES["AWS_SESSION_TOKEN"] in headers for headers in quoting.seen)
     names = "\n".join(path.name for path in said)

@@ -43,7 +43,7 @@ def run_client(*words: str, **variables: str) -> subprocess.CompletedProcess[str
 
 
 def run_parts(server: SparkConnectServer, root: Path, *parts: str) -> dict[str, str]:
-    """What each part of the story failed with."""
+    """What each part of the scenario failed with."""
     done = run_client("-m", "tests.spark.connect_scenario", server.url, str(root), str(root / "outcomes"), *parts)
     assert done.returncode == 0, done.stderr[-4000:]
     return msgspec.json.decode((root / "outcomes").read_bytes(), type=dict[str, str])
@@ -51,7 +51,7 @@ def run_parts(server: SparkConnectServer, root: Path, *parts: str) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def outcomes(server: SparkConnectServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_parts(server, tmp_path_factory.mktemp("story"), *PARTS)
+    return run_parts(server, tmp_path_factory.mktemp("scenario"), *PARTS)
 
 
 @pytest.mark.parametrize("part", PARTS)

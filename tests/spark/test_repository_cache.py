@@ -153,7 +153,7 @@ def test_a_forked_process_opens_its_own_and_lets_the_parents_alone(access: Acces
 
 
 def test_a_process_ends_without_a_word_about_what_it_kept(url: str) -> None:
-    story = f"""
+    script = f"""
 from engine.spark.access import open_on_driver
 from index.snapshot.model import Scope
 repository, access = open_on_driver({url!r})
@@ -161,7 +161,7 @@ repository.close()
 with access.borrow() as kept:
     kept.latest(Scope("job"))
 """
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", story]
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", script]
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

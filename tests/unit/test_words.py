@@ -37,6 +37,7 @@ WORDS: Final = {
     **dict.fromkeys(("births", "born"), "creation times, created"),
     **dict.fromkeys(("caring", "recounting", "metering", "browsing"), "the verb"),
     "swept": "sweep result, removed",
+    **dict.fromkeys(("story", "stories"), "scenario, history"),
 }
 # In text alone: a pattern, and what is written instead.
 PHRASES: Final = {
@@ -44,7 +45,7 @@ PHRASES: Final = {
     r"(?:take|takes|taking|taken|took)[ _]up": "resume",
     r"condition of (?:a|the) repository": "status",
     # Where "there is no ..." and comparisons are plain English.
-    r"(?<!there )(?:is|are) no (?!longer|more|less|other|better|worse|newer|older|lower|higher)": "is not a, invalid",
+    r"(?<!there )(?:is|are) no (?!such|longer|more|less|other|better|worse|newer|older|lower|higher)": "is not a",
     r"(?:stand|stands|stood)\b(?! (?:in )?for\b)": "is, exists, lies",
 }
 # What may stay: by file ("*": every one), the exact text that has the word, and why.
@@ -52,6 +53,7 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
     "*": {
         ".tell()": "Python's method of a file",
         "taken_up": "a key of stored audit records",
+        "spared_": "keys of stored audit records and plans",
         "rehearsals.jsonl": "the name of a history by earlier releases",
     },
     "blobstore/local/dirs.py": {".born-": "a part of stored names"},
@@ -60,7 +62,8 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
     "tests/unit/engine/commit/test_forget.py": {'"anew': "the content of a file"},
 }
 
-_WORD: Final = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
+# An underscore parts words, also in a name that is quoted.
+_WORD: Final = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(WORDS)})(?![A-Za-z])", re.IGNORECASE)
 _PHRASES: Final = [(re.compile(rf"\b{pattern}", re.IGNORECASE), instead) for pattern, instead in PHRASES.items()]
 _PART: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _FENCE: Final = re.compile(r"^\s*```")

@@ -1,1 +1,1 @@
-"""The verbs of `tidemark`: one file each, named like the verb."""
+"""The verbs of `tidemark`: which file has one, `VERBS` in `engine/cli/app.py` says."""

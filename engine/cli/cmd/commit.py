@@ -182,8 +182,9 @@ def commit_until_known(
     dropped: Collection[tuple[str, str]] = (),
 ) -> Commit:
     """Commit; while the outcome is unknown ask again."""
-    made = repository.asynchronous
-    commit = partial(made.commit, scope, results, version=version, offsets=offsets, parent=parent, dropped=dropped)
+    commit = partial(
+        repository.asynchronous.commit, scope, results, version=version, offsets=offsets, parent=parent, dropped=dropped
+    )
     try:
         return repository.loop.run(until_known(commit))
     except KeyboardInterrupt as error:

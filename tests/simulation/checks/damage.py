@@ -46,14 +46,16 @@ class Damage:
             way = known.way(store)
             # Behind an index that is gone nobody can see.
             if way & lost and not way & shown:
-                violations.append(f"7 untold: {min(way & lost)} is missing, and verify does not show it")
+                violations.append(f"7 unreported: {min(way & lost)} is missing, and verify does not show it")
         if report.damaged and not lost:
             violations.append(f"7 untrue: nothing is missing, and verify reports {report.problems[:2]}")
         at_risk = {key for way in map(known.way, stores) for key in way & known.tampered if self._carries_ttl(key)}
         if at_risk and not lost:
             report = await repository.verify(level=Level.CONTENT)
-            untold = at_risk - {problem.key for problem in report.problems}
-            violations += [f"7 untold: {key} carries a TTL, and verify does not show it" for key in sorted(untold)]
+            unreported = at_risk - {problem.key for problem in report.problems}
+            violations += [
+                f"7 unreported: {key} carries a TTL, and verify does not show it" for key in sorted(unreported)
+            ]
         return violations
 
     def _verified(self) -> list[StoreReference]:
@@ -86,7 +88,9 @@ class Damage:
         needed = {key for store in self._verified() for key in known.way(store)} | {
             commit_key(scope, written.record.number) for scope in known.records for written in known.open_records(scope)
         }
-        violations = [f"7 untold: {key} rotted, and verify does not show it" for key in sorted(rotten & needed - shown)]
+        violations = [
+            f"7 unreported: {key} rotted, and verify does not show it" for key in sorted(rotten & needed - shown)
+        ]
         self._server.actor = JUDGE  # type: ignore[attr-defined]  # of the server that is watched
         for _ in range(2):
             with contextlib.suppress(EngineError, FormatError):

@@ -25,10 +25,10 @@ LONG_REST_S: Final = 20 * 86_400.0
 _EVERYTHING: Final = 1_000_000
 # Where TTLs are longer, what is kept is settled once before they end.
 REST_TTL_MS: Final = DAY_MS
-# This many schedules have one of which everything is restored and which is collected again whatever is there.
+# One schedule in N restores everything at the end, and collects again whatever is there.
 _THOROUGH_EVERY: Final = 16
-# This many have one that is collected twice whatever the first has left, and to which somebody then commits; and so
-# many one of which the newest commit is restored. The thorough ones are among both.
+# One in N collects twice, whatever the first has left, and then somebody commits to it; one in N restores the newest
+# commit. The thorough ones are among both.
 _WRITTEN_TO_EVERY: Final = 4
 _RESTORED_EVERY: Final = 2
 

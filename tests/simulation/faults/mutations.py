@@ -102,7 +102,7 @@ def main(names: Sequence[str]) -> int:
         missed += caught is None
         sys.stdout.write(
             f"| {shown.rule} | {shown.what} | {shown.interleaving.replace('_', ' ')} | "
-            f"| {scheduled.seed if scheduled else '-'} |\n"
+            f"{caught.seed if caught else 'NOT CAUGHT'} | {scheduled.seed if scheduled else '-'} |\n"
         )
         if names:
             sys.stdout.write(f"  {caught and caught.error[:300]}\n  {scheduled and scheduled.error[:300]}\n")

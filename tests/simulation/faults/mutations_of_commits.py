@@ -86,7 +86,7 @@ def number_found_later() -> Iterator[None]:
         listing = await list_log(self._store, record.scope)
         later = msgspec.structs.replace(record, number=listing.newest_number + 1)
         sent = await real(self, request, later, commit_record.encode_commit(later))
-        # Anyone who sent it goes on with what is there.
+        # The sender goes on with what is there.
         for name in record.__struct_fields__:
             msgspec.structs.force_setattr(record, name, getattr(later, name))
         return sent

@@ -65,7 +65,7 @@ def size_is_identity() -> Iterator[None]:
 
 @mutation(
     "I1",
-    "the session id of an SST is not a part of its identity",
+    "the session id of an SST is not part of its identity",
     interleavings_of_files.ssts_of_another_session_are_not_taken_for_equal,
     shows=OTHER_BYTES,
 )

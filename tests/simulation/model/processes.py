@@ -248,7 +248,7 @@ def watched_locks() -> Iterator[None]:
             status = os.fstat(descriptor)
             _locks[descriptor] = (lifeline, (status.st_dev, status.st_ino))
 
-    fcntl.flock = flock  # type: ignore[assignment]  # the store through which all of the engine goes
+    fcntl.flock = flock  # type: ignore[assignment]  # the one function through which all of the engine goes
     try:
         yield
     finally:

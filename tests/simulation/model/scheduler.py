@@ -316,7 +316,7 @@ class World:
         return task
 
     async def _run_beside(self, member: Member, trap: Trap) -> None:
-        """What others do while a request of somebody waits; none of them waits for anyone who waits himself."""
+        """What others do while a request of somebody waits; none of them waits for another that waits."""
         waits, began_s = trap.effect == "none", asyncio.get_running_loop().time()
         self._waiting += [member] * waits
         await self.run(trap.then, beside=True)
@@ -361,7 +361,7 @@ class World:
                 server.ahead_ms_max = max(server.ahead_ms_max, server.ahead_ms)
                 met(Moment.SERVER_CLOCK_BACKWARDS, int(step.ms < 0))
             case "copy":
-                # Anyone who was at work goes on at the old place, which nobody looks at any more.
+                # Those at work go on at the old place, which nobody looks at any more.
                 await self._settle()
                 for member in self.members:
                     if member.process is not None:

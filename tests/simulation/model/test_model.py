@@ -110,7 +110,7 @@ def test_a_killed_process_sends_nothing_and_a_stopped_one_waits(fast_directory: 
         doomed.stop()
         gate.open()
         await asyncio.sleep(60)
-        # The record is there, and anyone who wrote it does not know.
+        # The record is there, and its writer does not know.
         assert (await alive.run(repository.find(JOB))).pointer.number == 1
         assert not committing.done()
         sent = len(server.history)

@@ -22,8 +22,8 @@ from typing_extensions import override
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# What is given to a thread takes some time once in this many, up to so long; it waits for its turn once in this many,
-# and is done at once otherwise: most of what is run costs less than the waiting for it.
+# What is given to a thread takes time in this share of calls, up to a longest time; in another share it waits for its
+# turn, and is done at once otherwise: most of what is run costs less than the waiting for it.
 _SLOW_CALLS: Final = 1 / 8
 _SLOW_CALL_S: Final = 0.02
 _WAITING_CALLS: Final = 1 / 4

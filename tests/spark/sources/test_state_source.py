@@ -184,7 +184,7 @@ def pushing(joined: StatefulQuery) -> Iterator[SparkSession]:
 def test_filters_that_are_pushed_down_mean_what_they_say(
     joined: StatefulQuery, pushing: SparkSession, condition: str
 ) -> None:
-    """A DataFrame again for each: Spark keeps what was pushed for all uses of one."""
+    """A new DataFrame for each use: Spark keeps what was pushed for all uses of one."""
     expected = Counter(by_us(reading_session(joined), joined).where(condition).select("partition", "store").collect())
     assert Counter(by_us(pushing, joined).where(condition).select("partition", "store").collect()) == expected
 

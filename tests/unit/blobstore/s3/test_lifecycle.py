@@ -33,7 +33,7 @@ NEIGHBOURS = backstop_rules("team-state", days=7)
         (DAY_MS, HOUR_MS, DAY_MS, 7, "never less than a week"),
         (HOUR_MS, HOUR_MS // 4, HOUR_MS, 7, "however short both are"),
         (7 * DAY_MS, HOUR_MS, 2 * DAY_MS, 14, "three collection periods after the end of the longest lease, and a day"),
-        (7 * DAY_MS, DAY_MS, 2 * DAY_MS, 13, "the margin is not a part of the lease"),
+        (7 * DAY_MS, DAY_MS, 2 * DAY_MS, 13, "the margin is not part of the lease"),
         (7 * DAY_MS + 2, 1, 2 * DAY_MS, 15, "rounded up"),
     ],
 )

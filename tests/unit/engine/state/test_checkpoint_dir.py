@@ -203,7 +203,7 @@ async def test_closing_a_child_leaves_the_store_open() -> None:
     checkpoint = await CheckpointDir.open(Noticing(), "below")
     await checkpoint.child("state").close()
     await checkpoint.close()
-    assert closed == []  # anyone who opened it closes it
+    assert closed == []  # its opener closes it
 
 
 # --- copies ---
