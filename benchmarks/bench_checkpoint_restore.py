@@ -32,15 +32,7 @@ from pyspark.sql import SparkSession
 # Python looks beside a script; the other benchmark is found from the directory above.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_state_load import (
-    ROUNDS,
-    STORE,
-    feed,
-    last_version,
-    report_state,
-    spark_session,
-    write_state,
-)
+from benchmarks.bench_state_load import ROUNDS, STORE, feed, last_version, report_state, spark_session, write_state
 from engine.checkpoint.backup import CheckpointBackupResult, backup_checkpoint
 from engine.checkpoint.restore import RestoreChoice
 from engine.repository.repository import SyncRepository

@@ -20,13 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from engine.checkpoint.backup import BackupChoice
 from engine.checkpoint.restore import RestoreChoice
 from engine.repository.repository import SyncRepository
-from engine.spark import (
-    backup_checkpoint,
-    check_checkpoint,
-    collect,
-    register_sources,
-    restore_checkpoint,
-)
+from engine.spark import backup_checkpoint, check_checkpoint, collect, register_sources, restore_checkpoint
 from index.plan.commits import Retention
 
 BATCHES: Final = 2

@@ -53,10 +53,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         parts = urlsplit(self.target)
         query = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
         table = _OF_AN_OBJECT if parts.path.strip("/").count("/") else _OF_A_BUCKET
-        return next(
-            (name for method, key, name in table if method == self.method and (not key or key in query)),
-            "",
-        )
+        return next((name for method, key, name in table if method == self.method and (not key or key in query)), "")
 
     @property
     def plain_target(self) -> str:

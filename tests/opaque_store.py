@@ -5,14 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import (
-    LIST_PAGE_MAX,
-    BlobInfo,
-    Capabilities,
-    DeleteFailure,
-    ListPage,
-    UnfinishedPut,
-)
+from blobstore.base import LIST_PAGE_MAX, BlobInfo, Capabilities, DeleteFailure, ListPage, UnfinishedPut
 from blobstore.memory import MemoryStore
 
 

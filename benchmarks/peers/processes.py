@@ -105,9 +105,7 @@ def _without_work(usage: Usage, marks: str) -> Usage:
         raise ContestantError("said that it was open, and ended without saying that it was done")
     (opened_at_s, opened_cpu_s), (done_at_s, done_cpu_s) = at[OPENED], at[DONE]
     return msgspec.structs.replace(
-        usage,
-        opened_s=usage.wall_s - (done_at_s - opened_at_s),
-        opened_cpu_s=usage.cpu_s - (done_cpu_s - opened_cpu_s),
+        usage, opened_s=usage.wall_s - (done_at_s - opened_at_s), opened_cpu_s=usage.cpu_s - (done_cpu_s - opened_cpu_s)
     )
 
 

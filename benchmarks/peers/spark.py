@@ -89,11 +89,7 @@ def restore_on_spark(work: Run) -> Outcome:
 
 
 def _restores(
-    work: Run,
-    outcome: Outcome,
-    step: str,
-    sessions: Mapping[str, WarmSpark],
-    expected: dict[str, str],
+    work: Run, outcome: Outcome, step: str, sessions: Mapping[str, WarmSpark], expected: dict[str, str]
 ) -> None:
     """The rounds of one step; round 0, which starts Spark's workers, is not counted."""
     target = work.restore_root / "target"

@@ -462,10 +462,7 @@ def _is_left(path: str, *, is_dir: bool) -> bool:
 # File systems whose clients answer from a cache for seconds: a list may lack what another client has just put.
 # Coherent ones (Ceph, Lustre, GPFS) are not among them.
 _CACHING_TYPES: Final = frozenset(
-    {
-        *("nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "beegfs"),
-        *("fuse.sshfs", "fuse.juicefs", "fuse.glusterfs"),
-    }
+    {*("nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "beegfs"), *("fuse.sshfs", "fuse.juicefs", "fuse.glusterfs")}
 )
 # Mount options of NFS and CIFS that switch this cache off.
 _UNCACHED_OPTIONS: Final = frozenset({"noac", "actimeo=0", "acdirmax=0"})

@@ -11,12 +11,7 @@ from typing_extensions import override
 
 from blobstore import base
 from blobstore.concurrency import map_bounded
-from blobstore.errors import (
-    AccessDeniedError,
-    BlobNotFoundError,
-    InvalidRequestError,
-    StoreUnavailableError,
-)
+from blobstore.errors import AccessDeniedError, BlobNotFoundError, InvalidRequestError, StoreUnavailableError
 from blobstore.s3 import threads
 from blobstore.s3.bucket_rules import KEPT, TTL_TAG
 from blobstore.s3.client import S3Bucket, abandon

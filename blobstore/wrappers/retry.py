@@ -424,10 +424,7 @@ class Hedge:
         self._budget = RetryBudget(self._settings.extra_in_reserve, self._settings.requests_per_extra)
 
     async def race(
-        self,
-        operation: str,
-        ask: Callable[[], Awaitable[T]],
-        discard: Callable[[T], Awaitable[None]] | None = None,
+        self, operation: str, ask: Callable[[], Awaitable[T]], discard: Callable[[T], Awaitable[None]] | None = None
     ) -> T:
         """Return the first answer to one request or a few; how long to wait, the times of former answers decide.
 

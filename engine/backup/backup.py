@@ -414,12 +414,7 @@ async def _find_base(
 
 
 def _compare(
-    directory: Path,
-    scanned: LocalDir,
-    base: _Base,
-    settings: TransferSettings,
-    cache: DigestCache,
-    stop: Event,
+    directory: Path, scanned: LocalDir, base: _Base, settings: TransferSettings, cache: DigestCache, stop: Event
 ) -> _Facts:
     """Read of the directory all that decides what to upload, in one hop to a thread."""
     previous = base.snapshot.index if base.snapshot is not None else None

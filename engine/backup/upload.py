@@ -14,14 +14,7 @@ from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
 from engine.errors import UnsafeSourceError
 from engine.local.digests import ContentHasher, Digest, DigestCache, FileHasher, hash_bytes, parse_sst
-from engine.local.scan import (
-    READ_FLAGS,
-    SourceDir,
-    changed_error,
-    is_still,
-    refusing,
-    unreadable_error,
-)
+from engine.local.scan import READ_FLAGS, SourceDir, changed_error, is_still, refusing, unreadable_error
 from engine.records.indexes import put_new
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.runtime import Progress

@@ -25,18 +25,9 @@ from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
 from index.errors import UNDECODABLE, BatchLogError, FileChecksumError, FormatError
+from index.spark import query_logs
 from index.spark.checkpoint import SOURCES, STATE, StoreId, check_entry, is_entry, missing_entries, newest_entry
 from index.spark.names import parse_state_name
-from index.spark.query_logs import (
-    BatchCommit,
-    BatchOffsets,
-    OperatorMetadata,
-    decode_commit,
-    decode_offsets,
-    decode_operator,
-    decode_query_id,
-    parse_batch_name,
-)
 from index.spark.schema import decode_state_schema
 
 # How often logs that a running query has moved are read again.
@@ -147,14 +138,14 @@ class _LogsCheck:
     async def run(self) -> LogsChecked:
         committed = await self._checkpoint.committed_batches()
         offset_batches = await self._checkpoint.offsets.batches()
-        query_id = await self._read("metadata", decode_query_id)
+        query_id = await self._read("metadata", query_logs.decode_query_id)
         if query_id is None and not self._findings.found:
             if not committed and not offset_batches:
                 hint = "name the checkpointLocation of a query"
                 raise NotFoundError("there is no checkpoint here", operation="check", hint=hint)
             self._damaged("metadata", "is not there, and without it the query does not start")
-        commits = await self._read_all(COMMITS, committed, decode_commit)
-        offsets = await self._read_all(OFFSETS, offset_batches, decode_offsets)
+        commits = await self._read_all(COMMITS, committed, query_logs.decode_commit)
+        offsets = await self._read_all(OFFSETS, offset_batches, query_logs.decode_offsets)
         for batch, entry in offsets.items():
             for source in entry.offsets:
                 if is_cut_json(source.offset):
@@ -227,7 +218,7 @@ class _LogsCheck:
                 if (root / path).exists():
                     self._findings.damage(path, error, "K2")
 
-    async def _check_sources(self, newest: BatchOffsets, paths: list[str]) -> None:
+    async def _check_sources(self, newest: query_logs.BatchOffsets, paths: list[str]) -> None:
         """Check that the log of each file source has every entry up to that of the newest committed batch (K2)."""
         for offset in newest.offsets:
             entry = newest_entry(offset)
@@ -248,16 +239,16 @@ class _LogsCheck:
         """Read all files of the operators' metadata; return the operators that have some (K2)."""
         found: list[int] = []
         for status in await self._root.list(STATE):
-            operator = parse_batch_name(status.name) if status.is_directory else None
+            operator = query_logs.parse_batch_name(status.name) if status.is_directory else None
             if operator is None:
                 continue
             schemas = [entry.path for entry in await self._root.walk(f"{status.path}/{_SCHEMA}")]
             await self._read_schemas(schemas)
-            read: dict[int, OperatorMetadata] = {}
+            read: dict[int, query_logs.OperatorMetadata] = {}
             for entry in await self._root.walk(f"{status.path}/_metadata"):
-                metadata = await self._read(entry.path, decode_operator)
+                metadata = await self._read(entry.path, query_logs.decode_operator)
                 if metadata is not None:
-                    read[parse_batch_name(entry.name) or 0] = metadata
+                    read[query_logs.parse_batch_name(entry.name) or 0] = metadata
             if not read:
                 continue
             found.append(operator)
@@ -285,7 +276,9 @@ class _LogsCheck:
             hint = "commit files are missing, or a copy of the checkpoint is of two instants"
             self._warn(f"{OFFSETS}/{max(offsets)}", message, hint)
 
-    def _check_watermarks(self, commits: Mapping[int, BatchCommit], offsets: Mapping[int, BatchOffsets]) -> None:
+    def _check_watermarks(
+        self, commits: Mapping[int, query_logs.BatchCommit], offsets: Mapping[int, query_logs.BatchOffsets]
+    ) -> None:
         begun = {batch: entry.watermark_ms for batch, entry in offsets.items() if entry.has_metadata}
         for batch, commit in commits.items():
             after = begun.get(batch + 1)
@@ -338,7 +331,7 @@ class _LogsCheck:
         above = {path.rpartition("/")[0] for path in known} - known
         unknown: list[str] = []
         for status in await self._numbered(STATE):
-            operator = parse_batch_name(status.name)
+            operator = query_logs.parse_batch_name(status.name)
             if operator not in operators:
                 continue
             if operator not in {store.operator for store in stores}:
@@ -358,7 +351,9 @@ class _LogsCheck:
 
     async def _numbered(self, path: str) -> list[FileStatus]:
         listed = await self._root.list(path)
-        return [status for status in listed if status.is_directory and parse_batch_name(status.name) is not None]
+        return [
+            status for status in listed if status.is_directory and query_logs.parse_batch_name(status.name) is not None
+        ]
 
     def _damaged(self, path: str, message: str, hint: str = MEND_HINT) -> None:
         self._findings.damage(path, BatchLogError(message, hint=hint), "K2")

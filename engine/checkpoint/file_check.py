@@ -28,14 +28,8 @@ from engine.local.scan import READ_FLAGS
 from engine.state.compression import Codec, decompress_chunks, decompress_sst_block
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
 from index.rocksdb import sst
+from index.spark import checksums
 from index.spark.changelog import ChangelogDecoder, ChangelogHeader, check_header
-from index.spark.checksums import (
-    HadoopSums,
-    check_file_checksum,
-    decode_file_checksum,
-    hadoop_checksum_bytes,
-    hadoop_checksum_name,
-)
 from index.spark.names import StateVersion, checksum_name
 
 _CHUNK_BYTES: Final = 256 * 1024
@@ -80,7 +74,7 @@ def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum
         TargetError: This machine lacks what it takes to read it.
     """
     subject = str(path)
-    expected = None if checksum is None else decode_file_checksum(checksum, subject=checksum_name(subject))
+    expected = None if checksum is None else checksums.decode_file_checksum(checksum, subject=checksum_name(subject))
     decoder = ChangelogDecoder(subject)
     records = sum_ = size_bytes = 0
 
@@ -102,7 +96,7 @@ def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum
     assert header is not None  # noqa: S101 — `finish` refuses a file without one
     check_header(header, at, subject=subject)
     if expected is not None:
-        check_file_checksum(expected, crc32c=sum_, size_bytes=size_bytes, subject=subject)
+        checksums.check_file_checksum(expected, crc32c=sum_, size_bytes=size_bytes, subject=subject)
     # Two strings, each with its length before it, of which the first is the version.
     lineage_bytes = max(0, header.size_bytes - 6)
     return ChangelogReport(header=header, records=records, lineage_bytes=lineage_bytes)
@@ -128,8 +122,8 @@ def check_zip_file(source: Path | bytes, *, checksum: bytes | None, subject: str
     if len(data) > ZIP_BYTES_MAX:
         raise DamagedError(f"has more than {ZIP_BYTES_MAX} bytes", operation="check", subject=subject, hint=_HINT)
     if checksum is not None:
-        expected = decode_file_checksum(checksum, subject=checksum_name(subject))
-        check_file_checksum(expected, crc32c=crc32c(data), size_bytes=len(data), subject=subject)
+        expected = checksums.decode_file_checksum(checksum, subject=checksum_name(subject))
+        checksums.check_file_checksum(expected, crc32c=crc32c(data), size_bytes=len(data), subject=subject)
     found = read_state_zip(data, subject=subject)
     try:
         _check_stream(data)
@@ -207,7 +201,7 @@ def check_hidden(path: Path) -> None:
 
     DamagedError: one of them cannot be read. TargetError: this machine lacks what it takes to read them.
     """
-    hidden = path.with_name(hadoop_checksum_name(path.name))
+    hidden = path.with_name(checksums.hadoop_checksum_name(path.name))
     try:
         source = _opened(hidden)
     except FileNotFoundError:
@@ -217,8 +211,8 @@ def check_hidden(path: Path) -> None:
     try:
         with io.BufferedReader(source) as buffered:
             size_bytes = path.stat().st_size
-            stored = buffered.read(min(_HIDDEN_BYTES_MAX, hadoop_checksum_bytes(size_bytes, 1)) + 1)
-        sums = HadoopSums(stored, subject=str(path))
+            stored = buffered.read(min(_HIDDEN_BYTES_MAX, checksums.hadoop_checksum_bytes(size_bytes, 1)) + 1)
+        sums = checksums.HadoopSums(stored, subject=str(path))
         for data in _chunks(path, _READ_BYTES):
             sums.update(data)
         sums.finish()

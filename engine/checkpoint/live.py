@@ -33,20 +33,11 @@ from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import LocalDir, LocalFile, local_dir_of
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import FileIndex, FileMetadata, FilePath, SnapshotIndex, UniqueId
+from index.spark import names
 from index.spark.checkpoint import QUERY_ID, SOURCES, STATE, StoreId, belongs
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX
 from index.spark.lineage import Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata
-from index.spark.names import (
-    SSTS,
-    StateVersion,
-    changelog_name,
-    check_unique_id,
-    checksum_name,
-    is_shared_path,
-    parse_state_name,
-    snapshot_name,
-)
 from index.spark.query_logs import decode_commit, decode_offsets, decode_operator, decode_query_id
 from index.spark.retention import select_state_files
 
@@ -260,7 +251,7 @@ def _is_kept(name: str) -> bool:
 
 
 def _sst_bytes(files: Mapping[FilePath, LocalFile] | Mapping[FilePath, FileIndex]) -> int:
-    return sum(file.metadata.size_bytes for path, file in files.items() if path[0] == SSTS)
+    return sum(file.metadata.size_bytes for path, file in files.items() if path[0] == names.SSTS)
 
 
 class _LiveSource(BackupSource):
@@ -348,8 +339,8 @@ class LiveStore(_LiveSource):
         }
         return self._chosen, self._known
 
-    async def _read_header(self, of: StateVersion) -> Lineage:
-        path = (changelog_name(of),)
+    async def _read_header(self, of: names.StateVersion) -> Lineage:
+        path = (names.changelog_name(of),)
         self._brought |= await self._files.bring([path])
         local = self._path(path)
 
@@ -363,19 +354,21 @@ class LiveStore(_LiveSource):
         base = self._resolution.base
         if base is None:
             return None
-        path = (snapshot_name(base),)
+        path = (names.snapshot_name(base),)
         checksum = await self._checksum(path, base, listed)
         self._brought |= await self._files.bring([path])
         with self._named(path):
             zipped = await run_blocking(lambda: check_zip_file(self._path(path), checksum=checksum))
         return zipped.metadata
 
-    async def _checksum(self, path: FilePath, of: StateVersion, listed: Mapping[FilePath, LocalFile]) -> bytes | None:
+    async def _checksum(
+        self, path: FilePath, of: names.StateVersion, listed: Mapping[FilePath, LocalFile]
+    ) -> bytes | None:
         """Read the checksum of a zip or a changelog; None if it has none.
 
         One of a name without an id may be that of a file that was overwritten since (0004, section 10).
         """
-        name = (checksum_name(path[0]),)
+        name = (names.checksum_name(path[0]),)
         if of.unique_id is None or name not in listed:
             return None
         self._brought |= await self._files.bring([name])
@@ -394,13 +387,13 @@ class LiveStore(_LiveSource):
 
     async def _check(self, path: FilePath) -> None:
         """Refuse what is not whole (P5). The zip was read to know what to take, and sizes are what it says."""
-        if path[0] == SSTS:
+        if path[0] == names.SSTS:
             with self._named(path):
                 report = await run_blocking(check_sst, self._path(path))
             if report.unchecked:
                 self.unchecked.append(f"{self._store.id.path}/{'/'.join(path)}: {report.unchecked}")
             return
-        parsed = parse_state_name(path[0])
+        parsed = names.parse_state_name(path[0])
         if parsed is not None and parsed.kind == "changelog" and not parsed.checksum:
             checksum = await self._checksum(path, parsed.of, self._chosen)
             codec = self._store.settings.codec
@@ -517,7 +510,7 @@ class QueryFiles(_LiveSource):
             check_hidden(self._path(path))
             found = self._read(path, decode_commit).unique_ids or {}
             return {
-                StoreId(operator, partition, store): check_unique_id(unique_id)
+                StoreId(operator, partition, store): names.check_unique_id(unique_id)
                 for operator, partitions in found.items()
                 for partition, ids in enumerate(partitions)
                 for store, unique_id in zip(stores.get(operator, ()) + _NO_STORE * len(ids), ids, strict=False)
@@ -556,8 +549,8 @@ class QueryFiles(_LiveSource):
 def _has_name_once(path: FilePath) -> bool:
     """Return whether nothing else ever gets this name; a zip and its checksum one attempt may upload twice (P4)."""
     if len(path) > 1:
-        return is_shared_path("/".join(path))
-    parsed = parse_state_name(path[0])
+        return names.is_shared_path("/".join(path))
+    parsed = names.parse_state_name(path[0])
     return parsed is not None and parsed.kind == "changelog" and parsed.of.unique_id is not None
 
 

@@ -32,22 +32,12 @@ from index.errors import (
     StateMetadataError,
     VersionMissingError,
 )
+from index.spark import names
 from index.spark.changelog import changelog_version, check_leads_back
 from index.spark.checkpoint import StoreId
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX, hadoop_checksum_name
 from index.spark.lineage import LINEAGE_BYTES_MAX, Lineage, Present, Resolution, resolve
 from index.spark.metadata import NOT_COUNTED, StateMetadata
-from index.spark.names import (
-    CHECKSUM_SUFFIX,
-    LOGS,
-    SSTS,
-    StateVersion,
-    by_version,
-    changelog_name,
-    checksum_name,
-    parse_state_name,
-    snapshot_name,
-)
 
 T = TypeVar("T")
 
@@ -55,7 +45,7 @@ _LINEAGE_FULL: Final = 0.8
 # How often a damaged store is looked at while its query goes on.
 _LOOKS_MAX: Final = 3
 # The endings of what Spark lists in a directory of state.
-_SUFFIXES: Final = (".zip", ".changelog", CHECKSUM_SUFFIX)
+_SUFFIXES: Final = (".zip", ".changelog", names.CHECKSUM_SUFFIX)
 
 
 class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +53,7 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
 
     id: StoreId
     # What the commit log says of it, ascending, and how the changelog of each is compressed.
-    versions: tuple[StateVersion, ...]
+    versions: tuple[names.StateVersion, ...]
     codecs: tuple[Codec, ...]
     # As the newest of them has it.
     settings: StateStoreSettings
@@ -143,8 +133,8 @@ class _StoreCheck:
         # Of every file by its path, once they are listed; in bytes.
         self._sizes: dict[str, int] = {}
         # What was read; None for what is damaged.
-        self._changelogs: dict[StateVersion, ChangelogReport | None] = {}
-        self._zips: dict[StateVersion, StateMetadata | None] = {}
+        self._changelogs: dict[names.StateVersion, ChangelogReport | None] = {}
+        self._zips: dict[names.StateVersion, StateMetadata | None] = {}
         # Zips and changelogs that are compared with their `.crc`.
         self._summed: set[str] = set()
         self._findings = Findings(work.id.path)
@@ -153,9 +143,9 @@ class _StoreCheck:
 
     async def run(self) -> StoreChecked:
         if not self._is_local:
-            for subdirectory in (SSTS, LOGS):
+            for subdirectory in (names.SSTS, names.LOGS):
                 await run_blocking((self._here / subdirectory).mkdir, parents=True, exist_ok=True)
-        for place in ("", SSTS, LOGS):
+        for place in ("", names.SSTS, names.LOGS):
             statuses = await self._directory.list(place)
             self._sizes |= {status.path: status.size_bytes for status in statuses if not status.is_directory}
         present = Present.of_names(self._sizes)
@@ -164,11 +154,11 @@ class _StoreCheck:
         chained = {
             of for found in resolutions for of in (found.target, found.base, *found.changelogs) if of is not None
         }
-        for of in sorted(chained & present.changelogs, key=by_version):
+        for of in sorted(chained & present.changelogs, key=names.by_version):
             await self._changelog(of)
-        for of in sorted(chained & present.snapshots, key=by_version):
+        for of in sorted(chained & present.snapshots, key=names.by_version):
             self._zips[of] = await self._read_summed(
-                snapshot_name(of),
+                names.snapshot_name(of),
                 of,
                 lambda path, checksum: check_zip_file(path, checksum=checksum).metadata,
                 proves_itself=True,
@@ -187,10 +177,10 @@ class _StoreCheck:
         findings = tuple(self._findings.found)
         return StoreChecked(findings=findings, versions=len(resolutions), versions_gone=gone, keys=keys, **self._counts)
 
-    async def _changelog(self, of: StateVersion) -> ChangelogReport | None:
+    async def _changelog(self, of: names.StateVersion) -> ChangelogReport | None:
         """Read a changelog whole, once (K4); None if it is damaged."""
         if of not in self._changelogs:
-            name = changelog_name(of)
+            name = names.changelog_name(of)
             # Before every commit record it is compressed as the oldest of these.
             codec: Codec = self._codecs.get(of.version) or self._codecs[min(self._codecs)]
             report = await self._read_summed(
@@ -209,7 +199,7 @@ class _StoreCheck:
         return self._changelogs[of]
 
     async def _read_summed(
-        self, name: str, of: StateVersion, read: Callable[[Path, bytes | None], T], *, proves_itself: bool
+        self, name: str, of: names.StateVersion, read: Callable[[Path, bytes | None], T], *, proves_itself: bool
     ) -> T | None:
         """Read a file with its checksum; of a file that proves itself, the checksum is what was altered."""
         checksum = await self._checksum(name, of)
@@ -225,9 +215,9 @@ class _StoreCheck:
 
         return await self._read(name, read_and_compare, "K4")
 
-    async def _checksum(self, name: str, of: StateVersion) -> bytes | None:
+    async def _checksum(self, name: str, of: names.StateVersion) -> bytes | None:
         """Read the `.crc` beside a file; without an id it may be of a file that was overwritten (0004, N5)."""
-        path = checksum_name(name)
+        path = names.checksum_name(name)
         if of.unique_id is None or path not in self._sizes:
             return None
         self._summed.add(name)
@@ -241,7 +231,7 @@ class _StoreCheck:
     async def _check_shared(self) -> None:
         """Check every SST and log that a needed snapshot names: there, of its size, and sound (K3, K4)."""
         seen: set[str] = set()
-        for of, state in sorted(self._zips.items(), key=lambda item: by_version(item[0]), reverse=True):
+        for of, state in sorted(self._zips.items(), key=lambda item: names.by_version(item[0]), reverse=True):
             if state is None:
                 continue
             for file in (*state.sst_files, *state.log_files):
@@ -278,7 +268,7 @@ class _StoreCheck:
         except _ChecksumAlteredError:
             hint = "delete it, if a backup has the same file beside it: without one, the file is read unverified"
             error = FileChecksumError("is not the checksum of its file, which is sound", hint=hint)
-            self._findings.damage(checksum_name(path), error, "K4")
+            self._findings.damage(names.checksum_name(path), error, "K4")
             return None
         except (DamagedError, FormatError) as error:
             self._findings.damage(path, error, rule)
@@ -293,7 +283,10 @@ class _StoreCheck:
     async def _check_hidden(self, path: str, place: Path) -> None:
         """Check that Hadoop would read the file (K2). If its bytes were proved, the hidden file is the wrong one."""
         proved = path.endswith(".sst") or path in self._summed
-        for name, file in ((path, place), (checksum_name(path), place.with_name(checksum_name(place.name)))):
+        for name, file in (
+            (path, place),
+            (names.checksum_name(path), place.with_name(names.checksum_name(place.name))),
+        ):
             try:
                 if name == path or name in self._sizes:
                     await run_blocking(check_hidden, file)
@@ -307,17 +300,17 @@ class _StoreCheck:
 
     async def _resolve_all(
         self, present: Present
-    ) -> tuple[list[Resolution], list[tuple[StateVersion, FormatError]], int]:
+    ) -> tuple[list[Resolution], list[tuple[names.StateVersion, FormatError]], int]:
         """Resolve each committed version; list those that fail, and count those that retention has taken (K1)."""
         oldest = min((of.version for of in present.snapshots | present.changelogs), default=None)
         newest = self._work.versions[-1]
         is_current = newest.version == self._work.newest_batch + 1
         found: list[Resolution] = []
-        failed: list[tuple[StateVersion, FormatError]] = []
+        failed: list[tuple[names.StateVersion, FormatError]] = []
         gone = 0
-        headers: dict[StateVersion, Lineage] = {}
+        headers: dict[names.StateVersion, Lineage] = {}
 
-        async def read_header(of: StateVersion) -> Lineage:
+        async def read_header(of: names.StateVersion) -> Lineage:
             report = await self._changelog(of)
             if report is None:
                 raise _UnreadableError
@@ -338,15 +331,17 @@ class _StoreCheck:
                 failed.append((of, error))
         return found, failed, gone
 
-    def _note_missing(self, failed: list[tuple[StateVersion, FormatError]]) -> None:
+    def _note_missing(self, failed: list[tuple[names.StateVersion, FormatError]]) -> None:
         """Note versions that cannot be put together, by the file that is missing (K1); all headers have been read."""
-        missing: dict[str, list[tuple[StateVersion, FormatError]]] = {}
+        missing: dict[str, list[tuple[names.StateVersion, FormatError]]] = {}
         for of, error in failed:
             built_on = self._built_on(of)
             if built_on is None:
                 # The directory, if the error names no file.
                 words = (word.strip(",;:") for word in str(error).split())
-                path = next((word for word in words if (n := parse_state_name(word)) and n.kind == "changelog"), "")
+                path = next(
+                    (word for word in words if (n := names.parse_state_name(word)) and n.kind == "changelog"), ""
+                )
                 missing.setdefault(path, []).append((of, error))
             else:
                 message = f"says that {self._work.id} is {of}, which is not there, and what came after it was built on "
@@ -361,17 +356,17 @@ class _StoreCheck:
                 which = f"{len(versions)} committed batches from {versions[0] - 1} to {versions[-1] - 1} need it"
             self._findings.damage(path, failures[0][1], "K1", note=f"{which} (commits/{versions[-1] - 1})")
 
-    def _built_on(self, of: StateVersion) -> StateVersion | None:
+    def _built_on(self, of: names.StateVersion) -> names.StateVersion | None:
         """Find another attempt at this version that later versions were built on."""
         for report in self._changelogs.values():
             for item in () if report is None else report.header.lineage:
                 if item.version == of.version and item.unique_id != of.unique_id:
-                    return StateVersion(item.version, item.unique_id)
+                    return names.StateVersion(item.version, item.unique_id)
         return None
 
     def _check_chain(self, resolution: Resolution) -> None:
         """Check that each changelog was written on what it is replayed on (0004, R8)."""
-        before = (resolution.base or StateVersion(0), *resolution.changelogs)
+        before = (resolution.base or names.StateVersion(0), *resolution.changelogs)
         for of, below in zip(resolution.changelogs, before, strict=False):
             report = self._changelogs.get(of)
             if report is None:
@@ -379,7 +374,7 @@ class _StoreCheck:
             try:
                 check_leads_back(report.header, of, below)
             except LineageError as error:
-                self._findings.damage(changelog_name(of), error, "K1")
+                self._findings.damage(names.changelog_name(of), error, "K1")
 
     def _check_lineage(self, newest: Resolution) -> None:
         """Warn if the newest header is near its limit (K6)."""
@@ -390,12 +385,12 @@ class _StoreCheck:
         left = int((LINEAGE_BYTES_MAX - report.lineage_bytes) / each)
         message = f"its lineage takes {report.lineage_bytes} of {LINEAGE_BYTES_MAX} bytes: commits fail after about "
         hint = "find out why no snapshot is uploaded: maintenance may be off, or fail"
-        self._findings.warn(changelog_name(newest.target), f"{message}{left} more without a snapshot", hint, "K6")
+        self._findings.warn(names.changelog_name(newest.target), f"{message}{left} more without a snapshot", hint, "K6")
 
     async def _load(self, newest: Resolution) -> int:
         """Load the newest version, and count its base (K5)."""
         files = self._directory if self._is_local else await CheckpointDir.open(self._here)
-        name = snapshot_name(newest.base) if newest.base is not None else changelog_name(newest.target)
+        name = names.snapshot_name(newest.base) if newest.base is not None else names.changelog_name(newest.target)
         try:
             keys, doubt = await self._count(files, newest)
         except (EngineError, FormatError) as error:
@@ -431,7 +426,7 @@ class _StoreCheck:
                     counted = await run_blocking(count_store, state.db, is_internal)
                 finally:
                     await run_blocking(state.db.close)
-                doubt = check_counts(metadata, counted, subject=snapshot_name(newest.base))
+                doubt = check_counts(metadata, counted, subject=names.snapshot_name(newest.base))
                 keys = counted.keys
             if newest.changelogs:
                 state, _ = await loader.load(newest.target, {}, read_only=True)
@@ -443,7 +438,7 @@ class _StoreCheck:
     async def _check_names(self) -> None:
         """Warn of what another history left, and of names that Spark's listing fails on (K7)."""
         newest_batch = self._work.newest_batch
-        parsed = {path: parse_state_name(path) for path in self._sizes}
+        parsed = {path: names.parse_state_name(path) for path in self._sizes}
         if any(name is not None and name.of.version > newest_batch + 1 for name in parsed.values()):
             # The query may have gone on since the logs were read: what counts is what it had committed by the listing.
             newest_batch = max((newest_batch, *await self._checkpoint.committed_batches()))

@@ -240,8 +240,7 @@ async def check_create(probe: StoreProbe) -> Evidence:
         raise StoreUnavailableError(f"only {decided} of {RACES_COUNT} races were answered", operation="put_if_absent")
     unclear = f", {seen['unclear']} unclear" if seen["unclear"] else ""
     return Evidence(
-        figure=f"{RACES_COUNT} races of {clients_count}: {seen['won']} won, {seen['lost']} lost{unclear}",
-        broken=broken,
+        figure=f"{RACES_COUNT} races of {clients_count}: {seen['won']} won, {seen['lost']} lost{unclear}", broken=broken
     )
 
 
@@ -577,9 +576,7 @@ async def check_lifecycle(probe: StoreProbe, *, ttls_stay: bool) -> Evidence:
         with contextlib.suppress(FormatError):
             record = decode_repository(data or b"", subject=REPOSITORY)
             days_min = backstop_days(
-                ttl_ms=record.ttl_ms,
-                margin_ms=record.margin_ms,
-                collection_period_ms=record.collection_period_ms,
+                ttl_ms=record.ttl_ms, margin_ms=record.margin_ms, collection_period_ms=record.collection_period_ms
             )
     found = threats(rules, s3.prefix, days_min=days_min, ttls_stay=ttls_stay)
     return Evidence(

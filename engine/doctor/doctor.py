@@ -341,9 +341,7 @@ _WORDS: Final = {
     Check.REPLACE: _Words("readers see the old or the new, whole", "", "readers can see half of a pin or name"),
     Check.RANGES: _Words("restores fetch parts in parallel", "", "restores cannot fetch parts of objects"),
     Check.LISTS: _Words(
-        "lists can be believed: collect may delete",
-        "collect refuses",
-        "commits could be overlooked: collect refuses",
+        "lists can be believed: collect may delete", "collect refuses", "commits could be overlooked: collect refuses"
     ),
     Check.TTL: _Words(
         "commits remove TTLs; the lifecycle backstop works",

@@ -129,10 +129,7 @@ async def explain(
     found = Explanation(key=key, kind=kind, fate=Fate.ABSENT, rule="", now_ms=now_ms)
     if there is not None:
         found = replace(
-            found,
-            size_bytes=there.size_bytes,
-            created_at_ms=there.created_at_ms,
-            expires_at_ms=there.expires_at_ms,
+            found, size_bytes=there.size_bytes, created_at_ms=there.created_at_ms, expires_at_ms=there.expires_at_ms
         )
     if kind in _BY_THEMSELVES:
         fate, rule = _BY_THEMSELVES[kind]

@@ -132,11 +132,7 @@ def state_samples(
 
 
 async def gather_status(
-    repository: Repository,
-    *,
-    monotonic_s: Callable[[], float],
-    jobs: Collection[str] = (),
-    commits_only: bool = False,
+    repository: Repository, *, monotonic_s: Callable[[], float], jobs: Collection[str] = (), commits_only: bool = False
 ) -> Samples:
     """Read the status of a repository; nothing is written.
 

@@ -12,30 +12,15 @@ import msgspec
 
 from blobstore.base import BlobStore, Body, BytesBody, Created, Lost, RequestMetadata, Unknown, read_blob
 from blobstore.concurrency import map_bounded, run_blocking
-from blobstore.errors import (
-    BlobCorruptError,
-    BlobNotFoundError,
-    InvalidRequestError,
-    StoreUnavailableError,
-)
+from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreUnavailableError
 from engine.errors import DamagedError, LeaseExpiredError
 from index.errors import IndexInvariantError
+from index.snapshot import model
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_index, encode_index
 from index.snapshot.contents import blob_keys, files_of, new_blob_keys
 from index.snapshot.delta import make_delta, resolve_deltas
 from index.snapshot.invariants import HASH_BYTES, INDEX_DELTAS_MAX, check_snapshot_index
 from index.snapshot.keys import INDEXES, upload_key
-from index.snapshot.model import (
-    BlobKey,
-    CommitRecord,
-    DirIndex,
-    IndexDelta,
-    IndexReference,
-    Scope,
-    SnapshotIndex,
-    StoredIndex,
-    StoreReference,
-)
 
 # A smaller index is always stored whole: a delta would save less than the request costs that it adds to a reading.
 WHOLE_BYTES_MAX: Final = 256 * 1024
@@ -60,9 +45,9 @@ IsNeeded = Callable[[str], bool]
 class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """An index as it is stored."""
 
-    index: SnapshotIndex
+    index: model.SnapshotIndex
     # Its reference, then that of each index that it is a delta on, down to one that is whole.
-    chain: tuple[IndexReference, ...]
+    chain: tuple[model.IndexReference, ...]
 
     @property
     def depth(self) -> int:
@@ -80,9 +65,9 @@ class IndexCache:
 
     def __init__(self) -> None:
         # With what each weighs.
-        self._snapshots: OrderedDict[IndexReference, tuple[StoredSnapshot, int]] = OrderedDict()
+        self._snapshots: OrderedDict[model.IndexReference, tuple[StoredSnapshot, int]] = OrderedDict()
 
-    def find(self, reference: IndexReference) -> StoredSnapshot | None:
+    def find(self, reference: model.IndexReference) -> StoredSnapshot | None:
         snapshot, _ = self._snapshots.get(reference, (None, 0))
         return snapshot
 
@@ -96,12 +81,12 @@ class IndexCache:
             weight -= gone
 
 
-async def read_index(store: BlobStore, reference: IndexReference) -> SnapshotIndex:
+async def read_index(store: BlobStore, reference: model.IndexReference) -> model.SnapshotIndex:
     """Read the index that a reference names; errors as `read_stored_snapshot`."""
     return (await read_stored_snapshot(store, reference)).index
 
 
-async def read_stored_snapshot(store: BlobStore, reference: IndexReference) -> StoredSnapshot:
+async def read_stored_snapshot(store: BlobStore, reference: model.IndexReference) -> StoredSnapshot:
     """Read an index, and the ones that it is a delta on.
 
     Requests: one GET, and one more per delta on the way; at most 17.
@@ -111,12 +96,12 @@ async def read_stored_snapshot(store: BlobStore, reference: IndexReference) -> S
             cause is a `BlobNotFoundError` if it is missing.
         FormatError: The bytes are the right ones and this version of tidemark cannot read them.
     """
-    chain: list[IndexReference] = []
-    deltas: list[IndexDelta] = []
+    chain: list[model.IndexReference] = []
+    deltas: list[model.IndexDelta] = []
     while True:
         chain.append(reference)
         stored = await _read_stored(store, reference)
-        if isinstance(stored, SnapshotIndex):
+        if isinstance(stored, model.SnapshotIndex):
             break
         # Depth counts down to 1, so that no chain is longer than its first delta says and none leads in a circle.
         expected = deltas[-1].depth - 1 if deltas else stored.depth
@@ -133,7 +118,7 @@ async def read_stored_snapshot(store: BlobStore, reference: IndexReference) -> S
     return StoredSnapshot(index=index, chain=tuple(chain))
 
 
-def check_is_of(index: SnapshotIndex, reference: StoreReference, *, operation: str) -> None:
+def check_is_of(index: model.SnapshotIndex, reference: model.StoreReference, *, operation: str) -> None:
     """Raise `DamagedError` for an index that is of another state than the reference which led to it."""
     if index.metadata.unique_id != reference.unique_id:
         message = f"is of {index.metadata.unique_id}, not of {reference.unique_id}"
@@ -150,7 +135,7 @@ def delta_pays(*, whole_bytes: int, delta_bytes: int) -> bool:
     return whole_bytes > WHOLE_BYTES_MAX and delta_bytes * DELTA_GAIN_MIN < whole_bytes
 
 
-async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int) -> Created:
+async def put_new(store: BlobStore, key: model.BlobKey, body: Body, *, ttl_ms: int) -> Created:
     """Put a blob under a key that was minted for it (design 0002, K2); return when the store created it.
 
     Raises:
@@ -179,7 +164,13 @@ async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int) ->
 
 
 async def write_index(
-    store: BlobStore, index: SnapshotIndex, *, scope: Scope, ttl_ms: int, base: StoredSnapshot | None, counter: int = 0
+    store: BlobStore,
+    index: model.SnapshotIndex,
+    *,
+    scope: model.Scope,
+    ttl_ms: int,
+    base: StoredSnapshot | None,
+    counter: int = 0,
 ) -> tuple[StoredSnapshot, Created]:
     """Write an index with a TTL (C5), whole or as a delta on its base, whichever `delta_pays` says: one PUT.
 
@@ -192,20 +183,16 @@ async def write_index(
     """
     data, is_delta = await run_blocking(_encode, index, base)
     key = upload_key(INDEXES, scope, index.session, counter)
-    reference = IndexReference(key=key, sha256=hashlib.sha256(data).digest(), size_bytes=len(data))
+    reference = model.IndexReference(key=key, sha256=hashlib.sha256(data).digest(), size_bytes=len(data))
     metadata = RequestMetadata(
-        job=scope.job,
-        task=index.metadata.task,
-        store=index.metadata.store,
-        payload_path=PAYLOAD,
-        size_bytes=len(data),
+        job=scope.job, task=index.metadata.task, store=index.metadata.store, payload_path=PAYLOAD, size_bytes=len(data)
     )
     created = await put_new(store.tagged(metadata), key, BytesBody(data), ttl_ms=ttl_ms)
     chain = (reference, *(base.chain if is_delta and base is not None else ()))
     return StoredSnapshot(index=index, chain=chain), created
 
 
-def _encode(index: SnapshotIndex, base: StoredSnapshot | None) -> tuple[bytes, bool]:
+def _encode(index: model.SnapshotIndex, base: StoredSnapshot | None) -> tuple[bytes, bool]:
     """Encode an index; return whether the bytes are a delta, too. Blocks: many files take their time."""
     if base is None:
         return encode_index(index), False
@@ -227,10 +214,10 @@ def _encode(index: SnapshotIndex, base: StoredSnapshot | None) -> tuple[bytes, b
     return whole, False
 
 
-def _weigh(index: SnapshotIndex) -> int:
+def _weigh(index: model.SnapshotIndex) -> int:
     """Weigh an index: entries present and removed, their blobs and bytes inline, packs, steps of its lineage."""
 
-    def weigh(directory: DirIndex) -> int:
+    def weigh(directory: model.DirIndex) -> int:
         weight = 1
         for file in (*directory.files_present, *directory.files_removed):
             weight += max(1, len(file.blobs)) + (len(file.inline) // INLINE_BYTES_PER_WEIGHT if file.inline else 0)
@@ -239,7 +226,7 @@ def _weigh(index: SnapshotIndex) -> int:
     return len(index.metadata.lineage) + len(index.packs) + weigh(index.dir)
 
 
-def _encode_delta(index: SnapshotIndex, base: StoredSnapshot) -> bytes | None:
+def _encode_delta(index: model.SnapshotIndex, base: StoredSnapshot) -> bytes | None:
     """Encode a delta; None where the index does not follow from its base alone (design 0001, X3)."""
     try:
         return encode_index(make_delta(base.index, base.chain[0], base.depth, index))
@@ -247,7 +234,7 @@ def _encode_delta(index: SnapshotIndex, base: StoredSnapshot) -> bytes | None:
         return None
 
 
-async def _read_stored(store: BlobStore, reference: IndexReference) -> StoredIndex:
+async def _read_stored(store: BlobStore, reference: model.IndexReference) -> model.StoredIndex:
     key = reference.key
     store = store.tagged(RequestMetadata(payload_path=PAYLOAD, size_bytes=reference.size_bytes))
     if reference.size_bytes > INDEX_BYTES_MAX:
@@ -266,14 +253,14 @@ async def _read_stored(store: BlobStore, reference: IndexReference) -> StoredInd
     raise DamagedError(message, operation="read index", subject=key)
 
 
-def _broken_chain(reference: IndexReference, reason: str) -> DamagedError:
+def _broken_chain(reference: model.IndexReference, reason: str) -> DamagedError:
     return DamagedError(f"its chain of deltas is broken: {reason}", operation="read index", subject=reference.key)
 
 
 # ---------------------------------------------------------------------- TTL removal (design 0002, T1 and T2)
 
 
-async def settle_keys(store: BlobStore, keys: Iterable[BlobKey], *, is_needed: IsNeeded = lambda _: True) -> None:
+async def settle_keys(store: BlobStore, keys: Iterable[model.BlobKey], *, is_needed: IsNeeded = lambda _: True) -> None:
     """Remove the TTL of each key, of the indexes last; one request each, none where TTLs cannot be removed.
 
     An index without a TTL vouches for the blobs that are new in it (T1): give it together with all of them, or after
@@ -287,7 +274,7 @@ async def settle_keys(store: BlobStore, keys: Iterable[BlobKey], *, is_needed: I
         return
     settling = store.tagged(_SETTLE)
 
-    async def settle(key: BlobKey) -> None:
+    async def settle(key: model.BlobKey) -> None:
         try:
             await settling.remove_ttl(key)
         except BlobNotFoundError as error:
@@ -307,7 +294,7 @@ async def settle_keys(store: BlobStore, keys: Iterable[BlobKey], *, is_needed: I
         await map_bounded(settle, group, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
 
 
-def new_indexes_of(record: CommitRecord) -> tuple[IndexReference, ...]:
+def new_indexes_of(record: model.CommitRecord) -> tuple[model.IndexReference, ...]:
     """Return the indexes that came with a record; those of its other stores came with an earlier one."""
     return tuple(reference.index for reference in record.stores if reference.number == record.number)
 
@@ -318,7 +305,7 @@ async def has_ttl(store: BlobStore, key: str) -> bool | None:
     return None if info is None else info.expires_at_ms is not None
 
 
-async def settle_record(store: BlobStore, record: CommitRecord, *, is_needed: IsNeeded = lambda _: True) -> None:
+async def settle_record(store: BlobStore, record: model.CommitRecord, *, is_needed: IsNeeded = lambda _: True) -> None:
     """Make the indexes that came with a record, and the blobs that are new in them, permanent; idempotent.
 
     A record of which the predecessor is valid has a settled predecessor, because its writer saw to that (T2): so it is

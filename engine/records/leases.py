@@ -23,14 +23,7 @@ from blobstore.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from engine.errors import (
-    CollectedError,
-    LeaseExpiredError,
-    NotFoundError,
-    UnsafeStoreError,
-    UsageError,
-    restated,
-)
+from engine.errors import CollectedError, LeaseExpiredError, NotFoundError, UnsafeStoreError, UsageError, restated
 from engine.records import log
 from engine.records.indexes import settle_record
 from engine.runtime import Runtime

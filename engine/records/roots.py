@@ -19,17 +19,8 @@ from engine.records.log import Noted, ScopeLog, Unreadable, list_all_logs, read_
 from index.errors import FormatError, UnsafeNameError
 from index.plan import collect
 from index.plan.commits import NOTHING_VOUCHES, Commit, Naming, RetentionPolicy, choose_superseded_boundaries
-from index.snapshot import keys
+from index.snapshot import keys, model
 from index.snapshot.codec import decode_pin
-from index.snapshot.model import (
-    PIN_DURATION_MS,
-    Boundary,
-    CommitPointer,
-    IndexReference,
-    RepositoryRecord,
-    Scope,
-    StoreReference,
-)
 
 IN_FLIGHT_MAX: Final = 16
 
@@ -40,9 +31,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """A pin or a name as a root: its key, and what it protects (nothing, once it is over)."""
 
     key: str
-    source: CommitPointer
-    scope: Scope
-    stores: tuple[StoreReference, ...]
+    source: model.CommitPointer
+    scope: model.Scope
+    stores: tuple[model.StoreReference, ...]
     # Set once the object itself may be deleted.
     removable: collect.DeleteReason | None
 
@@ -63,16 +54,16 @@ class Roots(msgspec.Struct, frozen=True, kw_only=True):
     def all_unreadable(self) -> tuple[Unreadable, ...]:
         return (*self.unreadable, *(one for log in self.logs for one in log.unreadable))
 
-    def named(self, scope: Scope) -> frozenset[CommitPointer]:
+    def named(self, scope: model.Scope) -> frozenset[model.CommitPointer]:
         return frozenset(name.source for name in self.names if name.scope == scope and name.stores)
 
 
 class RootStore(NamedTuple):
     """One store of a root: of a commit, or of the lease of a name or a pin."""
 
-    source: CommitPointer
-    scope: Scope
-    store: StoreReference
+    source: model.CommitPointer
+    scope: model.Scope
+    store: model.StoreReference
     # None: of a commit.
     lease: Lease | None = None
 
@@ -81,18 +72,18 @@ class References(msgspec.Struct, frozen=True, kw_only=True):
     """The indexes that roots lead to."""
 
     # One store's in the order of its commits: a reader in this order meets the same blobs again and again.
-    neighbours: tuple[IndexReference, ...]
+    neighbours: tuple[model.IndexReference, ...]
     # Those that only pins lead to. What is not there any more was collected before the pin was there, and the pinner is
     # refused by `check_open`: it keeps nothing, and is not damage.
-    optional: frozenset[IndexReference]
+    optional: frozenset[model.IndexReference]
     # Of which scopes nothing may go, whatever these lead to.
     protected: collect.Protection = collect.NOTHING_PROTECTED
 
     @property
-    def everything(self) -> frozenset[IndexReference]:
+    def everything(self) -> frozenset[model.IndexReference]:
         return frozenset(self.neighbours)
 
-    def without(self, broken: Collection[IndexReference], protected: collect.Protection) -> "References":
+    def without(self, broken: Collection[model.IndexReference], protected: collect.Protection) -> "References":
         """Return those that can be read, and of which scopes nothing may go because of the others."""
         return References(
             neighbours=tuple(r for r in self.neighbours if r not in broken),
@@ -101,13 +92,13 @@ class References(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def required(self) -> frozenset[IndexReference]:
+    def required(self) -> frozenset[model.IndexReference]:
         return self.everything - self.optional
 
 
 async def read_roots(
     store: BlobStore,
-    repository: RepositoryRecord,
+    repository: model.RepositoryRecord,
     now_ms: int,
     *,
     known: Roots | None = None,
@@ -152,7 +143,9 @@ def _lease_of(naming: Naming, now_ms: int) -> Lease:
     )
 
 
-async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int, noted: Noted) -> tuple[Lease, ...]:
+async def read_pins(
+    store: BlobStore, repository: model.RepositoryRecord, now_ms: int, noted: Noted
+) -> tuple[Lease, ...]:
     """Return every pin, those that are over too: one LIST per 1,000, and a GET for each.
 
     One that cannot be read is noted: it may keep anything until it is older than any pin lasts.
@@ -165,7 +158,7 @@ async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int,
         try:
             pin = await read_record(store, blob.key, decode_pin)
         except FormatError as error:
-            if blob.created_at_ms + PIN_DURATION_MS + 2 * repository.margin_ms <= now_ms:
+            if blob.created_at_ms + model.PIN_DURATION_MS + 2 * repository.margin_ms <= now_ms:
                 noted.outlived.append(blob.key)
             else:
                 noted.unreadable.append(Unreadable(key=blob.key, error=error))
@@ -184,7 +177,7 @@ async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int,
 
 
 def plan_scopes(
-    roots: Roots, policy: RetentionPolicy, damaged: Collection[Scope] = frozenset()
+    roots: Roots, policy: RetentionPolicy, damaged: Collection[model.Scope] = frozenset()
 ) -> tuple[collect.ScopePlan, ...]:
     """Return what stays and what is to be closed of every scope; of a damaged one nothing is closed."""
     plans: list[collect.ScopePlan] = []
@@ -223,7 +216,10 @@ def references_of(roots: Roots, plans: Iterable[collect.ScopePlan] | None = None
 
 
 async def reachable_keys(
-    store: BlobStore, references: Iterable[IndexReference], *, optional: frozenset[IndexReference] = frozenset()
+    store: BlobStore,
+    references: Iterable[model.IndexReference],
+    *,
+    optional: frozenset[model.IndexReference] = frozenset(),
 ) -> frozenset[str]:
     """Return every key that some indexes keep alive: themselves, the bases of deltas (P2), and the blobs.
 
@@ -231,7 +227,7 @@ async def reachable_keys(
         DamagedError: An index is altered, or it or what it is a delta on is missing, unless it is `optional`.
     """
 
-    async def read(reference: IndexReference) -> frozenset[str]:
+    async def read(reference: model.IndexReference) -> frozenset[str]:
         try:
             return (await read_stored_snapshot(store, reference)).kept_keys
         except DamagedError as error:
@@ -244,7 +240,7 @@ async def reachable_keys(
 
 
 def plan_log_deletes(
-    roots: Roots, planned: Iterable[Boundary] = (), damaged: Collection[Scope] = frozenset()
+    roots: Roots, planned: Iterable[model.Boundary] = (), damaged: Collection[model.Scope] = frozenset()
 ) -> tuple[collect.PlannedDelete, ...]:
     """Plan to delete closed records, then superseded boundaries, released names, ended pins; of no damaged scope."""
     records: list[collect.PlannedDelete] = []
@@ -309,7 +305,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     """What of one reading of the roots cannot be read, and what stays because of it."""
 
     # Nothing in the logs of these is closed or deleted.
-    scopes: frozenset[Scope] = frozenset()
+    scopes: frozenset[model.Scope] = frozenset()
     # Nor any of these uploads.
     protected: collect.Protection = collect.NOTHING_PROTECTED
     # Why, by key.
@@ -318,10 +314,10 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[Unread, ...] = ()
 
 
-async def find_broken(store: BlobStore, references: References) -> dict[IndexReference, Unread]:
+async def find_broken(store: BlobStore, references: References) -> dict[model.IndexReference, Unread]:
     """Read indexes, and return those that are missing or altered; one that only a pin leads to may be missing."""
 
-    async def look(reference: IndexReference) -> Unread | None:
+    async def look(reference: model.IndexReference) -> Unread | None:
         try:
             await read_stored_snapshot(store, reference)
         except (DamagedError, FormatError) as error:
@@ -334,7 +330,7 @@ async def find_broken(store: BlobStore, references: References) -> dict[IndexRef
     return {reference: error for reference, error in zip(ordered, found, strict=True) if error is not None}
 
 
-async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference, Unread]) -> Damage:
+async def assess(store: BlobStore, roots: Roots, broken: Mapping[model.IndexReference, Unread]) -> Damage:
     """Find out which scopes are to be left alone: those of what cannot be read, and those that it may refer to (D9).
 
     A record or an index may refer to uploads of its own scope, and of those that its neighbours refer to. Where no
@@ -359,7 +355,7 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
         lowest = min((commit.record.number for commit in log.commits), default=log.listing.newest_number + 1)
         unread = {one.key for one in log.unreadable}
         everything |= any(keys.commit_key(scope, n) in unread and n < lowest for n, _ in log.listing.records)
-    stores: defaultdict[Scope, list[StoreReference]] = defaultdict(list)
+    stores: defaultdict[model.Scope, list[model.StoreReference]] = defaultdict(list)
     for log in roots.logs:
         for record in log.records.values():
             stores[log.listing.scope] += record.stores
@@ -384,10 +380,10 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
     )
 
 
-async def _scopes_of(store: BlobStore, references: Iterable[IndexReference]) -> frozenset[Scope]:
+async def _scopes_of(store: BlobStore, references: Iterable[model.IndexReference]) -> frozenset[model.Scope]:
     """Return the scopes of everything that some indexes keep; one that cannot be read adds none."""
 
-    async def read(reference: IndexReference) -> frozenset[Scope]:
+    async def read(reference: model.IndexReference) -> frozenset[model.Scope]:
         try:
             snapshot = await read_stored_snapshot(store, reference)
         except (DamagedError, FormatError):

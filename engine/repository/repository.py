@@ -293,10 +293,7 @@ class Repository:
         )
 
     async def _with_base(
-        self,
-        address: StoreAddress,
-        options: BackupOptions,
-        use: Callable[[StoreReference | None], Awaitable[Result]],
+        self, address: StoreAddress, options: BackupOptions, use: Callable[[StoreReference | None], Awaitable[Result]]
     ) -> Result:
         # No pin protects the base's index, which the work reads: a commit and a collection may come before it. One that
         # is gone or altered though the newest commit needs it is missing, and the work is done again without it (M1).

@@ -11,12 +11,7 @@ import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import ByteBudget, run_all, run_blocking
-from blobstore.errors import (
-    BlobCorruptError,
-    BlobNotFoundError,
-    InvalidRequestError,
-    StoreError,
-)
+from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreError
 from engine.errors import DamagedError
 from engine.local.scan import DIR_FLAGS
 from engine.restore import write

@@ -169,10 +169,7 @@ async def restore_chosen(
 
 @contextlib.asynccontextmanager
 async def staged_restore(
-    repository: OpenRepository,
-    target: Path,
-    options: TargetOptions = TargetOptions(),
-    progress: Progress = NO_PROGRESS,
+    repository: OpenRepository, target: Path, options: TargetOptions = TargetOptions(), progress: Progress = NO_PROGRESS
 ) -> AsyncIterator["StagedRestore"]:
     """Claim a target, for `download` and then `publish`; what is not published is removed when the block ends.
 

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import msgspec
-from pyspark.sql.streaming.listener import (
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark.sql.streaming import listener
 from typing_extensions import override
 
 from blobstore.base import BlobStore
@@ -45,7 +40,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class BackupListener(StreamingQueryListener):
+class BackupListener(listener.StreamingQueryListener):
     """Backs up one query's checkpoint after every `every` committed batches, beside the query.
 
     Spark's calls only leave a note, so the query never waits, and nothing that fails here reaches it: the error is
@@ -168,16 +163,16 @@ class BackupListener(StreamingQueryListener):
         self.close()
 
     @override
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+    def onQueryStarted(self, event: listener.QueryStartedEvent) -> None:
         """Note that a query may have another checkpoint from now on. The query's start waits for this call."""
         self._put(_Event(query_id=str(event.id), has_started=True))
 
     @override
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+    def onQueryProgress(self, event: listener.QueryProgressEvent) -> None:
         self._put(_Event(query_id=str(event.progress.id), batch=event.progress.batchId))
 
     @override
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+    def onQueryTerminated(self, event: listener.QueryTerminatedEvent) -> None:
         self._put(_Event(query_id=str(event.id), has_ended=True))
 
     def _put(self, event: _Event | None) -> None:

@@ -87,10 +87,7 @@ def _connect(remote: str) -> SparkSession:
             hint = f"see whether the server runs, or unset {_REMOTE}"
     # Not in the block above: Spark's error has parts of the URL, and would be the context of this one.
     raise UsageError(
-        f"there is no session of Spark Connect: {shown}",
-        operation="spark",
-        subject=f"{_REMOTE}={server}",
-        hint=hint,
+        f"there is no session of Spark Connect: {shown}", operation="spark", subject=f"{_REMOTE}={server}", hint=hint
     )
 
 

@@ -127,11 +127,7 @@ class CheckpointDir:
 
     @classmethod
     async def open(
-        cls,
-        location: str | Path | BlobStore,
-        prefix: str = "",
-        *,
-        settings: StoreSettings | None = None,
+        cls, location: str | Path | BlobStore, prefix: str = "", *, settings: StoreSettings | None = None
     ) -> Self:
         """Open a directory; it need not exist. Asks nothing of the store.
 

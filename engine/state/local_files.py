@@ -39,17 +39,9 @@ from engine.errors import DamagedError, TargetBusyError, TargetError, UnsafeSour
 from engine.local.digests import READ_BYTES, ContentHasher, read_sst
 from engine.local.scan import READ_FLAGS
 from index.errors import UnsafeNameError
+from index.spark import retention
 from index.spark.metadata import StoredFile
 from index.spark.names import LOGS, SSTS, StateVersion, check_local_name, stored_name
-from index.spark.retention import (
-    FileStamp,
-    LocalStateFile,
-    SharedFile,
-    as_fetched,
-    choose_kept,
-    choose_reused,
-    find_altered,
-)
 
 # Where RocksDB keeps WALs that it does not write any more.
 ARCHIVE: Final = "archive"
@@ -84,7 +76,7 @@ def list_shared(directory: Path) -> tuple[Path, ...]:
     return tuple(sorted(found, key=lambda path: path.name))
 
 
-def look_at(path: Path) -> LocalStateFile:
+def look_at(path: Path) -> retention.LocalStateFile:
     """Describe an SST or an archived WAL: a read of its end, or of all of it if that has no identity.
 
     What is not a regular file, or cannot be read, is an `UnsafeSourceError`.
@@ -97,8 +89,8 @@ def look_at(path: Path) -> LocalStateFile:
                 raise UnsafeSourceError("is not a regular file", operation="identify", subject=str(path))
             identity = read_sst(descriptor, status.st_size) if path.name.endswith(".sst") else None
             # From before it was read: a change in between shows.
-            stamp = FileStamp(status.st_ino, status.st_mtime_ns)
-            return LocalStateFile(
+            stamp = retention.FileStamp(status.st_ino, status.st_mtime_ns)
+            return retention.LocalStateFile(
                 path.name, status.st_size, identity or _hash(descriptor), stamp, is_linked=status.st_nlink > 1
             )
         finally:
@@ -107,10 +99,10 @@ def look_at(path: Path) -> LocalStateFile:
         raise _unreadable(path, error) from error
 
 
-def is_untouched(path: Path, file: LocalStateFile) -> bool:
+def is_untouched(path: Path, file: retention.LocalStateFile) -> bool:
     """Return whether a file is still the one that was looked at, by its size and stamp; an `OSError` if it is gone."""
     status = path.lstat()
-    return status.st_size == file.size_bytes and FileStamp(status.st_ino, status.st_mtime_ns) == file.stamp
+    return status.st_size == file.size_bytes and retention.FileStamp(status.st_ino, status.st_mtime_ns) == file.stamp
 
 
 def remove_all_but(directory: Path, kept: Collection[str]) -> None:
@@ -290,7 +282,7 @@ class CapturedFile(msgspec.Struct, frozen=True):
     """One SST or archived WAL of a snapshot."""
 
     stored: StoredFile
-    local: LocalStateFile
+    local: retention.LocalStateFile
     # Whether the store has it already under that name.
     is_reused: bool
 
@@ -314,7 +306,7 @@ class StateFileMap:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # By local name: what is true of the files in the working directory.
-        self._shared: dict[str, SharedFile] = {}
+        self._shared: dict[str, retention.SharedFile] = {}
         # Uploads that are not complete, and the paths that their snapshots will name: no later snapshot may name what
         # they put there (S1), and nothing of it may be deleted.
         self._pending: dict[str, frozenset[str]] = {}
@@ -335,45 +327,49 @@ class StateFileMap:
         with self._lock:
             self._shared = {}
 
-    def begin_load(self, version: int, local: Sequence[LocalStateFile], wanted: Sequence[StoredFile]) -> frozenset[str]:
+    def begin_load(
+        self, version: int, local: Sequence[retention.LocalStateFile], wanted: Sequence[StoredFile]
+    ) -> frozenset[str]:
         """Choose the local names that stay for a snapshot, and forget everything about all others.
 
         If the load then fails, what is known of these is still true.
         """
         with self._lock:
-            kept = choose_kept(local, wanted, self._shared, self._pending)
-            self._shared = as_fetched(self._shared, kept, version)
+            kept = retention.choose_kept(local, wanted, self._shared, self._pending)
+            self._shared = retention.as_fetched(self._shared, kept, version)
             return kept
 
-    def end_load(self, version: int, fetched: Sequence[tuple[StoredFile, LocalStateFile]]) -> None:
+    def end_load(self, version: int, fetched: Sequence[tuple[StoredFile, retention.LocalStateFile]]) -> None:
         with self._lock:
             for stored, local in fetched:
-                self._shared[local.name] = SharedFile(
+                self._shared[local.name] = retention.SharedFile(
                     stored=stored, identity=local.identity, stamp=local.stamp, version=version
                 )
 
-    def capture(self, local: Sequence[LocalStateFile], *, version: int, upload_id: str) -> tuple[CapturedFile, ...]:
+    def capture(
+        self, local: Sequence[retention.LocalStateFile], *, version: int, upload_id: str
+    ) -> tuple[CapturedFile, ...]:
         """Decide the name of each file of a new snapshot, once and for all (S1 to S3).
 
         An altered file is a `DamagedError`; nothing is known of any file then (S5).
         """
         with self._lock:
-            altered = find_altered(local, self._shared)
+            altered = retention.find_altered(local, self._shared)
             if altered:
                 self._shared = {}
                 which = f"{len(altered)} of {len(local)} files"
                 reason = f"was written to since it was fetched or uploaded, as {which} were"
                 hint = "RocksDB never does that; load the version again, which fetches every file"
                 raise DamagedError(reason, operation="snapshot", subject=altered[0], hint=hint)
-            reused = choose_reused(local, self._shared, version=version, pending=self._pending)
+            reused = retention.choose_reused(local, self._shared, version=version, pending=self._pending)
             files: list[CapturedFile] = []
-            shared: dict[str, SharedFile] = {}
+            shared: dict[str, retention.SharedFile] = {}
             for file in local:
                 if file.name in reused:
                     shared[file.name] = self._shared[file.name]
                 else:
                     new = StoredFile(file.name, stored_name(file.name, upload_id), file.size_bytes)
-                    shared[file.name] = SharedFile(
+                    shared[file.name] = retention.SharedFile(
                         stored=new, identity=file.identity, stamp=file.stamp, version=version, upload_id=upload_id
                     )
                 files.append(CapturedFile(shared[file.name].stored, file, file.name in reused))

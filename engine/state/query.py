@@ -20,22 +20,9 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER, SPARK_OLD_CHECKPOINT, StateStoreSettings
 from index.errors import BatchLogError, FormatError
 from index.snapshot.model import SIZE_BYTES_MAX
+from index.spark import query_logs
 from index.spark.checkpoint import StoreId
 from index.spark.names import StateVersion, check_store_dir, check_unique_id
-from index.spark.query_logs import (
-    DEFAULT_STORE,
-    BatchCommit,
-    BatchOffsets,
-    OperatorMetadata,
-    decode_commit,
-    decode_offsets,
-    decode_operator,
-    decode_query_id,
-    encode_commit,
-    encode_offsets,
-    order_stores,
-    parse_batch_name,
-)
 
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
@@ -92,7 +79,7 @@ class BatchLog(Generic[E]):
     async def batches(self) -> tuple[int, ...]:
         """List the batches that have a file, ascending. Costs one list."""
         found = [status.name for status in await self._directory.list() if not status.is_directory]
-        return tuple(sorted(batch for name in found if (batch := parse_batch_name(name)) is not None))
+        return tuple(sorted(batch for name in found if (batch := query_logs.parse_batch_name(name)) is not None))
 
     def _file_name(self, batch: int, operation: str) -> str:
         if not 0 <= batch < SIZE_BYTES_MAX:
@@ -137,10 +124,10 @@ class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Committed(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
-    commit: BatchCommit
-    offsets: BatchOffsets
+    commit: query_logs.BatchCommit
+    offsets: query_logs.BatchOffsets
 
-    def describe(self, metadata: OperatorMetadata, stores: tuple[str, ...]) -> StateOperator:
+    def describe(self, metadata: query_logs.OperatorMetadata, stores: tuple[str, ...]) -> StateOperator:
         """Describe an operator as the batch left it, with partitions by the commit, or else by the pinned settings."""
         if self.commit.unique_ids is not None:
             count = len(self.commit.unique_ids.get(metadata.id, ()))
@@ -221,9 +208,17 @@ class StreamingCheckpoint:
         self._directory = directory
         # What each batch reads, written before it; which are done, and under which ids their state is kept (B3).
         self.offsets = BatchLog(
-            directory, OFFSETS, encode_offsets, lambda data, name: decode_offsets(data, subject=name)
+            directory,
+            OFFSETS,
+            query_logs.encode_offsets,
+            lambda data, name: query_logs.decode_offsets(data, subject=name),
         )
-        self.commits = BatchLog(directory, COMMITS, encode_commit, lambda data, name: decode_commit(data, subject=name))
+        self.commits = BatchLog(
+            directory,
+            COMMITS,
+            query_logs.encode_commit,
+            lambda data, name: query_logs.decode_commit(data, subject=name),
+        )
 
     @classmethod
     async def open(cls, location: str | Path | BlobStore, prefix: str = "") -> Self:
@@ -241,7 +236,7 @@ class StreamingCheckpoint:
         except BlobNotFoundError as error:
             hint = "name the checkpointLocation of a query"
             raise NotFoundError("there is no checkpoint here", operation="read", hint=hint) from error
-        return decode_query_id(data)
+        return query_logs.decode_query_id(data)
 
     async def committed_batches(self) -> tuple[int, ...]:
         """List the batches that are committed and not purged, ascending. Costs one list."""
@@ -289,7 +284,7 @@ class StreamingCheckpoint:
 
     async def _numbered(self, path: str) -> list[int]:
         found = [status for status in await self._directory.list(path) if status.is_directory]
-        return sorted(number for status in found if (number := parse_batch_name(status.name)) is not None)
+        return sorted(number for status in found if (number := query_logs.parse_batch_name(status.name)) is not None)
 
     async def _is_undescribed(self, operator: int) -> bool:
         """Return whether an operator has state and no metadata, not even of a later batch."""
@@ -300,7 +295,7 @@ class StreamingCheckpoint:
         self,
         operator: int = 0,
         partition: int = 0,
-        store: str = DEFAULT_STORE,
+        store: str = query_logs.DEFAULT_STORE,
         *,
         batch: int | None = None,
         base: StateStoreSettings = SPARK_OLD_CHECKPOINT,
@@ -314,7 +309,7 @@ class StreamingCheckpoint:
         version, settings = at.version_of(found, partition, store), at.settings_of(found, base)
         return StoreAt(id=StoreId(operator, partition, store), at=version, settings=settings)
 
-    def state_dir(self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE) -> CheckpointDir:
+    def state_dir(self, operator: int = 0, partition: int = 0, store: str = query_logs.DEFAULT_STORE) -> CheckpointDir:
         """Open the directory of one store, which is closed with this.
 
         Raises:
@@ -345,7 +340,7 @@ class StreamingCheckpoint:
         """Read an operator from the metadata that applies to a batch; None if there is none."""
         root = self._directory.child(f"{_STATE}/{operator}")
         statuses = await root.list(_OPERATOR_BY_BATCH)
-        by_batch = [found for status in statuses if (found := parse_batch_name(status.name)) is not None]
+        by_batch = [found for status in statuses if (found := query_logs.parse_batch_name(status.name)) is not None]
         if by_batch:
             applies = [found for found in by_batch if found <= at.batch]
             if not applies:
@@ -358,15 +353,15 @@ class StreamingCheckpoint:
         except BlobNotFoundError:
             return None
         path = f"{_STATE}/{operator}/{name}"
-        metadata = decode_operator(data, subject=path)
+        metadata = query_logs.decode_operator(data, subject=path)
         if metadata.id != operator:
             raise BatchLogError(f"describes operator {metadata.id}", subject=path)
         with _of_file(path):
-            stores = order_stores(check_store_dir(store.name) for store in metadata.stores)
+            stores = query_logs.order_stores(check_store_dir(store.name) for store in metadata.stores)
         return at.describe(metadata, stores)
 
 
-def check_provider(offsets: BatchOffsets, *, subject: str = OFFSETS) -> None:
+def check_provider(offsets: query_logs.BatchOffsets, *, subject: str = OFFSETS) -> None:
     """Refuse a checkpoint whose pinned provider is not RocksDB's, by a `ProviderError` that names it (design 0004, B4).
 
     Spark pins the provider since before it had one for RocksDB: where none is pinned, it was the HDFS-backed one.

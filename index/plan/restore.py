@@ -97,11 +97,7 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_restore(
-    index: SnapshotIndex,
-    present: Mapping[FilePath, LocalFile],
-    *,
-    range_bytes: int,
-    owners_count: bool,
+    index: SnapshotIndex, present: Mapping[FilePath, LocalFile], *, range_bytes: int, owners_count: bool
 ) -> RestorePlan:
     """Choose from where each file comes; the plan names every file and every directory of the snapshot once.
 

@@ -13,24 +13,18 @@ import msgspec
 
 from index.display import DisplayMixin, format_files
 from index.errors import IndexInvariantError
+from index.snapshot import model
 from index.snapshot.contents import dirs_of, files_of
 from index.snapshot.dir_diff import is_stored_alike, strip_removed
 from index.snapshot.invariants import DEPTH_MAX, check_index_delta, check_snapshot_index
-from index.snapshot.model import (
-    DirDelta,
-    DirIndex,
-    FilePath,
-    IndexDelta,
-    IndexReference,
-    LineageItem,
-    SnapshotIndex,
-)
 
 _name = attrgetter("name")
 _key = attrgetter("key")
 
 
-def make_delta(base: SnapshotIndex, base_ref: IndexReference, base_depth: int, new: SnapshotIndex) -> IndexDelta:
+def make_delta(
+    base: model.SnapshotIndex, base_ref: model.IndexReference, base_depth: int, new: model.SnapshotIndex
+) -> model.IndexDelta:
     """Make the delta of an index to the one that it was diffed against; `apply_delta(base, delta) == new` was tried.
 
     The base is stored at `base_ref`, itself whole or as a delta: `base_depth` deltas lead to it. The metadata of `new`
@@ -42,7 +36,7 @@ def make_delta(base: SnapshotIndex, base_ref: IndexReference, base_depth: int, n
     """
     packs_before = {pack.key: pack for pack in base.packs}
     packs_after = {pack.key for pack in new.packs}
-    delta = IndexDelta(
+    delta = model.IndexDelta(
         metadata=new.metadata,
         session=new.session,
         base=base_ref,
@@ -61,7 +55,7 @@ def make_delta(base: SnapshotIndex, base_ref: IndexReference, base_depth: int, n
     return delta
 
 
-def apply_delta(base: SnapshotIndex, delta: IndexDelta) -> SnapshotIndex:
+def apply_delta(base: model.SnapshotIndex, delta: model.IndexDelta) -> model.SnapshotIndex:
     """Return the index that a delta, which passed `check_index_delta`, describes on the very base that it names.
 
     The result follows the rules of a delta (M1 to M8, M13 to M15); that it follows those of a whole index is for the
@@ -71,7 +65,7 @@ def apply_delta(base: SnapshotIndex, delta: IndexDelta) -> SnapshotIndex:
         IndexInvariantError: The delta names another base, or drops what the base does not have.
     """
     metadata = base.metadata
-    if delta.metadata.base != LineageItem(metadata.version, metadata.unique_id):
+    if delta.metadata.base != model.LineageItem(metadata.version, metadata.unique_id):
         reason = f"is a delta on another index than version {metadata.version}, {metadata.unique_id} (X2)"
         raise IndexInvariantError(reason, subject=_subject(delta))
     packs = {pack.key: pack for pack in base.packs}
@@ -79,7 +73,7 @@ def apply_delta(base: SnapshotIndex, delta: IndexDelta) -> SnapshotIndex:
         if packs.pop(key, None) is None:
             raise _not_in_base("pack", key)
     packs.update((pack.key, pack) for pack in delta.packs_set)
-    return SnapshotIndex(
+    return model.SnapshotIndex(
         metadata=delta.metadata,
         session=delta.session,
         dir=_apply_dir(base.dir, delta.dir, 0),
@@ -87,7 +81,7 @@ def apply_delta(base: SnapshotIndex, delta: IndexDelta) -> SnapshotIndex:
     )
 
 
-def resolve_deltas(whole: SnapshotIndex, deltas: Sequence[IndexDelta]) -> SnapshotIndex:
+def resolve_deltas(whole: model.SnapshotIndex, deltas: Sequence[model.IndexDelta]) -> model.SnapshotIndex:
     """Return the index at the end of a chain of deltas, oldest first, on a whole index.
 
     An IndexInvariantError says that a delta does not belong where it is, or that the result breaks an invariant.
@@ -103,18 +97,18 @@ def resolve_deltas(whole: SnapshotIndex, deltas: Sequence[IndexDelta]) -> Snapsh
     return index
 
 
-def _dir_delta(base: DirIndex, new: DirIndex) -> DirDelta:
+def _dir_delta(base: model.DirIndex, new: model.DirIndex) -> model.DirDelta:
     files_before = {file.name: file for file in base.files_present}
     files_after = {file.name for file in new.files_present}
     dirs_before = {sub.name: sub for sub in base.sub_dirs_present}
     dirs_after = {sub.name for sub in new.sub_dirs_present}
-    sub_dirs_set: list[DirDelta] = []
+    sub_dirs_set: list[model.DirDelta] = []
     for sub in new.sub_dirs_present:
         before = dirs_before.get(sub.name)
-        below = _dir_delta(before or DirIndex(sub.name), sub)
-        if before is None or below != DirDelta(sub.name, mode=before.mode):
+        below = _dir_delta(before or model.DirIndex(sub.name), sub)
+        if before is None or below != model.DirDelta(sub.name, mode=before.mode):
             sub_dirs_set.append(below)
-    return DirDelta(
+    return model.DirDelta(
         new.name,
         tuple(file for file in new.files_present if files_before.get(file.name) != file),
         tuple(name for name in files_before if name not in files_after),
@@ -124,7 +118,7 @@ def _dir_delta(base: DirIndex, new: DirIndex) -> DirDelta:
     )
 
 
-def _apply_dir(base: DirIndex, delta: DirDelta, depth: int) -> DirIndex:
+def _apply_dir(base: model.DirIndex, delta: model.DirDelta, depth: int) -> model.DirIndex:
     if depth > DEPTH_MAX:
         raise IndexInvariantError(f"directories nest deeper than {DEPTH_MAX} (M3)", subject=delta.name)
     files = {file.name: file for file in base.files_present}
@@ -137,10 +131,11 @@ def _apply_dir(base: DirIndex, delta: DirDelta, depth: int) -> DirIndex:
         if sub_dirs.pop(name, None) is None:
             raise _not_in_base("sub-directory", name)
     changed = {
-        sub.name: _apply_dir(sub_dirs.get(sub.name, DirIndex(sub.name)), sub, depth + 1) for sub in delta.sub_dirs_set
+        sub.name: _apply_dir(sub_dirs.get(sub.name, model.DirIndex(sub.name)), sub, depth + 1)
+        for sub in delta.sub_dirs_set
     }
     kept = {name: strip_removed(sub) for name, sub in sub_dirs.items() if name not in changed}
-    return DirIndex(
+    return model.DirIndex(
         delta.name,
         tuple(sorted(files.values(), key=_name)) if delta.files_set else tuple(files.values()),
         tuple(sorted((*changed.values(), *kept.values()), key=_name)),
@@ -154,7 +149,7 @@ def _apply_dir(base: DirIndex, delta: DirDelta, depth: int) -> DirIndex:
     )
 
 
-def _subject(delta: IndexDelta) -> str:
+def _subject(delta: model.IndexDelta) -> str:
     return f"index delta of {delta.metadata.store}, version {delta.metadata.version}"
 
 
@@ -168,7 +163,7 @@ _GROUPS: Final = ("added", "removed", "changed", "unchanged")
 class ComparedFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file of either snapshot. A size is None on the side that has no such file."""
 
-    path: FilePath
+    path: model.FilePath
     before_bytes: int | None = None
     after_bytes: int | None = None
     mode_changed: bool = False
@@ -182,8 +177,8 @@ class IndexDifference(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     # Other bytes, or the same bytes with another mode.
     changed: tuple[ComparedFile, ...] = ()
     unchanged: tuple[ComparedFile, ...] = ()
-    dirs_added: tuple[FilePath, ...] = ()
-    dirs_removed: tuple[FilePath, ...] = ()
+    dirs_added: tuple[model.FilePath, ...] = ()
+    dirs_removed: tuple[model.FilePath, ...] = ()
 
     # Each group by its number of files and their sizes afterwards; those removed, before.
     def _figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `DisplayMixin`
@@ -197,7 +192,7 @@ def _size_bytes(file: ComparedFile) -> int:
     return file.before_bytes or 0 if file.after_bytes is None else file.after_bytes
 
 
-def diff_indexes(a: DirIndex, b: DirIndex) -> IndexDifference:
+def diff_indexes(a: model.DirIndex, b: model.DirIndex) -> IndexDifference:
     """Compare the present files of the snapshot `a` and of a later one, `b`, by size, content hash and mode.
 
     Every file of either side is in the answer exactly once. Where the bytes are stored, and times, owner and group, do

@@ -188,9 +188,7 @@ def select_query_files(paths: Iterable[FilePath], *, oldest_batch: int, batch: i
     for path in needed:
         if path not in there:
             raise BatchLogError(
-                "is not in the backup",
-                subject="/".join(path),
-                hint="the backup is not whole; restore from another one",
+                "is not in the backup", subject="/".join(path), hint="the backup is not whole; restore from another one"
             )
     return tuple(path for path in there if belongs(path, oldest_batch, batch))
 

@@ -83,9 +83,7 @@ def _need(resolution: Resolution, path: FilePath, present: Mapping[FilePath, _Pr
     entry = present.get(path)
     if entry is None:
         raise VersionMissingError(
-            f"cannot be put together: {'/'.join(path)} is not there",
-            subject=f"version {resolution.target}",
-            hint=_HINT,
+            f"cannot be put together: {'/'.join(path)} is not there", subject=f"version {resolution.target}", hint=_HINT
         )
     return entry
 
@@ -351,10 +349,7 @@ def as_fetched(shared: SharedFiles, kept: Collection[str], version: int) -> dict
 
 
 def choose_kept(
-    local: Iterable[LocalStateFile],
-    wanted: Iterable[StoredFile],
-    shared: SharedFiles,
-    pending: Collection[str],
+    local: Iterable[LocalStateFile], wanted: Iterable[StoredFile], shared: SharedFiles, pending: Collection[str]
 ) -> frozenset[str]:
     """Choose the local files that need not be fetched, as they are exactly what a snapshot wants (0004, C1 and S2).
 

@@ -8,15 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blobstore.base import (
-    BlobInfo,
-    BlobStore,
-    BytesBody,
-    Created,
-    CreateOutcome,
-    MemorySink,
-    TooLargeError,
-)
+from blobstore.base import BlobInfo, BlobStore, BytesBody, Created, CreateOutcome, MemorySink, TooLargeError
 from blobstore.errors import BlobNotFoundError
 from tests.contract.sink_contract import SinkContract
 from tests.contract.store_calls import (

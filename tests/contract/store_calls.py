@@ -6,15 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from blobstore.base import (
-    BlobInfo,
-    BlobStore,
-    BytesBody,
-    Created,
-    CreateOutcome,
-    MemorySink,
-    list_blobs,
-)
+from blobstore.base import BlobInfo, BlobStore, BytesBody, Created, CreateOutcome, MemorySink, list_blobs
 from blobstore.errors import InvalidRequestError
 
 HOUR_MS = 3_600_000

@@ -10,13 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from blobstore.base import (
-    BlobStore,
-    Created,
-    Lost,
-    UnfinishedPut,
-    read_blob,
-)
+from blobstore.base import BlobStore, Created, Lost, UnfinishedPut, read_blob
 from blobstore.errors import BlobDeletedError, BlobNotFoundError, InvalidRequestError
 from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.store_calls import (

@@ -5,12 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from blobstore.base import (
-    BlobStore,
-    Created,
-    CreateOutcome,
-    Lost,
-)
+from blobstore.base import BlobStore, Created, CreateOutcome, Lost
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from tests.contract.bodies import ChunkedBody, FailingBody, WaitingBody
 from tests.contract.store_calls import (

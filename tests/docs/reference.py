@@ -283,14 +283,7 @@ def json_type(kind: Any) -> str:
     return text
 
 
-_PLAIN: Final = {
-    str: "text",
-    int: "integer",
-    float: "number",
-    bool: "true or false",
-    type(None): "null",
-    Any: "any",
-}
+_PLAIN: Final = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any"}
 
 
 def _comments(struct: type[msgspec.Struct]) -> dict[str, str]:

@@ -176,12 +176,7 @@ def _result() -> Iterator[bytes]:
     )
     stats = dict.fromkeys((field.name for field in msgspec.structs.fields(BackupStats)), 0)
     result = BackupResult(
-        scope=Scope("j"),
-        reference=reference,
-        base=None,
-        oldest_birth_ms=1,
-        new_keys=(key,),
-        stats=BackupStats(**stats),
+        scope=Scope("j"), reference=reference, base=None, oldest_birth_ms=1, new_keys=(key,), stats=BackupStats(**stats)
     )
     yield msgspec.json.encode(ResultFile(repository_id="0" * 20, result=result))
 

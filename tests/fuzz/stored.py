@@ -210,12 +210,7 @@ TARGETS: Final = (
     Target(name="pin", run=record(codec.KIND_PIN, decode_pin), covers=(decode_pin,)),
     Target(name="name", run=record(codec.KIND_NAME, decode_name), covers=(decode_name,)),
     Target(name="repository", run=record(codec.KIND_REPOSITORY, decode_repository), covers=(decode_repository,)),
-    Target(
-        name="keys",
-        run=run_keys,
-        covers=(*(parse for parse, _ in _KEYS), keys.check_file_name),
-        bytes_max=512,
-    ),
+    Target(name="keys", run=run_keys, covers=(*(parse for parse, _ in _KEYS), keys.check_file_name), bytes_max=512),
     Target(
         name="plan",
         run=run_plan,

@@ -117,9 +117,7 @@ SNAPSHOT = SnapshotIndex(
 )
 
 REFERENCE = IndexReference(
-    key=BlobKey("indexes/ee/page-views@Partition~207/00112233445566778899-000004"),
-    sha256=b"\x09" * 32,
-    size_bytes=1234,
+    key=BlobKey("indexes/ee/page-views@Partition~207/00112233445566778899-000004"), sha256=b"\x09" * 32, size_bytes=1234
 )
 
 DELTA = IndexDelta(
@@ -238,8 +236,7 @@ STATE = SnapshotIndex(
     ),
     session="0f1e2d3c4b5a69788796",
     dir=DirIndex(
-        "",
-        (FileIndex("7_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed.changelog", FileMetadata(0, 0o644, 6), b"\x0b" * 32, 0),),
+        "", (FileIndex("7_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed.changelog", FileMetadata(0, 0o644, 6), b"\x0b" * 32, 0),)
     ),
 )
 

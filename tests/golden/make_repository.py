@@ -36,12 +36,7 @@ PIN_ID = "0123456789abcdef0123"
 BATCHES = 6
 
 # Which state each commit holds that the collection has left, by scope and number.
-STATES = {
-    FLIGHTS: {2: 2, 4: 1, 5: 5, 6: 6},
-    REPLAY: {1: 3, 2: 13},
-    TASKS[0]: {1: 20, 2: 21},
-    TASKS[1]: {1: 30, 2: 31},
-}
+STATES = {FLIGHTS: {2: 2, 4: 1, 5: 5, 6: 6}, REPLAY: {1: 3, 2: 13}, TASKS[0]: {1: 20, 2: 21}, TASKS[1]: {1: 30, 2: 31}}
 # Sizes that make each kind of file with little data.
 SETTINGS = TransferSettings(
     inline_file_bytes_max=16,

@@ -21,15 +21,7 @@ from engine.state.settings import HDFS_PROVIDER
 from engine.state.store import StateStore
 from index.errors import LineageError, VersionMissingError
 from index.snapshot.model import LineageItem
-from index.spark.changelog import (
-    DELETE,
-    MERGE,
-    ChangelogHeader,
-    Record,
-    encode_end,
-    encode_header,
-    encode_record,
-)
+from index.spark.changelog import DELETE, MERGE, ChangelogHeader, Record, encode_end, encode_header, encode_record
 from index.spark.checksums import check_file_checksum, decode_file_checksum, encode_file_checksum
 from index.spark.lineage import HeaderNeeded, Lineage, Present, full_lineage, resolve
 from index.spark.metadata import decode_state_metadata, encode_state_metadata

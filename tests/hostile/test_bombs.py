@@ -13,13 +13,7 @@ ROOT: Final = Path(__file__).parents[2]
 # What comes out, piece by piece, where every length that is stated is one that a writer may state.
 HARMLESS: Final = {"zstd_bomb": 512 * MIB, "lz4_blocks": 256 * MIB, "lzf_bomb": 6_547_300, "sst_block": 0}
 # One that a checksum of 8 bytes would not stop is refused by the error of the one who reads it.
-TYPED: Final = {
-    "DamagedError",
-    "CorruptIndexError",
-    "DamagedChangelogError",
-    "BatchLogError",
-    "FileChecksumError",
-}
+TYPED: Final = {"DamagedError", "CorruptIndexError", "DamagedChangelogError", "BatchLogError", "FileChecksumError"}
 SECONDS_MAX: Final = 60.0
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

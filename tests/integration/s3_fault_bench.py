@@ -43,15 +43,7 @@ from index.plan.commits import Commit, Retention
 from index.snapshot.keys import RunId
 from index.snapshot.model import Scope
 from tests.fault_proxy import FaultProxy
-from tests.fault_rules import (
-    Answer,
-    Fault,
-    Predicate,
-    Request,
-    Rewrite,
-    Rule,
-    on,
-)
+from tests.fault_rules import Answer, Fault, Predicate, Request, Rewrite, Rule, on
 from tests.servers.s3_server import S3Server
 from tests.unit.engine.conftest import text_tree
 from tests.unit.engine.workbench import read_tree

@@ -28,10 +28,7 @@ def scratch() -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     "large_mib, files",
-    [
-        pytest.param(256, 5_000),
-        pytest.param(4096, 100_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
-    ],
+    [pytest.param(256, 5_000), pytest.param(4096, 100_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])],
 )
 def test_resident_size_over_idle_is_bounded(scratch: Path, large_mib: int, files: int) -> None:
     """The rule of the project: 128 MiB, plus the bytes in flight, plus 3 KiB per file."""
@@ -41,10 +38,7 @@ def test_resident_size_over_idle_is_bounded(scratch: Path, large_mib: int, files
 @pytest.mark.s3
 @pytest.mark.parametrize(
     "large_mib, files",
-    [
-        pytest.param(256, 500),
-        pytest.param(1024, 20_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
-    ],
+    [pytest.param(256, 500), pytest.param(1024, 20_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])],
 )
 def test_resident_size_over_idle_is_bounded_on_s3(
     scratch: Path, s3_server: S3Server, s3_bucket: str, large_mib: int, files: int

@@ -11,27 +11,11 @@ import pytest
 from blobstore.base import Created
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, encode_profile
-from engine.errors import (
-    CommitUnknownError,
-    DamagedError,
-    EngineError,
-    LeaseExpiredError,
-    UnsafeStoreError,
-)
+from engine.errors import CommitUnknownError, DamagedError, EngineError, LeaseExpiredError, UnsafeStoreError
 from engine.inspect.verify import ProblemKind
 from engine.repository.repository import Repository
 from index.snapshot.keys import commit_key
-from tests.fault_rules import (
-    Answer,
-    Fault,
-    Hang,
-    Reply,
-    Rule,
-    Stage,
-    lose_answer,
-    s3_error,
-    truncated,
-)
+from tests.fault_rules import Answer, Fault, Hang, Reply, Rule, Stage, lose_answer, s3_error, truncated
 from tests.integration.s3_fault_bench import (
     BLOB,
     INDEX,

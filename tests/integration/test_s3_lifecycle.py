@@ -25,12 +25,7 @@ pytestmark = pytest.mark.s3
 DAY_S = 5
 PREFIX = "team-a/state"
 SCOPE = Scope("job")
-OTHERS_RULE = {
-    "ID": "others",
-    "Status": "Enabled",
-    "Filter": {"Prefix": "scratch/"},
-    "Expiration": {"Days": 1000},
-}
+OTHERS_RULE = {"ID": "others", "Status": "Enabled", "Filter": {"Prefix": "scratch/"}, "Expiration": {"Days": 1000}}
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,7 @@ import pytest
 
 from blobstore.base import Created, Lost
 from blobstore.errors import AccessDeniedError, StoreError, StoreUnavailableError
-from engine.errors import (
-    CommitLostError,
-    CommitUnknownError,
-)
+from engine.errors import CommitLostError, CommitUnknownError
 from engine.inspect.verify import ProblemKind
 from tests.fault_rules import (
     Answer,

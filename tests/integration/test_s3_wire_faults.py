@@ -10,9 +10,7 @@ import pytest
 
 from blobstore.base import Created, Unknown
 from blobstore.errors import StoreUnavailableError
-from engine.errors import (
-    DamagedError,
-)
+from engine.errors import DamagedError
 from engine.repository.repository import Repository
 from index.errors import FormatError
 from tests.contract.store_calls import get_bytes

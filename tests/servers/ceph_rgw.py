@@ -18,14 +18,7 @@ from typing import BinaryIO, NamedTuple
 from typing_extensions import override
 
 from tests.servers.certificates import write_certificates
-from tests.servers.s3_server import (
-    START_TIMEOUT_S,
-    Deadline,
-    S3Server,
-    ServerStartError,
-    answers_http,
-    choose_ports,
-)
+from tests.servers.s3_server import START_TIMEOUT_S, Deadline, S3Server, ServerStartError, answers_http, choose_ports
 
 PACKAGES = "ceph-mon ceph-osd radosgw ceph-common"
 # Set to a reason, this machine counts as one without Ceph.

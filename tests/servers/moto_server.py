@@ -59,11 +59,7 @@ class MotoServer(S3Server):
 
 def main() -> None:
     """Serve until the input ends."""
-    from moto.moto_server.werkzeug_app import (  # noqa: PLC0415
-        DomainDispatcherApplication,
-        MotoRequestHandler,
-        create_backend_app,
-    )
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app  # noqa: PLC0415
     from werkzeug.serving import make_server  # noqa: PLC0415  # needed in the process of the server alone
 
     app = OneAtATime(DomainDispatcherApplication(create_backend_app))

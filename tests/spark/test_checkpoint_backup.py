@@ -158,12 +158,7 @@ async def rows_of(checkpoint: Path, work: Path, batch: int) -> Rows:
     for number, store in enumerate((await opened.at(batch)).stores):
         of = store.id
         async with await open_query_state(
-            checkpoint,
-            work / str(number),
-            batch=batch,
-            operator=of.operator,
-            partition=of.partition,
-            store=of.store,
+            checkpoint, work / str(number), batch=batch, operator=of.operator, partition=of.partition, store=of.store
         ) as state:
             found[of.path] = {(family, k): v for family in state.families for k, v in state.items(family=family)}
     return found

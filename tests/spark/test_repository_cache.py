@@ -21,13 +21,7 @@ from engine.errors import UsageError
 from engine.repository.repository import Repository, SyncRepository
 from engine.settings import MIB, TransferSettings
 from engine.spark.access import Access, RepositoryCache, cached_here, open_on_driver
-from engine.spark.spread import (
-    STORES_AT_ONCE_MAX,
-    StoreOutcome,
-    StoresTask,
-    StoreWork,
-    share_settings,
-)
+from engine.spark.spread import STORES_AT_ONCE_MAX, StoreOutcome, StoresTask, StoreWork, share_settings
 from index.snapshot.model import Scope
 
 SCOPE = Scope("job")

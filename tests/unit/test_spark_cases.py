@@ -10,7 +10,7 @@ TESTS = Path(__file__).resolve().parent.parent
 REQUIRED = frozenset({*range(1, 49), *range(51, 56)})
 # Cases that have no meaning here, each with the reason.
 CANNOT_APPLY: dict[int, str] = {
-    52: "our readers of checked files have no seek: a file is read from its start to its end, or not at all",
+    52: "our readers of checked files have no seek: a file is read from its start to its end, or not at all"
 }
 
 

@@ -10,14 +10,7 @@ from engine.cli import options as cli
 from engine.cli.output import CommitView, extend, names_by_commit, view_commit
 from engine.cli.session import Session, verb
 from engine.errors import NotFoundError
-from engine.inspect.history import (
-    ENTRIES_MAX,
-    NAMES_SHOWN_MAX,
-    HistoryEntry,
-    State,
-    describe_entry,
-    format_offsets,
-)
+from engine.inspect.history import ENTRIES_MAX, NAMES_SHOWN_MAX, HistoryEntry, State, describe_entry, format_offsets
 from engine.records.leases import list_names
 from engine.records.log import Noted, load_log
 from engine.text import Moment, table

@@ -10,24 +10,10 @@ import click
 import msgspec
 
 from blobstore.errors import StoreUnavailableError
-from engine.checkpoint.backup import (
-    MOVED,
-    BackupChoice,
-    BackupPreview,
-    CheckpointBackupResult,
-    backup_checkpoint,
-    preview_backup,
-)
+from engine.checkpoint import backup, restore
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.findings import CheckLevel, CheckReport
-from engine.checkpoint.restore import (
-    CheckpointRestorePlan,
-    RestoreChoice,
-    RestoredCheckpoint,
-    plan_checkpoint_restore,
-    restore_checkpoint,
-)
 from engine.cli import options as cli
 from engine.cli.errors import describe
 from engine.cli.run import ExitCode
@@ -46,7 +32,7 @@ PASSING: Final = (
     CommitUnknownError,
     CommitDamagedError,  # the next one sends again what is gone
     QueryMovedOnError,
-    *MOVED,
+    *backup.MOVED,
 )
 
 
@@ -57,7 +43,7 @@ _TEMPORARY: Final = "[default: this machine's place for temporary files]"
     "backup",
     "Back up a checkpoint while its query runs.",
     group="spark",
-    prints=(CheckpointBackupResult, BackupPreview),
+    prints=(backup.CheckpointBackupResult, backup.BackupPreview),
 )
 @cli.checkpoint_and_repository
 @click.option("--job", "-j", cls=cli.Setting, metavar="JOB", help="Job of the backups.  [default: spark-<query id>]")
@@ -71,7 +57,7 @@ _TEMPORARY: Final = "[default: this machine's place for temporary files]"
 @cli.figures_option
 @cli.transfer_options
 def spark_backup(
-    session: Session, checkpoint: str, options: BackupChoice, *, watch: int | None, on_spark: bool, dry_run: bool
+    session: Session, checkpoint: str, options: backup.BackupChoice, *, watch: int | None, on_spark: bool, dry_run: bool
 ) -> None:
     """Back up CHECKPOINT, a directory or s3://bucket/prefix, at its newest committed batch.
 
@@ -85,12 +71,12 @@ def spark_backup(
     options = msgspec.structs.replace(options, checkpoint_settings=session.store_settings())
     with session.open() as repository, contextlib.ExitStack() as open_for_all:
         if dry_run:
-            found = repository.loop.run(preview_backup(repository.asynchronous, checkpoint, options))
+            found = repository.loop.run(backup.preview_backup(repository.asynchronous, checkpoint, options))
             session.show(found, _preview_lines(found))
             return
         spark = open_for_all.enter_context(spark_session()) if on_spark else None
 
-        def back_up() -> CheckpointBackupResult:
+        def back_up() -> backup.CheckpointBackupResult:
             return _back_up(session, spark, checkpoint, options)
 
         if watch is None:
@@ -99,7 +85,7 @@ def spark_backup(
             _watch(session, back_up, watch)
 
 
-def _watch(session: Session, back_up: Callable[[], CheckpointBackupResult], watch_ms: int) -> None:
+def _watch(session: Session, back_up: Callable[[], backup.CheckpointBackupResult], watch_ms: int) -> None:
     """Back up until interrupted, or until an error that does not pass by itself."""
     is_first = True
     while True:
@@ -117,12 +103,12 @@ def _watch(session: Session, back_up: Callable[[], CheckpointBackupResult], watc
 
 
 def _back_up(
-    session: Session, spark: "SparkSession | None", checkpoint: str, choice: BackupChoice
-) -> CheckpointBackupResult:
+    session: Session, spark: "SparkSession | None", checkpoint: str, choice: backup.BackupChoice
+) -> backup.CheckpointBackupResult:
     if spark is None:
         repository = session.repository
         with session.progress("backup") as progress:
-            work = backup_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress)
+            work = backup.backup_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress)
             return repository.loop.run(work)
     # With PySpark and a JVM, for those who asked for them.
     from engine.spark.checkpoint import backup_checkpoint as backup_on_spark  # noqa: PLC0415
@@ -131,7 +117,7 @@ def _back_up(
     return backup_on_spark(spark, url, checkpoint, choice, options=options)
 
 
-def _preview_lines(found: BackupPreview) -> list[str]:
+def _preview_lines(found: backup.BackupPreview) -> list[str]:
     lines = [f"batch {found.batch} of query {printable(found.query_id)}, as job {printable(found.job)}"]
     if found.is_taken:
         return [*lines, "is backed up already"]
@@ -140,7 +126,7 @@ def _preview_lines(found: BackupPreview) -> list[str]:
     return [*lines, f"state: {held}", f"at most {new} would be uploaded; the query's own files are few"]
 
 
-def _show_backup(session: Session, done: CheckpointBackupResult) -> None:
+def _show_backup(session: Session, done: backup.CheckpointBackupResult) -> None:
     session.record.note(done)
     session.record.commit_skipped = not done.is_new
     session.show(done, _backup_lines(done))
@@ -148,7 +134,7 @@ def _show_backup(session: Session, done: CheckpointBackupResult) -> None:
         session.warn(f"could not be checked: {name}")
 
 
-def _backup_lines(done: CheckpointBackupResult) -> list[str]:
+def _backup_lines(done: backup.CheckpointBackupResult) -> list[str]:
     commit = f"commit {done.commit.pointer.number} of {printable(done.commit.scope.job)}"
     first = f"batch {done.backup.batch} of query {printable(done.backup.query_id)}"
     if not done.is_new:
@@ -178,7 +164,7 @@ _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query
     "restore",
     "Restore a checkpoint as one of its batches left it.",
     group="spark",
-    prints=(RestoredCheckpoint, CheckpointRestorePlan),
+    prints=(restore.RestoredCheckpoint, restore.CheckpointRestorePlan),
 )
 @cli.repository_and_checkpoint
 @click.option("--job", "-j", cls=cli.Setting, metavar="JOB", help="Job name.  [default: the only job with checkpoints]")
@@ -197,7 +183,7 @@ _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query
 def spark_restore(
     session: Session,
     checkpoint: str,
-    options: RestoreChoice,
+    options: restore.RestoreChoice,
     *,
     at: Moment | None,
     map_path: tuple[str, ...],
@@ -213,17 +199,17 @@ def spark_restore(
     if options.batch is not None and at is not None:
         raise UsageError("--batch and --at", operation="spark restore", hint="each chooses a backup alone")
     options = msgspec.structs.replace(options, map_paths=_mappings(map_path), target_settings=session.store_settings())
-    restored: RestoredCheckpoint | None = None
+    restored: restore.RestoredCheckpoint | None = None
     with session.open() as repository:
         if at is not None:
             options = msgspec.structs.replace(options, at_ms=session.resolve_ms(at))
         if dry_run:
-            plan = repository.loop.run(plan_checkpoint_restore(repository.asynchronous, checkpoint, options))
+            plan = repository.loop.run(restore.plan_checkpoint_restore(repository.asynchronous, checkpoint, options))
             session.show(plan, _restore_lines(plan))
             return
         if not on_spark:
             with session.progress("restore") as progress:
-                work = restore_checkpoint(repository.asynchronous, checkpoint, options, progress=progress)
+                work = restore.restore_checkpoint(repository.asynchronous, checkpoint, options, progress=progress)
                 restored = repository.loop.run(work)
     if restored is None:
         with spark_session() as spark:
@@ -248,9 +234,9 @@ def _mappings(given: Sequence[str]) -> Mapping[str, str]:
     return found
 
 
-def _restore_lines(found: CheckpointRestorePlan) -> list[str]:
+def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
     """Format what was restored or, if it is only the plan, would be."""
-    restored = found if isinstance(found, RestoredCheckpoint) else None
+    restored = found if isinstance(found, restore.RestoredCheckpoint) else None
     batch = f"{'' if restored else 'would be '}batch {found.batch} of query {printable(found.backup.query_id)}"
     commit = f"commit {found.commit.pointer.number} of {printable(found.job)}"
     held = f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"

@@ -52,10 +52,7 @@ class Uploads:
         self._standing: dict[str, frozenset[str]] = {}
 
     def copy(
-        self,
-        objects: Mapping[str, SimObject],
-        ways: Mapping[str, frozenset[str]],
-        violated: Callable[[str], None],
+        self, objects: Mapping[str, SimObject], ways: Mapping[str, frozenset[str]], violated: Callable[[str], None]
     ) -> "Uploads":
         """The same, of copies of the objects."""
         copied = Uploads(objects, self._root, ways, violated)

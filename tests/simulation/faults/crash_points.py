@@ -346,13 +346,7 @@ def run(scenario: str, directory: Path, *, share: int = 1) -> dict[str, Any]:
         ended = status == 0
         if (ended and stop_before >= points[-1]) or len(failures) >= FAILURES_MAX:
             break
-    return {
-        "scenario": scenario,
-        "effects": len(effects),
-        "points": len(points),
-        "ended": ended,
-        "failures": failures,
-    }
+    return {"scenario": scenario, "effects": len(effects), "points": len(points), "ended": ended, "failures": failures}
 
 
 def _do(scenario: str, world: Path, say: Callable[[str], None]) -> None:

@@ -126,10 +126,7 @@ def every_name_is_written_once() -> Iterator[None]:
     shows="half of it is old and half is new",
 )
 def changes_are_not_seen() -> Iterator[None]:
-    with (
-        everywhere(scan.is_unchanged, lambda *_: True),
-        everywhere(scan.find_difference, lambda *_: None),
-    ):
+    with everywhere(scan.is_unchanged, lambda *_: True), everywhere(scan.find_difference, lambda *_: None):
         yield
 
 

@@ -45,13 +45,7 @@ class DirectStore(BlobStore):
     """
 
     def __init__(
-        self,
-        server: SimServer,
-        process: str,
-        prefix: str,
-        *,
-        list_age_s: float = 0,
-        is_plain: bool = False,
+        self, server: SimServer, process: str, prefix: str, *, list_age_s: float = 0, is_plain: bool = False
     ) -> None:
         self._server = server
         self._process = process
@@ -60,11 +54,7 @@ class DirectStore(BlobStore):
         self._list_age_ms = list_age_s * 1000
         # By prefix: when it was listed, and what was there.
         self._listed: dict[str, tuple[int, tuple[BlobInfo, ...]]] = {}
-        self._capabilities = Capabilities(
-            atomic_create=True,
-            consistent_lists=not list_age_s,
-            keeps_deleted=False,
-        )
+        self._capabilities = Capabilities(atomic_create=True, consistent_lists=not list_age_s, keeps_deleted=False)
 
     @property
     @override

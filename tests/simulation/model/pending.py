@@ -23,12 +23,7 @@ REFUSALS: Final = {
 }
 
 # Not carried out at first, and answered after so long, if ever.
-UNHEARD: Final = {
-    Fault.HANG: _SILENCE_S,
-    Fault.LATE: _SILENCE_S,
-    Fault.ADRIFT: _SILENCE_S,
-    Fault.NEVER: FOR_EVER_S,
-}
+UNHEARD: Final = {Fault.HANG: _SILENCE_S, Fault.LATE: _SILENCE_S, Fault.ADRIFT: _SILENCE_S, Fault.NEVER: FOR_EVER_S}
 # Carried out, and not answered with what came of it.
 UNTOLD: Final = {Fault.HANG_DONE: _SILENCE_S, Fault.NEVER_DONE: FOR_EVER_S}
 

@@ -140,11 +140,7 @@ class SimServer:
     # ---------------------------------------------------------------- requests
 
     async def request(
-        self,
-        request: Request,
-        carry_out: Callable[[int], T],
-        *,
-        damage: Callable[[T, Fault], T] | None = None,
+        self, request: Request, carry_out: Callable[[int], T], *, damage: Callable[[T, Fault], T] | None = None
     ) -> T:
         """Send a request and wait for its answer.
 

@@ -143,12 +143,7 @@ class World:
         self.server.record_history.ttl_ms = self._times.ttl_ms
         share = schedule.faults_per_mille / 1000 / len(_RANDOM_FAULTS)
         self.server.faults.rates = dict.fromkeys(_RANDOM_FAULTS, share) if share else {}
-        self._actions = Actions(
-            self.server,
-            self.call_log,
-            self._coverage,
-            times=self._times,
-        )
+        self._actions = Actions(self.server, self.call_log, self._coverage, times=self._times)
         self._actions.join(self.members)
 
     def judge(self) -> Judge:

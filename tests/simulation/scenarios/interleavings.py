@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from engine.backup.backup import BackupOptions, BackupResult
-from engine.errors import (
-    EngineError,
-)
+from engine.errors import EngineError
 from engine.inspect.verify import Level
 from engine.repository.repository import Repository
 from index.plan.commits import Commit, Retention

@@ -11,10 +11,7 @@ import msgspec
 from blobstore.base import BytesBody, Created, Lost
 from blobstore.errors import StoreError
 from blobstore.local.store import LocalStore
-from engine.errors import (
-    EngineError,
-    SourceChangedError,
-)
+from engine.errors import EngineError, SourceChangedError
 from engine.local.digests import Digest, hash_bytes
 from engine.local.scan import local_file
 from engine.restore.restore import RestoreOptions

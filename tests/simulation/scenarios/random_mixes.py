@@ -24,12 +24,7 @@ def names(plot: Plot) -> None:
     if plot.one_in(2):
         effect = plot.pick("outage", "stop", "none")
         plot.trap(
-            KEEPER,
-            *plot.overtaking(commits=1),
-            operation="put",
-            prefix="names/",
-            effect=effect,
-            after=plot.one_in(2),
+            KEEPER, *plot.overtaking(commits=1), operation="put", prefix="names/", effect=effect, after=plot.one_in(2)
         )
     if plot.one_in(2):
         plot.do(KEEPER, "release", wait=False)

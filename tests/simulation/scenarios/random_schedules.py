@@ -77,11 +77,7 @@ def collection_before_the_check(plot: Plot) -> None:
     """Between the record and the LIST that follows it (C4)."""
     _age(plot)
     plot.trap(
-        WRITER,
-        *plot.overtaking(commits=plot.rng.randrange(3)),
-        operation="put_if_absent",
-        prefix="log/",
-        suffix=RECORD,
+        WRITER, *plot.overtaking(commits=plot.rng.randrange(3)), operation="put_if_absent", prefix="log/", suffix=RECORD
     )
     plot.push()
     plot.push()

@@ -22,13 +22,7 @@ def full_store(plot: Plot) -> None:
     else:
         operation = plot.rng.choice(("put_if_absent", "put", "remove_ttl", "list_page"))
         process = plot.rng.choice((WRITER, COLLECTOR, KEEPER))
-        plot.trap(
-            process,
-            Happen(what="fill"),
-            operation=operation,
-            after=plot.one_in(2),
-            skip=plot.rng.randrange(3),
-        )
+        plot.trap(process, Happen(what="fill"), operation=operation, after=plot.one_in(2), skip=plot.rng.randrange(3))
     verbs: tuple[Verb, ...] = ("push", "collect", "restore", "rewind", "fork", "name", "release", "heal")
     for verb in plot.rng.sample(verbs, 4):
         plot.do(plot.rng.randrange(PROCESSES_IN_USE), verb, choice=plot.rng.randrange(2))

@@ -65,10 +65,7 @@ class Case(msgspec.Struct, frozen=True):
 
 # Two ways to encode a key, lists and maps, both formats; joins are read in tests/spark/sources. `test_attempts` and
 # `test_written_by_us` have an aggregation.
-FEW: Final = (
-    Case(TRANSFORM, V2),
-    Case(SESSION, V1 | SNAPSHOTS_ONLY),
-)
+FEW: Final = (Case(TRANSFORM, V2), Case(SESSION, V1 | SNAPSHOTS_ONLY))
 
 _QUERIES: Final = (
     AGGREGATION,

@@ -14,16 +14,7 @@ from engine.errors import DamagedError
 from engine.repository.repository import Repository, SyncRepository
 from engine.spark.checkpoint import restore_checkpoint as restore_on_spark
 from tests.spark.state.oracle import our_rows, spark_rows
-from tests.spark.state.queries import (
-    AGGREGATION,
-    FORMAT,
-    ROW_CHECKSUMS,
-    STORE,
-    TRANSFORM,
-    Query,
-    StatefulQuery,
-    join,
-)
+from tests.spark.state.queries import AGGREGATION, FORMAT, ROW_CHECKSUMS, STORE, TRANSFORM, Query, StatefulQuery, join
 
 pytestmark = pytest.mark.spark
 

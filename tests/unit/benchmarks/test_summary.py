@@ -68,8 +68,7 @@ def test_without_results_every_line_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "rclone_s, verdict",
-    [([3.0, 3.1, 3.2], REACHED), ([1.0, 1.05, 1.1], EQUAL), ([0.5, 0.6, 0.7], MISSED)],
+    "rclone_s, verdict", [([3.0, 3.1, 3.2], REACHED), ([1.0, 1.05, 1.1], EQUAL), ([0.5, 0.6, 0.7], MISSED)]
 )
 def test_ahead_is_only_who_is_clear_of_the_others_quartiles(rclone_s: list[float], verdict: str) -> None:
     times = {OURS: [1.0, 1.1, 1.0], "s5cmd": [5.0, 5.0, 5.0], "rclone": rclone_s, REFERENCE: [1.0, 1.0, 1.0]}

@@ -110,11 +110,7 @@ async def test_everything_is_durable_before_what_stands_on_it(
         "replace .tmp/*",
         "fsync .ttl/a",
     ]
-    assert await steps_of(lambda: store.remove_ttl("a/warm")) == [
-        "symlink .tmp/*",
-        "replace .tmp/*",
-        "fsync .ttl/a",
-    ]
+    assert await steps_of(lambda: store.remove_ttl("a/warm")) == ["symlink .tmp/*", "replace .tmp/*", "fsync .ttl/a"]
     assert await steps_of(lambda: store.delete(["a/k", "a/warm"])) == [
         "unlink a/k",
         "unlink a/warm",
@@ -149,40 +145,18 @@ class Case(NamedTuple):
 
 CASES = {
     "create with a TTL": Case(
-        nothing,
-        lambda store: store.put_if_absent("a/k", BytesBody(NEW), ttl_ms=HOUR_MS),
-        {None: NO, NEW: WITH},
+        nothing, lambda store: store.put_if_absent("a/k", BytesBody(NEW), ttl_ms=HOUR_MS), {None: NO, NEW: WITH}
     ),
-    "create without": Case(
-        nothing,
-        lambda store: store.put_if_absent("a/k", BytesBody(NEW)),
-        {None: NO, NEW: NO},
-    ),
-    "lose": Case(
-        put_old,
-        lambda store: store.put_if_absent("a/k", BytesBody(NEW), ttl_ms=HOUR_MS),
-        {OLD: WITH},
-    ),
-    "remove the TTL": Case(
-        put_old,
-        lambda store: store.remove_ttl("a/k"),
-        {OLD: ANY},
-    ),
+    "create without": Case(nothing, lambda store: store.put_if_absent("a/k", BytesBody(NEW)), {None: NO, NEW: NO}),
+    "lose": Case(put_old, lambda store: store.put_if_absent("a/k", BytesBody(NEW), ttl_ms=HOUR_MS), {OLD: WITH}),
+    "remove the TTL": Case(put_old, lambda store: store.remove_ttl("a/k"), {OLD: ANY}),
     "replace a permanent blob by one with a TTL": Case(
-        put_permanent,
-        lambda store: store.put("a/k", BytesBody(NEW), ttl_ms=HOUR_MS),
-        {OLD: ANY, NEW: WITH},
+        put_permanent, lambda store: store.put("a/k", BytesBody(NEW), ttl_ms=HOUR_MS), {OLD: ANY, NEW: WITH}
     ),
     "replace a blob with a TTL by a permanent one": Case(
-        put_old,
-        lambda store: store.put("a/k", BytesBody(NEW)),
-        {OLD: WITH, NEW: ANY},
+        put_old, lambda store: store.put("a/k", BytesBody(NEW)), {OLD: WITH, NEW: ANY}
     ),
-    "delete": Case(
-        put_old,
-        lambda store: store.delete(["a/k"]),
-        {OLD: WITH, None: NO},
-    ),
+    "delete": Case(put_old, lambda store: store.delete(["a/k"]), {OLD: WITH, None: NO}),
 }
 
 

@@ -8,13 +8,7 @@ import pytest
 
 from blobstore.concurrency import run_blocking
 from blobstore.local import files as local_files
-from blobstore.local.files import (
-    LocalFile,
-    create_to_write,
-    make_durable,
-    open_to_read,
-    read_chunks,
-)
+from blobstore.local.files import LocalFile, create_to_write, make_durable, open_to_read, read_chunks
 
 
 async def read_all(path: Path | str, **kwargs: int) -> bytes:

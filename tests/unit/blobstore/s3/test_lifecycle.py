@@ -43,9 +43,7 @@ def test_days(ttl_ms: int, margin_ms: int, period_ms: int, days: int, why: str) 
 
 def test_the_rules_take_only_what_is_below_the_prefix() -> None:
     expire, abort = OURS
-    assert expire["Filter"] == {
-        "And": {"Prefix": "team/state/", "Tags": [{"Key": "tidemark", "Value": "expiring"}]},
-    }
+    assert expire["Filter"] == {"And": {"Prefix": "team/state/", "Tags": [{"Key": "tidemark", "Value": "expiring"}]}}
     assert expire["Expiration"] == {"Days": 7}
     assert abort["Filter"] == {"Prefix": "team/state/"}
     assert abort["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}

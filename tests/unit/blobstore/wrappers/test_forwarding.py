@@ -89,11 +89,7 @@ class Watching(ForwardingStore):
             ("list_page", ("p",), {"start_after": "a", "limit": 7}),
             "list_page p",
         ),
-        (
-            lambda store: store.delete(["a", "b"]),
-            ("delete", (["a", "b"],), {}),
-            "delete a b",
-        ),
+        (lambda store: store.delete(["a", "b"]), ("delete", (["a", "b"],), {}), "delete a b"),
         (lambda store: store.remove_ttl("k"), ("remove_ttl", ("k",), {}), "remove_ttl k"),
         (lambda store: store.list_unfinished("p"), ("list_unfinished", ("p",), {}), "list_unfinished p"),
         (

@@ -539,9 +539,7 @@ class TestStoreThatFails:
             await bench.backup(base=msgspec.structs.replace(first.reference, unique_id=UniqueId("other")))
 
     @pytest.mark.parametrize(
-        "wrong",
-        [{"version": 1}, {"version": -1}, {"task": ""}, {"store": ""}, {"store": "s" * 5000}],
-        ids=str,
+        "wrong", [{"version": 1}, {"version": -1}, {"task": ""}, {"store": ""}, {"store": "s" * 5000}], ids=str
     )
     async def test_what_could_not_be_written_down_is_refused_before_anything_is_sent(
         self, bench: Workbench, wrong: dict[str, object]

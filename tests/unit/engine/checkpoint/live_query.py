@@ -16,12 +16,7 @@ from engine.state.store import open_query_state
 from index.plan.commits import Commit
 from index.snapshot.model import UniqueId
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, StoreId
-from index.spark.query_logs import (
-    BatchCommit,
-    BatchOffsets,
-    OperatorMetadata,
-    OperatorStore,
-)
+from index.spark.query_logs import BatchCommit, BatchOffsets, OperatorMetadata, OperatorStore
 from tests.unit.engine.checkpoint.written_query import ROW_SCHEMA
 from tests.unit.engine.state.state_store_kit import settings_of
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id

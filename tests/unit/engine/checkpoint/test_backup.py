@@ -28,13 +28,7 @@ from index.spark.query_logs import (
     encode_offsets,
 )
 from tests.doubles import InterposedStore
-from tests.unit.engine.checkpoint.live_query import (
-    NewQuery,
-    check_rows,
-    names_below,
-    restore_backup,
-    stats_below,
-)
+from tests.unit.engine.checkpoint.live_query import NewQuery, check_rows, names_below, restore_backup, stats_below
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
 both_formats = pytest.mark.parametrize("format_version", [1, 2], ids=["V1", "V2"])
@@ -79,14 +73,7 @@ async def test_it_has_what_the_batch_takes_and_nothing_else(
     lost = await query.write(0, 5)
     # The batch after it has begun, and its state is there; so are what Spark and Hadoop leave behind, and strangers.
     await query.run(1, commit=False)
-    for name in (
-        "commits/.9.crc",
-        ".why.crc",
-        "state/0/0/.8.zip.x.tmp",
-        "sources/0/1.tmp",
-        "commits/notes",
-        "why",
-    ):
+    for name in ("commits/.9.crc", ".why.crc", "state/0/0/.8.zip.x.tmp", "sources/0/1.tmp", "commits/notes", "why"):
         (query.root / name).write_bytes(b"left behind")
     done = await backup_checkpoint(repository, query.root)
     ids = [query.ids(version)[0] for version in range(8)]

@@ -44,11 +44,7 @@ class World:
 
     async def restore(self, **choice: Any) -> RestoredCheckpoint:
         target = ObjectTarget(
-            self.bucket,
-            "place",
-            location=LOCATION,
-            runtime=Runtime(),
-            move_aside=choice.pop("move_aside", False),
+            self.bucket, "place", location=LOCATION, runtime=Runtime(), move_aside=choice.pop("move_aside", False)
         )
         return await restore_checkpoint(self.repository, target, RestoreChoice(**choice))
 

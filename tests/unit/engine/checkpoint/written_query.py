@@ -10,13 +10,7 @@ from engine.state.settings import ROCKSDB_PROVIDER
 from engine.state.store import open_query_state
 from index.snapshot.model import UniqueId
 from index.spark.checkpoint import StoreId
-from index.spark.query_logs import (
-    BatchCommit,
-    BatchOffsets,
-    OperatorMetadata,
-    OperatorStore,
-    SourceOffset,
-)
+from index.spark.query_logs import BatchCommit, BatchOffsets, OperatorMetadata, OperatorStore, SourceOffset
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
 Rows = dict[tuple[str, bytes], bytes]

@@ -6,9 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from engine.cli import session, tidemark
-from engine.cli.options import (
-    Common,
-)
+from engine.cli.options import Common
 
 Run = Callable[..., Result]
 

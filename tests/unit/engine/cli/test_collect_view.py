@@ -7,13 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.cli.cmd.collect import (
-    PLANS_KEPT_MAX,
-    choose_plan_dir,
-    collect_lines,
-    summary_line,
-    view_collect,
-)
+from engine.cli.cmd.collect import PLANS_KEPT_MAX, choose_plan_dir, collect_lines, summary_line, view_collect
 from engine.cli.output import to_json
 from engine.cli.session import choose_rules
 from engine.collect.report import CollectReport

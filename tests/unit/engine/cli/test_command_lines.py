@@ -5,11 +5,7 @@ import json
 import pytest
 
 from engine.cli import tidemark
-from engine.cli.options import (
-    Verb,
-    table_name,
-    walk_verbs,
-)
+from engine.cli.options import Verb, table_name, walk_verbs
 from tests.unit.engine.cli.conftest import Run
 
 

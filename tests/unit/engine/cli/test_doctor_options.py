@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli.options import (
-    Common,
-)
+from engine.cli.options import Common
 from tests.unit.engine.cli.conftest import Run
 
 

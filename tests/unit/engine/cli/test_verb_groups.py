@@ -8,11 +8,7 @@ import msgspec
 import pytest
 
 from engine.cli import tidemark
-from engine.cli.options import (
-    checkpoint_and_repository,
-    on_spark_option,
-    repository_and_checkpoint,
-)
+from engine.cli.options import checkpoint_and_repository, on_spark_option, repository_and_checkpoint
 from engine.cli.session import Session, verb
 from tests.unit.engine.cli.conftest import Run
 

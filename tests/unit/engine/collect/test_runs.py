@@ -180,11 +180,7 @@ async def test_a_dry_run_writes_its_plan_and_nothing_in_the_repository(world: Wo
     )
     lines = await planned_keys(plan)
     assert (header.run, header.repository_id, header.release) == (report.run, repository.record.id, installed_release())
-    assert [(c.number, c.kept) for c in header.commits] == [
-        (1, KeepReason.NAMED),
-        (2, None),
-        (3, KeepReason.NEWEST),
-    ]
+    assert [(c.number, c.kept) for c in header.commits] == [(1, KeepReason.NAMED), (2, None), (3, KeepReason.NEWEST)]
     assert [(n.name, n.number, n.is_live) for n in header.names] == [("golden", 1, True)]
     assert lines == [d.key for d in report.deletes if d.key.startswith(("blobs", "indexes"))]
     assert lines == sorted(lines)
@@ -303,10 +299,7 @@ async def test_what_is_gone_when_a_deletion_fails_is_reported_and_of_what_nobody
         shown.append(({t.reason: t.count for t in audit.deleted}, audit.unknown_count, audit.failed_count))
         world.clock.advance(1)
     # The very first one: nothing is gone. Then indexes are, and no blob; of the first one of each nobody knows.
-    assert shown == [
-        ({}, 1, 3 + 4 + 7),
-        ({DeleteReason.CLOSED_COMMIT: 4, DeleteReason.UNREACHABLE_UPLOAD: 4}, 1, 6),
-    ]
+    assert shown == [({}, 1, 3 + 4 + 7), ({DeleteReason.CLOSED_COMMIT: 4, DeleteReason.UNREACHABLE_UPLOAD: 4}, 1, 6)]
 
 
 class _LostBackend(InProcessBackend):
@@ -591,8 +584,7 @@ class _Backend(InProcessBackend):
 
 
 @pytest.mark.parametrize(
-    "listed_max, failed",
-    [(1, ["indexes"]), (4, ["indexes"] * 3 + ["blobs"]), (1000, ["indexes"] * 3 + ["blobs"] * 5)],
+    "listed_max, failed", [(1, ["indexes"]), (4, ["indexes"] * 3 + ["blobs"]), (1000, ["indexes"] * 3 + ["blobs"] * 5)]
 )
 async def test_what_the_store_would_not_delete_is_counted_and_no_later_prefix_is_begun(
     world: World, monkeypatch: pytest.MonkeyPatch, listed_max: int, failed: list[str]

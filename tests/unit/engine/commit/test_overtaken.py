@@ -5,14 +5,7 @@ import pytest
 from blobstore.base import BlobStore
 from blobstore.errors import BlobNotFoundError
 from engine.commit.writer import COMMIT_ATTEMPTS_MAX
-from engine.errors import (
-    CommitLostError,
-    ConflictError,
-    DamagedError,
-    FencedError,
-    StaleResultError,
-    UsageError,
-)
+from engine.errors import CommitLostError, ConflictError, DamagedError, FencedError, StaleResultError, UsageError
 from index.plan.commits import Retention
 from index.snapshot.model import CommitRecord, Scope
 from tests.unit.engine.conftest import JOB, TTL_MS, World

@@ -25,11 +25,7 @@ from blobstore.base import (
     UnfinishedPut,
     Unknown,
 )
-from blobstore.errors import (
-    CapabilityMissingError,
-    InvalidRequestError,
-    StoreUnavailableError,
-)
+from blobstore.errors import CapabilityMissingError, InvalidRequestError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.s3.bucket_rules import Rule
 from engine.runtime import Runtime

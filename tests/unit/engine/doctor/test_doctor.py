@@ -7,12 +7,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from blobstore.base import (
-    Body,
-    BytesBody,
-    CreateOutcome,
-    Lost,
-)
+from blobstore.base import Body, BytesBody, CreateOutcome, Lost
 from blobstore.errors import (
     AccessDeniedError,
     CapabilityMissingError,
@@ -127,13 +122,7 @@ async def test_a_store_in_memory_has_no_profile_and_no_multipart() -> None:
     found = verdicts(report)
     assert report.profile is None
     not_applicable = {check for check, verdict in found.items() if verdict is Verdict.NOT_APPLICABLE}
-    assert not_applicable == {
-        Check.MULTIPART,
-        Check.CONDITIONAL_MULTIPART,
-        Check.ABORT,
-        Check.LIFECYCLE,
-        Check.CLOCK,
-    }
+    assert not_applicable == {Check.MULTIPART, Check.CONDITIONAL_MULTIPART, Check.ABORT, Check.LIFECYCLE, Check.CLOCK}
     assert {found[check] for check in set(Check) - not_applicable} == {Verdict.OK}
     assert store._sorted_keys == []
 
@@ -164,11 +153,7 @@ LIES: list[tuple[type[MemoryStore], dict[Check, Verdict], str]] = [
     (LosesParts, {Check.MULTIPART: Verdict.UNSAFE}, "CLT-"),
     (
         HasNoMultipart,
-        {
-            Check.MULTIPART: Verdict.MISSING,
-            Check.CONDITIONAL_MULTIPART: Verdict.MISSING,
-            Check.ABORT: Verdict.MISSING,
-        },
+        {Check.MULTIPART: Verdict.MISSING, Check.CONDITIONAL_MULTIPART: Verdict.MISSING, Check.ABORT: Verdict.MISSING},
         "CLT-",
     ),
     (NobodyCompletes, {Check.CONDITIONAL_MULTIPART: Verdict.MISSING}, "CLT-"),

@@ -12,14 +12,7 @@ from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavaila
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError
 from engine.records import indexes as index_io
-from engine.records.indexes import (
-    IndexCache,
-    StoredSnapshot,
-    delta_pays,
-    read_index,
-    read_stored_snapshot,
-    write_index,
-)
+from engine.records.indexes import IndexCache, StoredSnapshot, delta_pays, read_index, read_stored_snapshot, write_index
 from index.errors import FormatError, IndexInvariantError
 from index.snapshot import codec
 from index.snapshot.codec import decode_index, encode_index

@@ -7,14 +7,7 @@ import pytest
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
-from engine.errors import (
-    DamagedError,
-    FencedError,
-    LeaseExpiredError,
-    NotFoundError,
-    UnsafeStoreError,
-    UsageError,
-)
+from engine.errors import DamagedError, FencedError, LeaseExpiredError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import ProblemKind
 from engine.repository.repository import Repository
 from index.errors import CorruptIndexError, UnknownFormatError

@@ -154,9 +154,7 @@ async def test_init_refuses_a_store_that_says_what_it_lacks_and_writes_nothing()
     assert not [blob async for blob in list_blobs(store, "")]
 
 
-async def test_nothing_new_is_built_on_an_unsafe_store_and_what_is_there_can_be_restored(
-    opaque_world: World,
-) -> None:
+async def test_nothing_new_is_built_on_an_unsafe_store_and_what_is_there_can_be_restored(opaque_world: World) -> None:
     world = opaque_world
     repository = await world.process()
     commit = await repository.commit(JOB, [await world.backup(repository, "one")])

@@ -179,9 +179,7 @@ async def test_collection_costs_lists_records_and_indexes_but_nothing_per_blob(w
     assert counted.total() == 10 + 7 + 2 + 3 + 2 + 1
 
 
-async def test_collection_where_lists_show_no_ttls_asks_no_more(
-    opaque_world: World,
-) -> None:
+async def test_collection_where_lists_show_no_ttls_asks_no_more(opaque_world: World) -> None:
     world = opaque_world
     repository = await process(world)
     for changed in range(4):

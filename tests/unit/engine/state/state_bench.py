@@ -59,11 +59,7 @@ def new_changelog(
 
 
 async def delete_old_versions(
-    manager: StateFileManager,
-    *,
-    needed: Resolution | None = None,
-    versions_deleted_min: int = 0,
-    **settings: int,
+    manager: StateFileManager, *, needed: Resolution | None = None, versions_deleted_min: int = 0, **settings: int
 ) -> Deleted:
     """Delete by other settings, which are the manager's from then on."""
     changed = settings | {"versions_deleted_min": versions_deleted_min}

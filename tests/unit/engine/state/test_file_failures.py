@@ -273,10 +273,7 @@ async def test_saving_and_deleting_in_two_threads_lose_nothing_that_stays(
         finally:
             done.set()
 
-    threads = [
-        threading.Thread(target=save_in_a_thread),
-        threading.Thread(target=lambda: asyncio.run(delete_all())),
-    ]
+    threads = [threading.Thread(target=save_in_a_thread), threading.Thread(target=lambda: asyncio.run(delete_all()))]
     for thread in threads:
         thread.start()
     for thread in threads:

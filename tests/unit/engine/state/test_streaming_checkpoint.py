@@ -13,13 +13,7 @@ from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER, StateStoreSet
 from index.errors import BatchLogError, UnsafeNameError
 from index.snapshot.model import UniqueId
 from index.spark.names import StateVersion
-from index.spark.query_logs import (
-    JOIN_STORES,
-    BatchCommit,
-    BatchOffsets,
-    OperatorMetadata,
-    OperatorStore,
-)
+from index.spark.query_logs import JOIN_STORES, BatchCommit, BatchOffsets, OperatorMetadata, OperatorStore
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
 CONF = {

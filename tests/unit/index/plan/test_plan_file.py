@@ -115,8 +115,7 @@ def test_a_file_that_is_cut_short_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"run": "x"}, {"ttl_ms": -1}, {"listed_at_ms": HEADER.now_ms + 1}, {"commits": 3}, {"retention": None}],
+    "changes", [{"run": "x"}, {"ttl_ms": -1}, {"listed_at_ms": HEADER.now_ms + 1}, {"commits": 3}, {"retention": None}]
 )
 def test_a_header_that_no_plan_has_is_refused(changes: dict[str, Any]) -> None:
     fields = {**msgspec.to_builtins(HEADER), **changes}

@@ -59,10 +59,7 @@ def test_a_job_without_a_rule_keeps_every_valid_commit() -> None:
         for n in (1, 2, 3)
     }
     kept = choose_kept(valid_commits(listing, records, ()), None)
-    assert {pointer.number: reason for pointer, reason in kept.items()} == {
-        1: KeepReason.UNRULED,
-        3: KeepReason.NEWEST,
-    }
+    assert {pointer.number: reason for pointer, reason in kept.items()} == {1: KeepReason.UNRULED, 3: KeepReason.NEWEST}
 
 
 def test_jobs_that_no_rule_matches_are_reported() -> None:

@@ -102,12 +102,7 @@ DAMAGED = [
     ("trailing byte inside", envelope(PAYLOAD + b"\0"), CorruptIndexError, "trailing"),
     ("declared size above the cap", envelope(PAYLOAD, raw_bytes=2**40), CorruptIndexError, "F4"),
     ("declared size too small", envelope(SQUEEZED, compression=1, raw_bytes=10), CorruptIndexError, "F5"),
-    (
-        "declared size too large",
-        envelope(SQUEEZED, compression=1, raw_bytes=len(PAYLOAD) + 1),
-        CorruptIndexError,
-        "F5",
-    ),
+    ("declared size too large", envelope(SQUEEZED, compression=1, raw_bytes=len(PAYLOAD) + 1), CorruptIndexError, "F5"),
     ("declared size zero", envelope(SQUEEZED, compression=1, raw_bytes=0), CorruptIndexError, "F5"),
     ("declared size, uncompressed", envelope(PAYLOAD, raw_bytes=1), CorruptIndexError, "F5"),
     ("cut stream", envelope(SQUEEZED[:-1], compression=1, raw_bytes=len(PAYLOAD)), CorruptIndexError, "F5"),

@@ -201,10 +201,7 @@ def test_two_snapshots_are_compared_file_by_file() -> None:
         {"a": b"1", "b": b"2", "m": b"4", "n": b"88", "t": {"z": b"9"}, "d": {"x": b"0"}}, modes={"m": 0o400}
     )
     difference = diff_indexes(before.dir, after.dir)
-    assert difference.added == (
-        ComparedFile(path=("n",), after_bytes=2),
-        ComparedFile(path=("t", "z"), after_bytes=1),
-    )
+    assert difference.added == (ComparedFile(path=("n",), after_bytes=2), ComparedFile(path=("t", "z"), after_bytes=1))
     assert difference.removed == (
         ComparedFile(path=("c",), before_bytes=1),
         ComparedFile(path=("t",), before_bytes=1),

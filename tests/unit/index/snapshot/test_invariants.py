@@ -71,10 +71,7 @@ def with_metadata(**changes: object) -> SnapshotIndex:
 def two_blobs(
     *, offsets: tuple[int, int] = (0, 2), sizes: tuple[int, int] = (2, 1), hashes: tuple[bytes, bytes]
 ) -> FileIndex:
-    blobs = (
-        FileBlob(KEY, offsets[0], 0, sizes[0], hashes[0]),
-        FileBlob(PACK, offsets[1], 0, sizes[1], hashes[1]),
-    )
+    blobs = (FileBlob(KEY, offsets[0], 0, sizes[0], hashes[0]), FileBlob(PACK, offsets[1], 0, sizes[1], hashes[1]))
     return change(FILE, blobs=blobs)
 
 

@@ -18,10 +18,7 @@ def test_files_stand_where_their_paths_say_and_everything_is_sorted() -> None:
     assert made == LocalDir(
         name="",
         files=(file("a"), file("b")),
-        sub_dirs=(
-            LocalDir(name="SSTs", files=(file("1"),)),
-            LocalDir(name="state", sub_dirs=(zero, one)),
-        ),
+        sub_dirs=(LocalDir(name="SSTs", files=(file("1"),)), LocalDir(name="state", sub_dirs=(zero, one))),
     )
 
 

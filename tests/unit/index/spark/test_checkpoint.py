@@ -32,8 +32,7 @@ def test_a_newer_format_is_not_guessed_at() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [('"batch":17', '"batch":-1'), ('"batch":17', '"batch":11'), ('"oldestBatch":12', '"oldestBatch":-1')],
+    "change", [('"batch":17', '"batch":-1'), ('"batch":17', '"batch":11'), ('"oldestBatch":12', '"oldestBatch":-1')]
 )
 def test_numbers_that_make_no_sense_are_refused(change: tuple[str, str]) -> None:
     with pytest.raises(BatchLogError, match="says batches"):

@@ -230,9 +230,7 @@ def test_the_header_of_the_target_is_asked_for_and_then_used() -> None:
 @pytest.mark.spark_case(26)
 def test_a_snapshot_that_does_not_open_is_put_aside_and_an_older_one_is_found() -> None:
     files = present(
-        "2_a.zip 3_a.c 4_a.c 5_a.c 5_a.zip 6_a.c 7_a.c 7_a.zip",
-        h7_a=("5_a", "6_a"),
-        h5_a=("2_a", "3_a", "4_a"),
+        "2_a.zip 3_a.c 4_a.c 5_a.c 5_a.zip 6_a.c 7_a.c 7_a.zip", h7_a=("5_a", "6_a"), h5_a=("2_a", "3_a", "4_a")
     )
     assert resolve(7, A, files) == answer("7_a", "7_a", "", "7_a")
     files = files.without_snapshot(v("7_a"))

@@ -38,11 +38,7 @@ def shared(
     stored: str = "000007-x.sst", size: int = 10, identity: FileIdentity = ONE, version: int = 5, upload: str = "x"
 ) -> dict[str, SharedFile]:
     file = SharedFile(
-        stored=StoredFile("000007.sst", stored, size),
-        identity=identity,
-        stamp=STAMP,
-        version=version,
-        upload_id=upload,
+        stored=StoredFile("000007.sst", stored, size), identity=identity, stamp=STAMP, version=version, upload_id=upload
     )
     return {"000007.sst": file}
 

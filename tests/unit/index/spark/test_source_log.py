@@ -61,12 +61,7 @@ def cut_back(log: Log, newest: int) -> Log:
     return left
 
 
-@given(
-    entries=st.integers(1, 60),
-    interval=st.integers(1, 12),
-    deleted=st.integers(-1, 60),
-    back=st.integers(0, 60),
-)
+@given(entries=st.integers(1, 60), interval=st.integers(1, 12), deleted=st.integers(-1, 60), back=st.integers(0, 60))
 def test_spark_finds_every_entry_up_to_the_newest_and_none_after_it(
     entries: int, interval: int, deleted: int, back: int
 ) -> None:

@@ -23,10 +23,7 @@ def encode_operator(operator: OperatorMetadata) -> bytes:
             "numPartitions": store.partitions_count,
         }
         stores.append(fields if is_first else fields | {"stateSchemaFilePaths": store.schema_paths})
-    whole = {
-        "operatorInfo": {"operatorId": operator.id, "operatorName": operator.name},
-        "stateStoreInfo": stores,
-    }
+    whole = {"operatorInfo": {"operatorId": operator.id, "operatorName": operator.name}, "stateStoreInfo": stores}
     if not is_first:
         whole["operatorPropertiesJson"] = operator.properties
     return f"v{operator.version}\n".encode() + encode_jackson(whole)

@@ -90,11 +90,7 @@ def test_a_filter_holds_as_in_sql(of: Filter, fits: bool) -> None:
 
 
 def test_filters_on_anything_else_are_left_to_spark() -> None:
-    others: list[Filter] = [
-        EqualTo(("key",), 1),
-        EqualTo(("operator", "deeper"), 1),
-        Not(EqualTo(("operator",), 1)),
-    ]
+    others: list[Filter] = [EqualTo(("key",), 1), EqualTo(("operator", "deeper"), 1), Not(EqualTo(("operator",), 1))]
     assert not any(can_filter(of, ("operator",)) for of in others)
 
 
