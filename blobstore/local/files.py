@@ -78,7 +78,7 @@ class LocalFile:
             yield chunk
 
     async def write_at(self, offset: int, data: bytes) -> None:
-        await run_blocking(write_at, self.descriptor, offset, data)
+        await run_blocking(write_all_at, self.descriptor, offset, data)
 
 
 def open_to_read(path: Path | str, *, dir_fd: Directory = None) -> AbstractAsyncContextManager[LocalFile]:
@@ -122,11 +122,11 @@ class FileSink(Sink):
     def write(self, data: Buffer) -> None:
         if self._size_bytes_max is not None and self.size_bytes + len(data) > self._size_bytes_max:
             raise TooLargeError
-        write_at(self._descriptor, self.size_bytes, data)
+        write_all_at(self._descriptor, self.size_bytes, data)
         self.size_bytes += len(data)
 
 
-def write_at(descriptor: int, offset: int, data: Buffer) -> None:
+def write_all_at(descriptor: int, offset: int, data: Buffer) -> None:
     """Write all of the data from `offset` on. Blocks."""
     view = memoryview(data)
     while view:

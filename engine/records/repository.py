@@ -1,4 +1,4 @@
-"""What an open repository is, and its record: read when one is opened, written once and twice over when it is made."""
+"""What an open repository is, and its record: read at each opening, created twice: to try the store (0002, K4)."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator

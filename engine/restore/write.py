@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from blobstore.base import Buffer, Sink
 from blobstore.errors import BlobCorruptError
-from blobstore.local.files import flush, write_at
+from blobstore.local.files import flush, write_all_at
 from engine.errors import TargetError
 from engine.local.digests import ContentHasher, hash_content
 from engine.local.scan import READ_FLAGS, is_untouched, local_file
@@ -73,7 +73,7 @@ class FilePlace(Sink):
         if at + len(data) > self._size_bytes_max:
             raise BlobCorruptError(f"yields more than {self._size_bytes_max} bytes", operation="get")
         self.hasher.update(data)
-        write_at(self._descriptor, self._offset + at, data)
+        write_all_at(self._descriptor, self._offset + at, data)
 
 
 def seal_file(descriptor: int, file: RestoredFile, owners: OwnerPolicy) -> WrittenFile:
@@ -98,7 +98,7 @@ def write_files(
             for file, data in files[start : start + SYNC_GROUP_MAX]:
                 descriptor = create_file(root, file)
                 opened.append((descriptor, file))
-                write_at(descriptor, 0, data)
+                write_all_at(descriptor, 0, data)
             written.extend(seal_file(descriptor, file, owners) for descriptor, file in opened)
         finally:
             for descriptor, _ in opened:
@@ -215,7 +215,7 @@ def _copy(reader: int, writer: int, size_bytes: int) -> bytes:
             chunk = b""  # the disk has lost it: what is read so far does not have the right hash
         if not chunk:
             break
-        write_at(writer, hasher.size_bytes, chunk)
+        write_all_at(writer, hasher.size_bytes, chunk)
         hasher.update(chunk)
     return hasher.blake3
 
@@ -346,7 +346,7 @@ class PackWriter(PackReader):
     def on_piece(self, file: RestoredFile, at: int, piece: memoryview) -> None:
         if self._open is None:
             self._open = create_file(self._root, file), file
-        write_at(self._open[0], at, piece)
+        write_all_at(self._open[0], at, piece)
 
     @override
     def on_end(self, file: RestoredFile, *, is_right: bool) -> None:

@@ -6,7 +6,7 @@ the root is best the checkpoint itself, and the directory of a state store a `ch
 
 Hadoop's local file system writes a hidden `.<name>.crc` beside each file and refuses the file if the two do not fit.
 So the hidden one goes before the file is replaced or deleted; without one, the file is read unverified. Every file
-appears whole.
+appears whole. Local files are copied here too, by the kernel where it can.
 """
 
 import errno
@@ -25,7 +25,7 @@ from blobstore.base import BlobStore, Body, BytesBody, MemorySink, TooLargeError
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
-from blobstore.local.files import FileSink, create_to_write, read_chunks, write_at
+from blobstore.local.files import FileSink, create_to_write, read_chunks, write_all_at
 from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
 from blobstore.wrappers.retry import RetryingStore
@@ -362,6 +362,6 @@ def _copy(incoming: int, outgoing: int) -> int:
     # What is left: everything where the call is not known, and nothing, for the price of one read, where it is. Some
     # kernels copy nothing from a file system that makes up its files, and report success.
     while chunk := os.pread(incoming, _READ_BYTES, copied):
-        write_at(outgoing, copied, chunk)
+        write_all_at(outgoing, copied, chunk)
         copied += len(chunk)
     return copied

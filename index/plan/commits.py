@@ -1,7 +1,7 @@
 """Read a scope's log: which records are valid, closed or void, which of a name counts, and what is kept.
 
-All of it is decided from what was listed and read; nothing here asks a store (design 0002, C1 to C7, D3, D5 and D8;
-0006, P5).
+Also what a writer builds on, and which boundaries may go. All of it is decided from what was listed and read; nothing
+here asks a store (design 0002, C1 to C7, D3, D5, D8 and T4; 0006, P5).
 """
 
 import fnmatch
