@@ -153,6 +153,14 @@ def test_a_directory_of_another_state_does_not_get_the_offsets_of_the_commit(two
     assert shown["commit"]["offsets"] == "2013-09"
 
 
+def test_a_directory_with_much_less_is_taken_only_on_request(two_commits: Shell) -> None:
+    shell = two_commits
+    alter(PLACES["blob"](shell, NEWEST))
+    source = ("repair", "--from", str(shell.tree("source", {"000009.sst": b"9"})), "--offsets", "2013-09")
+    assert "--shrink-max 100%" in shell.refused(*source, code=10)["hint"]
+    assert shell.result(*source, "--shrink-max", "100%", code=3)["commit"]["offsets"] == "2013-09"
+
+
 def test_what_is_whole_needs_no_repair_and_drop_asks_first(two_commits: Shell) -> None:
     shell = two_commits
     assert "nothing that a commit needs is damaged" in shell.run("repair").stdout

@@ -21,7 +21,7 @@ from engine.inspect.verify import Level, Problem, ProblemKind
 from engine.repository.repository import SyncRepository
 from engine.text import table
 from index.display import count, human_bytes, iso_time, printable
-from index.plan.commits import SHRINK_MAX, Commit
+from index.plan.commits import Commit
 from index.snapshot.model import Scope
 
 UNREADABLE: Final = frozenset({ProblemKind.UNREADABLE, ProblemKind.ADRIFT})
@@ -53,6 +53,7 @@ class RepairArguments(msgspec.Struct, frozen=True, kw_only=True):
     level: str
     source: Path | None
     offsets: str | None
+    shrink_max: float
     rewind: bool
     drop: bool
     yes: bool
@@ -73,6 +74,7 @@ class RepairArguments(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--offsets", metavar="TEXT", help="With --from: the position that DIR is at.  [default: that of the newest commit]"
 )
+@cli.shrink_max_option
 @click.option("--rewind", is_flag=True, help="Make the newest whole commit the newest again.")
 @click.option("--drop", is_flag=True, help="Close damaged commits, except the newest; nobody can restore them then.")
 @click.option("-y", "--yes", is_flag=True, help="With --drop: do not ask; without a terminal it is needed.")
@@ -153,7 +155,7 @@ def _send_again(
             subject=printable(str(scope)),
             hint=printable(f"say which store: {there}" if there else "nothing of that commit is: see --drop"),
         )
-    how = BackupOptions(missing=frozenset(p.key for p in problems), shrink_max=SHRINK_MAX)
+    how = BackupOptions(missing=frozenset(p.key for p in problems), shrink_max=options.shrink_max)
     task, store = place
     changes = repository.plan_backup(scope, source, task=task, store=store, options=how).changes
     # The offsets of the newest commit are right for its own state alone.
