@@ -78,7 +78,6 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
         short_help="Show what is set: show, with where each value comes from.",
         help_="Show what is set for all runs: in the environment and in the settings file.",
     ),
-    "completion": "config:completion",
 }
 GROUPS_HELP: Final = {
     "A commit is": [

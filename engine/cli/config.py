@@ -91,9 +91,6 @@ def shared_place(option: str) -> tuple[str, str]:
     return (S3, key) if table == S3 and key in S3_KEYS else ("", option)
 
 
-# ---------------------------------------------------------------------- files
-
-
 def config_paths(environment: Mapping[str, str], directory: Path) -> tuple[Path, ...]:
     """Return where a settings file may be; the first that is there is the only one read."""
     of_user = user_dir(environment, "XDG_CONFIG_HOME", ".config")
@@ -186,9 +183,6 @@ def _scalar(path: Path, key: str, value: object) -> Scalar:
         return value
     # TOML has dates of its own; the options take text.
     raise _refused(path, f"{key} is a {type(value).__name__}", "write text, a number, true or false")
-
-
-# ---------------------------------------------------------------------- words
 
 
 def parse_store(text: str) -> tuple[str, str]:

@@ -97,9 +97,6 @@ def committed_line(commit: Commit) -> str:
     return f"commit {view.number} of {printable(str(commit.scope))}, version {view.version}: {held}{left}"
 
 
-# ---------------------------------------------------------------------- JSON
-
-
 def extend(kind: type[ViewT], result: msgspec.Struct, **more: Any) -> ViewT:  # noqa: ANN401  (the fields of any struct)
     """Return a result as a struct that is derived from its own, with some fields more."""
     return kind(**{name: getattr(result, name) for name in result.__struct_fields__}, **more)
@@ -172,8 +169,6 @@ def _read(value: Any, field: JsonField) -> Any:  # noqa: ANN401  (as above)
     return to_json(value)
 
 
-# ---------------------------------------------------------------------- a structured log
-
 Level = Literal["info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -208,9 +203,6 @@ def say(level: Level, verb: str, text: str, *, log_format: LogFormat) -> None:
             log(level, verb, text)
         else:
             click.echo(f"{'' if level == 'info' else f'{level}: '}{printable(text)}", err=True)
-
-
-# ---------------------------------------------------------------------- progress
 
 
 Log = Callable[[str, Mapping[str, int]], None]

@@ -125,9 +125,6 @@ def choose_exit_code(error: BaseException) -> ExitCode:
 _OURS: Final = ("blobstore.", "engine.", "index.")
 
 
-# ---------------------------------------------------------------------- what a run did
-
-
 class RunRecord:
     """Notes what a run does: requests to the store (`meter`), and the `seconds` that parts of it took."""
 
@@ -249,9 +246,6 @@ class _Both:
     def add(self, *, files: int = 0, bytes_: int = 0) -> None:
         for one in self._both:
             one.add(files=files, bytes_=bytes_)
-
-
-# ---------------------------------------------------------------------- command lines that are refused
 
 
 def run_of(words: str, values: Mapping[str, Any]) -> dict[str, str]:

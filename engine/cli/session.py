@@ -290,9 +290,6 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(all_[:SHOWN_MAX]) + more
 
 
-# ---------------------------------------------------------------------- what options choose together
-
-
 def choose_scope(job: str, *, commit_per_task: bool, task: str | None) -> Scope:
     """Return the scope that a job's commits belong to; `UsageError` if the job or the task fits no key."""
     return check_fits("--job", encode_scope, Scope(job, (task or "0") if commit_per_task else None))

@@ -300,8 +300,6 @@ async def delete_keys(
     return tuple(tally.left)
 
 
-# ---------------------------------------------------------------------- what the steps find, and may do next
-
 CollectError = EngineError | FormatError | StoreError
 
 

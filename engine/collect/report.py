@@ -224,9 +224,6 @@ def _job_share_max(listed: Listed) -> float:
     return max(listed.rules.options.delete_share_max, SHRINK_MAX)
 
 
-# ---------------------------------------------------------------------- the audit record
-
-
 class Audit(msgspec.Struct, kw_only=True):
     """What the audit record of a run says; each step adds what it knows, and reads nothing of it.
 
@@ -309,9 +306,6 @@ def _describe(error: CollectError) -> str:
     """
     text = f"{error.operation} {error.key}".rstrip() if isinstance(error, StoreError) else str(error)
     return printable(shortened(f"{type(error).__name__}: {text}", ERROR_LENGTH_MAX))
-
-
-# ---------------------------------------------------------------------- the plan
 
 
 def make_header(listed: Listed, kept: Kept) -> PlanHeader:

@@ -29,7 +29,7 @@ from engine.rocksdb.store import StoreReader, spark_settings
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime
 from engine.settings import STORES_AT_ONCE, share_among
 from engine.text import table
-from index.display import DisplayMixin, count, human_bytes, human_duration
+from index.display import DisplayMixin, count, format_seconds, human_bytes, human_duration
 from index.errors import FormatError, UnknownFormatError
 from index.plan.commits import Commit
 from index.plan.restore import FetchedRun, RestoredFile, plan_restore
@@ -432,10 +432,6 @@ def decode_line(line: bytes, subject: str) -> Entry:
 
 SIZES: Final = (1, 2, 10)
 EXECUTORS: Final = (1, 4, 16)
-# From here on without a fraction; from here on in milliseconds; and in whole ones.
-_WHOLE_S: Final = 100
-_SECOND_S: Final = 1
-_WHOLE_MS_S: Final = 0.01
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -470,15 +466,6 @@ def forecast(
     return tuple(at(size, number) for size in sizes for number in executors)
 
 
-def format_phase(seconds: float) -> str:
-    """Format a measured time; of a short one the digits that matter."""
-    if seconds >= _WHOLE_S:
-        return human_duration(round(seconds * 1000))
-    if seconds >= _SECOND_S:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1000:.0f} ms" if seconds >= _WHOLE_MS_S or not seconds else f"{seconds * 1000:.2f} ms"
-
-
 def format_slo(drill: RestoreDrill) -> str:
     """Return whether the drill met its SLO; empty if it had none."""
     if drill.slo_ms is None:
@@ -488,7 +475,7 @@ def format_slo(drill: RestoreDrill) -> str:
 
 def summary_line(drill: RestoreDrill) -> str:
     """Format the drill as one line, for a log."""
-    restored = f"restored {human_bytes(drill.size_bytes)} in {format_phase(drill.total_s)}"
+    restored = f"restored {human_bytes(drill.size_bytes)} in {format_seconds(drill.total_s)}"
     return "; ".join(line for line in (restored, _headline(drill), format_slo(drill)) if line)
 
 
@@ -511,7 +498,7 @@ def summary_lines(drill: RestoreDrill) -> list[str]:
         _headline(drill),
         f"fetched {human_bytes(measured.bytes_fetched)} in {count(measured.requests_count, 'request')}",
         "",
-        *table(("phase", "time"), [(name, format_phase(s)) for name, s in phases], right=("time",)),
+        *table(("phase", "time"), [(name, format_seconds(s)) for name, s in phases], right=("time",)),
         *([slo] if slo else []),
         "",
         *table(("forecast", *(count(number, "executor") for number in EXECUTORS)), rows),
@@ -527,5 +514,5 @@ def _headline(drill: RestoreDrill) -> str:
 
 
 def _format_range(found: Forecast) -> str:
-    best, worst = format_phase(found.best_s), format_phase(found.worst_s)
+    best, worst = format_seconds(found.best_s), format_seconds(found.worst_s)
     return best if best == worst else f"{best} to {worst}"

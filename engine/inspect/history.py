@@ -248,9 +248,6 @@ def _is_of(pointer: model.CommitPointer, entry: HistoryEntry) -> bool:
     return entry.commit is not None and pointer == model.CommitPointer(entry.number, entry.commit.record.write_id)
 
 
-# ---------------------------------------------------------------------- what each brought
-
-
 def is_new(reference: model.StoreReference, record: model.CommitRecord) -> bool:
     """Return whether a store came with this very record. Rewinds and forks bring nothing: no byte is copied."""
     return record.kind == "commit" and reference.number == record.number
@@ -304,8 +301,6 @@ def damaged_keys(history: History) -> tuple[str, ...]:
     """Return the keys of the records that cannot be read."""
     return tuple(commit_key(history.scope, e.number) for e in history.entries if e.state is State.DAMAGED)
 
-
-# ---------------------------------------------------------------------- for people
 
 NAMES_SHOWN_MAX: Final = 32
 _BECAME: Final = {

@@ -116,8 +116,6 @@ def _down(last: tuple[Sample, ...]) -> tuple[Sample, ...]:
     return tuple(samples)
 
 
-# ---------------------------------------------------------------------- files
-
 # A file of ours is small; what is larger is not.
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 _KEPT: Final = f"{PREFIX}run_last_success_timestamp_seconds"

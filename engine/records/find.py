@@ -182,9 +182,6 @@ def require_store(commit: Commit, task: str, store: str) -> StoreReference:
     return reference
 
 
-# ---------------------------------------------------------------------- what is missing (design 0006, M1 and M2)
-
-
 class MissingBlobs:
     """Blobs and indexes that were found missing or altered, by their keys; what was noted longest ago goes first.
 

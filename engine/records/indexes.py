@@ -257,9 +257,6 @@ def _broken_chain(reference: model.IndexReference, reason: str) -> DamagedError:
     return DamagedError(f"its chain of deltas is broken: {reason}", operation="read index", subject=reference.key)
 
 
-# ---------------------------------------------------------------------- TTL removal (design 0002, T1 and T2)
-
-
 async def settle_keys(store: BlobStore, keys: Iterable[model.BlobKey], *, is_needed: IsNeeded = lambda _: True) -> None:
     """Remove the TTL of each key, of the indexes last; one request each, none where TTLs cannot be removed.
 

@@ -35,8 +35,6 @@ from index.snapshot.model import PIN_DURATION_MS, NameRecord, Pin, RepositoryRec
 
 RENEWALS_PER_DURATION: Final = 3
 
-# ---------------------------------------------------------------------- names
-
 
 async def list_names(store: BlobStore, scope: Scope, noted: log.Noted | None = None) -> tuple[NameRecord, ...]:
     """Return every name of a scope that holds, sorted: not released, and written in time (design 0002, D5).
@@ -131,9 +129,6 @@ async def list_namings(store: BlobStore, noted: log.Noted, prefix: str = NAMES) 
     # One is late: it holds all the same where it was copied with the whole repository.
     created_at_ms = await log.repository_created_ms(store)
     return tuple(msgspec.structs.replace(n, repository_created_at_ms=created_at_ms) for n in namings)
-
-
-# ---------------------------------------------------------------------- pins
 
 
 class PinLease:
@@ -273,9 +268,6 @@ async def is_closed_by_now(store: BlobStore, commit: Commit) -> bool:
         except NotFoundError:
             return True
     return False
-
-
-# ---------------------------------------------------------------------- naming
 
 
 async def give_name(

@@ -296,8 +296,6 @@ async def list_prefix(store: BlobStore, prefix: str, take: Callable[[BlobInfo], 
     return taken
 
 
-# ---------------------------------------------------------------------- what cannot be read
-
 Unread = DamagedError | FormatError
 
 

@@ -20,7 +20,7 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from blobstore.local.files import write_whole
 from blobstore.wrappers.forwarding import MeteredStore
-from engine.drill.drill import DrillHistory, Entry, RestoreDrill, format_phase, format_slo
+from engine.drill.drill import DrillHistory, Entry, RestoreDrill, format_slo
 from engine.errors import EngineError
 from engine.inspect.history import (
     History,
@@ -35,7 +35,7 @@ from engine.inspect.verify import ProblemKind, VerifyReport, verify
 from engine.records.log import list_all_logs
 from engine.repository.repository import Repository
 from engine.runtime import NO_PROGRESS, Progress, read_now_ms
-from index.display import count, human_bytes, iso_time, printable, shortened
+from index.display import count, format_seconds, human_bytes, iso_time, printable, shortened
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.plan.plan_format import AuditRecord, decode_audit
@@ -402,7 +402,7 @@ def _drill_row(entry: Entry) -> tuple[str, ...]:
     began = _short_time(entry.began_at_ms)
     if not isinstance(entry, RestoreDrill):
         return (began, "failed", f"{entry.error}: {entry.message}", "", "", "", "", "")
-    times = (format_phase(s) for s in (entry.total_s, entry.find_s, entry.restore_s, entry.open_s))
+    times = (format_seconds(s) for s in (entry.total_s, entry.find_s, entry.restore_s, entry.open_s))
     to = "disk" if entry.to_disk else "nowhere"
     return (began, *times, human_bytes(entry.size_bytes), to, format_slo(entry).removeprefix("SLO "))
 

@@ -68,8 +68,6 @@ def _first_of(errors: Sequence[str]) -> str:
     return "; ".join(errors[:_ERRORS_SHOWN_MAX]) + (f", and {more} more" if more > 0 else "")
 
 
-# ---------------------------------------------------------------------- backup
-
 # What the driver raises for what a store failed with.
 _RAISED: Final[dict[type[Exception], type[EngineError | StoreError]]] = {
     SourceChangedError: SourceChangedError,
@@ -183,8 +181,6 @@ def _message(error: Exception, path: str, location: str) -> str:
     text = "; ".join([str(error).replace(f"{location.rstrip('/')}/", ""), *getattr(error, "__notes__", ())])
     return text if path in text else f"{path}: {text}"
 
-
-# ---------------------------------------------------------------------- restore
 
 _INCOMPLETE_HINT: Final = "where something is missing, `--or-newest-complete` takes the newest backup that is whole"
 
@@ -307,8 +303,6 @@ def _restore_stores(
         )
     return tuple(msgspec.msgpack.decode(outcome.result, type=StoreRestored) for outcome in outcomes)
 
-
-# ---------------------------------------------------------------------- check
 
 # Number of stores of a partition at once: one waits for its store while another one reads.
 _STORES_AT_ONCE: Final = 2

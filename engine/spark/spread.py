@@ -232,8 +232,6 @@ def share_settings(
     return share_among(settings, min(STORES_AT_ONCE_MAX, stores_count))
 
 
-# ---------------------------------------------------------------------- stores of a commit
-
 # What pins are held for.
 PURPOSE: Final = "restore on Spark"
 # How long an attempt waits for another one at the same target: an hour.

@@ -213,9 +213,6 @@ def _is_within(name: str, oldest: int, newest: int) -> bool:
     return found is not None and oldest <= found <= newest
 
 
-# ---------------------------------------------------------------------- the logs of file sources (R2)
-
-
 class LogCut(msgspec.Struct, frozen=True, kw_only=True):
     """What to do with a log so that it ends where it should."""
 
@@ -343,9 +340,6 @@ def _sort(names: Collection[str]) -> tuple[set[int], set[int]]:
 def _names(plain: set[int], compacts: set[int], *, above: int) -> tuple[str, ...]:
     names = {entry: str(entry) for entry in plain}, {entry: f"{entry}{_COMPACT}" for entry in compacts}
     return tuple(name for kind in names for entry, name in sorted(kind.items()) if entry > above)
-
-
-# ---------------------------------------------------------------------- paths of another place
 
 
 def relocate_operator(data: bytes, target: str, *, subject: str) -> bytes:

@@ -150,8 +150,6 @@ def _more(total: int) -> list[str]:
     return [f"and {total - SHOWN_MAX:,} more"] if total > SHOWN_MAX else []
 
 
-# ---------------------------------------------------------------------- the verb itself
-
 # Of those that nobody gave a place to, the newest stay.
 PLANS_KEPT_MAX: Final = 10
 
@@ -276,9 +274,6 @@ def _collect(
         )
 
 
-# ---------------------------------------------------------------------- the report
-
-
 def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView:
     """Return the report for programs."""
     audit = "" if report.dry_run or report.audit_missing else audit_key(report.run)
@@ -354,9 +349,6 @@ def summary_line(report: CollectReport) -> str:
 
 def _size(size_bytes: int) -> str:
     return human_bytes(size_bytes) if size_bytes else "-"
-
-
-# ---------------------------------------------------------------------- where plans are (design 0006, P2)
 
 
 def choose_plan_dir(chosen: Path | None, cache_dir: Path | None, plan_id: RunId, *, dry_run: bool) -> Path | None:

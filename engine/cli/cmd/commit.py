@@ -168,9 +168,6 @@ def _refused(path: Path, message: str, hint: str = "") -> UsageError:
     return UsageError(message, operation="commit", subject=str(path), hint=hint)
 
 
-# ---------------------------------------------------------------------- the verb
-
-
 def commit_until_known(
     repository: SyncRepository,
     scope: Scope,

@@ -201,9 +201,6 @@ def _drop(session: Session, scope: Scope, numbers: Sequence[int], *, yes: bool) 
     return tuple(numbers)
 
 
-# ---------------------------------------------------------------------- for people
-
-
 def _lines(
     view: RepairView, whole: Commit | None, commits: Sequence[Commit], left: Sequence[DamagedCommit] | None
 ) -> list[str]:

@@ -154,9 +154,6 @@ def _backup_lines(done: backup.CheckpointBackupResult) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------------- restore
-
-
 _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query first: its executors write by path."
 
 
@@ -251,8 +248,6 @@ def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
         lines.append(f"the former content is at {printable(restored.moved_aside)}")
     return lines
 
-
-# ---------------------------------------------------------------------- check
 
 # Findings of each kind that are printed; JSON has all of them.
 FINDINGS_SHOWN_MAX: Final = 50

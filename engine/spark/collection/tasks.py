@@ -78,9 +78,6 @@ def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=ROWS)
 
 
-# ---------------------------------------------------------------------- inventories
-
-
 async def read_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
     """Read the inventory of a shard; raise RunEndedError if it is gone."""
     return await _read(store, run_key(run, shard.inventory_name), INVENTORY_BYTES_MAX)
@@ -151,9 +148,6 @@ NOTHING: Final = encode_inventory((), ())
 NOTHING_DIGEST: Final = digest_of(NOTHING)
 
 
-# ---------------------------------------------------------------------- plans
-
-
 def encode_plan(planned: Iterable[PlannedUpload]) -> bytes:
     """Return the lines of a plan, in the order of the keys."""
     return b"".join(encode_line(p) for p in sorted(planned, key=lambda p: p.key))
@@ -179,8 +173,6 @@ async def read_plan(store: BlobStore, run: RunId, shard: Shard, digest: bytes) -
         raise DamagedError("is not what was planned", operation="collect", subject=key)
     return tuple(decode_lines(data, subject=key))
 
-
-# ---------------------------------------------------------------------- tasks
 
 # Shards that a task works on at once, so that it does not wait for every answer; it holds their inventories meanwhile.
 SHARDS_AT_ONCE: Final = 4
@@ -240,9 +232,6 @@ def _answer(shard: Shard, answer: msgspec.Struct) -> Row:
     return Row(shard.position, ANSWER, msgspec.msgpack.encode(answer))
 
 
-# ---------------------------------------------------------------------- list
-
-
 class ListedShard(Listing, frozen=True, kw_only=True):
     """Sums of a shard's inventory."""
 
@@ -293,9 +282,6 @@ async def _write_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
 async def _list(store: BlobStore, shard: Shard) -> bytes:
     uploads, foreign = await list_uploads(store, [shard.prefix])
     return encode_inventory(uploads, foreign) if uploads or foreign else NOTHING
-
-
-# ---------------------------------------------------------------------- mark and sweep
 
 
 class MarkTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -398,8 +384,6 @@ class SweepTask(ShardTask, frozen=True, kw_only=True):
                 gone.update(p.key for p in await read_plan(store, self.run, shard, digest))
         return frozenset(gone)
 
-
-# ---------------------------------------------------------------------- exclude and delete
 
 # What is known of a shard's plan, and keys that may be in it.
 ExcludeItem = tuple[SweepShard, frozenset[str]]

@@ -38,8 +38,6 @@ from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId
 from index.spark.query_logs import decode_operator
 from index.spark.schema import SCHEMA_BYTES_MAX, StructType, decode_state_schema, with_unique_names
 
-# ---------------------------------------------------------------------- options
-
 RowForm = Literal["typed", "bytes"]
 
 _WHERE: Final = frozenset({"path", "checkpoint", "repository", "job"})
@@ -150,8 +148,6 @@ def _refused(source: str, name: str, reason: str) -> UsageError:
     return UsageError(reason, operation=source, subject=name, hint="see docs/how-to/spark.md on reading state")
 
 
-# ---------------------------------------------------------------------- places
-
 # Where Spark lets a worker keep what is too large for memory.
 _LOCAL_DIRS: Final = "SPARK_LOCAL_DIRS"
 
@@ -248,8 +244,6 @@ def scratch_dir() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tidemark-", dir=next(roots, None), ignore_cleanup_errors=True) as found:
         yield Path(found)
 
-
-# ---------------------------------------------------------------------- what is read
 
 _READ: Final = "read state"
 SCHEMA_PATH: Final = "_metadata/schema"

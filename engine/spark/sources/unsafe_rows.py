@@ -26,8 +26,6 @@ import pyspark.sql.types as spark
 from engine.errors import DamagedError
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 
-# ---------------------------------------------------------------------- types, as PySpark takes them
-
 # Name, Arrow's type, PySpark's.
 Column: TypeAlias = tuple[str, pa.DataType, spark.DataType]
 
@@ -108,8 +106,6 @@ def spark_schema(columns: Iterable[Column]) -> spark.StructType:
     """Return columns as PySpark has them."""
     return spark.StructType([spark.StructField(name, of) for name, _, of in columns])
 
-
-# ---------------------------------------------------------------------- rows
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -357,8 +353,6 @@ def _list(of: pa.DataType, counts: Ints, there: Bools | None, values: pa.Array) 
 def _bitmap(bits: Bools | None) -> pa.Buffer | None:
     return None if bits is None else pa.py_buffer(np.packbits(bits, bitorder="little"))
 
-
-# ---------------------------------------------------------------------- keys and values
 
 Pair: TypeAlias = tuple[bytes, bytes]
 _LENGTH_BYTES: Final = 4

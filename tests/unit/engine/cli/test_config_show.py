@@ -1,4 +1,4 @@
-"""`config show` and `completion`: what is set, whence, and what a shell is shown."""
+"""`config show`: what is set, and whence; and what a shell is shown."""
 
 import json
 import shutil
@@ -194,14 +194,15 @@ def test_a_verb_of_a_group_is_named_by_its_words_and_an_unknown_one_is_refused(r
     assert "no such verb" in result.stderr
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-@pytest.mark.parametrize("quiet", ["", "1"])
-def test_the_script_of_a_shell_asks_tidemark(run: Run, shell: str, quiet: str) -> None:
-    result = run("completion", shell, TIDEMARK_QUIET=quiet)
-    assert result.exit_code == 0
-    assert "_TIDEMARK_COMPLETE" in result.stdout
-    if program := shutil.which(shell):
-        subprocess.run([program, "-n"], input=result.stdout, text=True, check=True)
+def test_a_shell_is_given_a_script_that_asks_tidemark() -> None:
+    """As click has it: `_TIDEMARK_COMPLETE=bash_source tidemark`."""
+    words = [sys.executable, "-m", "engine.cli"]
+    for shell in ("bash", "zsh", "fish"):
+        environment = {"_TIDEMARK_COMPLETE": f"{shell}_source"}
+        script = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+        assert "_TIDEMARK_COMPLETE" in script
+        if program := shutil.which(shell):
+            subprocess.run([program, "-n"], input=script, text=True, check=True)
 
 
 def test_a_shell_completes_verbs_and_options() -> None:
