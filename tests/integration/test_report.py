@@ -146,7 +146,7 @@ def test_every_section_has_the_figures_of_the_repository(world: Shell, monkeypat
     assert sizes["4"][0] == "0 B"
     assert page.tables[f"Commits of {FORKED}"][1][9] == "fork from 3 of flights"
     failed, done = page.tables["Restore drills of flights"][1:]
-    assert (failed[1], done[1], done[7]) == ("failed", "12.60 s", "1m: met")
+    assert (failed[1], done[1], done[7]) == ("failed", "12.6 s", "1m: met")
     freed = page.tables["Collections"][1]
     assert (freed[1], freed[4]) == ("done", "4")
     (problem,) = page.tables["Blobs at risk"][1:]

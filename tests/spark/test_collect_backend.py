@@ -149,7 +149,7 @@ async def test_a_dry_run_plans_it_and_writes_its_plan_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if there were many: the keys of a shard are reported in several rows.
-    monkeypatch.setattr("engine.spark.collection.backend.REFERENCES_PER_ITEM", 1)
+    monkeypatch.setattr("engine.spark.collection.tasks.REFERENCES_PER_ITEM", 1)
     monkeypatch.setattr("engine.spark.collection.tasks.KEYS_HELD_MAX", 2)
     bench, elsewhere = await Bench(tmp_path).fill(), MemoryStore()
     before = await bench.keys()

@@ -23,7 +23,7 @@ from engine.errors import CommitLostError, ConflictError, DamagedError, UsageErr
 from engine.repository.repository import SyncRepository
 from engine.rocksdb.store import StoreWriter
 from engine.settings import TransferSettings
-from engine.spark import stateful_job
+from engine.spark import store_task
 from engine.spark.errors import PartitioningError, TaskFailedError
 from engine.spark.stateful_job import PINS_MAX, JobOptions, StatefulJob
 from engine.spark.store_task import UpdateTask
@@ -247,7 +247,7 @@ def test_attempts_that_fail_around_their_backup_are_repeated(
         (tmp_path / "markers").mkdir()
         with monkeypatch.context() as patched:
             patched.setattr(
-                stateful_job, "UpdateTask", lambda **f: FailAround(**f, markers=tmp_path / "markers", when=when)
+                store_task, "UpdateTask", lambda **f: FailAround(**f, markers=tmp_path / "markers", when=when)
             )
             assert {task.origin for task in job.run(months[1]).tasks} == {"restored"}
         assert {task.origin for task in job.run(months[2]).tasks} == {"local"}
