@@ -23,19 +23,30 @@ from engine.checkpoint.store_check import StoreWork, check_store
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
+from engine.state.query import (
+    COMMITS,
+    ENTRY_BYTES_MAX,
+    OFFSETS,
+    PARTITIONS_KEY,
+    SINGLE_PARTITION,
+    QueryAt,
+    StoreAt,
+    StreamingCheckpoint,
+)
 from index.errors import UNDECODABLE, BatchLogError, FileChecksumError, FormatError
 from index.spark import query_logs
 from index.spark.checkpoint import SOURCES, STATE, StoreId, check_entry, is_entry, missing_entries, newest_entry
 from index.spark.names import parse_state_name
 from index.spark.schema import decode_state_schema
 
-# How often logs that a running query has moved are read again.
-_LOOKS_MAX = 3
 _SCHEMA: Final = "_stateSchema"
 _READS_MAX: Final = 16
 # With fewer entries it is not certain which one is altered.
 _ENTRIES_MIN: Final = 3
+
+_NO_SCHEMA: Final = "is not there, and without it no reader knows the rows"
+# Letters in which an altered name differs from what it was.
+_SLIP_MAX: Final = 2
 
 T = TypeVar("T")
 
@@ -95,12 +106,9 @@ async def finish_check(
 ) -> CheckReport:
     """Put together what came of the logs and of all stores.
 
-    What a query has deleted since the logs were listed is not a finding: if it has gone on, they are read again.
+    What a query has deleted since the logs were listed is not a finding.
     """
-    for _ in range(_LOOKS_MAX):
-        if not logs.findings or await StreamingCheckpoint(root).committed_batches() == logs.batches:
-            break
-        logs = await check_logs(root)
+    logs = await confirm_logs(root, logs)
     findings = [*logs.findings, *(finding for store in stores for finding in store.findings)]
     return CheckReport(
         location=root.location,
@@ -125,6 +133,18 @@ async def finish_check(
 async def check_logs(root: CheckpointDir) -> LogsChecked:
     """Read every log and every metadata of a query. Raises as `check_checkpoint`."""
     return await _LogsCheck(root).run()
+
+
+async def confirm_logs(root: CheckpointDir, logs: LogsChecked) -> LogsChecked:
+    """Read logs with findings again: only a file with findings in both looks has any (K9).
+
+    A running query purges `offsets/` before `commits/`, and whatever is read between the two seems to be lost.
+    """
+    if not logs.findings:
+        return logs
+    paths = {finding.path for finding in logs.findings}
+    again = await check_logs(root)
+    return msgspec.structs.replace(again, findings=tuple(f for f in again.findings if f.path in paths))
 
 
 class _LogsCheck:
@@ -158,11 +178,14 @@ class _LogsCheck:
             await self._check_sources(offsets[newest_batch], sources)
         operators = await self._check_operators()
         queries = await self._queries(sorted(commits.keys() & offsets.keys()))
+        self._check_partitions(queries)
         stores = _work(queries, newest_batch=newest_batch)
         if queries and queries[-1].batch == newest_batch:
             # Beside the rows of each store's first partition, where there are any (K2).
-            first = [store.id.path for store in queries[-1].stores if store.id.partition == 0]
-            await self._read_schemas(f"{path}/_metadata/schema" for path in first)
+            first = [store for store in queries[-1].stores if store.id.partition == 0]
+            for families in (False, True):
+                paths = [store.id.path for store in first if store.settings.column_families == families]
+                await self._read_schemas([f"{path}/_metadata/schema" for path in paths], needed=not families)
             await self._check_counted(operators, {work.id for work in stores}, queries[-1])
         if self._root.local_root is not None:
             paths = dict.fromkeys([*self._sound, *sources])
@@ -187,19 +210,23 @@ class _LogsCheck:
             return batch, await self._read(f"{log}/{batch}", look)
 
         found = await map_bounded(read, sorted(batches), in_flight_max=_READS_MAX)
-        for batch, message in find_altered(fields):
-            if batch == max(fields):
+        for batch, message, is_certain in find_altered(fields):
+            if batch == max(fields) and not is_certain:
                 self._warn(f"{log}/{batch}", message, "a newer Spark wrote it, or it was altered")
             else:
                 self._damaged(f"{log}/{batch}", message)
         return {batch: entry for batch, entry in found if entry is not None}
 
-    async def _read(self, path: str, decode: Callable[..., T]) -> T | None:
-        """Read and decode a file; None if it is damaged, which is noted, or has just been purged."""
+    async def _read(self, path: str, decode: Callable[..., T], *, needed: bool = False) -> T | None:
+        """Read and decode a file; None if it is damaged, which is noted, or has just been purged.
+
+        One that is `needed` is never purged.
+        """
         try:
             entry = decode(await self._root.read(path, size_bytes_max=ENTRY_BYTES_MAX), subject=path)
         except BlobNotFoundError:
-            pass
+            if needed:
+                self._damaged(path, _NO_SCHEMA)
         except FormatError as error:
             self._findings.damage(path, error, "K2")
         except (DamagedError, BlobCorruptError) as error:
@@ -232,8 +259,10 @@ class _LogsCheck:
             entries = [f"{prefix}{name}" for name in names if is_entry(name)]
             await map_bounded(lambda path: self._read(path, check_entry), entries, in_flight_max=_READS_MAX)
 
-    async def _read_schemas(self, paths: Iterable[str]) -> None:
-        await map_bounded(lambda path: self._read(path, decode_state_schema), paths, in_flight_max=_READS_MAX)
+    async def _read_schemas(self, paths: Sequence[str], *, needed: bool = False) -> None:
+        await map_bounded(
+            lambda path: self._read(path, decode_state_schema, needed=needed), paths, in_flight_max=_READS_MAX
+        )
 
     async def _check_operators(self) -> tuple[int, ...]:
         """Read all files of the operators' metadata; return the operators that have some (K2)."""
@@ -248,6 +277,10 @@ class _LogsCheck:
             for entry in await self._root.walk(f"{status.path}/_metadata"):
                 metadata = await self._read(entry.path, query_logs.decode_operator)
                 if metadata is not None:
+                    counts = sorted({store.partitions_count for store in metadata.stores})
+                    if len(counts) > 1:
+                        message = f"gives stores of one operator {counts[0]} and {counts[-1]} partitions"
+                        self._damaged(entry.path, message)
                     read[query_logs.parse_batch_name(entry.name) or 0] = metadata
             if not read:
                 continue
@@ -256,8 +289,20 @@ class _LogsCheck:
             for named in (named for store in read[max(read)].stores for named in store.schema_paths):
                 wanted = f"{status.path}/{_SCHEMA}/{named.rpartition(f'/{_SCHEMA}/')[2]}"
                 if wanted not in schemas:
-                    self._damaged(wanted, "is not there, and without it no reader knows the rows")
+                    self._damaged(wanted, _NO_SCHEMA)
         return tuple(found)
+
+    def _check_partitions(self, queries: list[QueryAt]) -> None:
+        """Check that the offsets of a batch pin as many partitions as its commit has ids of (K2).
+
+        The operators' metadata keeps the number that it was made with, whatever repartitioned the state since.
+        """
+        for query in queries:
+            pinned = query.offsets.conf.get(PARTITIONS_KEY)
+            for operator in query.operators if query.commit.unique_ids is not None and pinned is not None else ():
+                if operator.name not in SINGLE_PARTITION and pinned != str(operator.partitions_count):
+                    message = f"pins {pinned} partitions, and {COMMITS}/{query.batch} has {operator.partitions_count}"
+                    self._damaged(f"{OFFSETS}/{query.batch}", f"{message} of operator {operator.id}")
 
     def _check_numbers(self, commits: tuple[int, ...], offsets: tuple[int, ...]) -> None:
         if not commits:
@@ -379,27 +424,32 @@ def _work(queries: list[QueryAt], *, newest_batch: int) -> tuple[StoreWork, ...]
     )
 
 
-# Names in a file of `offsets/` or `commits/`, known or not; and those of the settings that the query is pinned to, of
-# which a commit has none.
-EntryFields = tuple[frozenset[str], frozenset[str]]
+# Names in a file of `offsets/` or `commits/`, known or not; those of the settings that the query is pinned to, of which
+# a commit has none; and these with their values.
+EntryFields = tuple[frozenset[str], frozenset[str], frozenset[str]]
 
 
 def entry_fields(data: bytes) -> EntryFields:
-    """Read the names of the fields of an entry; none where there is no JSON."""
+    """Read the names of the fields of an entry, and the settings; none where there is no JSON."""
     lines = data.split(b"\n", 2)
     fields = None
     with suppress(*UNDECODABLE):
         fields = msgspec.json.decode(lines[1]) if len(lines) > 1 else None
     fields = fields if isinstance(fields, dict) else {}
     conf = fields.get("conf")
-    return frozenset(fields), frozenset(conf if isinstance(conf, dict) else ())
+    conf = conf if isinstance(conf, dict) else {}
+    # The number of partitions changes when a state is repartitioned.
+    pinned = frozenset(f"{name}={value}" for name, value in conf.items() if name != PARTITIONS_KEY)
+    return frozenset(fields), frozenset(conf), pinned
 
 
-def find_altered(entries: Mapping[int, EntryFields]) -> Iterator[tuple[int, str]]:
-    """Find batches whose entry has a name that no other has in the place of one that all others have (K2).
+def find_altered(entries: Mapping[int, EntryFields]) -> Iterator[tuple[int, str, bool]]:
+    """Find batches whose entry has a name or a setting that no other has in the place of one that all others have (K2).
 
     An altered name still parses: JSON has no checksum, and Spark passes over fields that it does not know. But the
-    entries of a log are written by one query.
+    entries of a log are written by one query, which keeps its settings. Yields the batch, what is wrong, and whether it
+    is certain also of the newest, which a newer Spark may have written: a name that is all but a letter or two of the
+    one in whose place it is.
     """
     if len(entries) < _ENTRIES_MIN:
         return
@@ -409,7 +459,14 @@ def find_altered(entries: Mapping[int, EntryFields]) -> Iterator[tuple[int, str]
             lacking = frozenset.intersection(*theirs) - own
             alone = own - frozenset.union(*theirs)
             if lacking and alone:
-                yield batch, f"has {', '.join(sorted(alone))!r} where all others have {', '.join(sorted(lacking))!r}"
+                message = f"has {', '.join(sorted(alone))!r} where all others have {', '.join(sorted(lacking))!r}"
+                yield batch, message, any(_is_slip(new, old) for new in alone for old in lacking)
+                break
+
+
+def _is_slip(new: str, old: str) -> bool:
+    """Return whether a name, without a value, is another one with a letter or two altered."""
+    return "=" not in new and len(new) == len(old) and sum(a != b for a, b in zip(new, old, strict=True)) <= _SLIP_MAX
 
 
 def is_cut_json(text: str | None) -> bool:

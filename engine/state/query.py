@@ -88,7 +88,7 @@ class BatchLog(Generic[E]):
 
 
 _PROVIDER_KEY: Final = "spark.sql.streaming.stateStore.providerClass"
-_PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
+PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
 # More than any query has; each is a directory that is looked for.
 _PARTITIONS_MAX: Final = 100_000
 
@@ -104,7 +104,7 @@ _LOST_OR_OLD: Final = (
 )
 
 # Keeps its state in one partition, whatever its metadata says of their number.
-_SINGLE_PARTITION: Final = frozenset({"globalLimit"})
+SINGLE_PARTITION: Final = frozenset({"globalLimit"})
 
 
 class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,11 +131,11 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
         """Describe an operator as the batch left it, with partitions by the commit, or else by the pinned settings."""
         if self.commit.unique_ids is not None:
             count = len(self.commit.unique_ids.get(metadata.id, ()))
-        elif metadata.name in _SINGLE_PARTITION:
+        elif metadata.name in SINGLE_PARTITION:
             count = 1
         else:
             # After an offline repartition the metadata of the operator still has the old number.
-            pinned = self.offsets.conf.get(_PARTITIONS_KEY, "")
+            pinned = self.offsets.conf.get(PARTITIONS_KEY, "")
             count = int(pinned) if pinned.isdecimal() else max((s.partitions_count for s in metadata.stores), default=0)
             if not 0 < count <= _PARTITIONS_MAX:
                 message = f"gives operator {metadata.id} {count} partitions, and 1 to {_PARTITIONS_MAX} can be"

@@ -1,5 +1,6 @@
 """What a check finds in the logs of a query, its sources and its schemas (0005, 4)."""
 
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from engine.checkpoint.check import check_checkpoint, judge_watermarks
 from index.spark.checksums import hadoop_checksum_name
-from tests.unit.engine.checkpoint.checked import below, first, flip, found
+from tests.unit.engine.checkpoint.checked import GOLDEN, below, first, flip, found
 from tests.unit.engine.checkpoint.written_query import WrittenQuery
 
 # ---------------------------------------------------------------------- sources and schemas
@@ -66,20 +67,51 @@ async def test_a_schema_that_cannot_be_read_is_damage(tmp_path: Path, families: 
     assert await found(query.root) == [("damage", name)]
     if not families:
         path.unlink()
-        assert await found(query.root) == []
+        assert await found(query.root) == [("damage", name)]
+
+
+@pytest.mark.parametrize(
+    "name, old, new",
+    [
+        ("offsets/3", 'partitions":"2"', 'partitions":"3"'),
+        ("offsets/1", '"stateStore.compression.codec":"lz4"', '"stateStore.compression.codec":"lzf"'),
+        ("offsets/3", "spark.sql.shuffle.partitions", "spark.sql.shuffle.partitionz"),
+    ],
+)
+async def test_what_contradicts_the_rest_of_the_logs_is_damage(tmp_path: Path, name: str, old: str, new: str) -> None:
+    query = await WrittenQuery(tmp_path / "query", tmp_path / "work").begin()
+    await query.run(4)
+    path = query.root / name
+    old, new = (text.replace('"stateStore', '"spark.sql.streaming.stateStore') for text in (old, new))
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    # Changelogs are read by the codec that the offsets pin.
+    assert ("damage", name) in await found(query.root)
+
+
+async def test_stores_of_one_operator_have_the_same_partitions(tmp_path: Path) -> None:
+    root = Path(shutil.copytree(GOLDEN / "join", tmp_path / "query"))
+    name = "state/0/_metadata/metadata"
+    text = (root / name).read_text()
+    start, _, end = text.rpartition('"numPartitions":')
+    (root / name).write_text(f'{start}"numPartitions":9{end.lstrip("0123456789")}')
+    assert ("damage", name) in await found(root)
 
 
 # ---------------------------------------------------------------------- logs
 
 
-@pytest.mark.parametrize("batches, kinds", [(2, []), (3, ["warning"])])
-async def test_of_the_newest_entries_nobody_can_say_that_they_are_altered(
-    tmp_path: Path, batches: int, kinds: list[str]
+@pytest.mark.parametrize(
+    "batches, name, kinds",
+    [(2, "batchTimestampNs", []), (3, "batchTimeMs", ["warning"]), (3, "batchTimestampNs", ["damage"])],
+)
+async def test_a_name_in_the_newest_entry_may_be_a_new_one(
+    tmp_path: Path, batches: int, name: str, kinds: list[str]
 ) -> None:
     query = await WrittenQuery(tmp_path / "query", tmp_path / "work").begin()
     await query.run(batches)
     path = query.root / f"offsets/{batches - 1}"
-    path.write_text(path.read_text().replace("batchTimestampMs", "batchTimestampNs"))
+    path.write_text(path.read_text().replace("batchTimestampMs", name))
     assert [kind for kind, _ in await found(query.root)] == kinds
 
 
