@@ -193,6 +193,8 @@ class BackupOptions(msgspec.Struct, frozen=True, kw_only=True):
     # Blobs that are known to be missing, besides those that the repository has met: files with bytes in them are
     # uploaded again, as are all if the base's index is missing (design 0006, M1).
     missing: Collection[str] = ()
+    # Take nothing from the base, though the result counts as one against it: its bytes are not to be believed.
+    anew: bool = False
     # Look for such blobs: a STAT for each that is retained.
     check_retained: bool = False
     # Refuse to shrink the store by more than this share of its bytes (design 0006, P8); None: never refuse.
@@ -337,7 +339,9 @@ async def _gather_facts(
 ) -> _Facts:
     missing = repository.missing_blobs.keys.union(options.missing)
     base = _Base()
-    if reference is not None:
+    if reference is not None and options.anew:
+        base = _Base(reference=reference)
+    elif reference is not None:
         base = await _find_base(repository, reference, missing, check_retained=options.check_retained)
     previous = base.snapshot.index if base.snapshot is not None else None
     settings = repository.settings

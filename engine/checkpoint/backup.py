@@ -17,10 +17,20 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from engine.backup.backup import BackupOptions, BackupResult, check_shrinking
-from engine.checkpoint.errors import QueryMovedOnError, error_context, redact_paths
-from engine.checkpoint.live import LiveStore, QueryFiles, live_files
+from engine.checkpoint.check import check_logs, confirm_logs
+from engine.checkpoint.errors import DAMAGE_HINT, QueryMovedOnError, error_context, redact_paths
+from engine.checkpoint.findings import Finding, damaged_paths
+from engine.checkpoint.live import LiveFiles, LiveStore, QueryFiles, live_files
 from engine.commit.writer import until_known
-from engine.errors import DamagedError, SourceChangedError, UnsafeSourceError, UsageError
+from engine.errors import (
+    DamagedError,
+    EngineError,
+    NotFoundError,
+    SourceChangedError,
+    UnsafeSourceError,
+    UsageError,
+    bare_message,
+)
 from engine.local.digests import hash_content
 from engine.records.find import find_complete
 from engine.records.indexes import read_index
@@ -30,12 +40,13 @@ from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
 from index.display import DisplayMixin, count
-from index.errors import VersionMissingError
+from index.errors import FormatError, VersionMissingError
 from index.plan.commits import SHRINK_FLOOR_BYTES, Commit
 from index.snapshot.contents import files_of
 from index.snapshot.model import Scope, StoreReference
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, CheckpointBackup, StoreId, decode_checkpoint_backup
 from index.spark.lineage import Lineage
+from index.spark.names import StateVersion
 
 OPERATION: Final = "backup checkpoint"
 ATTEMPTS_MAX: Final = 3
@@ -53,6 +64,10 @@ class BackupChoice(msgspec.Struct, frozen=True, kw_only=True):
     check_retained: bool = False
     # Go on with the job also if its newest backup is of another place, whose batch this checkpoint lacks (P9).
     moved: bool = False
+    # How many batches before the newest can be restored as well, as far as the checkpoint has their state (P3).
+    keep_batches: int = 0
+    # Take over what is damaged, as far as it is there and can be put together; the commit says so (P5).
+    despite_damage: bool = False
     # Refuse to shrink the state stores, taken together, by more than this share of the bytes in their SSTs (0006, P8);
     # None: never refuse.
     shrink_max: float | None = None
@@ -69,6 +84,10 @@ class StoreToBackUp(msgspec.Struct, frozen=True, kw_only=True):
 
     store: StoreAt
     base: StoreReference | None
+    # The versions of older batches to take too, newest first.
+    older: tuple[StateVersion, ...] = ()
+    # Nothing is believed of the newest backup: it was taken despite damage.
+    distrust: bool = False
 
 
 class CheckpointBackupPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +101,26 @@ class CheckpointBackupPlan(msgspec.Struct, frozen=True, kw_only=True):
     parent: Commit | None
     # What that commit holds if it is of this very batch (P11): then there is nothing to do.
     taken: CheckpointBackup | None = None
+    # Of the stores at batches before this one, newest first.
+    older: tuple[QueryAt, ...] = ()
+    # Whether that commit was made despite damage.
+    distrust: bool = False
 
     def base(self, task: str, store: str) -> StoreReference | None:
         return None if self.parent is None else self.parent.store(task, store)
 
     @property
     def stores(self) -> tuple[StoreToBackUp, ...]:
-        return tuple(StoreToBackUp(store=s, base=self.base(s.id.task, s.id.store)) for s in self.at.stores)
+        older: dict[StoreId, list[StateVersion]] = {store.id: [] for store in self.at.stores}
+        for query in self.older:
+            for store in query.stores:
+                older.get(store.id, []).append(store.at)
+        return tuple(
+            StoreToBackUp(
+                store=s, base=self.base(s.id.task, s.id.store), older=tuple(older[s.id]), distrust=self.distrust
+            )
+            for s in self.at.stores
+        )
 
 
 class StoreBackup(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +140,8 @@ class StoreBackup(msgspec.Struct, frozen=True, kw_only=True):
     source_requests: int = 0
     # SSTs that could not be checked, and why.
     unchecked: tuple[str, ...] = ()
+    # What was taken over despite damage.
+    findings: tuple[Finding, ...] = ()
 
 
 class BackupTotals(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +170,8 @@ class CheckpointBackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=
     state: BackupTotals = BackupTotals()
     query: BackupTotals = BackupTotals()
     unchecked: tuple[str, ...] = ()
+    # Warnings of the check of the logs, and the damage that was taken over.
+    findings: tuple[Finding, ...] = ()
     attempts: int = 1
     seconds: float = 0.0
 
@@ -145,6 +181,7 @@ class CheckpointBackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=
         "batch": "backup.batch",
         "oldest_batch": "backup.oldest_batch",
         "location": "backup.location",
+        "damage": "backup.damage",
     }
     json_omitted: ClassVar = ("backup",)
 
@@ -188,8 +225,8 @@ async def backup_checkpoint(
         NotFoundError: There is no checkpoint, or no batch is committed.
         ProviderError: The state is not RocksDB's.
         UsageError: The job has something else than backups of this query, or those of another copy of it (P9).
-        DamagedError, FormatError: A file is not whole (P5); the error names it, and nothing was committed.
-        VersionMissingError: A file is not there.
+        DamagedError, FormatError: A file is not whole (P5), or not there; the error names it, and nothing was
+            committed.
         QueryMovedOnError: The query took away what was being read, again and again (P6).
         ConflictError: Another backup of the query was committed meanwhile.
         ShrunkError: The stores shrink by more than they may; nothing was committed.
@@ -238,15 +275,19 @@ async def run_backup(
     began_s = runtime.monotonic_s()
     failed: tuple[int, Exception] | None = None
     for attempt in range(1, ATTEMPTS_MAX + 1):
-        plan = await begin_backup(repository, root, choice)
+        plan = await _begin_checked(repository, root, choice)
         if plan.parent is not None and plan.taken is not None:
             return CheckpointBackupResult(commit=plan.parent, backup=plan.taken, is_new=False, attempts=attempt)
         try:
+            findings = await _check_logs(root, despite_damage=choice.despite_damage)
             stores = await back_up_stores(plan)
-            done = await finish_backup(repository, root, plan, stores, choice, progress=progress)
+            done = await finish_backup(repository, root, plan, stores, choice, findings=findings, progress=progress)
         except MOVED as error:
             # What is missing at a batch is missing: only a query that goes on is worth another look.
             if failed is not None and failed[0] == plan.at.batch and not isinstance(error, SourceChangedError):
+                if isinstance(error, VersionMissingError):
+                    message = bare_message(error)
+                    raise DamagedError(message, operation=OPERATION, subject=error.subject, hint=DAMAGE_HINT) from error
                 raise
             failed = plan.at.batch, error
             continue
@@ -257,18 +298,41 @@ async def run_backup(
     raise QueryMovedOnError(message, operation=OPERATION, subject=root.location) from failed[1]
 
 
+async def _begin_checked(repository: Repository, root: CheckpointDir, choice: BackupChoice) -> CheckpointBackupPlan:
+    """Begin as `begin_backup`; where the logs do not say what to back up, damage is the reason, if there is any."""
+    try:
+        return await begin_backup(repository, root, choice)
+    except (NotFoundError, UsageError, FormatError):
+        await _check_logs(root, despite_damage=False)
+        raise
+
+
+async def _check_logs(root: CheckpointDir, *, despite_damage: bool) -> tuple[Finding, ...]:
+    """Find what `check` finds in the logs and the metadata of the query (P5, K2). DamagedError: it is damage."""
+    findings = (await confirm_logs(root, await check_logs(root))).findings
+    damaged = [finding for finding in findings if finding.kind == "damage"]
+    if damaged and not despite_damage:
+        more = len(damaged_paths(damaged)) - 1
+        message = damaged[0].message + (f"; and {count(more, 'file')} more" if more else "")
+        subject = f"{root.location}/{damaged[0].path}"
+        raise DamagedError(message, operation=OPERATION, subject=subject, hint=DAMAGE_HINT)
+    return findings
+
+
 async def preview_backup(
     repository: Repository, location: str | Path | BlobStore, choice: BackupChoice | None = None
 ) -> BackupPreview:
     """Find out what `backup_checkpoint` would do; nothing is written."""
     choice = choice or BackupChoice()
     async with opened_checkpoint(location, choice.checkpoint_settings) as root:
-        plan = await begin_backup(repository, root, msgspec.structs.replace(choice, check_retained=False))
+        plan = await _begin_checked(repository, root, msgspec.structs.replace(choice, check_retained=False))
+        if plan.taken is None:
+            await _check_logs(root, despite_damage=choice.despite_damage)
 
         async def look(work: StoreToBackUp) -> tuple[int, int, int, int, int, int]:
             previous = None if work.base is None else await read_index(repository.store, work.base.index)
             async with live_files(root.child(work.store.id.path), choice.scratch) as files:
-                live = LiveStore(files, work.store)
+                live = _live_store(files, work, choice)
                 with error_context(files.location, private=files.directory):
                     chosen, known = await live.choose(previous)
             new = [file.metadata.size_bytes for path, file in chosen.items() if path not in known]
@@ -311,8 +375,11 @@ async def begin_backup(repository: Repository, root: CheckpointDir, choice: Back
             _check_stateless(parent)
     location = root.location if root.local_root is None else str(root.local_root.absolute())
     plan = CheckpointBackupPlan(scope=scope, query_id=query_id, location=location, at=at, parent=parent)
+    if choice.keep_batches:
+        plan = msgspec.structs.replace(plan, older=await _older(checkpoint, at, choice.keep_batches))
     if parent is None or newest is None:
         return plan
+    plan = msgspec.structs.replace(plan, distrust=newest.damaged > 0)
     is_elsewhere = newest.location != location and not choice.moved
     entries = [(COMMITS, newest.batch), (OFFSETS, newest.batch)]
     if is_elsewhere and not await _has_logs(repository, root, plan, entries):
@@ -323,6 +390,8 @@ async def begin_backup(repository: Repository, root: CheckpointDir, choice: Back
     # A query may have been taken back and come to this number again, which its logs say; and the offsets of the batch
     # that follows are part of the backup (P7).
     entries += [(OFFSETS, newest.batch + 1)]
+    if plan.distrust and not choice.despite_damage:
+        return plan
     if newest.batch != at.batch or not await _has_logs(repository, root, plan, entries):
         return plan
     try:
@@ -333,6 +402,17 @@ async def begin_backup(repository: Repository, root: CheckpointDir, choice: Back
     if choice.check_retained and await find_complete(repository.store, [parent]) is None:
         return plan
     return msgspec.structs.replace(plan, taken=newest)
+
+
+async def _older(checkpoint: StreamingCheckpoint, at: QueryAt, batches_max: int) -> tuple[QueryAt, ...]:
+    """Read the batches right before one, newest first, as far as they are there and can be read."""
+    found: list[QueryAt] = []
+    for batch in range(at.batch - 1, max(-1, at.batch - 1 - batches_max), -1):
+        try:
+            found.append(await checkpoint.at(batch))
+        except (EngineError, FormatError):
+            break  # purged; or damaged, which the check of the logs tells
+    return tuple(found)
 
 
 def _check_shrinking(plan: CheckpointBackupPlan, ssts: Iterable[tuple[int, int]], choice: BackupChoice) -> None:
@@ -401,10 +481,11 @@ async def backup_store(
         unique_id=store.at.unique_id,
         base=work.base,
         check_retained=choice.check_retained,
+        anew=work.distrust,
         settings=settings,
     )
     async with live_files(root.child(store.id.path), choice.scratch) as files:
-        live = LiveStore(files, store)
+        live = _live_store(files, work, choice)
         with redact_paths(files.location, files.directory):
             result = await repository.backup(
                 scope, live, task=store.id.task, store=store.id.store, options=options, progress=progress
@@ -418,7 +499,13 @@ async def backup_store(
         lineage=live.lineage,
         source_requests=live.requests,
         unchecked=tuple(live.unchecked),
+        findings=tuple(live.findings.found),
     )
+
+
+def _live_store(files: LiveFiles, work: StoreToBackUp, choice: BackupChoice) -> LiveStore:
+    despite = choice.despite_damage
+    return LiveStore(files, work.store, older=work.older, despite_damage=despite)
 
 
 async def finish_backup(
@@ -428,6 +515,7 @@ async def finish_backup(
     stores: Sequence[StoreBackup],
     choice: BackupChoice,
     *,
+    findings: tuple[Finding, ...] = (),
     progress: Progress = NO_PROGRESS,
 ) -> CheckpointBackupResult:
     """Back up the files of the query, and make the commit (P2, P7, P8).
@@ -448,17 +536,21 @@ async def finish_backup(
             at=at,
             base_version_max=max((store.base_version for store in stores), default=None),
             lineages={store.id: store.lineage for store in stores if store.id is not None},
+            despite_damage=choice.despite_damage,
         )
         with redact_paths(found.location, found.directory):
             base, check = plan.base(QUERY_TASK, QUERY_STORE), choice.check_retained
-            options = BackupOptions(version=at.batch + 1, base=base, lineage=(), check_retained=check)
+            options = BackupOptions(
+                version=at.batch + 1, base=base, lineage=(), check_retained=check, anew=plan.distrust
+            )
             result = await repository.backup(
                 plan.scope, files, task=QUERY_TASK, store=QUERY_STORE, options=options, progress=progress
             )
     query = StoreBackup(id=None, result=result, source_requests=files.requests)
+    findings += (*files.findings.found, *(found for store in stores for found in store.findings))
     backup = CheckpointBackup(
         query_id=plan.query_id, batch=at.batch, oldest_batch=files.oldest_batch, location=plan.location
-    )
+    ).with_damage(damaged_paths(findings))
     commit = await _commit(repository, plan, [store.result for store in (*stores, query)], backup)
     return CheckpointBackupResult(
         commit=commit,
@@ -467,6 +559,7 @@ async def finish_backup(
         state=_totals(stores),
         query=_totals([query]),
         unchecked=tuple(name for store in stores for name in store.unchecked),
+        findings=findings,
     )
 
 

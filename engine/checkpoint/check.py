@@ -184,8 +184,8 @@ class _LogsCheck:
             # Beside the rows of each store's first partition, where there are any (K2).
             first = [store for store in queries[-1].stores if store.id.partition == 0]
             for families in (False, True):
-                paths = [store.id.path for store in first if store.settings.column_families == families]
-                await self._read_schemas([f"{path}/_metadata/schema" for path in paths], needed=not families)
+                of = [store.id.path for store in first if store.settings.column_families == families]
+                await self._read_schemas([f"{path}/_metadata/schema" for path in of], needed=not families)
             await self._check_counted(operators, {work.id for work in stores}, queries[-1])
         if self._root.local_root is not None:
             paths = dict.fromkeys([*self._sound, *sources])
@@ -316,6 +316,9 @@ class _LogsCheck:
                 self._damaged(f"{COMMITS}/{batch}", "is not there, and later batches are committed")
             if batch not in offsets:
                 self._damaged(f"{OFFSETS}/{batch}", "is not there, and its batch is committed")
+        # Spark reads the offsets of the newest batch that has some, and of the one before it.
+        if newest == oldest > 0 and not {newest - 1, newest + 1} & set(offsets):
+            self._damaged(f"{OFFSETS}/{newest - 1}", "is not there, and without it the query does not go on")
         if max(offsets, default=newest) > newest + 1:
             message = f"is {max(offsets) - newest} batches after the newest committed one; there is at most one"
             hint = "commit files are missing, or a copy of the checkpoint is of two instants"

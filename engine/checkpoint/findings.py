@@ -1,5 +1,6 @@
 """What a check of a checkpoint finds (design 0005, section 4), in a form that can be printed and sent."""
 
+from collections.abc import Iterable
 from typing import ClassVar, Final, Literal
 
 import msgspec
@@ -58,6 +59,11 @@ class Findings:
     def _add(self, kind: FindingKind, path: str, message: str, hint: str, rule: str) -> None:
         path = "/".join(filter(None, (self._root, path)))
         self.found.append(Finding(kind=kind, path=path, message=message, hint=hint, rule=rule))
+
+
+def damaged_paths(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """List the files that have damage, each once."""
+    return tuple(sorted({finding.path for finding in findings if finding.kind == "damage"}))
 
 
 class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):

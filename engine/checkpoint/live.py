@@ -4,6 +4,7 @@ On a local file system the files are read in place, and nothing is made there. F
 are fetched into a scratch directory, each with one GET (P6).
 """
 
+import asyncio
 import os
 import stat
 import tempfile
@@ -19,27 +20,29 @@ from typing_extensions import override
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.backup.backup import BackupSource
-from engine.checkpoint.errors import DAMAGE_HINT, error_context, with_subject
+from engine.checkpoint.errors import error_context, lacks, with_subject
 from engine.checkpoint.file_check import check_changelog_file, check_hidden, check_sst, check_zip_file
+from engine.checkpoint.findings import Findings
 from engine.errors import DamagedError, EngineError, UnsafeSourceError, restated
 from engine.local.scan import changed_error, is_unchanged, local_file, refusing, special_error
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import resolve_with
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt
-from index.errors import FileChecksumError, FormatError, UnsafeNameError
+from index.errors import FileChecksumError, FormatError, UnknownFormatError, UnsafeNameError, VersionMissingError
 from index.plan.backup import PlannedFile
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import LocalDir, LocalFile, local_dir_of
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import FileIndex, FileMetadata, FilePath, SnapshotIndex, UniqueId
 from index.spark import names
-from index.spark.checkpoint import QUERY_ID, SOURCES, STATE, StoreId, belongs
+from index.spark.checkpoint import QUERY_ID, SOURCES, STATE, StoreId, belongs, check_entry, is_entry, newest_entry
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX
 from index.spark.lineage import Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata
 from index.spark.query_logs import decode_commit, decode_offsets, decode_operator, decode_query_id
 from index.spark.retention import select_state_files
+from index.spark.schema import decode_state_schema
 
 # Files of one store that are checked at once: each is a thread that reads and sums up.
 _CHECKS_MAX: Final = 2
@@ -47,6 +50,8 @@ _METADATA: Final = "_metadata"
 _SCHEMA: Final = "_stateSchema"
 # The store of an id that no store of the backup has: the batch cannot be restored from it.
 _NO_STORE: Final = ("",)
+# After this Hadoop has put its checksum beside a file.
+_HIDDEN_LATER_S: Final = 0.2
 FETCHES_MAX: Final = 8
 # What a file may have that is fetched by its name alone.
 FETCHED_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -255,7 +260,10 @@ def _sst_bytes(files: Mapping[FilePath, LocalFile] | Mapping[FilePath, FileIndex
 
 
 class _LiveSource(BackupSource):
-    def __init__(self, files: LiveFiles) -> None:
+    def __init__(self, files: LiveFiles, *, despite_damage: bool, root: str = "") -> None:
+        # What is wrong with what was taken over all the same (P5).
+        self.findings = Findings(root)
+        self._despite_damage = despite_damage
         self._files = files
         self.directory = files.directory
         self.is_lasting = files.is_lasting
@@ -267,6 +275,12 @@ class _LiveSource(BackupSource):
     def _path(self, path: FilePath) -> Path:
         return self._files.directory.joinpath(*path)
 
+    def _take_over(self, path: FilePath, error: DamagedError | FormatError) -> None:
+        """Note what is wrong with a file, if it is to be taken over all the same; else raise it."""
+        if not self._despite_damage or isinstance(error, UnknownFormatError | VersionMissingError) or lacks(error):
+            raise error
+        self.findings.damage("/".join(path), error, "P5")
+
     def _named(self, path: FilePath) -> AbstractContextManager[None]:
         """Let errors of a block name a file as it is in the checkpoint."""
         return error_context(self._files.location, "/".join(path), private=self._files.directory)
@@ -275,15 +289,24 @@ class _LiveSource(BackupSource):
 class LiveStore(_LiveSource):
     """The files of one store that a version takes. Made for one backup."""
 
-    def __init__(self, files: LiveFiles, store: StoreAt) -> None:
-        super().__init__(files)
+    def __init__(
+        self,
+        files: LiveFiles,
+        store: StoreAt,
+        *,
+        older: Sequence[names.StateVersion] = (),
+        despite_damage: bool = False,
+    ) -> None:
+        super().__init__(files, despite_damage=despite_damage, root=store.id.path)
         # SSTs that could not be checked, and why.
         self.unchecked: list[str] = []
         # In SSTs, of what the version takes and of what the previous backup has: changelogs come and go.
         self.sst_bytes = 0
         self.base_sst_bytes = 0
         self._store = store
-        self._resolution = Resolution(store.at, None)
+        self._older = older
+        # Of the version, and of the older ones, newest first.
+        self._resolutions: tuple[Resolution, ...] = (Resolution(store.at, None),)
         # All that the version takes, as it is in the checkpoint.
         self._chosen: dict[FilePath, LocalFile] = {}
         # What of it the previous backup has under a name that is given once.
@@ -293,14 +316,15 @@ class LiveStore(_LiveSource):
 
     @property
     def base_version(self) -> int:
-        """Version of the snapshot that it begins with; 0 if it begins with nothing. Known once it was looked at."""
-        return 0 if self._resolution.base is None else self._resolution.base.version
+        """Version of the oldest snapshot that it has; 0 if it begins with nothing. Known once it was looked at."""
+        return min(0 if found.base is None else found.base.version for found in self._resolutions)
 
     @property
     @override
     def lineage(self) -> Lineage:
         """The versions with ids that it grew from (design 0004, R6). Known once it was looked at."""
-        return tuple(item for item in self._resolution.lineage if item.version < self._store.at.version)
+        items = {item.version: item for found in reversed(self._resolutions) for item in found.lineage}
+        return tuple(items[version] for version in sorted(items) if version < self._store.at.version)
 
     @override
     async def look(self, previous: SnapshotIndex | None) -> LocalDir:
@@ -317,17 +341,24 @@ class LiveStore(_LiveSource):
     async def choose(
         self, previous: SnapshotIndex | None
     ) -> tuple[dict[FilePath, LocalFile], dict[FilePath, FileIndex]]:
-        """Find out what the version is made of: all that it takes, and what of that `previous` has for certain (P4).
+        """Find out what the versions are made of: all that they take, and what of that `previous` has for certain (P4).
 
-        Costs a list, on another store than a file system a GET of the zip, and of a changelog if its header decides.
-        VersionMissingError: a file that it takes is not there.
+        Costs a list, on another store than a file system a GET of each zip, and of a changelog if its header decides.
+        VersionMissingError: a file that they take is not there.
         """
         self._brought = {}
         listed = await self._files.list()
         at = self._store.at
         present = Present.of_names(path[0] for path in listed if len(path) == 1)
-        self._resolution = await resolve_with(partial(resolve, at.version, at.unique_id), present, self._read_header)
-        self._chosen = select_state_files(self._resolution, await self._metadata(listed), listed)
+        self._resolutions = ()
+        self._chosen = {}
+        snapshots: dict[names.StateVersion | None, StateMetadata | None] = {None: None}
+        for of in (at, *(of for of in self._older if not present.lacks_by_retention(of))):
+            found = await resolve_with(partial(resolve, of.version, of.unique_id), present, self._read_header)
+            self._resolutions += (found,)
+            if found.base not in snapshots:
+                snapshots[found.base] = await self._metadata(found.base, listed)
+            self._chosen |= select_state_files(found, snapshots[found.base], listed)
         before: Mapping[FilePath, FileIndex] = {} if previous is None else dict(files_of(previous.dir))
         self.sst_bytes, self.base_sst_bytes = _sst_bytes(self._chosen), _sst_bytes(before)
         self._known = {
@@ -350,15 +381,20 @@ class LiveStore(_LiveSource):
 
         return await run_blocking(read)
 
-    async def _metadata(self, listed: Mapping[FilePath, LocalFile]) -> StateMetadata | None:
-        base = self._resolution.base
+    async def _metadata(
+        self, base: names.StateVersion | None, listed: Mapping[FilePath, LocalFile]
+    ) -> StateMetadata | None:
         if base is None:
             return None
         path = (names.snapshot_name(base),)
         checksum = await self._checksum(path, base, listed)
         self._brought |= await self._files.bring([path])
         with self._named(path):
-            zipped = await run_blocking(lambda: check_zip_file(self._path(path), checksum=checksum))
+            try:
+                zipped = await run_blocking(lambda: check_zip_file(self._path(path), checksum=checksum))
+            except FileChecksumError as error:
+                self._take_over(path, error)
+                zipped = await run_blocking(lambda: check_zip_file(self._path(path), checksum=None))
         return zipped.metadata
 
     async def _checksum(
@@ -386,7 +422,14 @@ class LiveStore(_LiveSource):
         return self._tree() if missing and not self.is_lasting else None
 
     async def _check(self, path: FilePath) -> None:
-        """Refuse what is not whole (P5). The zip was read to know what to take, and sizes are what it says."""
+        """Refuse what is not whole, unless it is to be taken over (P5)."""
+        try:
+            await self._check_whole(path)
+        except (DamagedError, FormatError) as error:
+            self._take_over(path, error)
+
+    async def _check_whole(self, path: FilePath) -> None:
+        """Raise if a file is not whole. The zip was read to know what to take, and sizes are what it says."""
         if path[0] == names.SSTS:
             with self._named(path):
                 report = await run_blocking(check_sst, self._path(path))
@@ -394,11 +437,23 @@ class LiveStore(_LiveSource):
                 self.unchecked.append(f"{self._store.id.path}/{'/'.join(path)}: {report.unchecked}")
             return
         parsed = names.parse_state_name(path[0])
-        if parsed is not None and parsed.kind == "changelog" and not parsed.checksum:
-            checksum = await self._checksum(path, parsed.of, self._chosen)
-            codec = self._store.settings.codec
-            with self._named(path):
+        if parsed is None or parsed.checksum:
+            return
+        checksum = await self._checksum(path, parsed.of, self._chosen)
+        codec = self._store.settings.codec
+        with self._named(path):
+            if parsed.kind == "changelog":
                 await run_blocking(lambda: check_changelog_file(self._path(path), codec, parsed.of, checksum=checksum))
+            if checksum is None and self.is_lasting:
+                await self._check_hidden(path)
+
+    async def _check_hidden(self, path: FilePath) -> None:
+        """Compare a file that nothing else proves with Hadoop's checksum, which is renamed into place after it."""
+        try:
+            await run_blocking(check_hidden, self._path(path))
+        except FileChecksumError:
+            await asyncio.sleep(_HIDDEN_LATER_S)
+            await run_blocking(check_hidden, self._path(path))
 
     @override
     async def check_held_still(self) -> None:
@@ -445,9 +500,15 @@ class QueryFiles(_LiveSource):
     """
 
     def __init__(
-        self, files: LiveFiles, *, at: QueryAt, base_version_max: int | None, lineages: Mapping[StoreId, Lineage]
+        self,
+        files: LiveFiles,
+        *,
+        at: QueryAt,
+        base_version_max: int | None,
+        lineages: Mapping[StoreId, Lineage],
+        despite_damage: bool = False,
     ) -> None:
-        super().__init__(files)
+        super().__init__(files, despite_damage=despite_damage)
         # The oldest one that can be restored. Known once it was looked at.
         self.oldest_batch = at.batch
         self._at = at
@@ -463,7 +524,6 @@ class QueryFiles(_LiveSource):
     async def look(self, previous: SnapshotIndex | None) -> LocalDir:
         dirs = [f"{STATE}/{operator.id}/{name}" for operator in self._at.operators for name in (_METADATA, _SCHEMA)]
         listed = await self._files.list((COMMITS, OFFSETS, SOURCES, *dirs))
-        self._check_needed(listed)
         before = _batches_before(self._batch, self._first, listed)
         own_logs: tuple[FilePath, FilePath] = ((COMMITS, str(self._batch)), (OFFSETS, str(self._batch)))
         await self._files.bring([*own_logs, *((COMMITS, str(batch)) for batch in before)])
@@ -471,21 +531,6 @@ class QueryFiles(_LiveSource):
         self.oldest_batch = await run_blocking(self._oldest_batch, before)
         taken = [path for path in listed if belongs(path, self.oldest_batch, self._batch)]
         return local_dir_of(await self._files.bring({QUERY_ID, *own_logs, *taken}))
-
-    def _check_needed(self, listed: Collection[FilePath]) -> None:
-        """Refuse a checkpoint from whose newest batch no query goes on."""
-        # Spark reads the offsets of the newest batch that has some, and of the one before it.
-        if self._batch and not {(OFFSETS, str(self._batch + at)) for at in (-1, 1)} & set(listed):
-            raise self._missing((OFFSETS, str(self._batch - 1)), "the query does not go on")
-        for operator in self._at.operators:
-            for schema in operator.schemas:
-                path = (STATE, str(operator.id), _SCHEMA, *schema.split("/"))
-                if path not in listed:
-                    raise self._missing(path, f"no reader knows the rows of operator {operator.id}")
-
-    def _missing(self, path: FilePath, without: str) -> DamagedError:
-        subject, message = f"{self._files.location}/{'/'.join(path)}", f"is not there, and without it {without}"
-        return DamagedError(message, operation="backup", subject=subject, hint=DAMAGE_HINT)
 
     def _check_batch(self) -> None:
         """Refuse the logs of another run of the batch than the one whose stores were taken."""
@@ -497,7 +542,11 @@ class QueryFiles(_LiveSource):
         """Return the oldest of these batches from which on every commit names the state that the backup has."""
         oldest = self._batch
         for batch in before:
-            if self._ids_of(batch) != self._ids.get(batch + 1, {}):
+            try:
+                if self._ids_of(batch) != self._ids.get(batch + 1, {}):
+                    break
+            except (DamagedError, FormatError) as error:
+                self._take_over((COMMITS, str(batch)), error)
                 break
             oldest = batch
         return oldest
@@ -527,19 +576,30 @@ class QueryFiles(_LiveSource):
 
     def _check(self, paths: Sequence[FilePath]) -> None:
         """Refuse what Spark could not read (P5)."""
+        file_sources = {offset.source for offset in self._at.offsets.offsets if newest_entry(offset) is not None}
         for path in paths:
-            with self._named(path):
-                # Of a log one byte may be another, and the rest can still be read.
-                check_hidden(self._path(path))
-            match path:
-                case ("metadata",):
-                    self._read(path, decode_query_id)
-                case ("commits", _):
-                    self._read(path, decode_commit)
-                case ("offsets", _):
-                    self._read(path, decode_offsets)
-                case ("state", _, "_metadata", *_):
-                    self._read(path, decode_operator)
+            try:
+                self._check_one(path, file_sources)
+            except (DamagedError, FormatError) as error:
+                self._take_over(path, error)
+
+    def _check_one(self, path: FilePath, file_sources: Collection[str]) -> None:
+        with self._named(path):
+            # Of a log one byte may be another, and the rest can still be read.
+            check_hidden(self._path(path))
+        match path:
+            case ("metadata",):
+                self._read(path, decode_query_id)
+            case ("commits", _):
+                self._read(path, decode_commit)
+            case ("offsets", _):
+                self._read(path, decode_offsets)
+            case ("state", _, "_metadata", *_):
+                self._read(path, decode_operator)
+            case ("state", _, "_stateSchema", *_):
+                self._read(path, decode_state_schema)
+            case ("sources", source, name) if source in file_sources and is_entry(name):
+                self._read(path, check_entry)
 
     @override
     async def check_held_still(self) -> None:

@@ -104,7 +104,7 @@ class CheckpointRestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     # Changelogs that would be applied with `replayed`, or are left for Spark to apply.
     changelogs: int
 
-    json_properties: ClassVar = {"query_id": "backup.query_id", "source": "backup.location"}
+    json_properties: ClassVar = {"query_id": "backup.query_id", "source": "backup.location", "damage": "backup.damage"}
     json_omitted: ClassVar = ("backup",)
 
 

@@ -302,7 +302,6 @@ class _StoreCheck:
         self, present: Present
     ) -> tuple[list[Resolution], list[tuple[names.StateVersion, FormatError]], int]:
         """Resolve each committed version; list those that fail, and count those that retention has taken (K1)."""
-        oldest = min((of.version for of in present.snapshots | present.changelogs), default=None)
         newest = self._work.versions[-1]
         is_current = newest.version == self._work.newest_batch + 1
         found: list[Resolution] = []
@@ -319,7 +318,7 @@ class _StoreCheck:
 
         # The newest first: its headers lead to most of the others.
         for of in reversed(self._work.versions):
-            if (oldest is None or of.version < oldest) and not (of == newest and is_current):
+            if present.lacks_by_retention(of) and not (of == newest and is_current):
                 gone += 1
                 continue
             ask = partial(resolve, of.version, of.unique_id)

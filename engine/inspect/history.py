@@ -294,7 +294,9 @@ def format_offsets(offsets: str, length_max: int) -> str:
         backup = decode_checkpoint_backup(offsets)
     except FormatError:
         backup = None
-    return f"Spark batch {backup.batch:,}" if backup is not None else printable(shortened(offsets, length_max))
+    if backup is None:
+        return printable(shortened(offsets, length_max))
+    return f"Spark batch {backup.batch:,}" + (", DAMAGED" if backup.damaged else "")
 
 
 def damaged_keys(history: History) -> tuple[str, ...]:

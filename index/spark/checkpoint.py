@@ -49,6 +49,7 @@ QUERY_ID: FilePath = ("metadata",)
 _NAME: Final = re.compile(r"(?P<entry>0|[1-9][0-9]{0,17})(?P<compact>\.compact)?")
 _COMPACT: Final = ".compact"
 _MISSING_LISTED_MAX: Final = 16
+_DAMAGE_LISTED_MAX: Final = 16
 
 _SCHEMA_PATH: Final = re.compile(r"(?P<root>.*)/state/(?P<operator>[0-9]+)/_stateSchema/(?P<rest>.+)", re.DOTALL)
 _SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)(?P<rest>.*)", re.DOTALL)
@@ -103,9 +104,25 @@ class CheckpointBackup(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     oldest_batch: int
     # Where the checkpoint was; for people.
     location: str = ""
+    # What was damaged and was taken over all the same (P5): how many files, and the first of them.
+    # Both are written only if there are any.
+    damaged: int = 0
+    damage: tuple[str, ...] = ()
+
+    def with_damage(self, paths: Sequence[str]) -> Self:
+        """Return the same, taken despite damage to these files, if there are any."""
+        return msgspec.structs.replace(self, damaged=len(paths), damage=tuple(paths[:_DAMAGE_LISTED_MAX]))
+
+    def describe_damage(self) -> str:
+        """Say for people what was damaged; empty if nothing was."""
+        more = self.damaged - len(self.damage)
+        return ", ".join(self.damage) + (f" and {more} more" if more > 0 else "")
 
     def encode(self) -> str:
-        return msgspec.json.encode(self).decode()
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        if not self.damaged:
+            del fields["damaged"], fields["damage"]
+        return msgspec.json.encode(fields).decode()
 
 
 def decode_checkpoint_backup(offsets: str) -> CheckpointBackup | None:

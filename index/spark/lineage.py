@@ -65,6 +65,10 @@ class Present(msgspec.Struct, frozen=True):
         """Return the same with the headers of these changelogs: one copy for all of them."""
         return Present(self.snapshots, self.changelogs, {**self.headers, **headers})
 
+    def lacks_by_retention(self, of: StateVersion) -> bool:
+        """Return whether a version is older than every file here: retention has taken it (design 0005, K1)."""
+        return all(of.version < found.version for found in self.snapshots | self.changelogs)
+
     def without_snapshot(self, of: StateVersion) -> "Present":
         """Return the same without a snapshot that does not open (design 0004, R7)."""
         return Present(self.snapshots - {of}, self.changelogs, self.headers)

@@ -52,6 +52,14 @@ _TEMPORARY: Final = "[default: this machine's place for temporary files]"
 @cli.check_retained_option
 @cli.shrink_max_option
 @click.option("--moved", is_flag=True, help="Go on with a job whose last backup is of another place and a later batch.")
+@click.option(
+    "--keep-batches",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Take what the N batches before the newest need too, so that they can be restored.",
+)
+@click.option("--despite-damage", is_flag=True, help="Take over what is damaged; the commit says so.")
 @cli.on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be uploaded.")
 @cli.figures_option
@@ -132,6 +140,9 @@ def _show_backup(session: Session, done: backup.CheckpointBackupResult) -> None:
     session.show(done, _backup_lines(done))
     for name in done.unchecked:
         session.warn(f"could not be checked: {name}")
+    for found in done.findings:
+        taken = "taken over despite damage: " if found.kind == "damage" else ""
+        session.warn(printable(f"{taken}{found.path}: {found.message}"))
 
 
 def _backup_lines(done: backup.CheckpointBackupResult) -> list[str]:
@@ -146,8 +157,9 @@ def _backup_lines(done: backup.CheckpointBackupResult) -> list[str]:
     asked = state.source_requests + query.source_requests
     also = f" and {count(asked, 'request')} of the checkpoint's store" if asked else ""
     again = f", after {done.attempts} attempts" if done.attempts > 1 else ""
+    damaged = f", despite damage to {count(done.backup.damaged, 'file')}" if done.backup.damaged else ""
     return [
-        f"{first}: {commit}{again}",
+        f"{first}: {commit}{again}{damaged}",
         f"{count(state.stores, 'store')}, {files}; new {count(state.files_added + query.files_added, 'file')}",
         f"uploaded {uploaded} with {requests}{also} in {human_duration(int(done.seconds * 1000))}",
         f"batches {done.backup.oldest_batch} to {done.backup.batch} can be restored from it",
@@ -217,6 +229,8 @@ def spark_restore(
             restored = restore_on_spark(spark, url, checkpoint, options, options=how)
     session.record.note(restored)
     session.show(restored, _restore_lines(restored))
+    if damage := restored.backup.describe_damage():
+        session.warn(printable(f"the backup was taken despite damage to {damage}"))
     session.warn_of_restore(pinned=restored.pinned, leftovers=restored.leftovers)
 
 

@@ -67,10 +67,9 @@ def test_people_get_batch_sizes_and_requests(run: Run, checkpoint: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "pattern, expected",
-    [("metadata", ExitCode.NOT_FOUND), ("state/0/0/5_*", ExitCode.NOT_FOUND), ("nothing", ExitCode.OK)],
+    "pattern, expected", [("metadata", ExitCode.DAMAGED), ("state/0/0/5_*", ExitCode.DAMAGED), ("nothing", ExitCode.OK)]
 )
-def test_what_is_missing_is_not_found(run: Run, checkpoint: Path, pattern: str, expected: ExitCode) -> None:
+def test_what_is_missing_is_damage(run: Run, checkpoint: Path, pattern: str, expected: ExitCode) -> None:
     for path in checkpoint.glob(pattern):
         path.unlink()
     assert run("spark", "backup", str(checkpoint)).exit_code == expected

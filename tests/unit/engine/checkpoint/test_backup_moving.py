@@ -11,7 +11,7 @@ from blobstore.errors import StoreUnavailableError
 from engine.checkpoint.backup import ATTEMPTS_MAX, BackupChoice, backup_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.live import LiveStore
-from engine.errors import ConflictError, UnsafeSourceError
+from engine.errors import ConflictError, DamagedError, UnsafeSourceError
 from engine.local.checksums import crc32c
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
@@ -187,7 +187,7 @@ async def test_what_is_missing_for_good_is_no_query_that_moves(new_query: NewQue
     await query.run(3)
     for path in query.root.glob("state/0/0/SSTs/*"):
         path.unlink()
-    with pytest.raises(VersionMissingError, match="SSTs/"):
+    with pytest.raises(DamagedError, match="SSTs/"):
         await backup_checkpoint(repository, query.root)
 
 

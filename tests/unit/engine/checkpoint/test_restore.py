@@ -417,7 +417,9 @@ async def test_checkpoints_of_spark_come_back_row_by_row(
                 path = original / schema[schema.index("state/") :]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(b"schema")
-    await backup_checkpoint(await world.repository(), original)
+    # Nor sources.
+    choice = BackupChoice(despite_damage=True)
+    await backup_checkpoint(await world.repository(), original, choice)
     target = world.new_path()
     await restore_checkpoint(await world.repository(), target, RestoreChoice(replayed=replayed))
     rows = await world.rows(target)
