@@ -194,7 +194,7 @@ class BackupOptions(msgspec.Struct, frozen=True, kw_only=True):
     # uploaded again, as are all if the base's index is missing (design 0006, M1).
     missing: Collection[str] = ()
     # Take nothing from the base, though the result counts as one against it: its bytes are not to be believed.
-    anew: bool = False
+    from_nothing: bool = False
     # Look for such blobs: a STAT for each that is retained.
     check_retained: bool = False
     # Refuse to shrink the store by more than this share of its bytes (design 0006, P8); None: never refuse.
@@ -339,7 +339,7 @@ async def _gather_facts(
 ) -> _Facts:
     missing = repository.missing_blobs.keys.union(options.missing)
     base = _Base()
-    if reference is not None and options.anew:
+    if reference is not None and options.from_nothing:
         base = _Base(reference=reference)
     elif reference is not None:
         base = await _find_base(repository, reference, missing, check_retained=options.check_retained)

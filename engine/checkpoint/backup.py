@@ -411,7 +411,7 @@ async def _older(checkpoint: StreamingCheckpoint, at: QueryAt, batches_max: int)
         try:
             found.append(await checkpoint.at(batch))
         except (EngineError, FormatError):
-            break  # purged; or damaged, which the check of the logs tells
+            break  # purged; or damaged, which the check of the logs finds
     return tuple(found)
 
 
@@ -481,7 +481,7 @@ async def backup_store(
         unique_id=store.at.unique_id,
         base=work.base,
         check_retained=choice.check_retained,
-        anew=work.distrust,
+        from_nothing=work.distrust,
         settings=settings,
     )
     async with live_files(root.child(store.id.path), choice.scratch) as files:
@@ -541,7 +541,7 @@ async def finish_backup(
         with redact_paths(found.location, found.directory):
             base, check = plan.base(QUERY_TASK, QUERY_STORE), choice.check_retained
             options = BackupOptions(
-                version=at.batch + 1, base=base, lineage=(), check_retained=check, anew=plan.distrust
+                version=at.batch + 1, base=base, lineage=(), check_retained=check, from_nothing=plan.distrust
             )
             result = await repository.backup(
                 plan.scope, files, task=QUERY_TASK, store=QUERY_STORE, options=options, progress=progress

@@ -1,4 +1,4 @@
-"""A backup believes nothing less than `check`, unless it is told to (0005, P5, P5a); and older batches (P3)."""
+"""A backup believes nothing less than `check`, except on request (0005, P5, P5a); and older batches (P3)."""
 
 import shutil
 from collections.abc import Callable
