@@ -302,7 +302,9 @@ async def _begin_checked(repository: Repository, root: CheckpointDir, choice: Ba
     """Begin as `begin_backup`; where the logs do not say what to back up, damage is the reason, if there is any."""
     try:
         return await begin_backup(repository, root, choice)
-    except (NotFoundError, UsageError, FormatError):
+    except (NotFoundError, UsageError, FormatError) as error:
+        if isinstance(error, UsageError) and not error.subject.startswith(root.location):
+            raise  # of the job
         await _check_logs(root, despite_damage=False)
         raise
 
