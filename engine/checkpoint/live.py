@@ -437,18 +437,25 @@ class LiveStore(_LiveSource):
                 self.unchecked.append(f"{self._store.id.path}/{'/'.join(path)}: {report.unchecked}")
             return
         parsed = names.parse_state_name(path[0])
-        if parsed is None or parsed.checksum:
+        if parsed is None:
+            return
+        if parsed.checksum:
+            # Not all that it says is compared with something.
+            with self._named(path):
+                await self._check_hidden(path)
             return
         checksum = await self._checksum(path, parsed.of, self._chosen)
         codec = self._store.settings.codec
         with self._named(path):
             if parsed.kind == "changelog":
                 await run_blocking(lambda: check_changelog_file(self._path(path), codec, parsed.of, checksum=checksum))
-            if checksum is None and self.is_lasting:
+            if checksum is None:
                 await self._check_hidden(path)
 
     async def _check_hidden(self, path: FilePath) -> None:
         """Compare a file that nothing else proves with Hadoop's checksum, which is renamed into place after it."""
+        if not self.is_lasting:
+            return
         try:
             await run_blocking(check_hidden, self._path(path))
         except FileChecksumError:

@@ -47,6 +47,11 @@ class Query:
     def __init__(self, root: Path) -> None:
         self.checkpoint = root / "checkpoint"
         shutil.copytree(GOLDEN, self.checkpoint)
+        # The log of its source was left out of this copy.
+        (self.checkpoint / "sources/0").mkdir(parents=True)
+        for entry in range(10):
+            line = f'{{"path":"file:///in/{entry}","timestamp":0,"batchId":{entry}}}'
+            (self.checkpoint / f"sources/0/{entry}").write_text(f"v1\n{line}")
         shutil.rmtree(self.checkpoint / "commits")
         (self.checkpoint / "commits").mkdir()
         self.id = uuid.UUID(decode_query_id((self.checkpoint / "metadata").read_bytes()))
