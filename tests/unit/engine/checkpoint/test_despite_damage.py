@@ -10,6 +10,7 @@ from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.errors import DamagedError
+from engine.inspect.history import format_offsets
 from engine.repository.repository import Repository
 from index.spark.checkpoint import decode_checkpoint_backup
 from tests.unit.engine.checkpoint.checked import flip, found
@@ -60,6 +61,7 @@ async def test_what_check_calls_damage_is_taken_over_only_with_leave(
     taken = await backup_checkpoint(repository, query.root, DESPITE)
     assert taken.backup.damage == (name,)
     assert decode_checkpoint_backup(taken.commit.record.offsets) == taken.backup
+    assert format_offsets(taken.commit.record.offsets, 40) == "Spark batch 4, DAMAGED"
     restored = await restore_checkpoint(repository, tmp_path / "restored")
     assert restored.backup.describe_damage() == name
     assert not (await backup_checkpoint(repository, query.root, DESPITE)).is_new
