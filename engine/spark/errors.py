@@ -7,11 +7,11 @@ import msgspec
 from pyspark.errors import PySparkException
 
 from blobstore.errors import BlobNotFoundError, StoreError
-from engine.errors import ConflictError, DamagedError, EngineError
+from engine.errors import ConflictError, DamagedError, EngineError, UsageError
 from engine.records.indexes import is_missing
 from index.errors import FormatError
 
-__all__ = ["PartitioningError", "RunEndedError", "TaskFailedError"]
+__all__ = ["BatchMismatchError", "PartitioningError", "RunEndedError", "TaskFailedError"]
 
 # An exception that leaves a task is tried again by Spark, up to four times, and comes back as the text of a traceback.
 # What tidemark refuses would be refused each time, and what a store does not answer was tried again already: these
@@ -30,6 +30,15 @@ class PartitioningError(EngineError):
     """Spark ran a task's rows in several partitions, or several tasks' rows in one. Nothing was committed."""
 
     default_hint = "this is a bug, or the DataFrame was repartitioned behind the job's back; nothing was committed"
+
+
+class BatchMismatchError(UsageError):
+    """A query's batch is neither the job's newest version nor the next one. Nothing was committed."""
+
+    default_hint = (
+        "stop the query, then bring both to batch N: `tidemark rewind vN --job JOB` and after it "
+        "`tidemark spark restore --batch N`"
+    )
 
 
 class RunEndedError(ConflictError):

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn, Self
 
@@ -20,7 +20,7 @@ from engine.runtime import Runtime
 from engine.settings import TransferSettings
 from engine.spark import store_task
 from engine.spark.access import open_on_driver
-from engine.spark.errors import PartitioningError, TaskFailedError, last_error
+from engine.spark.errors import BatchMismatchError, PartitioningError, TaskFailedError, last_error
 from engine.spark.spread import PURPOSE, RestoreForRun, StoreWork, frame_of, spread
 from index.display import DisplayMixin
 from index.plan.commits import Commit
@@ -31,6 +31,10 @@ KEY_HASH: Final = "spark-hash-v1"
 TASKS_MAX: Final = 100_000
 # Commits that DataFrames of the state may be read from at the same time.
 PINS_MAX: Final = 8
+
+
+def _batch_offsets(query: str, batch: int) -> str:
+    return f"{query}: batch {batch}"
 
 
 class JobCommit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +215,35 @@ class StatefulJob:
         seconds = self._runtime.monotonic_s() - started_s
         others = self._other_stores(commit)
         return JobCommit(commit=commit, tasks=reports, seconds=seconds, dropped=dropped, carried_over=others)
+
+    def for_each_batch(self, query: str) -> Callable[[DataFrame, int], None]:
+        """Return a function for `writeStream.foreachBatch` that applies each batch exactly once (design 0005, J1).
+
+        The version is the batch id. A batch that comes again, because the query died before its own commit, is
+        recognised and not applied twice. The job has to begin with the query's first batch.
+
+        Args:
+            query: A name that stays the same as long as the query keeps its checkpoint; it is stored in the offsets.
+
+        Raises:
+            BatchMismatchError: By the function: the batch neither repeats nor follows the job's newest version, or that
+                is of another query. Otherwise the function raises as `run`.
+        """
+
+        def apply(rows: DataFrame, batch_id: int) -> None:
+            offsets = _batch_offsets(query, batch_id)
+            newest = self.latest()
+            version = newest.record.version if newest is not None else -1
+            known = version if version == batch_id else version + 1
+            # Of the version before, too: else another query could go on where this one stopped.
+            expected = _batch_offsets(query, version)
+            if batch_id != known or (newest is not None and newest.record.offsets != expected):
+                at = f"is at version {version}, offsets {newest.record.offsets!r}" if newest else "has no commit"
+                message = f"batch {batch_id} of query {query} does not fit: the job {at}"
+                raise BatchMismatchError(message, operation="for each batch", subject=str(self.scope))
+            self.run(rows, version=batch_id, offsets=offsets)
+
+        return apply
 
     def read(self, spark: SparkSession, function: store_task.ReadStore, schema: str) -> DataFrame:
         """Return a DataFrame made from every store at the newest commit, task by task.
