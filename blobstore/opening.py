@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.errors import CapabilityMissingError, InvalidRequestError
+from blobstore.errors import InvalidRequestError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.s3.settings import S3Settings
@@ -86,7 +86,6 @@ def open_store(
 
     Raises:
         InvalidRequestError: The URL does not follow the grammar or holds credentials.
-        CapabilityMissingError: What the store needs is not installed.
     """
     settings = settings or StoreSettings()
     meter = meter or Meter()
@@ -122,13 +121,9 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
     parts = _split(url)
     if parts.scheme != "s3":
         raise _refused(parts.scheme, "is not an S3 store")
-    try:
-        # Here: a program without S3 needs none of its libraries, and does not wait for them.
-        from blobstore.s3.store import S3Store  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise CapabilityMissingError(
-            f"{error.name} is not installed", operation="open", key="s3://", hint="in the checkout: pip install '.[s3]'"
-        ) from error
+    # Here: a program without S3 does not wait for its libraries.
+    from blobstore.s3.store import S3Store  # noqa: PLC0415
+
     prefix = parts.path.removeprefix("/").removesuffix("/")
     settings = settings or StoreSettings()
     hedge = settings.hedge if settings.s3.hedged_reads else None

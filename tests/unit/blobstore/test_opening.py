@@ -1,10 +1,9 @@
-import sys
 from pathlib import Path
 
 import pytest
 
 from blobstore.base import BytesBody, read_blob
-from blobstore.errors import CapabilityMissingError, InvalidRequestError, StoreUnavailableError
+from blobstore.errors import InvalidRequestError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.opening import StoreSettings, check_url, open_s3, open_store, slowed
 from blobstore.s3.settings import S3Settings
@@ -59,16 +58,6 @@ def test_a_url_of_another_store_is_no_s3_store(tmp_path: Path) -> None:
     for url in (f"file://{tmp_path}", str(tmp_path), "memory://name"):
         with pytest.raises(InvalidRequestError):
             open_s3(url)
-
-
-def test_without_its_libraries_s3_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("blobstore.s3.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "aiobotocore", None)
-    monkeypatch.setitem(sys.modules, "aiobotocore.config", None)
-    with pytest.raises(CapabilityMissingError) as caught:
-        open_store("s3://bucket/prefix")
-    assert ".[s3]" in caught.value.hint
 
 
 @pytest.mark.parametrize(
