@@ -5,6 +5,7 @@ fetched into a working directory, the changelogs are applied, and RocksDB's file
 SSTs that the replay left alone keep their names and bytes; they are moved, not copied.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ from typing import Final
 import msgspec
 
 from blobstore.concurrency import run_blocking
+from blobstore.errors import BlobNotFoundError
 from blobstore.local.files import flush
 from engine.checkpoint.targets import dirs_below
 from engine.local.checksums import crc32c
@@ -22,8 +24,9 @@ from engine.restore.staging import Staging, target_errors
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import TransferSettings
 from engine.state.changelogs import CREATOR
+from engine.state.checkpoint_dir import StateFiles
 from engine.state.files import CapturedSnapshot, StateFileManager, named_metadata
-from engine.state.load import StateLoader
+from engine.state.load import LoadMetrics, StateLoader
 from engine.state.loaded import LoadedState
 from engine.state.local_files import WorkingDir, local_path, shared_path
 from engine.state.query import StoreAt
@@ -35,7 +38,7 @@ from index.snapshot.model import FilePath, StoreReference
 from index.spark.checkpoint import StoreId
 from index.spark.checksums import FileChecksum, encode_file_checksum
 from index.spark.lineage import Resolution, target_in_index
-from index.spark.names import changelog_name, checksum_name, snapshot_name
+from index.spark.names import StateVersion, changelog_name, checksum_name, snapshot_name
 from index.spark.retention import SCHEMA_PATH
 
 _FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -127,34 +130,17 @@ async def _replay(
     transfer: TransferSettings,
     runtime: Runtime,
 ) -> StoreRestored:
-    """Build the directory of a store: one snapshot of a version, and the schema of its rows.
-
-    RocksDB works in a directory beside the target, which goes with the staging.
-    """
-    # A backup has one base: there is nothing to repair it with, and damage has to be reported.
-    settings = msgspec.structs.replace(work.store.settings, fetches_max=transfer.in_flight_max, snapshot_repair=False)
-    manager = StateFileManager(files, settings)
+    """Build the directory of a store from a backup of it, replayed."""
+    settings = msgspec.structs.replace(work.store.settings, fetches_max=transfer.in_flight_max)
     present = dict(files_of(files.index.dir))
-    schema = await files.read("/".join(SCHEMA_PATH)) if SCHEMA_PATH in present else None
     # The zip and the changelogs that the new snapshot replaces; what is new gets the time of the newest of them (R8).
     names = [changelog_name(of) for of in resolution.changelogs]
     names += [] if resolution.base is None else [snapshot_name(resolution.base)]
     replaced = [present[name,].metadata for name in names]
     modified_at_ns = max(metadata.modified_at_ns for metadata in replaced)
-    place = await run_blocking(WorkingDir.open, target.with_name("working"))
-    try:
-        loader = StateLoader(manager, place, runtime)
-        loaded, metrics = await loader.load(resolution.target, {}, read_only=True)
-        try:
-            captured = await run_blocking(_capture, manager, place, loaded)
-        finally:
-            await run_blocking(loaded.db.close)
-        is_summed = settings.file_checksums and resolution.target.unique_id is not None
-        summed_at_ms = runtime.local_now_ms() if is_summed else None
-        with target_errors(target):
-            sizes = await run_blocking(_build, target, captured, schema, modified_at_ns, summed_at_ms)
-    finally:
-        await run_blocking(place.close)
+    sizes, metrics = await build_snapshot(
+        files, resolution.target, resolution.target, settings, target, modified_at_ns=modified_at_ns, runtime=runtime
+    )
     return StoreRestored(
         id=work.id,
         files=len(sizes),
@@ -166,12 +152,50 @@ async def _replay(
     )
 
 
-def _capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState) -> CapturedSnapshot:
+async def build_snapshot(
+    files: StateFiles,
+    at: StateVersion,
+    named: StateVersion,
+    settings: StateStoreSettings,
+    target: Path,
+    *,
+    modified_at_ns: int,
+    runtime: Runtime,
+) -> tuple[list[int], LoadMetrics]:
+    """Build the directory of a store: one snapshot of the version `at`, called `named`, and the schema of its rows.
+
+    RocksDB works in a directory beside the target, which is the caller's to remove. Nothing is repaired: damage is
+    an error. Returns the size of each file, and what the load took.
+    """
+    manager = StateFileManager(files, msgspec.structs.replace(settings, snapshot_repair=False))
+    schema = None
+    with contextlib.suppress(BlobNotFoundError):
+        schema = await files.read("/".join(SCHEMA_PATH))
+    place = await run_blocking(WorkingDir.open, target.with_name("working"))
+    try:
+        loader = StateLoader(manager, place, runtime)
+        loaded, metrics = await loader.load(at, {}, read_only=True)
+        try:
+            captured = await run_blocking(_capture, manager, place, loaded, named)
+        finally:
+            await run_blocking(loaded.db.close)
+        is_summed = settings.file_checksums and named.unique_id is not None
+        summed_at_ms = runtime.local_now_ms() if is_summed else None
+        with target_errors(target):
+            sizes = await run_blocking(_build, target, captured, schema, modified_at_ns, summed_at_ms)
+    finally:
+        await run_blocking(place.close)
+    return sizes, metrics
+
+
+def _capture(
+    manager: StateFileManager, place: WorkingDir, loaded: LoadedState, named: StateVersion
+) -> CapturedSnapshot:
     directory = place.new_captured()
     loaded.write_operands()
     loaded.db.flush()
     loaded.db.checkpoint(directory)
-    return manager.capture(directory, loaded.target, loaded.metadata)
+    return manager.capture(directory, named, loaded.metadata)
 
 
 def _build(
