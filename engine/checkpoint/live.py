@@ -529,6 +529,10 @@ class QueryFiles(_LiveSource):
 
     @override
     async def look(self, previous: SnapshotIndex | None) -> LocalDir:
+        return local_dir_of(await self.bring())
+
+    async def bring(self) -> dict[FilePath, LocalFile]:
+        """Bring all that a backup takes to where it can be read; raises as `look`."""
         dirs = [f"{STATE}/{operator.id}/{name}" for operator in self._at.operators for name in (_METADATA, _SCHEMA)]
         listed = await self._files.list((COMMITS, OFFSETS, SOURCES, *dirs))
         before = _batches_before(self._batch, self._first, listed)
@@ -537,7 +541,7 @@ class QueryFiles(_LiveSource):
         await run_blocking(self._check_batch)
         self.oldest_batch = await run_blocking(self._oldest_batch, before)
         taken = [path for path in listed if belongs(path, self.oldest_batch, self._batch)]
-        return local_dir_of(await self._files.bring({QUERY_ID, *own_logs, *taken}))
+        return await self._files.bring({QUERY_ID, *own_logs, *taken})
 
     def _check_batch(self) -> None:
         """Refuse the logs of another run of the batch than the one whose stores were taken."""

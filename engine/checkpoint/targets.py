@@ -306,12 +306,12 @@ def _moment(runtime: Runtime) -> str:
     return _NOT_IN_NAMES.sub("", iso_time(runtime.local_now_ms()))
 
 
-async def check_apart(target: CheckpointTarget, repository: BlobStore) -> None:
-    """Refuse a target that is the place of the repository, above it or below it: moved aside, it would be lost."""
-    ours, theirs = await target.place(), await run_blocking(repository.place)
+async def check_apart(target: CheckpointTarget, other: BlobStore | CheckpointDir, *, what: str = "repository") -> None:
+    """Refuse a target that is the place of what is read, above it or below it: moved aside, it would be lost."""
+    ours, theirs = await target.place(), await run_blocking(other.place)
     if ours and theirs and all(one == other for one, other in zip(ours, theirs, strict=False)):
         where = "above" if len(ours) < len(theirs) else "below" if len(ours) > len(theirs) else "at"
-        message, hint = f"is {where} the place of the repository itself", "restore to a place beside the repository"
+        message, hint = f"is {where} the place of the {what} itself", f"choose a place beside the {what}"
         raise TargetError(message, operation="restore", subject=target.location, hint=hint)
 
 

@@ -31,7 +31,7 @@ from engine.checkpoint import backup
 from engine.checkpoint.check import check_logs, finish_check
 from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
-from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, RestoredCheckpoint, make_target, run_restore
+from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, RestoredCheckpoint, run_restore, target_of
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.store_check import StoreWork as StoreToCheck
 from engine.checkpoint.store_check import check_store
@@ -260,7 +260,7 @@ def restore_checkpoint(
     settings, partitions_max = choice.target_settings or options.store, options.partitions_max
     choice = msgspec.structs.replace(choice, target_settings=settings)
     runtime = Runtime()
-    place = make_target(target, runtime, choice)
+    place = target_of(choice, target, runtime)
     repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
 
     async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
