@@ -7,7 +7,7 @@ what was made. Until all of it is there, nothing is at the target.
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -18,18 +18,27 @@ from engine.checkpoint.errors import error_context, redact_paths
 from engine.checkpoint.file_check import check_sst
 from engine.checkpoint.live import QueryFiles, live_files
 from engine.checkpoint.restore import adapt_query_files, make_target, write_like
-from engine.checkpoint.store import StoreRestored, build_snapshot
+from engine.checkpoint.store import SnapshotToBuild, StoreRestored, build_snapshot
 from engine.checkpoint.targets import CheckpointTarget, check_apart, dirs_below
+from engine.errors import UsageError
 from engine.restore.staging import Staging
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.compression import Codec
-from engine.state.query import COMMITS, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
-from engine.state.settings import CODEC_KEY, SPARK_OLD_CHECKPOINT, StateStoreSettings
+from engine.state.query import COMMITS, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint, provider_of
+from engine.state.settings import (
+    CODEC_KEY,
+    HDFS_PROVIDER,
+    PROVIDER_KEY,
+    ROCKSDB_PROVIDER,
+    SPARK_OLD_CHECKPOINT,
+    StateStoreSettings,
+)
 from index.display import DisplayMixin
 from index.snapshot.model import UniqueId
 from index.spark.checkpoint import StoreId
+from index.spark.hdfs_rows import SplitKey, prefix_key_splitter
 from index.spark.names import SSTS, StateVersion
 from index.spark.query_logs import (
     SINKS_VERSION,
@@ -40,6 +49,12 @@ from index.spark.query_logs import (
     encode_commit,
     encode_offsets,
 )
+from index.spark.retention import SCHEMA_PATH
+from index.spark.schema import SCHEMA_BYTES_MAX, decode_state_schema
+
+# By the name that people give it.
+PROVIDERS: Final = {"rocksdb": ROCKSDB_PROVIDER, "hdfs": HDFS_PROVIDER}
+Provider = Literal["rocksdb", "hdfs"]
 
 
 class ConvertChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +62,8 @@ class ConvertChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     # The newest committed one if not given.
     batch: int | None = None
+    # The state store provider: RocksDB's, for state that is HDFS-backed.
+    provider: Provider | None = None
     # `stateStore.checkpointFormatVersion`: whether versions of state have unique ids.
     format_version: Literal[1, 2] | None = None
     # `stateStore.compression.codec`, of changelogs to come.
@@ -62,6 +79,9 @@ class StoreToConvert(msgspec.Struct, frozen=True, kw_only=True):
 
     store: StoreAt
     named: StateVersion
+    codec: Codec
+    # By the metadata of the operator: the columns of a key that lead it.
+    prefix_columns: int = 0
 
     @property
     def id(self) -> StoreId:
@@ -77,6 +97,8 @@ class ConversionPlan(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     source: str
     location: str
     # Before and after.
+    provider_before: Provider
+    provider: Provider
     format_before: Literal[1, 2]
     format_version: Literal[1, 2]
     codec_before: Codec
@@ -86,6 +108,11 @@ class ConversionPlan(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_ids(self) -> bool:
         return self.format_version >= UNIQUE_IDS_VERSION
+
+    def name_version(self, runtime: Runtime) -> StateVersion:
+        """Make the name of the version of one store."""
+        unique_id = runtime.unique_id() if self.has_ids else None
+        return StateVersion(self.batch + 1, unique_id, is_hdfs=self.provider == "hdfs")
 
 
 class ConvertedCheckpoint(ConversionPlan, frozen=True, kw_only=True):
@@ -153,9 +180,17 @@ async def run_conversion(
     try:
         plan, at = await _plan(root, target, choice)
         await target.open(plan.query_id, plan.batch)
+        prefixes = {
+            (operator.id, name): columns
+            for operator in at.operators
+            for name, columns in operator.prefix_columns.items()
+        }
         work = tuple(
             StoreToConvert(
-                store=store, named=StateVersion(plan.batch + 1, runtime.unique_id() if plan.has_ids else None)
+                store=store,
+                named=plan.name_version(runtime),
+                codec=plan.codec,
+                prefix_columns=prefixes.get((store.id.operator, store.id.store), 0),
             )
             for store in at.stores
         )
@@ -199,11 +234,19 @@ async def _plan(root: CheckpointDir, target: CheckpointTarget, choice: ConvertCh
     await target.check(query_id, at.batch)
     before: Literal[1, 2] = 1 if at.commit.unique_ids is None else 2
     codec = StateStoreSettings.from_conf(at.offsets.conf, SPARK_OLD_CHECKPOINT).codec
+    provider_before: Provider = "hdfs" if provider_of(at.offsets) == HDFS_PROVIDER else "rocksdb"
+    provider = choice.provider or provider_before
+    if provider == "hdfs" and (provider_before != "hdfs" or choice.format_version == UNIQUE_IDS_VERSION):
+        message = "the HDFS-backed provider knows no ids, and no rows of RocksDB's"
+        hint = "convert it to RocksDB (--to rocksdb), with format 1 or 2"
+        raise UsageError(message, operation="convert", subject=root.location, hint=hint)
     return ConversionPlan(
         query_id=query_id,
         batch=at.batch,
         source=root.location,
         location=target.location,
+        provider_before=provider_before,
+        provider=provider,
         format_before=before,
         format_version=choice.format_version or before,
         codec_before=codec,
@@ -215,13 +258,16 @@ async def _plan(root: CheckpointDir, target: CheckpointTarget, choice: ConvertCh
 def _rewritten(plan: ConversionPlan, at: QueryAt, work: Sequence[StoreToConvert]) -> Callable[[str, bytes], bytes]:
     """Return what makes of the content of a log entry that of the new checkpoint (V2, V3)."""
     ids = {item.id: item.named.unique_id for item in work}
+    changed: dict[str, str] = {} if plan.codec == plan.codec_before else {CODEC_KEY: plan.codec}
+    if plan.provider != plan.provider_before:
+        changed[PROVIDER_KEY] = PROVIDERS[plan.provider]
 
     def rewrite(path: str, before: bytes) -> bytes:
         if path.startswith(f"{COMMITS}/"):
             return encode_commit(_renamed(decode_commit(before, subject=path), at, ids))
-        if path.startswith(f"{OFFSETS}/") and plan.codec != plan.codec_before:
+        if path.startswith(f"{OFFSETS}/") and changed:
             offsets = decode_offsets(before, subject=path)
-            return encode_offsets(msgspec.structs.replace(offsets, conf={**offsets.conf, CODEC_KEY: plan.codec}))
+            return encode_offsets(msgspec.structs.replace(offsets, conf=offsets.conf | changed))
         return before
 
     return rewrite
@@ -261,7 +307,8 @@ async def _bring_query(
                 there.parent.mkdir(parents=True, exist_ok=True)
                 write_like(there, rewrite("/".join(path), here.read_bytes()), here.stat())
             adapt_query_files(target.directory, target.root, {})
-            return len(paths), sum(target.directory.joinpath(*path).stat().st_size for path in paths)
+            sizes = [path.stat().st_size for path in target.directory.rglob("*") if path.is_file()]
+            return len(sizes), sum(sizes)
 
         return await run_blocking(write)
 
@@ -286,9 +333,16 @@ async def convert_store(
         made = staging.directory
         now_ns = runtime.local_now_ms() * 1_000_000
         with error_context(files.location, private=made.parent):
-            sizes, metrics = await build_snapshot(
-                files, store.at, work.named, settings, made, modified_at_ns=now_ns, runtime=runtime
+            split_key = await _key_splitter(root, work) if store.at.is_hdfs and not work.named.is_hdfs else None
+            snapshot = SnapshotToBuild(
+                at=store.at,
+                named=work.named,
+                settings=settings,
+                codec=work.codec,
+                modified_at_ns=now_ns,
+                split_key=split_key,
             )
+            sizes, metrics = await build_snapshot(files, snapshot, made, runtime=runtime)
             # What was not touched by a changelog was copied, and nothing but its blocks says whether it is whole.
             await run_blocking(_check_ssts, made)
         await run_blocking(lambda: staging.publish(dirs_below(made), {}))
@@ -303,6 +357,16 @@ async def convert_store(
         changelogs=metrics.changelogs,
         records=metrics.records,
     )
+
+
+async def _key_splitter(root: CheckpointDir, work: StoreToConvert) -> SplitKey | None:
+    """Find how RocksDB's encoder splits the keys of a store that was HDFS-backed (V2a); None: not at all."""
+    if not work.prefix_columns:
+        return None
+    first = StoreId(work.id.operator, 0, work.id.store)
+    path = "/".join((first.path, *SCHEMA_PATH))
+    schemas = decode_state_schema(await root.read(path, size_bytes_max=SCHEMA_BYTES_MAX), subject=path)
+    return prefix_key_splitter(schemas[0].key, work.prefix_columns)
 
 
 def _check_ssts(directory: Path) -> None:

@@ -356,9 +356,10 @@ class LiveStore(_LiveSource):
         for of in (at, *(of for of in self._older if not present.lacks_by_retention(of))):
             found = await resolve_with(partial(resolve, of.version, of.unique_id), present, self._read_header)
             self._resolutions += (found,)
-            if found.base not in snapshots:
-                snapshots[found.base] = await self._metadata(found.base, listed)
-            self._chosen |= select_state_files(found, snapshots[found.base], listed)
+            base = found.rocksdb_snapshot
+            if base not in snapshots:
+                snapshots[base] = await self._metadata(base, listed)
+            self._chosen |= select_state_files(found, snapshots[base], listed)
         before: Mapping[FilePath, FileIndex] = {} if previous is None else dict(files_of(previous.dir))
         self.sst_bytes, self.base_sst_bytes = _sst_bytes(self._chosen), _sst_bytes(before)
         self._known = {
@@ -447,7 +448,7 @@ class LiveStore(_LiveSource):
         checksum = await self._checksum(path, parsed.of, self._chosen)
         codec = self._store.settings.codec
         with self._named(path):
-            if parsed.kind == "changelog":
+            if parsed.kind == "changelog" or parsed.of.is_hdfs:
                 await run_blocking(lambda: check_changelog_file(self._path(path), codec, parsed.of, checksum=checksum))
             if checksum is None:
                 await self._check_hidden(path)

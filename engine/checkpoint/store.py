@@ -7,6 +7,7 @@ SSTs that the replay left alone keep their names and bytes; they are moved, not 
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +24,9 @@ from engine.restore.restore import read_index_of
 from engine.restore.staging import Staging, target_errors
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import TransferSettings
-from engine.state.changelogs import CREATOR
+from engine.state.changelogs import CREATOR, ChangelogWriter
 from engine.state.checkpoint_dir import StateFiles
+from engine.state.compression import Codec
 from engine.state.files import CapturedSnapshot, StateFileManager, named_metadata
 from engine.state.load import LoadMetrics, StateLoader
 from engine.state.loaded import LoadedState
@@ -36,7 +38,8 @@ from engine.state.zips import build_state_zip
 from index.snapshot.contents import files_of
 from index.snapshot.model import FilePath, StoreReference
 from index.spark.checkpoint import StoreId
-from index.spark.checksums import FileChecksum, encode_file_checksum
+from index.spark.checksums import FileChecksum, encode_file_checksum, unwrap_value
+from index.spark.hdfs_rows import RowForm, SplitKey
 from index.spark.lineage import Resolution, target_in_index
 from index.spark.names import StateVersion, changelog_name, checksum_name, snapshot_name
 from index.spark.retention import SCHEMA_PATH
@@ -138,9 +141,9 @@ async def _replay(
     names += [] if resolution.base is None else [snapshot_name(resolution.base)]
     replaced = [present[name,].metadata for name in names]
     modified_at_ns = max(metadata.modified_at_ns for metadata in replaced)
-    sizes, metrics = await build_snapshot(
-        files, resolution.target, resolution.target, settings, target, modified_at_ns=modified_at_ns, runtime=runtime
-    )
+    at = resolution.target
+    snapshot = SnapshotToBuild(at=at, named=at, settings=settings, codec=settings.codec, modified_at_ns=modified_at_ns)
+    sizes, metrics = await build_snapshot(files, snapshot, target, runtime=runtime)
     return StoreRestored(
         id=work.id,
         files=len(sizes),
@@ -152,37 +155,52 @@ async def _replay(
     )
 
 
+class SnapshotToBuild(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a store, and the one snapshot that is made of it."""
+
+    at: StateVersion
+    # What the version is called afterwards, which also says for which provider it is.
+    named: StateVersion
+    # As it is read; `codec` is of rows that are written.
+    settings: StateStoreSettings
+    codec: Codec
+    # Of the new files.
+    modified_at_ns: int
+    # Of rows that are for another provider than before.
+    split_key: SplitKey | None = None
+
+
 async def build_snapshot(
-    files: StateFiles,
-    at: StateVersion,
-    named: StateVersion,
-    settings: StateStoreSettings,
-    target: Path,
-    *,
-    modified_at_ns: int,
-    runtime: Runtime,
+    files: StateFiles, work: SnapshotToBuild, target: Path, *, runtime: Runtime
 ) -> tuple[list[int], LoadMetrics]:
-    """Build the directory of a store: one snapshot of the version `at`, called `named`, and the schema of its rows.
+    """Build the directory of a store: one snapshot, and the schema of its rows.
 
     RocksDB works in a directory beside the target, which is the caller's to remove. Nothing is repaired: damage is
     an error. Returns the size of each file, and what the load took.
     """
-    manager = StateFileManager(files, msgspec.structs.replace(settings, snapshot_repair=False))
+    manager = StateFileManager(files, msgspec.structs.replace(work.settings, snapshot_repair=False))
     schema = None
     with contextlib.suppress(BlobNotFoundError):
         schema = await files.read("/".join(SCHEMA_PATH))
     place = await run_blocking(WorkingDir.open, target.with_name("working"))
     try:
-        loader = StateLoader(manager, place, runtime)
-        loaded, metrics = await loader.load(at, {}, read_only=True)
+        loader = StateLoader(manager, place, runtime, split_key=work.split_key)
+        loaded, metrics = await loader.load(work.at, {}, read_only=True)
+        captured: CapturedSnapshot | None = None
+        sizes: list[int] = []
         try:
-            captured = await run_blocking(_capture, manager, place, loaded, named)
+            with target_errors(target):
+                if work.named.is_hdfs:
+                    sizes = await run_blocking(_write_rows, target, work, loaded, schema)
+                else:
+                    captured = await run_blocking(_capture, manager, place, loaded, work.named)
         finally:
             await run_blocking(loaded.db.close)
-        is_summed = settings.file_checksums and named.unique_id is not None
-        summed_at_ms = runtime.local_now_ms() if is_summed else None
-        with target_errors(target):
-            sizes = await run_blocking(_build, target, captured, schema, modified_at_ns, summed_at_ms)
+        if captured is not None:
+            is_summed = work.settings.file_checksums and work.named.unique_id is not None
+            summed_at_ms = runtime.local_now_ms() if is_summed else None
+            with target_errors(target):
+                sizes = await run_blocking(_build, target, captured, schema, work.modified_at_ns, summed_at_ms)
     finally:
         await run_blocking(place.close)
     return sizes, metrics
@@ -221,6 +239,29 @@ def _build(
             crc32c=crc32c(zipped), size_bytes=len(zipped), timestamp_ms=summed_at_ms, executor_id=CREATOR
         )
         written[checksum_name(name),] = encode_file_checksum(checksum)
+    return [*(file.stored.size_bytes for file in captured.files), *_write_files(target, written, modified_at_ns)]
+
+
+def _write_rows(target: Path, work: SnapshotToBuild, loaded: LoadedState, schema: bytes | None) -> list[int]:
+    """Write the directory of a store of the HDFS-backed provider; return the size of each file. Blocks."""
+    settings = work.settings
+    form = RowForm(settings.row_checksums, crc32c)
+    path = target / snapshot_name(work.named)
+    with ChangelogWriter(path, work.codec, 1) as writer:
+        for key, stored in loaded.db.items():
+            value = stored
+            if settings.row_checksums:
+                value = unwrap_value(key, stored, delimiter=settings.merge_delimiter, crc32c=crc32c)
+            writer.write(form.from_rocksdb(key, value))
+        writer.finish()
+    with os.fdopen(os.open(path, READ_FLAGS), "rb") as opened:
+        _seal(opened.fileno(), work.modified_at_ns)
+    written = {} if schema is None else {SCHEMA_PATH: schema}
+    return [path.stat().st_size, *_write_files(target, written, work.modified_at_ns)]
+
+
+def _write_files(target: Path, written: Mapping[FilePath, bytes], modified_at_ns: int) -> list[int]:
+    """Write small files, synced; return their sizes. Blocks."""
     for parts, data in written.items():
         path = target.joinpath(*parts)
         path.parent.mkdir(exist_ok=True)
@@ -228,7 +269,7 @@ def _build(
             opened.write(data)
             opened.flush()
             _seal(opened.fileno(), modified_at_ns)
-    return [*(file.stored.size_bytes for file in captured.files), *map(len, written.values())]
+    return [len(data) for data in written.values()]
 
 
 def _seal(descriptor: int, modified_at_ns: int) -> None:

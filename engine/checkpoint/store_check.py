@@ -45,7 +45,7 @@ _LINEAGE_FULL: Final = 0.8
 # How often a damaged store is looked at while its query goes on.
 _LOOKS_MAX: Final = 3
 # The endings of what Spark lists in a directory of state.
-_SUFFIXES: Final = (".zip", ".changelog", names.CHECKSUM_SUFFIX)
+_SUFFIXES: Final = (".zip", ".changelog", ".snapshot", ".delta", names.CHECKSUM_SUFFIX)
 
 
 class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +157,9 @@ class _StoreCheck:
         for of in sorted(chained & present.changelogs, key=names.by_version):
             await self._changelog(of)
         for of in sorted(chained & present.snapshots, key=names.by_version):
+            if of.is_hdfs:
+                await self._read_rows(names.snapshot_name(of), of)
+                continue
             self._zips[of] = await self._read_summed(
                 names.snapshot_name(of),
                 of,
@@ -181,15 +184,7 @@ class _StoreCheck:
         """Read a changelog whole, once (K4); None if it is damaged."""
         if of not in self._changelogs:
             name = names.changelog_name(of)
-            # Before every commit record it is compressed as the oldest of these.
-            codec: Codec = self._codecs.get(of.version) or self._codecs[min(self._codecs)]
-            report = await self._read_summed(
-                name,
-                of,
-                lambda path, checksum: check_changelog_file(path, codec, of, checksum=checksum),
-                proves_itself=codec == "lz4",
-            )
-            self._changelogs[of] = report
+            report = self._changelogs[of] = await self._read_rows(name, of)
             families = self._work.settings.column_families
             fitting = changelog_version(column_families=families, unique_ids=of.unique_id is not None)
             if report is not None and report.header.version != fitting:
@@ -197,6 +192,17 @@ class _StoreCheck:
                 error = DamagedChangelogError(message, hint="another store's file was copied to this name")
                 self._findings.damage(name, error, "K4")
         return self._changelogs[of]
+
+    async def _read_rows(self, name: str, of: names.StateVersion) -> ChangelogReport | None:
+        """Read a changelog, or a snapshot in its form; None if it is damaged."""
+        # Before every commit record it is compressed as the oldest of these.
+        codec: Codec = self._codecs.get(of.version) or self._codecs[min(self._codecs)]
+        return await self._read_summed(
+            name,
+            of,
+            lambda path, checksum: check_changelog_file(path, codec, of, checksum=checksum),
+            proves_itself=codec == "lz4",
+        )
 
     async def _read_summed(
         self, name: str, of: names.StateVersion, read: Callable[[Path, bytes | None], T], *, proves_itself: bool
@@ -417,7 +423,7 @@ class _StoreCheck:
         try:
             loader = StateLoader(StateFileManager(files, settings, runtime=runtime), place, runtime)
             keys, doubt = 0, ""
-            metadata = None if newest.base is None else self._zips[newest.base]
+            metadata = None if newest.rocksdb_snapshot is None else self._zips[newest.rocksdb_snapshot]
             if newest.base is not None and metadata is not None:
                 state, _ = await loader.load(newest.base, {}, read_only=True)
                 try:
@@ -427,7 +433,7 @@ class _StoreCheck:
                     await run_blocking(state.db.close)
                 doubt = check_counts(metadata, counted, subject=names.snapshot_name(newest.base))
                 keys = counted.keys
-            if newest.changelogs:
+            if newest.changelogs or newest.row_snapshot is not None:
                 state, _ = await loader.load(newest.target, {}, read_only=True)
                 await run_blocking(state.db.close)
             return keys, doubt

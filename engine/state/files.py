@@ -291,6 +291,14 @@ class StateFileManager:
             raise self._missing(name) from error
         return target
 
+    async def fetch_row_snapshot(self, of: StateVersion, scratch: Path) -> None:
+        """Copy a snapshot of the HDFS-backed provider to this machine, under its name. Raises as `load_snapshot`."""
+        name = snapshot_name(of)
+        try:
+            await self.files.fetch(name, scratch / name)
+        except BlobNotFoundError as error:
+            raise self._missing(name) from error
+
     def _may_have_checksum(self, of: StateVersion, name: str) -> bool:
         # A checksum of a name without an id may be that of a file that was overwritten since: Spark 4.1 wrote such
         # checksums, and newer ones leave them behind.

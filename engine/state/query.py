@@ -17,7 +17,13 @@ from blobstore.base import BlobStore
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError, bare_message, restated
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER, SPARK_OLD_CHECKPOINT, StateStoreSettings
+from engine.state.settings import (
+    HDFS_PROVIDER,
+    PROVIDER_KEY,
+    ROCKSDB_PROVIDER,
+    SPARK_OLD_CHECKPOINT,
+    StateStoreSettings,
+)
 from index.errors import BatchLogError, FormatError
 from index.snapshot.model import SIZE_BYTES_MAX
 from index.spark import query_logs
@@ -87,7 +93,6 @@ class BatchLog(Generic[E]):
         return str(batch)
 
 
-_PROVIDER_KEY: Final = "spark.sql.streaming.stateStore.providerClass"
 PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
 # More than any query has; each is a directory that is looked for.
 _PARTITIONS_MAX: Final = 100_000
@@ -118,6 +123,8 @@ class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
     partitions_count: int
     # Whether the keys of its stores carry the number of a virtual column family.
     column_families: bool
+    # By store: the columns of a key that lead it, where any do.
+    prefix_columns: dict[str, int] = {}
     # The files that its metadata names in `state/<id>/_stateSchema/`, from there.
     schemas: tuple[str, ...] = ()
 
@@ -148,6 +155,7 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
             partitions_count=count,
             # Spark describes an operator in this form exactly if its stores have virtual column families.
             column_families=metadata.version > 1,
+            prefix_columns={s.name: s.prefix_columns_count for s in metadata.stores if s.prefix_columns_count},
             # Absolute, of wherever it was made.
             schemas=tuple(path.rpartition(f"/{_SCHEMAS}/")[2] for path in schemas),
         )
@@ -167,7 +175,7 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= partition < operator.partitions_count:
             raise _no_such(f"{which} has no partition {partition}", self.batch)
         if unique_ids is None:
-            return StateVersion(self.batch + 1)
+            return StateVersion(self.batch + 1, is_hdfs=provider_of(self.offsets) == HDFS_PROVIDER)
         ids = unique_ids[operator.id][partition]
         if len(ids) != len(operator.stores):
             reason = f"has {len(ids)} ids for the {len(operator.stores)} stores of operator {operator.id}"
@@ -361,15 +369,20 @@ class StreamingCheckpoint:
         return at.describe(metadata, stores)
 
 
-def check_provider(offsets: query_logs.BatchOffsets, *, subject: str = OFFSETS) -> None:
-    """Refuse a checkpoint whose pinned provider is not RocksDB's, by a `ProviderError` that names it (design 0004, B4).
+def provider_of(offsets: query_logs.BatchOffsets) -> str:
+    """Return the state store provider that a query is pinned to.
 
-    Spark pins the provider since before it had one for RocksDB: where none is pinned, it was the HDFS-backed one.
+    Spark pins it since before it had one for RocksDB: where none is pinned, it was the HDFS-backed one.
     """
-    provider = offsets.conf.get(_PROVIDER_KEY, HDFS_PROVIDER)
-    if provider != ROCKSDB_PROVIDER:
-        pinned = "the query is pinned to" if _PROVIDER_KEY in offsets.conf else "nothing is pinned, so it is"
-        raise ProviderError(f"{pinned} the state store provider {provider}", operation="read state", subject=subject)
+    return offsets.conf.get(PROVIDER_KEY, HDFS_PROVIDER)
+
+
+def check_provider(offsets: query_logs.BatchOffsets, *, subject: str = OFFSETS) -> None:
+    """Refuse a checkpoint whose provider is none of Spark's, by a `ProviderError` that names it (0004, B4)."""
+    provider = provider_of(offsets)
+    if provider not in {ROCKSDB_PROVIDER, HDFS_PROVIDER}:
+        reason = f"the query is pinned to the state store provider {provider}"
+        raise ProviderError(reason, operation="read state", subject=subject)
 
 
 @contextmanager

@@ -166,6 +166,7 @@ def _parse(text: str, kind: object, name: str) -> bool | int | float | str:
     raise UsageError(f"{text!r} is not {wanted}", operation="settings", subject=name)
 
 
+PROVIDER_KEY: Final = f"{_STORE}providerClass"
 CODEC_KEY: Final = f"{_STORE}compression.codec"
 # By field: the key of Spark's.
 _KEYS: Final[dict[str, str]] = {

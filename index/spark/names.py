@@ -27,7 +27,8 @@ _ID: Final = r"[A-Za-z0-9@~%+=,.-]+"
 _UNIQUE_ID = re.compile(_ID)
 _DIGITS = re.compile("[0-9]+")
 _STATE_NAME = re.compile(
-    rf"(?P<version>0|[1-9][0-9]{{0,18}})(?:_(?P<unique_id>{_ID}))?\.(?P<kind>zip|changelog)(?P<checksum>\.crc)?"
+    rf"(?P<version>0|[1-9][0-9]{{0,18}})(?:(?:_(?P<unique_id>{_ID}))?\.(?P<kind>zip|changelog)"
+    r"|\.(?P<hdfs_kind>snapshot|delta))(?P<checksum>\.crc)?"
 )
 
 _UUID: Final = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -48,6 +49,8 @@ class StateVersion(msgspec.Struct, frozen=True):
     # The state after batch `version - 1`; 0 is empty and has no file.
     version: int
     unique_id: UniqueId | None = None
+    # Whether its files are named as the HDFS-backed provider names them, which knows no ids (N1a).
+    is_hdfs: bool = False
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __str__(self) -> str:  # type: ignore[explicit-override]
@@ -84,19 +87,19 @@ def parse_state_name(name: str) -> StateFileName | None:
     unique_id = m["unique_id"]
     if version > STATE_VERSION_MAX:
         return None
-    kind: StateFileKind = "snapshot" if m["kind"] == "zip" else "changelog"
-    of = StateVersion(version, None if unique_id is None else UniqueId(unique_id))
+    kind: StateFileKind = "snapshot" if m["kind"] == "zip" or m["hdfs_kind"] == "snapshot" else "changelog"
+    of = StateVersion(version, None if unique_id is None else UniqueId(unique_id), is_hdfs=m["hdfs_kind"] is not None)
     return StateFileName(kind, of, checksum=m["checksum"] is not None)
 
 
 def snapshot_name(of: StateVersion) -> str:
-    """`3.zip` or `3_<uid>.zip`."""
-    return f"{of}.zip"
+    """`3.zip` or `3_<uid>.zip`; `3.snapshot` of the HDFS-backed provider."""
+    return f"{of}.{'snapshot' if of.is_hdfs else 'zip'}"
 
 
 def changelog_name(of: StateVersion) -> str:
-    """`3.changelog` or `3_<uid>.changelog`."""
-    return f"{of}.changelog"
+    """`3.changelog` or `3_<uid>.changelog`; `3.delta` of the HDFS-backed provider."""
+    return f"{of}.{'delta' if of.is_hdfs else 'changelog'}"
 
 
 def state_name(kind: StateFileKind, of: StateVersion) -> str:

@@ -275,6 +275,12 @@ def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
 @click.argument("target", metavar="TARGET")
 @click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
 @click.option(
+    "--to",
+    "provider",
+    type=click.Choice(["rocksdb"]),
+    help="State store provider of TARGET, for state that is HDFS-backed.  [default: that of SOURCE]",
+)
+@click.option(
     "--format",
     "format_version",
     type=click.IntRange(1, 2),
@@ -305,10 +311,11 @@ def spark_convert(session: Session, source: str, target: str, options: convert.C
 def _conversion_lines(found: convert.ConversionPlan) -> list[str]:
     done = found if isinstance(found, convert.ConvertedCheckpoint) else None
     batch = f"{'' if done else 'would be '}batch {found.batch} of query {printable(found.query_id)}"
+    provider = _change(found.provider_before, found.provider)
     formats, codecs = _change(found.format_before, found.format_version), _change(found.codec_before, found.codec)
     lines = [
         f"{printable(found.location)}: {batch}",
-        f"from {printable(found.source)}; format {formats}, codec {codecs}",
+        f"from {printable(found.source)}; provider {provider}, format {formats}, codec {codecs}",
     ]
     if done is None:
         return [*lines, f"{count(found.stores, 'store')}; nothing was written"]

@@ -371,7 +371,9 @@ def _find_table(place: Place, loop: LoopThread, directory: CheckpointDir, stores
                 data = own_loop.run(files.read(SCHEMA_PATH, size_bytes_max=SCHEMA_BYTES_MAX))
         except BlobNotFoundError:
             return None
-        prefix_columns = loop.run(_prefix_columns(directory, operator, name))
+        # The HDFS-backed provider splits no keys.
+        is_hdfs = any(store.at.is_hdfs for store in stores)
+        prefix_columns = 0 if is_hdfs else loop.run(_prefix_columns(directory, operator, name))
         tables.add(_table(data, prefix_columns, subject=f"schema of {first}"))
         if len(tables) > 1:
             return None

@@ -250,7 +250,8 @@ def _describe(work: FilesWork, path: str, *, needed: bool | None) -> Row:
     of = work.store.id
     row: Row = {**msgspec.structs.asdict(of), "path": f"{of.path}/{path}", "needed": needed, "kind": "foreign"}
     if (parsed := parse_state_name(path)) is not None:
-        return row | msgspec.structs.asdict(parsed.of) | {"kind": "checksum" if parsed.checksum else parsed.kind}
+        of_version = {"version": parsed.of.version, "unique_id": parsed.of.unique_id}
+        return row | of_version | {"kind": "checksum" if parsed.checksum else parsed.kind}
     if path == SCHEMA_PATH:
         return row | {"kind": "schema"}
     if is_shared_path(path) or needed:
@@ -267,7 +268,8 @@ async def _find_needed(files: StateFiles, store: StoreAt) -> frozenset[str] | No
         shared: list[str] = []
         if resolution.base is not None:
             names.append(snapshot_name(resolution.base))
-            metadata = (await manager.read_snapshot(resolution.base)).metadata
+        if resolution.rocksdb_snapshot is not None:
+            metadata = (await manager.read_snapshot(resolution.rocksdb_snapshot)).metadata
             shared += [f"{SSTS}/{file.stored_name}" for file in metadata.sst_files]
             shared += [f"{LOGS}/{file.stored_name}" for file in metadata.log_files]
     except (FormatError, EngineError):
