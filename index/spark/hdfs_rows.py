@@ -82,7 +82,7 @@ class RowForm(msgspec.Struct, frozen=True):
 def prefix_key_splitter(key: StructType, prefix_columns: int) -> SplitKey:
     """Return what encodes a key for a scan by its first columns: their row with its length before it, then the rest.
 
-    UnsupportedRecordError: the key has no so many columns.
+    UnsupportedRecordError: the key has fewer columns.
     """
     if not 0 < prefix_columns < len(key.fields):
         reason = f"has {len(key.fields)} columns, and {prefix_columns} of them are to lead"

@@ -13,7 +13,7 @@ import pytest
 
 from blobstore.errors import StoreUnavailableError
 from engine import StateStore
-from engine.errors import DamagedError, EngineError, NotLoadedError, SnapshotUploadError
+from engine.errors import DamagedError, EngineError, NotLoadedError, ProviderError, SnapshotUploadError
 from engine.rocksdb import store as rocksdb
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.state import files as state_files
@@ -380,13 +380,14 @@ async def test_a_version_that_is_loaded_again_costs_no_file_twice(bench: Bench) 
 # --- whose state it is
 
 
-async def test_a_directory_of_the_other_provider_is_reported_as_such(bench: Bench) -> None:
+async def test_state_of_the_hdfs_backed_provider_is_not_written(bench: Bench) -> None:
     bench.root.mkdir()
     for name in ("1.delta", "2.delta", "2.snapshot"):
         (bench.root / name).write_bytes(b"x")
     async with bench.store(format_version=1) as store:
-        with pytest.raises(EngineError, match="HDFSBackedStateStoreProvider"):
-            await store.load(2, read_only=True)
+        with pytest.raises(ProviderError, match="HDFSBackedStateStoreProvider") as caught:
+            await store.load(2)
+        assert "spark convert --to rocksdb" in caught.value.hint
 
 
 async def test_a_reader_repairs_without_knowing_of_changelogs(bench: Bench) -> None:
