@@ -17,7 +17,7 @@ try:
     from engine.checkpoint.backup import BackupChoice
     from engine.checkpoint.restore import RestoreChoice
     from engine.spark.access import SparkOptions
-    from engine.spark.checkpoint import backup_checkpoint, check_checkpoint, restore_checkpoint
+    from engine.spark.checkpoint import backup_checkpoint, check_checkpoint, convert_checkpoint, restore_checkpoint
     from engine.spark.collection.backend import collect
     from engine.spark.listener import BackupListener
     from engine.spark.sources.sources import register_sources
@@ -40,6 +40,7 @@ __all__ = [
     "backup_stores",
     "check_checkpoint",
     "collect",
+    "convert_checkpoint",
     "register_sources",
     "restore_checkpoint",
     "restore_stores",

@@ -288,8 +288,11 @@ def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
     help="checkpointFormatVersion of TARGET: 2 gives each version a unique id.  [default: that of SOURCE]",
 )
 @click.option("--codec", type=click.Choice(CODECS), help="Of changelogs to come.  [default: that of SOURCE]")
+@cli.on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be made.")
-def spark_convert(session: Session, source: str, target: str, options: convert.ConvertChoice, *, dry_run: bool) -> None:
+def spark_convert(
+    session: Session, source: str, target: str, options: convert.ConvertChoice, *, on_spark: bool, dry_run: bool
+) -> None:
     """Make a checkpoint at TARGET, a new directory or s3://bucket/prefix, of one batch of that at SOURCE.
 
     Stop the query first, and let only one of the two go on. SOURCE is only read. Each store becomes one snapshot with
@@ -302,8 +305,15 @@ def spark_convert(session: Session, source: str, target: str, options: convert.C
         plan = asyncio.run(convert.plan_conversion(source, target, options))
         session.show(plan, _conversion_lines(plan))
         return
-    with session.progress("convert") as progress:
-        done = asyncio.run(convert.convert_checkpoint(source, target, options, progress=progress))
+    if on_spark:
+        # With PySpark and a JVM, for those who asked for them.
+        from engine.spark.checkpoint import convert_checkpoint as convert_on_spark  # noqa: PLC0415
+
+        with spark_session() as spark:
+            done = convert_on_spark(spark, source, target, options)
+    else:
+        with session.progress("convert") as progress:
+            done = asyncio.run(convert.convert_checkpoint(source, target, options, progress=progress))
     session.show(done, _conversion_lines(done))
     session.warn_of_restore(pinned=True, leftovers=done.leftovers)
 

@@ -9,6 +9,9 @@ from pyspark.sql import SparkSession
 
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.convert import ConvertChoice, convert_checkpoint
+from engine.errors import DamagedError
+from engine.spark import convert_checkpoint as convert_on_spark
+from index.errors import FormatError
 from tests.spark.state.oracle import our_rows, spark_rows
 from tests.spark.state.queries import (
     AGGREGATION,
@@ -94,3 +97,19 @@ def test_row_checksums_and_another_codec(spark: SparkSession, tmp_path: Path, qu
     conf = {FORMAT: "1", ROW_CHECKSUMS: "true", CODEC: "lz4"}
     choice = ConvertChoice(format_version=2, codec="zstd")
     check_converted(spark, tmp_path, query, conf, choice, {FORMAT: "2", CODEC: "zstd"})
+
+
+def test_stores_are_converted_on_the_executors(spark: SparkSession, tmp_path: Path) -> None:
+    original = grown(spark, AGGREGATION, tmp_path / "query", {FORMAT: "1"}, batches=3)
+    batch = original.committed()[-1]
+    rows = spark_rows(original, [batch])
+    done = convert_on_spark(spark, original.checkpoint, tmp_path / "elsewhere", ConvertChoice(format_version=2))
+    assert (done.batch, done.stores) == (batch, 2)
+    assert asyncio.run(check_checkpoint(tmp_path / "elsewhere")).is_sound
+    converted = moved(spark, original, {FORMAT: "2"}, tmp_path / "elsewhere")
+    assert spark_rows(converted, [batch]) == rows
+    newest = max(converted.checkpoint.glob("state/0/1/*.zip"))
+    newest.write_bytes(newest.read_bytes()[:-30])
+    with pytest.raises((DamagedError, FormatError), match=newest.name):
+        convert_on_spark(spark, converted.checkpoint, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
