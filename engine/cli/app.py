@@ -54,6 +54,12 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "forget": "rewind:forget",
     "discard": "verify:discard",
     "repair": "repair:repair",
+    "import": _group(
+        "import",
+        {"samza": "show:import_samza"},
+        short_help="Make a commit of what another program has stored.",
+        help_="Make a commit of a snapshot in another program's form.",
+    ),
     "export": "show:export",
     "report": "bench:report",
     "doctor": "doctor:doctor",
