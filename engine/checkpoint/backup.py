@@ -20,7 +20,7 @@ from engine.backup.backup import BackupOptions, BackupResult, check_shrinking
 from engine.checkpoint.check import check_logs, confirm_logs
 from engine.checkpoint.errors import DAMAGE_HINT, QueryMovedOnError, error_context, redact_paths
 from engine.checkpoint.findings import Finding, damaged_paths
-from engine.checkpoint.live import LiveFiles, LiveStore, QueryFiles, live_files
+from engine.checkpoint.live import LiveFiles, LiveStore, QueryFiles, live_files, sst_bytes
 from engine.commit.writer import until_known
 from engine.errors import (
     DamagedError,
@@ -332,11 +332,14 @@ async def preview_backup(
             await refuse_damaged_logs(root, despite_damage=choice.despite_damage)
 
         async def look(work: StoreToBackUp) -> tuple[int, int, int, int, int, int]:
-            previous = None if work.base is None else await read_index(repository.store, work.base.index)
+            trusts = work.base is not None and not work.distrust
+            previous = await read_index(repository.store, work.base.index) if work.base and trusts else None
             async with live_files(root.child(work.store.id.path), choice.scratch) as files:
                 live = _live_store(files, work, choice)
                 with error_context(files.location, private=files.directory):
                     chosen, known = await live.choose(previous)
+            if work.distrust:
+                live.base_sst_bytes = await _base_sst_bytes(repository, work)
             new = [file.metadata.size_bytes for path, file in chosen.items() if path not in known]
             size_bytes = sum(file.metadata.size_bytes for file in chosen.values())
             return len(chosen), size_bytes, len(new), sum(new), live.base_sst_bytes, live.sst_bytes
@@ -492,6 +495,9 @@ async def backup_store(
             result = await repository.backup(
                 scope, live, task=store.id.task, store=store.id.store, options=options, progress=progress
             )
+    if work.distrust:
+        # Its content is not believed; that it was so large is.
+        live.base_sst_bytes = await _base_sst_bytes(repository, work)
     return StoreBackup(
         id=store.id,
         result=result,
@@ -503,6 +509,15 @@ async def backup_store(
         unchecked=tuple(live.unchecked),
         findings=tuple(live.findings.found),
     )
+
+
+async def _base_sst_bytes(repository: Repository, work: StoreToBackUp) -> int:
+    """Return how many bytes of SSTs the newest backup has of a store; 0 if that is not to be had."""
+    if work.base is None:
+        return 0
+    with contextlib.suppress(DamagedError, FormatError):
+        return sst_bytes(dict(files_of((await read_index(repository.store, work.base.index)).dir)))
+    return 0
 
 
 def _live_store(files: LiveFiles, work: StoreToBackUp, choice: BackupChoice) -> LiveStore:

@@ -255,7 +255,8 @@ def _is_kept(name: str) -> bool:
     return True
 
 
-def _sst_bytes(files: Mapping[FilePath, LocalFile] | Mapping[FilePath, FileIndex]) -> int:
+def sst_bytes(files: Mapping[FilePath, LocalFile] | Mapping[FilePath, FileIndex]) -> int:
+    """Return how many bytes of the files of a state store are in SSTs."""
     return sum(file.metadata.size_bytes for path, file in files.items() if path[0] == names.SSTS)
 
 
@@ -361,7 +362,7 @@ class LiveStore(_LiveSource):
                 snapshots[base] = await self._metadata(base, listed)
             self._chosen |= select_state_files(found, snapshots[base], listed)
         before: Mapping[FilePath, FileIndex] = {} if previous is None else dict(files_of(previous.dir))
-        self.sst_bytes, self.base_sst_bytes = _sst_bytes(self._chosen), _sst_bytes(before)
+        self.sst_bytes, self.base_sst_bytes = sst_bytes(self._chosen), sst_bytes(before)
         self._known = {
             path: entry
             for path, file in self._chosen.items()

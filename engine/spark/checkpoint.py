@@ -77,10 +77,10 @@ def _first_of(errors: Sequence[str]) -> str:
 
 
 # What the driver raises for what a store failed with.
-_RAISED: Final[dict[type[Exception], type[EngineError | StoreError]]] = {
+_RAISED: Final[dict[type[Exception], type[EngineError | StoreError | VersionMissingError]]] = {
     SourceChangedError: SourceChangedError,
     UnsafeSourceError: UnsafeSourceError,
-    VersionMissingError: UnsafeSourceError,
+    VersionMissingError: VersionMissingError,
     DamagedError: DamagedError,
     FormatError: DamagedError,
     # What a newer Spark wrote is not damaged.
@@ -179,6 +179,8 @@ def _backups(outcomes: Sequence[spread.StoreOutcome], location: str) -> tuple[ba
     for raised, hint in _HINTS.items():
         if raised in failed:
             raise raised(_first_of(failed[raised]), operation=backup.OPERATION, subject=location, hint=hint)
+    if VersionMissingError in failed:
+        raise VersionMissingError(_first_of(failed[VersionMissingError]), subject=location, hint=MOVED_HINT)
     if failed:
         raise StoreUnavailableError(_first_of(failed[StoreUnavailableError]), operation=backup.OPERATION, key=location)
     return tuple(msgspec.msgpack.decode(outcome.result, type=backup.StoreBackup) for outcome in outcomes)

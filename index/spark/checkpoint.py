@@ -181,11 +181,12 @@ def choose_checkpoint_backup(
 
     That is one that has the batch, or else the one that was the newest at a time by the store's clock. Where a query
     was taken back and went on, there are two of some batches: those that led to the newest backup come first, as far as
-    the numbers show.
+    the numbers show. Of these, one that was taken despite damage comes last (P5a).
     """
     if batch is None:
         return next((p for p in backups if at_ms is None or p[0].committed_at_ms <= at_ms), None)
-    for some in (_current(backups), backups):
+    current = _current(backups)
+    for some in ([p for p in current if not p[1].damaged], current, backups):
         own = next((p for p in some if p[1].batch == batch), None)
         later = [p for p in some if p[1].oldest_batch <= batch <= p[1].batch]
         if found := own or min(reversed(later), key=lambda taken: taken[1].batch, default=None):

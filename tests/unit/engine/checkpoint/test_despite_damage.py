@@ -3,13 +3,16 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from engine.checkpoint.backup import BackupChoice, backup_checkpoint
+from engine.checkpoint import backup as backup_module
+from engine.checkpoint.backup import BackupChoice, StoreBackup, backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
-from engine.errors import DamagedError
+from engine.errors import DamagedError, ShrunkError
 from engine.inspect.history import format_offsets
 from engine.repository.repository import Repository
 from index.spark.checkpoint import decode_checkpoint_backup
@@ -74,6 +77,24 @@ async def test_what_check_calls_damage_is_taken_over_only_with_leave(
     await restore_checkpoint(repository, tmp_path / "sound")
     assert (await check_checkpoint(tmp_path / "sound")).findings == ()
     assert await rows_of(tmp_path / "sound", tmp_path) == await rows_of(query.root, tmp_path / "of")
+
+
+async def test_state_that_has_shrunk_is_refused_also_after_a_damaged_backup(
+    query: WrittenQuery, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that backup has is not believed, but how large it was."""
+    monkeypatch.setattr("engine.checkpoint.backup.SHRINK_FLOOR_BYTES", 0)
+    shutil.rmtree(query.root / "sources")
+    assert (await backup_checkpoint(repository, query.root, DESPITE)).is_new
+    kept = backup_module.backup_store
+
+    async def shrunk(*arguments: Any, **how: Any) -> StoreBackup:
+        return msgspec.structs.replace(await kept(*arguments, **how), sst_bytes=1)
+
+    monkeypatch.setattr(backup_module, "backup_store", shrunk)
+    await query.run(1)
+    with pytest.raises(ShrunkError):
+        await backup_checkpoint(repository, query.root, BackupChoice(despite_damage=True, shrink_max=0.5))
 
 
 async def test_a_missing_file_of_state_cannot_be_taken_over(query: WrittenQuery, repository: Repository) -> None:

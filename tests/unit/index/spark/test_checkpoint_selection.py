@@ -53,6 +53,17 @@ def test_batches_that_were_given_up_come_last(batch: int, number: int) -> None:
     assert found[0].record.number == number
 
 
+def test_of_two_that_have_a_batch_the_sound_one_is_chosen() -> None:
+    commit, backup = taken(2, 2, 4)
+    damaged = commit, backup.with_damage(["sources/0/3"])
+    backups = (taken(3, 2, 6), damaged, taken(1, 0, 2))
+    for batch, number in ((3, 3), (4, 3), (2, 1)):
+        found = choose_checkpoint_backup(backups, batch=batch)
+        assert found is not None
+        assert found[0].record.number == number
+    assert choose_checkpoint_backup((damaged,), batch=4) == damaged
+
+
 def test_nothing_is_found_in_nothing() -> None:
     assert choose_checkpoint_backup(()) is None
 
