@@ -17,6 +17,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import StoreError
 from blobstore.local.files import flush
 from blobstore.opening import StoreSettings, local_path_of
+from engine.checkpoint.beside import find_batch_commit, take_back
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart
 from engine.errors import (
@@ -81,6 +82,8 @@ class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
     map_paths: Mapping[str, str] = {}
     # Where something of the backup is missing, take the newest of which everything is there (design 0006, M2).
     or_newest_complete: bool = False
+    # A job of `StatefulJob.for_each_batch` in the same repository, which is taken back to the batch too (J2).
+    with_job: str | None = None
     # Number of stores worked on at once on this machine.
     stores_at_once: int = STORES_AT_ONCE
     # How a target that is a URL is asked.
@@ -104,6 +107,9 @@ class CheckpointRestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     # Changelogs that would be applied with `replayed`, or are left for Spark to apply.
     changelogs: int
+    # The job beside the query, and the number of its commit that it is taken back to; "" and 0 without one.
+    with_job: str = ""
+    job_commit: int = 0
 
     json_properties: ClassVar = {"query_id": "backup.query_id", "source": "backup.location", "damage": "backup.damage"}
     json_omitted: ClassVar = ("backup",)
@@ -257,6 +263,8 @@ class CheckpointRestore:
         self._watch = Stopwatch(runtime)
         self._resources = contextlib.AsyncExitStack()
         self._wanted: set[StoreId] = set()
+        # Of the job beside the query.
+        self._job_commit: Commit | None = None
         self._requests = self._files = self._size_bytes = self._bytes_fetched = 0
 
     async def begin(self, scratch: Path | None = None) -> tuple[StoreToRestore, ...]:
@@ -276,6 +284,9 @@ class CheckpointRestore:
         has_batch = choice.batch is not None and self.backup.oldest_batch <= choice.batch <= self.backup.batch
         self.batch = choice.batch if choice.batch is not None and has_batch else self.backup.batch
         self.oldest_batch = self.batch if choice.replayed else self.backup.oldest_batch
+        if choice.with_job is not None:
+            query_id = self.backup.query_id
+            self._job_commit = await find_batch_commit(self._repository, choice.with_job, query_id, self.batch)
         reference = require_store(self.commit, QUERY_TASK, QUERY_STORE)
         index, self._requests = await read_index_of(self._repository.store, reference)
         entries = dict(files_of(index.dir))
@@ -299,6 +310,9 @@ class CheckpointRestore:
         if missing := self._wanted - {store.id for store in restored}:
             names = ", ".join(map(str, sorted(missing)))
             raise UsageError(f"stores were not restored: {names}", operation="restore", subject=self._target.location)
+        if self._job_commit is not None:
+            # First: a query that is ahead of its job is refused, and one behind it would plan a batch again (J2).
+            await take_back(self._repository, self._job_commit)
         await self._target.publish([path for store in restored for path in store.published])
         leftovers = await self._target.close()
         return RestoredCheckpoint(
@@ -324,6 +338,8 @@ class CheckpointRestore:
             files=self._files + sum(store.files for store in stores),
             size_bytes=self._size_bytes + sum(store.size_bytes for store in stores),
             changelogs=sum(store.changelogs for store in stores),
+            with_job=self._choice.with_job or "",
+            job_commit=self._job_commit.pointer.number if self._job_commit is not None else 0,
         )
 
     async def close(self) -> None:

@@ -35,10 +35,7 @@ class PartitioningError(EngineError):
 class BatchMismatchError(UsageError):
     """A query's batch is neither the job's newest version nor the next one. Nothing was committed."""
 
-    default_hint = (
-        "stop the query, then bring both to batch N: `tidemark rewind vN --job JOB` and after it "
-        "`tidemark spark restore --batch N`"
-    )
+    default_hint = "stop the query, then bring both to one batch: `tidemark spark restore --batch N --with-job JOB`"
 
 
 class RunEndedError(ConflictError):

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
+from engine.checkpoint.beside import BatchOffsets, decode_batch_offsets
 from engine.errors import CommitLostError, DamagedError, UsageError
 from engine.local.digests import hash_content
 from engine.rocksdb.store import RocksDbSettings
@@ -37,19 +38,7 @@ TASKS_MAX: Final = 100_000
 PINS_MAX: Final = 8
 
 
-class _BatchOffsets(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The offsets of a job beside a query (design 0005, J1)."""
-
-    query_id: str
-    batch: int
-    # Of `offsets/<batch>` of the query, as it was planned: hexadecimal BLAKE3.
-    planned: str
-
-    def encode(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-
-async def _read_batch(checkpoint: str | Path, batch: int, settings: StoreSettings) -> _BatchOffsets:
+async def _read_batch(checkpoint: str | Path, batch: int, settings: StoreSettings) -> BatchOffsets:
     directory = await CheckpointDir.open(checkpoint, settings=settings)
     try:
         query_id = await StreamingCheckpoint(directory).query_id()
@@ -60,7 +49,7 @@ async def _read_batch(checkpoint: str | Path, batch: int, settings: StoreSetting
         raise BatchMismatchError(message, operation="for each batch", subject=subject, hint=hint) from error
     finally:
         await directory.close()
-    return _BatchOffsets(query_id=query_id, batch=batch, planned=hash_content(planned).hex())
+    return BatchOffsets(query_id=query_id, batch=batch, planned=hash_content(planned).hex())
 
 
 class JobCommit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -267,18 +256,15 @@ class StatefulJob:
 
         return apply
 
-    def _check_follows(self, offsets: _BatchOffsets, newest: Commit | None) -> None:
+    def _check_follows(self, offsets: BatchOffsets, newest: Commit | None) -> None:
         """Refuse a batch that is not the one to apply or to pass over now (design 0005, J1)."""
         wrong = ""
         if newest is None:
             wrong = "" if offsets.batch == 0 else "the job has no commit"
         else:
             version = newest.record.version
-            try:
-                known = msgspec.json.decode(newest.record.offsets, type=_BatchOffsets)
-            except msgspec.MsgspecError:
-                known = None
-            if known is None or known.query_id != offsets.query_id or known.batch != version:
+            known = decode_batch_offsets(newest)
+            if known is None or known.query_id != offsets.query_id:
                 wrong = f"the job is at version {version}, of something else: {newest.record.offsets!r}"
             elif offsets.batch not in {version, version + 1}:
                 wrong = f"the job is at version {version}"

@@ -7,16 +7,16 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from engine.errors import NotFoundError
-from engine.repository.repository import SyncRepository
-from engine.spark import backup_checkpoint, restore_checkpoint
+from engine.checkpoint.targets import DirectoryTarget
+from engine.errors import NotFoundError, TargetError
+from engine.spark import BackupChoice, RestoreChoice, backup_checkpoint, restore_checkpoint
 from engine.spark.errors import BatchMismatchError
 from engine.spark.stateful_job import StatefulJob
-from index.snapshot.model import Scope
 from tests.spark.counting import SUMS_DDL, add, read_sums
 
 pytestmark = pytest.mark.spark
 
+JOB = "query"
 DDL = "key string, amount bigint"
 
 
@@ -68,8 +68,10 @@ def test_batch_that_comes_again_is_applied_once(spark: SparkSession, url: str, t
             job.for_each_batch(tmp_path / "nowhere")(batch, 3)
 
 
-def test_both_are_taken_back_and_go_on_to_the_same_results(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    """As the how-to says: the job is rewound, then the checkpoint is restored; in between the query is refused (J2)."""
+def test_both_are_taken_back_and_go_on_to_the_same_results(
+    spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the how-to says: one verb takes both back; in between the query is refused (J2)."""
     source, checkpoint = tmp_path / "in", tmp_path / "query"
 
     def feed() -> None:
@@ -80,28 +82,35 @@ def test_both_are_taken_back_and_go_on_to_the_same_results(spark: SparkSession, 
         stream = stream.option("checkpointLocation", str(at)).trigger(availableNow=True)
         stream.foreachBatch(job.for_each_batch(at)).start().awaitTermination()
 
-    backups = f"file://{tmp_path / 'backups'}"
-    SyncRepository.init(backups).close()
+    async def fail(*_: object) -> None:
+        raise TargetError("injected", operation="restore")
+
     with StatefulJob(url, job="j", key_columns=["key"], tasks=2, update=add, local_root=tmp_path / "disk") as job:
         for _ in range(2):
             feed()
         run(job, checkpoint)
-        backup_checkpoint(spark, backups, checkpoint)
+        backup_checkpoint(spark, url, checkpoint, BackupChoice(job=JOB))
         for _ in range(2):
             feed()
         run(job, checkpoint)
         # The checkpoint alone: the query would plan batch 2 again, and the job is ahead of it.
-        restore_checkpoint(spark, backups, tmp_path / "alone")
+        restore_checkpoint(spark, url, tmp_path / "alone", RestoreChoice(job=JOB))
         with pytest.raises(StreamingQueryException, match="BatchMismatchError"):
             run(job, tmp_path / "alone")
-        with SyncRepository.open(url) as repository:
-            target = next(commit for commit in repository.commits(Scope("j")) if commit.record.version == 1)
-            repository.rewind(target)
-        # The job alone: the query is ahead.
+        with pytest.raises(NotFoundError, match="no commit of a batch of query"):
+            restore_checkpoint(spark, url, tmp_path / "both", RestoreChoice(job=JOB, with_job=JOB))
+        choice = RestoreChoice(job=JOB, with_job="j", batch=1)
+        # A crash between the two steps: the job is taken back alone, and the query is ahead.
+        with monkeypatch.context() as patched:
+            patched.setattr(DirectoryTarget, "publish", fail)
+            with pytest.raises(TargetError, match="injected"):
+                restore_checkpoint(spark, url, tmp_path / "both", choice)
+        assert not (tmp_path / "both").exists()
         feed()
         with pytest.raises(StreamingQueryException, match="BatchMismatchError"):
             run(job, checkpoint)
-        restore_checkpoint(spark, backups, tmp_path / "both")
+        done = restore_checkpoint(spark, url, tmp_path / "both", choice)
+        assert (done.batch, done.with_job) == (1, "j")
         run(job, tmp_path / "both")
         sums = {row[0]: row[1:] for row in job.read(spark, read_sums, SUMS_DDL).collect()}
     assert sums == {"a": (5, 5), "b": (5, 10)}

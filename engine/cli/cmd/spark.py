@@ -184,6 +184,7 @@ _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query
 )
 @click.option("--replayed", is_flag=True, help="Apply changelogs here: the query then starts at once.")
 @click.option("--move-aside", is_flag=True, help=_MOVE_ASIDE)
+@click.option("--with-job", metavar="JOB", help="Take a job beside the query (for_each_batch) back to the batch, too.")
 @click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files are now.")
 @cli.or_newest_complete_option
 @cli.on_spark_option
@@ -253,6 +254,9 @@ def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
     commit = f"commit {found.commit.pointer.number} of {printable(found.job)}"
     held = f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
     lines = [f"{printable(found.location)}: {batch}", f"from {commit}, {iso_time(found.commit.committed_at_ms)}"]
+    if found.with_job:
+        taken = "is" if restored else "would be"
+        lines.append(f"job {printable(found.with_job)} {taken} taken back to it, as in its commit {found.job_commit}")
     if restored is None:
         return [*lines, f"{held}; {count(found.changelogs, 'changelog')} to apply", "nothing was written"]
     fetched = f"fetched {human_bytes(restored.bytes_fetched)} with {count(restored.requests, 'request')}"
