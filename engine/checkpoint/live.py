@@ -256,7 +256,9 @@ def _is_kept(name: str) -> bool:
 
 
 def _sst_bytes(files: Mapping[FilePath, LocalFile] | Mapping[FilePath, FileIndex]) -> int:
-    return sum(file.metadata.size_bytes for path, file in files.items() if path[0] == names.SSTS)
+    """Return the bytes in SSTs; of the HDFS-backed provider those in the snapshot."""
+    found = ((path[0], file.metadata.size_bytes) for path, file in files.items())
+    return sum(size_bytes for top, size_bytes in found if top == names.SSTS or top.endswith(".snapshot"))
 
 
 class _LiveSource(BackupSource):
@@ -349,7 +351,8 @@ class LiveStore(_LiveSource):
         self._brought = {}
         listed = await self._files.list()
         at = self._store.at
-        present = Present.of_names(path[0] for path in listed if len(path) == 1)
+        tops = (path[0] for path in listed if len(path) == 1)
+        present = Present.of_names(tops, hdfs_backed=at.hdfs_backed)
         self._resolutions = ()
         self._chosen = {}
         snapshots: dict[names.StateVersion | None, StateMetadata | None] = {None: None}
@@ -384,7 +387,7 @@ class LiveStore(_LiveSource):
     async def _metadata(
         self, base: names.StateVersion | None, listed: Mapping[FilePath, LocalFile]
     ) -> StateMetadata | None:
-        if base is None:
+        if base is None or base.hdfs_backed:
             return None
         path = (names.snapshot_name(base),)
         checksum = await self._checksum(path, base, listed)
@@ -436,7 +439,7 @@ class LiveStore(_LiveSource):
             if report.unchecked:
                 self.unchecked.append(f"{self._store.id.path}/{'/'.join(path)}: {report.unchecked}")
             return
-        parsed = names.parse_state_name(path[0])
+        parsed = names.parse_state_name(path[0], hdfs_backed=self._store.at.hdfs_backed)
         if parsed is None:
             return
         if parsed.checksum:
@@ -447,8 +450,13 @@ class LiveStore(_LiveSource):
         checksum = await self._checksum(path, parsed.of, self._chosen)
         codec = self._store.settings.codec
         with self._named(path):
-            if parsed.kind == "changelog":
-                await run_blocking(lambda: check_changelog_file(self._path(path), codec, parsed.of, checksum=checksum))
+            if parsed.kind == "changelog" or parsed.of.hdfs_backed:
+                whole = parsed.kind == "snapshot"
+                await run_blocking(
+                    lambda: check_changelog_file(
+                        self._path(path), codec, parsed.of, checksum=checksum, is_snapshot=whole
+                    )
+                )
             if checksum is None:
                 await self._check_hidden(path)
 

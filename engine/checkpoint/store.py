@@ -21,7 +21,9 @@ from engine.restore.restore import read_index_of
 from engine.restore.staging import Staging, target_errors
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import TransferSettings
-from engine.state.changelogs import CREATOR
+from engine.state.changelogs import CREATOR, ChangelogWriter
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.compression import Codec
 from engine.state.files import CapturedSnapshot, StateFileManager, named_metadata
 from engine.state.load import StateLoader
 from engine.state.loaded import LoadedState
@@ -32,10 +34,11 @@ from engine.state.settings import StateStoreSettings
 from engine.state.zips import build_state_zip
 from index.snapshot.contents import files_of
 from index.snapshot.model import FilePath, StoreReference
+from index.spark.changelog import PUT
 from index.spark.checkpoint import StoreId
 from index.spark.checksums import FileChecksum, encode_file_checksum
 from index.spark.lineage import Resolution, target_in_index
-from index.spark.names import changelog_name, checksum_name, snapshot_name
+from index.spark.names import StateVersion, changelog_name, checksum_name, snapshot_name
 from index.spark.retention import SCHEMA_PATH
 
 _FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -141,18 +144,27 @@ async def _replay(
     names += [] if resolution.base is None else [snapshot_name(resolution.base)]
     replaced = [present[name,].metadata for name in names]
     modified_at_ns = max(metadata.modified_at_ns for metadata in replaced)
-    place = await run_blocking(WorkingDir.open, target.with_name("working"))
+    working = target.with_name("working")
+    place = await run_blocking(WorkingDir.open, working)
     try:
         loader = StateLoader(manager, place, runtime)
         loaded, metrics = await loader.load(resolution.target, {}, read_only=True)
         try:
-            captured = await run_blocking(_capture, manager, place, loaded)
+            made: Path | CapturedSnapshot
+            if resolution.target.hdfs_backed:
+                with target_errors(target):
+                    made = await run_blocking(_write_snapshot, working, loaded, settings.codec)
+            else:
+                made = await run_blocking(_capture, manager, place, loaded)
         finally:
             await run_blocking(loaded.db.close)
         is_summed = settings.file_checksums and resolution.target.unique_id is not None
         summed_at_ms = runtime.local_now_ms() if is_summed else None
         with target_errors(target):
-            sizes = await run_blocking(_build, target, captured, schema, modified_at_ns, summed_at_ms)
+            if isinstance(made, Path):
+                sizes = await _publish_snapshot(target, resolution.target, made, schema, modified_at_ns)
+            else:
+                sizes = await run_blocking(_build, target, made, schema, modified_at_ns, summed_at_ms)
     finally:
         await run_blocking(place.close)
     return StoreRestored(
@@ -164,6 +176,32 @@ async def _replay(
         changelogs=metrics.changelogs,
         records=metrics.records,
     )
+
+
+def _write_snapshot(directory: Path, loaded: LoadedState, codec: Codec) -> Path:
+    """Write all rows as a snapshot of the HDFS-backed provider (0004, P2). Blocks."""
+    with ChangelogWriter(directory / "snapshot", codec, 1) as writer:
+        for key, value in loaded.db.items():
+            writer.write((PUT, key, value))
+        writer.finish()
+        return writer.path
+
+
+async def _publish_snapshot(
+    target: Path, of: StateVersion, snapshot: Path, schema: bytes | None, modified_at_ns: int
+) -> list[int]:
+    """Publish a snapshot of the HDFS-backed provider, and the schema of its rows; return the size of each file."""
+    written: dict[str, Path | bytes] = {snapshot_name(of): snapshot}
+    if schema is not None:
+        written["/".join(SCHEMA_PATH)] = schema
+    directory = await CheckpointDir.open(target)
+    try:
+        sizes = [await directory.publish(path, source, overwrite=False) for path, source in written.items()]
+    finally:
+        await directory.close()
+    for path in written:
+        await run_blocking(os.utime, target / path, ns=(modified_at_ns, modified_at_ns))
+    return sizes
 
 
 def _capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState) -> CapturedSnapshot:

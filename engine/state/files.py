@@ -165,7 +165,7 @@ class StateFileManager:
         """
         if version == 0 and unique_id is None:
             return Resolution(StateVersion(0), None)
-        present = Present.of_names(await self._names())
+        present = Present.of_names(await self._names(), hdfs_backed=None)
         for of in rejected:
             present = present.without_snapshot(of)
         return await resolve_with(
@@ -277,8 +277,14 @@ class StateFileManager:
 
         return tuple(await map_bounded(fetch, items, in_flight_max=self.settings.fetches_max))
 
+    async def fetch_hdfs_snapshot(self, of: StateVersion, scratch: Path) -> Path:
+        """Copy a snapshot of the HDFS-backed provider, which is replayed as a changelog is (0004, P2)."""
+        return await self._fetch_replayed(of, snapshot_name(of), scratch)
+
     async def _fetch_changelog(self, of: StateVersion, scratch: Path) -> Path:
-        name = changelog_name(of)
+        return await self._fetch_replayed(of, changelog_name(of), scratch)
+
+    async def _fetch_replayed(self, of: StateVersion, name: str, scratch: Path) -> Path:
         target = scratch / name
         if of.unique_id is not None and await run_blocking(target.is_file):
             return target  # whole, as it has its name, and never overwritten

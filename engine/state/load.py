@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -48,8 +47,6 @@ _CURRENT: Final = "CURRENT"
 _REFUSES: Final = ("Corruption", "Invalid argument", "Not implemented")
 _NO_SUCH_FILE: Final = os.strerror(errno.ENOENT)
 
-# Spark's other provider leaves these in the directory of a state store.
-_HDFS_FILE: Final = re.compile(r"[0-9]+\.(delta|snapshot)")
 _FAMILIES_HINT: Final = (
     "set `column_families` as the operator has it: transformWithState and joins of format 3 use them"
 )
@@ -125,6 +122,10 @@ class StateLoader:
         timer = _Timer(self._runtime)
         candidate = Resolution(target, None) if empty else await self._resolve(target, known)
         timer.note("resolve_s")
+        if candidate.target.hdfs_backed and not read_only:
+            reason = f"its state is of the state store provider {HDFS_PROVIDER}, which is only read here"
+            hint = "load it with read_only=True"
+            raise ProviderError(reason, operation="load", subject=self._manager.files.location, hint=hint)
         # Those that are here already, for every candidate.
         changelogs: dict[StateVersion, Path] = {}
         rejected: list[StateVersion] = []
@@ -142,7 +143,7 @@ class StateLoader:
                 metrics = LoadMetrics(
                     of=candidate.target,
                     base=candidate.base,
-                    changelogs=replayed.changelogs,
+                    changelogs=len(candidate.changelogs),
                     records=replayed.records,
                     record_bytes=replayed.size_bytes,
                     snapshots_repaired=len(rejected),
@@ -167,17 +168,9 @@ class StateLoader:
     async def _resolve(
         self, target: StateVersion, known: Mapping[StateVersion, Lineage], rejected: Sequence[StateVersion] = ()
     ) -> Resolution:
-        try:
-            return await self._manager.resolve(
-                target.version, target.unique_id, scratch=self._place.fetched, known=known, rejected=rejected
-            )
-        except VersionMissingError as error:
-            names = () if rejected else await self._manager.files.names()
-            foreign = next(filter(_HDFS_FILE.fullmatch, names), None)
-            if foreign is None:
-                raise
-            reason = f"it holds {foreign}: its state is of the state store provider {HDFS_PROVIDER}"
-            raise ProviderError(reason, operation="load", subject=self._manager.files.location) from error
+        return await self._manager.resolve(
+            target.version, target.unique_id, scratch=self._place.fetched, known=known, rejected=rejected
+        )
 
     async def _older(
         self,
@@ -216,10 +209,14 @@ class StateLoader:
             timer.note("fetch_s")
         reused = self._manager.last_load.files_reused > 0
         try:
-            db = await self._open(candidate.base, reused=reused)
+            db = await self._open(_rocksdb_base(candidate), reused=reused)
         finally:
             timer.note("open_s")
         paths = [changelogs[of] for of in candidate.changelogs]
+        if (base := candidate.base) is not None and base.hdfs_backed:
+            # It is replayed like a changelog (0004, P2).
+            paths.insert(0, await self._manager.fetch_hdfs_snapshot(base, self._place.fetched))
+            candidate = msgspec.structs.replace(candidate, base=None, changelogs=(base, *candidate.changelogs))
         try:
             return await self._finish(candidate, db, metadata, paths, is_empty_start=is_empty_start)
         except DamagedError as error:
@@ -233,7 +230,7 @@ class StateLoader:
     async def _fetch(self, candidate: Resolution, changelogs: dict[StateVersion, Path]) -> StateMetadata:
         """Fetch a snapshot and the changelogs that are not here yet, at once."""
         missing = tuple(of for of in candidate.changelogs if of not in changelogs)
-        load_snapshot = self._manager.load_snapshot(candidate.base, self._place.db)
+        load_snapshot = self._manager.load_snapshot(_rocksdb_base(candidate), self._place.db)
         try:
             async with asyncio.TaskGroup() as group:
                 # The changelogs are fetched to the end: the next candidate takes them, too.
@@ -324,6 +321,10 @@ class StateLoader:
             await run_blocking(db.close)
             raise
         return state, replayed
+
+
+def _rocksdb_base(candidate: Resolution) -> StateVersion | None:
+    return None if candidate.target.hdfs_backed else candidate.base
 
 
 def check_target(

@@ -161,13 +161,14 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
 
     def version_of(self, operator: StateOperator, partition: int, store: str) -> StateVersion:
         unique_ids = self.commit.unique_ids
+        hdfs_backed = is_hdfs_backed(self.offsets)
         which = f"operator {operator.id} ({operator.name})"
         if store not in operator.stores:
             raise _no_such(f"{which} has no store {store!r}, but {', '.join(operator.stores)}", self.batch)
         if not 0 <= partition < operator.partitions_count:
             raise _no_such(f"{which} has no partition {partition}", self.batch)
-        if unique_ids is None:
-            return StateVersion(self.batch + 1)
+        if unique_ids is None or hdfs_backed:
+            return StateVersion(self.batch + 1, hdfs_backed=hdfs_backed)
         ids = unique_ids[operator.id][partition]
         if len(ids) != len(operator.stores):
             reason = f"has {len(ids)} ids for the {len(operator.stores)} stores of operator {operator.id}"
@@ -200,7 +201,7 @@ class StreamingCheckpoint:
 
     Raises:
         NotFoundError: From every method of a batch: it is not committed, or has no such operator, partition or store.
-        ProviderError: Likewise: the state is not RocksDB's (design 0004, B4).
+        ProviderError: Likewise: the state is of a provider that is not Spark's own (design 0004, B4).
         BatchLogError: Likewise: a file is not what Spark writes.
     """
 
@@ -362,14 +363,18 @@ class StreamingCheckpoint:
 
 
 def check_provider(offsets: query_logs.BatchOffsets, *, subject: str = OFFSETS) -> None:
-    """Refuse a checkpoint whose pinned provider is not RocksDB's, by a `ProviderError` that names it (design 0004, B4).
+    """Refuse a checkpoint whose pinned provider is not Spark's own, by a `ProviderError` that names it (0004, B4)."""
+    if not is_hdfs_backed(offsets) and (provider := offsets.conf[_PROVIDER_KEY]) != ROCKSDB_PROVIDER:
+        message = f"the query is pinned to the state store provider {provider}"
+        raise ProviderError(message, operation="read state", subject=subject)
+
+
+def is_hdfs_backed(offsets: query_logs.BatchOffsets) -> bool:
+    """Return whether the state of a batch is the HDFS-backed provider's (design 0004, B4).
 
     Spark pins the provider since before it had one for RocksDB: where none is pinned, it was the HDFS-backed one.
     """
-    provider = offsets.conf.get(_PROVIDER_KEY, HDFS_PROVIDER)
-    if provider != ROCKSDB_PROVIDER:
-        pinned = "the query is pinned to" if _PROVIDER_KEY in offsets.conf else "nothing is pinned, so it is"
-        raise ProviderError(f"{pinned} the state store provider {provider}", operation="read state", subject=subject)
+    return offsets.conf.get(_PROVIDER_KEY, HDFS_PROVIDER) == HDFS_PROVIDER
 
 
 @contextmanager

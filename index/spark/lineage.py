@@ -50,20 +50,32 @@ class Present(msgspec.Struct, frozen=True):
     changelogs: frozenset[StateVersion] = frozenset()
     # By the changelog in whose header it is; as for `ChangelogHeader.lineage`.
     headers: dict[StateVersion, Lineage] = {}
+    # Whose files they are; the other provider's are foreign.
+    hdfs_backed: bool = False
 
     @classmethod
-    def of_names(cls, names: Iterable[str]) -> "Present":
-        """Parse what a listing or an index has; foreign names and checksums are passed over (design 0004, N1)."""
-        found = [parsed for parsed in map(parse_state_name, names) if parsed is not None and not parsed.checksum]
+    def of_names(cls, names: Iterable[str], *, hdfs_backed: bool | None = None) -> "Present":
+        """Parse what a listing or an index has; foreign names and checksums are passed over (design 0004, N1).
+
+        Where it is not known whose it is, it is the HDFS-backed provider's if nothing of RocksDB's is there (P1).
+        """
+        if hdfs_backed is None:
+            names = tuple(names)
+            rocksdb = cls.of_names(names, hdfs_backed=False)
+            hdfs = cls.of_names(names, hdfs_backed=True)
+            is_hdfs = bool(hdfs.snapshots | hdfs.changelogs) and not rocksdb.snapshots | rocksdb.changelogs
+            return hdfs if is_hdfs else rocksdb
+        every = (parse_state_name(name, hdfs_backed=hdfs_backed) for name in names)
+        found = [parsed for parsed in every if parsed is not None and not parsed.checksum]
         snapshots, changelogs = (frozenset(f.of for f in found if f.kind == kind) for kind in ("snapshot", "changelog"))
-        return cls(snapshots, changelogs)
+        return cls(snapshots, changelogs, hdfs_backed=hdfs_backed)
 
     def with_header(self, of: StateVersion, lineage: Iterable[LineageItem]) -> "Present":
         return self.with_headers({of: tuple(lineage)})
 
     def with_headers(self, headers: Mapping[StateVersion, Lineage]) -> "Present":
         """Return the same with the headers of these changelogs: one copy for all of them."""
-        return Present(self.snapshots, self.changelogs, {**self.headers, **headers})
+        return Present(self.snapshots, self.changelogs, {**self.headers, **headers}, self.hdfs_backed)
 
     def lacks_by_retention(self, of: StateVersion) -> bool:
         """Return whether a version is older than every file here: retention has taken it (design 0005, K1)."""
@@ -71,7 +83,7 @@ class Present(msgspec.Struct, frozen=True):
 
     def without_snapshot(self, of: StateVersion) -> "Present":
         """Return the same without a snapshot that does not open (design 0004, R7)."""
-        return Present(self.snapshots - {of}, self.changelogs, self.headers)
+        return Present(self.snapshots - {of}, self.changelogs, self.headers, self.hdfs_backed)
 
 
 class Resolution(msgspec.Struct, frozen=True):
@@ -152,7 +164,7 @@ def resolve(version: int, unique_id: UniqueId | None, present: Present) -> Resol
             hint="state versions are batch + 1",
         )
     if unique_id is None:
-        target = StateVersion(version)
+        target = StateVersion(version, hdfs_backed=present.hdfs_backed)
         base, changelogs = _resolve_by_number(target, target, present)
         return Resolution(target, base, changelogs)
     target = StateVersion(version, check_unique_id(unique_id))
@@ -242,9 +254,10 @@ def _missing_by_number(
     hint = _COLLECTED_HINT
     if upper == target and any(o.version == target.version for o in present.changelogs | present.snapshots):
         hint = "the directory has this version with unique ids only: pass the one in the commit log"
+    first = changelog_name(StateVersion(gaps[0][0], None, present.hdfs_backed))
     return VersionMissingError(
-        f"cannot be put together: {changelog_name(StateVersion(gaps[0][0]))} is not there, nor a later snapshot to "
-        f"start from; missing are the changelogs of {_spell(gaps)}",
+        f"cannot be put together: {first} is not there, nor a later snapshot to start from; missing are the "
+        f"changelogs of {_spell(gaps)}",
         subject=f"version {target}",
         hint=hint,
     )
@@ -334,7 +347,7 @@ def present_in_index(index: SnapshotIndex) -> Present:
         if run or item.version == 1:
             headers[StateVersion(item.version, item.unique_id)] = tuple(run)
         run.append(item)
-    return Present(present.snapshots, present.changelogs, headers)
+    return Present(present.snapshots, present.changelogs, headers, present.hdfs_backed)
 
 
 def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex) -> Resolution | HeaderNeeded:
@@ -355,4 +368,4 @@ def target_in_index(version: int, unique_id: UniqueId | None, index: SnapshotInd
     present = present_in_index(index)
     files = present.snapshots | present.changelogs
     named = StateVersion(version, unique_id) in files
-    return None if not named and StateVersion(version) in files else unique_id
+    return None if not named and StateVersion(version, None, present.hdfs_backed) in files else unique_id

@@ -50,7 +50,7 @@ from engine.state.store import StateStore
 from index.errors import FormatError
 from index.snapshot.contents import files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, belongs
-from index.spark.names import LOGS, SSTS, changelog_name, checksum_name, is_shared_path, parse_state_name, snapshot_name
+from index.spark.names import LOGS, SSTS, changelog_name, checksum_name, is_shared_path, parse_any_name, snapshot_name
 from index.spark.schema import ArrayType, AtomType
 
 # ---------------------------------------------------------------------- rows
@@ -249,7 +249,7 @@ def _describe(work: FilesWork, path: str, *, needed: bool | None) -> Row:
         }
     of = work.store.id
     row: Row = {**msgspec.structs.asdict(of), "path": f"{of.path}/{path}", "needed": needed, "kind": "foreign"}
-    if (parsed := parse_state_name(path)) is not None:
+    if (parsed := parse_any_name(path)) is not None:
         return row | msgspec.structs.asdict(parsed.of) | {"kind": "checksum" if parsed.checksum else parsed.kind}
     if path == SCHEMA_PATH:
         return row | {"kind": "schema"}
