@@ -5,6 +5,7 @@ fetched into a working directory, the changelogs are applied, and RocksDB's file
 SSTs that the replay left alone keep their names and bytes; they are moved, not copied.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ from typing import Final
 import msgspec
 
 from blobstore.concurrency import run_blocking
+from blobstore.local.dirs import TEMP
 from blobstore.local.files import flush
 from engine.checkpoint.targets import dirs_below
 from engine.local.checksums import crc32c
@@ -23,7 +25,6 @@ from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import TransferSettings
 from engine.state.changelogs import CREATOR, ChangelogWriter
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.compression import Codec
 from engine.state.files import CapturedSnapshot, StateFileManager, named_metadata
 from engine.state.load import StateLoader
 from engine.state.loaded import LoadedState
@@ -36,7 +37,7 @@ from index.snapshot.contents import files_of
 from index.snapshot.model import FilePath, StoreReference
 from index.spark.changelog import PUT
 from index.spark.checkpoint import StoreId
-from index.spark.checksums import FileChecksum, encode_file_checksum
+from index.spark.checksums import FileChecksum, encode_file_checksum, unframe_hdfs_value
 from index.spark.lineage import Resolution, target_in_index
 from index.spark.names import StateVersion, changelog_name, checksum_name, snapshot_name
 from index.spark.retention import SCHEMA_PATH
@@ -153,7 +154,7 @@ async def _replay(
             made: Path | CapturedSnapshot
             if resolution.target.hdfs_backed:
                 with target_errors(target):
-                    made = await run_blocking(_write_snapshot, working, loaded, settings.codec)
+                    made = await run_blocking(_write_snapshot, working, loaded, settings)
             else:
                 made = await run_blocking(_capture, manager, place, loaded)
         finally:
@@ -178,11 +179,11 @@ async def _replay(
     )
 
 
-def _write_snapshot(directory: Path, loaded: LoadedState, codec: Codec) -> Path:
+def _write_snapshot(directory: Path, loaded: LoadedState, settings: StateStoreSettings) -> Path:
     """Write all rows as a snapshot of the HDFS-backed provider (0004, P2). Blocks."""
-    with ChangelogWriter(directory / "snapshot", codec, 1) as writer:
+    with ChangelogWriter(directory / "snapshot", settings.codec, 1) as writer:
         for key, value in loaded.db.items():
-            writer.write((PUT, key, value))
+            writer.write((PUT, key, unframe_hdfs_value(value) if settings.row_checksums else value))
         writer.finish()
         return writer.path
 
@@ -199,6 +200,9 @@ async def _publish_snapshot(
         sizes = [await directory.publish(path, source, overwrite=False) for path, source in written.items()]
     finally:
         await directory.close()
+    # Where the store of the directory has written them; they are moved out of it.
+    with contextlib.suppress(FileNotFoundError):
+        await run_blocking((target / TEMP).rmdir)
     for path in written:
         await run_blocking(os.utime, target / path, ns=(modified_at_ns, modified_at_ns))
     return sizes

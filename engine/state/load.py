@@ -293,7 +293,9 @@ class StateLoader:
                     before = await run_blocking(count_store, db, is_internal)
             rows = None
             if settings.row_checksums:
-                rows = loaded.RowChecks(settings.merge_delimiter, settings.row_check_ratio)
+                rows = loaded.RowChecks(
+                    settings.merge_delimiter, settings.row_check_ratio, hdfs_backed=candidate.target.hdfs_backed
+                )
             below = (candidate.base or StateVersion(0), *candidate.changelogs)
             replayed = await run_blocking(
                 replay,

@@ -126,12 +126,11 @@ def test_sources_and_sinks_have_names() -> None:
     assert commit.sinks["counts"].is_active
 
 
-async def test_a_checkpoint_of_the_other_provider_is_refused_by_its_name() -> None:
+async def test_a_checkpoint_of_the_other_provider_is_known_as_such() -> None:
     checkpoint = await StreamingCheckpoint.open(SPARK / "hdfs-provider")
-    with pytest.raises(ProviderError, match=HDFS_PROVIDER):
-        await checkpoint.at()
-    with pytest.raises(ProviderError, match=HDFS_PROVIDER):
-        await checkpoint.state(batch=0)
+    assert (await checkpoint.at()).offsets.conf[f"{STORE}providerClass"] == HDFS_PROVIDER
+    assert all(store.at.hdfs_backed for store in (await checkpoint.at()).stores)
+    assert (await checkpoint.state(batch=0)).at == StateVersion(1, hdfs_backed=True)
     await checkpoint.close()
 
 

@@ -250,7 +250,8 @@ def _describe(work: FilesWork, path: str, *, needed: bool | None) -> Row:
     of = work.store.id
     row: Row = {**msgspec.structs.asdict(of), "path": f"{of.path}/{path}", "needed": needed, "kind": "foreign"}
     if (parsed := parse_any_name(path)) is not None:
-        return row | msgspec.structs.asdict(parsed.of) | {"kind": "checksum" if parsed.checksum else parsed.kind}
+        kind = "checksum" if parsed.checksum else parsed.kind
+        return row | {"version": parsed.of.version, "unique_id": parsed.of.unique_id, "kind": kind}
     if path == SCHEMA_PATH:
         return row | {"kind": "schema"}
     if is_shared_path(path) or needed:
@@ -267,6 +268,7 @@ async def _find_needed(files: StateFiles, store: StoreAt) -> frozenset[str] | No
         shared: list[str] = []
         if resolution.base is not None:
             names.append(snapshot_name(resolution.base))
+        if resolution.base is not None and not resolution.base.hdfs_backed:
             metadata = (await manager.read_snapshot(resolution.base)).metadata
             shared += [f"{SSTS}/{file.stored_name}" for file in metadata.sst_files]
             shared += [f"{LOGS}/{file.stored_name}" for file in metadata.log_files]

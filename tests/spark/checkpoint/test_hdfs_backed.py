@@ -60,12 +60,12 @@ def backed_up_while_running(show: Show, url: str) -> None:
 @pytest.mark.parametrize(
     ("query", "conf"),
     [
-        (AGGREGATION, {ROW_CHECKSUMS: "true"}),
+        (MAP_GROUPS, {ROW_CHECKSUMS: "true"}),
         pytest.param(AGGREGATION, {}, marks=pytest.mark.soak),
         pytest.param(AGGREGATION, {CODEC: "zstd"}, marks=pytest.mark.soak),
         pytest.param(DEDUPLICATION, {}, marks=pytest.mark.soak),
         pytest.param(SESSION, {}, marks=pytest.mark.soak),
-        pytest.param(MAP_GROUPS, {}, marks=pytest.mark.soak),
+        pytest.param(AGGREGATION, {ROW_CHECKSUMS: "true"}, marks=pytest.mark.soak),
         pytest.param(join(2), {}, marks=pytest.mark.soak),
     ],
     ids=lambda value: value.name if isinstance(value, Query) else "+".join(value.values()) or "plain",
@@ -86,7 +86,7 @@ async def test_a_restored_query_comes_to_the_results_of_one_that_was_not_lost(
         assert restored.batch == (2 if name == "older" else 3)
         assert (await check_checkpoint(target)).findings == ()
         if name == "replayed":
-            assert sorted(set(file.name for file in target.glob("state/0/*/*.*"))) in ([], ["4.snapshot"])
+            assert {file.name for file in target.glob("state/0/*/*.*")} <= {"4.snapshot"}
             assert not list(target.glob("state/**/*.delta"))
         assert_resumes(show, target, expected, name)
         assert (await check_checkpoint(target)).findings == ()

@@ -385,7 +385,9 @@ async def test_a_directory_of_the_other_provider_is_reported_as_such(bench: Benc
     for name in ("1.delta", "2.delta", "2.snapshot"):
         (bench.root / name).write_bytes(b"x")
     async with bench.store(format_version=1) as store:
-        with pytest.raises(EngineError, match="HDFSBackedStateStoreProvider"):
+        with pytest.raises(ProviderError, match="HDFSBackedStateStoreProvider"):
+            await store.load(2)
+        with pytest.raises(DamagedError, match=r"2\.snapshot"):
             await store.load(2, read_only=True)
 
 

@@ -218,10 +218,7 @@ async def test_an_id_that_leads_out_of_the_directory_is_refused(world: World) ->
 @pytest.mark.parametrize(
     "conf, names",
     [
-        (CONF | {"spark.sql.streaming.stateStore.providerClass": HDFS_PROVIDER}, f"is pinned to .* {HDFS_PROVIDER}"),
         (CONF | {"spark.sql.streaming.stateStore.providerClass": "org.x.Own"}, r"provider org\.x\.Own"),
-        # Spark pinned the provider before it had one for RocksDB.
-        ({}, f"nothing is pinned, so it is .* {HDFS_PROVIDER}"),
     ],
 )
 async def test_another_provider_is_named(world: World, conf: dict[str, str], names: str) -> None:
@@ -234,6 +231,16 @@ async def test_another_provider_is_named(world: World, conf: dict[str, str], nam
             await reading
         assert "RocksDBStateStoreProvider" in caught.value.hint
         assert caught.value.subject == "offsets/0"
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+async def test_what_is_pinned_to_no_provider_is_of_the_one_that_spark_always_had(world: World, *, pinned: bool) -> None:
+    conf = {key: value for key, value in CONF.items() if not key.endswith("providerClass")}
+    await world.operator(SAVE)
+    await world.batch(
+        0, conf=conf | ({"spark.sql.streaming.stateStore.providerClass": HDFS_PROVIDER} if pinned else {})
+    )
+    assert (await world.checkpoint.state()).at == StateVersion(1, hdfs_backed=True)
 
 
 async def test_the_query_is_known_by_its_id(world: World) -> None:
@@ -299,10 +306,10 @@ class TestUndescribedState:
             await world.checkpoint.at()
         assert "start the query once with Spark 4" in caught.value.hint
 
-    async def test_of_another_provider_it_is_refused_as_such(self, world: World) -> None:
+    async def test_of_the_other_provider_it_is_refused_too(self, world: World) -> None:
         await world.directory.publish("state/0/1/1.delta", b"", overwrite=False)
         await world.batch(0, conf={})
-        with pytest.raises(ProviderError, match=HDFS_PROVIDER):
+        with pytest.raises(DamagedError, match="state/0/_metadata: is not there"):
             await world.checkpoint.at()
 
     async def test_a_commit_without_ids_of_any_store_has_no_state(self, world: World) -> None:

@@ -172,9 +172,12 @@ async def test_scratch_that_cannot_be_written_is_reported_as_such(checkpoint: Pa
         await check_checkpoint(checkpoint, scratch=tmp_path / "not there")
 
 
-async def test_another_provider_is_refused() -> None:
-    with pytest.raises(ProviderError, match="HDFSBackedStateStoreProvider"):
-        await check_checkpoint(GOLDEN / "hdfs-provider")
+async def test_another_provider_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "hdfs-provider", tmp_path / "checkpoint")
+    for file in (tmp_path / "checkpoint/offsets").iterdir():
+        file.write_bytes(file.read_bytes().replace(b"HDFSBackedStateStoreProvider", b"OwnStateStoreProvider"))
+    with pytest.raises(ProviderError, match="OwnStateStoreProvider"):
+        await check_checkpoint(tmp_path / "checkpoint")
 
 
 async def test_what_is_not_a_checkpoint_is_reported_as_such(tmp_path: Path) -> None:
