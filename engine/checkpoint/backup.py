@@ -223,7 +223,7 @@ async def backup_checkpoint(
 
     Raises:
         NotFoundError: There is no checkpoint, or no batch is committed.
-        ProviderError: The state is not RocksDB's.
+        ProviderError: The state is of a provider that is not Spark's own.
         UsageError: The job has something else than backups of this query, or those of another copy of it (P9).
         DamagedError, FormatError: A file is not whole (P5), or not there; the error names it, and nothing was
             committed.

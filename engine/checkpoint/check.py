@@ -80,7 +80,7 @@ async def check_checkpoint(
 
     Raises:
         NotFoundError: There is no checkpoint here.
-        ProviderError: Its state is not RocksDB's (K8).
+        ProviderError: Its state is of a provider that is not Spark's own (K8).
         TargetError: The scratch directory cannot be written, or this machine lacks what it takes to read a file.
         StoreError: The store did not answer.
     """

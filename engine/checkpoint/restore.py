@@ -415,13 +415,13 @@ def _write(file: Path, data: bytes, like: os.stat_result) -> None:
 
 
 def make_target(target: str | Path, runtime: Runtime, choice: RestoreChoice) -> CheckpointTarget:
-    """Make the target that a path or a URL names: `s3a:` and `s3n:`, as Spark has them, mean the same as `s3:`.
+    """Make the target that a path or a URL names, as our stores or Spark take it.
 
     Raises:
         InvalidRequestError: It does not follow the grammar of `open_store`.
         TargetError: It names no place for a checkpoint.
     """
-    path = local_path_of(target)
+    path = local_path_of(store_url(target) if isinstance(target, str) else target)
     if path is not None:
         return DirectoryTarget(path, runtime, move_aside=choice.move_aside)
     location = str(target).rstrip("/")

@@ -10,7 +10,6 @@ from typing import cast
 
 import pytest
 
-from engine.errors import ProviderError
 from engine.local.checksums import crc32c
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
@@ -128,7 +127,7 @@ def test_sources_and_sinks_have_names() -> None:
 
 async def test_a_checkpoint_of_the_other_provider_is_known_as_such() -> None:
     checkpoint = await StreamingCheckpoint.open(SPARK / "hdfs-provider")
-    assert (await checkpoint.at()).offsets.conf[f"{STORE}providerClass"] == HDFS_PROVIDER
+    assert (await checkpoint.at()).offsets.conf["spark.sql.streaming.stateStore.providerClass"] == HDFS_PROVIDER
     assert all(store.at.hdfs_backed for store in (await checkpoint.at()).stores)
     assert (await checkpoint.state(batch=0)).at == StateVersion(1, hdfs_backed=True)
     await checkpoint.close()

@@ -31,6 +31,7 @@ from engine.spark.sources.plan import (
 )
 from engine.spark.sources.unsafe_rows import (
     ATOMS,
+    ROW_ENCODING,
     Column,
     Pair,
     Table,
@@ -88,7 +89,7 @@ def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator
     schema = arrow_schema(columns_of(work.table, changes=work.changes))
     names = dict.fromkeys(name for store in stores if store is not None for name in store.families)
     for family in names:
-        chunks = (_chunks(store, family, share=len(stores)) for store in stores)
+        chunks = (_chunks(work, store, family, share=len(stores)) for store in stores)
         for columns in _change_columns(work, family, *chunks) if work.changes else _columns_of(work, family, *chunks):
             count = len(columns[-1])
             values = (work.id.operator, work.id.partition, work.id.store)
@@ -96,10 +97,14 @@ def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator
             yield pa.RecordBatch.from_arrays([*head, *columns], schema=schema)
 
 
-def _chunks(store: StateStore | None, family: str, *, share: int) -> Iterator[list[Pair]]:
+def _chunks(work: StoreWork, store: StateStore | None, family: str, *, share: int) -> Iterator[list[Pair]]:
     if store is None or family not in store.families:
         return iter(())
-    return store.chunks(family, rows_max=BATCH_ROWS_MAX // share, bytes_max=BATCH_BYTES_MAX // share)
+    found = store.chunks(family, rows_max=BATCH_ROWS_MAX // share, bytes_max=BATCH_BYTES_MAX // share)
+    if work.table is None or not work.hdfs_backed:
+        return found
+    # Its rows lack the byte that says how they are encoded (0004, P4).
+    return ([(ROW_ENCODING + key, ROW_ENCODING + value) for key, value in pairs] for pairs in found)
 
 
 def _columns_of(work: StoreWork, family: str, chunks: Iterator[list[Pair]]) -> Iterator[list[pa.Array]]:

@@ -1,6 +1,7 @@
 """A query whose state is the HDFS-backed provider's, Spark's default: backed up, restored, resumed, checked, read."""
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.errors import DamagedError, ProviderError
 from engine.repository.repository import SyncRepository
+from engine.spark.sources.sources import register_sources
 from engine.state.settings import HDFS_PROVIDER
 from engine.state.store import SyncStateStore
 from index.errors import FormatError
@@ -58,7 +60,7 @@ def backed_up_while_running(show: Show, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "conf"),
+    "query, conf",
     [
         (MAP_GROUPS, {ROW_CHECKSUMS: "true"}),
         pytest.param(AGGREGATION, {}, marks=pytest.mark.soak),
@@ -150,3 +152,30 @@ def test_state_is_read_and_not_written(spark: SparkSession, tmp_path: Path) -> N
     directory = show.checkpoint / "state/0/0"
     with SyncStateStore.open(directory, tmp_path / "scratch") as state, pytest.raises(ProviderError):
         state.load(3)
+
+
+def typed_rows(spark: SparkSession, format_: str, path: Path, **options: str | int) -> list[tuple[object, ...]]:
+    """Read keys and values of a state; Spark's own reader, and ours, put them in columns of the same names."""
+    rows = spark.read.format(format_).options(**options).load(str(path)).select("key.*", "value.*").collect()
+    return sorted(map(tuple, rows))
+
+
+@pytest.mark.parametrize(
+    "query", [AGGREGATION, pytest.param(SESSION, marks=pytest.mark.soak)], ids=lambda query: query.name
+)
+def test_typed_rows_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path, query: Query) -> None:
+    show = Show(spark, query, tmp_path / "show", HDFS, batches=5)
+    show.run("sink")
+    register_sources(spark)
+    expected: list[tuple[object, ...]] = []
+    for batch in (1, 4):
+        expected = typed_rows(spark, "statestore", show.checkpoint, batchId=batch)
+        assert typed_rows(spark, "tidemark_state", show.checkpoint, batch=batch, rows="typed") == expected
+        assert expected
+    before = typed_rows(spark, "statestore", show.checkpoint, batchId=1)
+    options: dict[str, str | int] = {"rows": "typed", "from_batch": 1, "to_batch": 4}
+    changed = spark.read.format("tidemark_state_diff").options(**options).load(str(show.checkpoint)).collect()
+    kinds = Counter(row["change"] for row in changed)
+    assert kinds["added"] + len(before) - kinds["removed"] == len(expected)
+    after = {(*row["key"], *row["after"]) for row in changed if row["after"]}
+    assert after == set(expected) - set(before)

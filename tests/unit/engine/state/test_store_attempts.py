@@ -13,7 +13,7 @@ import pytest
 
 from blobstore.errors import StoreUnavailableError
 from engine import StateStore
-from engine.errors import DamagedError, EngineError, NotLoadedError, SnapshotUploadError
+from engine.errors import DamagedError, EngineError, NotLoadedError, ProviderError, SnapshotUploadError
 from engine.rocksdb import store as rocksdb
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.state import files as state_files

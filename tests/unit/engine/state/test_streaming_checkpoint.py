@@ -216,10 +216,7 @@ async def test_an_id_that_leads_out_of_the_directory_is_refused(world: World) ->
 
 
 @pytest.mark.parametrize(
-    "conf, names",
-    [
-        (CONF | {"spark.sql.streaming.stateStore.providerClass": "org.x.Own"}, r"provider org\.x\.Own"),
-    ],
+    "conf, names", [(CONF | {"spark.sql.streaming.stateStore.providerClass": "org.x.Own"}, r"provider org\.x\.Own")]
 )
 async def test_another_provider_is_named(world: World, conf: dict[str, str], names: str) -> None:
     await world.operator(SAVE)
