@@ -28,7 +28,7 @@ venv: $(STAMP)  ## Build .venv, or bring it up to date
 
 $(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
 	sh scripts/make_venv.sh $(VENV)
-	$(PYTHON) -m pip install --disable-pip-version-check --editable '.[connect,demo,dev,s3]' --constraint constraints.txt
+	$(PYTHON) -m pip install --disable-pip-version-check --editable '.[connect,demo,dev,spark]' --constraint constraints.txt
 	touch $@
 
 # Tests sync thousands of small files, which takes a third of their time on a disk: in memory where there is space.

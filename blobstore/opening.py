@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.errors import CapabilityMissingError, InvalidRequestError
+from blobstore.errors import InvalidRequestError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.s3.settings import S3Settings
@@ -33,6 +33,17 @@ if TYPE_CHECKING:
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 _HINT: Final = "use s3://bucket/prefix, file:///absolute/path, a path, or memory://name"
+_DBFS: Final = Path("/dbfs")
+# What Spark opens and nothing here does.
+_FOREIGN: Final = {
+    "gs": "Google's storage speaks S3 too: s3://BUCKET/PREFIX with --endpoint-url https://storage.googleapis.com",
+    "hdfs": "mount it (an HDFS NFS gateway or FUSE) and give the path, or copy it with `hdfs dfs -get`",
+    "abfss": "mount it (blobfuse2) and give the path, or copy it with azcopy",
+}
+_FOREIGN_LIKE: Final = {
+    **dict.fromkeys(("abfs", "adl", "wasb", "wasbs"), "abfss"),
+    **dict.fromkeys(("viewfs", "webhdfs"), "hdfs"),
+}
 
 # The floor under a single transfer (`RetrySettings.bytes_per_s_min`): with less, not even one would be above it.
 BYTES_PER_S_MIN: Final = 64 * 1024
@@ -86,7 +97,6 @@ def open_store(
 
     Raises:
         InvalidRequestError: The URL does not follow the grammar or holds credentials.
-        CapabilityMissingError: What the store needs is not installed.
     """
     settings = settings or StoreSettings()
     meter = meter or Meter()
@@ -122,13 +132,9 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
     parts = _split(url)
     if parts.scheme != "s3":
         raise _refused(parts.scheme, "is not an S3 store")
-    try:
-        # Here: a program without S3 needs none of its libraries, and does not wait for them.
-        from blobstore.s3.store import S3Store  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise CapabilityMissingError(
-            f"{error.name} is not installed", operation="open", key="s3://", hint="in the checkout: pip install '.[s3]'"
-        ) from error
+    # Here: a program without S3 does not wait for its libraries.
+    from blobstore.s3.store import S3Store  # noqa: PLC0415
+
     prefix = parts.path.removeprefix("/").removesuffix("/")
     settings = settings or StoreSettings()
     hedge = settings.hedge if settings.s3.hedged_reads else None
@@ -145,7 +151,11 @@ def check_url(url: str) -> None:
 
 
 def local_path_of(location: str | Path) -> Path | None:
-    """Return the directory of this machine that a path or a `file:` URL names; None for a URL of another scheme."""
+    """Return the directory of this machine that a path or a `file:` URL names; None for a URL of another scheme.
+
+    `file:/path` is the form in which Hadoop and Spark print a path, without escapes. `dbfs:/path` is the path below the
+    mount that Databricks makes.
+    """
     if isinstance(location, Path):
         return location
     scheme = _SCHEME.match(location)
@@ -153,8 +163,15 @@ def local_path_of(location: str | Path) -> Path | None:
         if not location:
             raise _refused("", "the URL is empty")
         return Path(location)
-    if scheme[1].lower() != "file":
+    name, rest = scheme[1].lower(), location[scheme.end() :]
+    if name == "dbfs" and rest.startswith("/"):
+        if not _DBFS.is_dir():
+            raise _refused(name, f"{_DBFS} is not mounted on this machine", hint="run it on the cluster's driver")
+        return _DBFS / rest.lstrip("/")
+    if name != "file":
         return None
+    if rest.startswith("/") and not rest.startswith("//") and "\0" not in rest:
+        return Path(rest)
     parts = _split(location)
     path = unquote(parts.path)
     if parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
@@ -184,6 +201,8 @@ def _split_remote(url: str) -> SplitResult:
 def _split(url: str) -> SplitResult:
     found = _SCHEME.match(url)
     scheme = found[1].lower() if found else ""
+    if hint := _FOREIGN.get(_FOREIGN_LIKE.get(scheme, scheme)):
+        raise _refused(scheme, "there is no store of this scheme", hint=hint)
     if not url[len(scheme) :].startswith("://"):
         raise _refused(scheme, "the scheme is not followed by `://`")
     try:

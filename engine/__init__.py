@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from engine.checkpoint.backup import BackupChoice as BackupChoice
     from engine.checkpoint.backup import backup_checkpoint as backup_checkpoint
     from engine.checkpoint.check import check_checkpoint as check_checkpoint
+    from engine.checkpoint.convert import ConvertChoice as ConvertChoice
+    from engine.checkpoint.convert import convert_checkpoint as convert_checkpoint
     from engine.checkpoint.restore import RestoreChoice as RestoreChoice
     from engine.checkpoint.restore import restore_checkpoint as restore_checkpoint
     from engine.collect.report import CollectReport as CollectReport
@@ -39,6 +41,7 @@ _NAMES = {
     "engine.backup.backup": "BackupOptions BackupResult",
     "engine.checkpoint.backup": "BackupChoice backup_checkpoint",
     "engine.checkpoint.check": "check_checkpoint",
+    "engine.checkpoint.convert": "ConvertChoice convert_checkpoint",
     "engine.checkpoint.restore": "RestoreChoice restore_checkpoint",
     "engine.collect.report": "CollectReport",
     "engine.inspect.history": "History",

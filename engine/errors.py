@@ -19,7 +19,7 @@ EngineError
 │   └── IncompleteError        something of a commit is missing, and it is known which commit is whole
 ├── TargetError                the target of a restore cannot be used
 │   └── TargetBusyError        another restore to it is at work
-├── ProviderError              the state is of a provider that nothing here can read
+├── ProviderError              the state is of a provider that nothing here can read, or write
 ├── UnsafeStoreError           the store or its answers cannot be trusted with this operation
 ├── TooMuchToDeleteError       a collection would delete more than it was allowed to: look at its plan
 │   └── ShrunkError            a backup would shrink a store by more than it was allowed to: look at its directory
@@ -162,7 +162,7 @@ class ShrunkError(TooMuchToDeleteError):
 
 
 class ProviderError(EngineError):
-    """A checkpoint's state was not written by one of Spark's own providers, or cannot be written on (0004, B4)."""
+    """State of this provider cannot be read, or not be written (design 0004, B4)."""
 
     default_hint = "only state of Spark's RocksDBStateStoreProvider and HDFSBackedStateStoreProvider can be read"
 

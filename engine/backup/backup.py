@@ -45,7 +45,7 @@ from index.snapshot.model import (
     StoreReference,
     UniqueId,
 )
-from index.spark.names import parse_any_name
+from index.spark.names import parse_state_name
 
 
 class BackupSource(Protocol):
@@ -459,7 +459,7 @@ def _lineage(facts: _Facts) -> tuple[LineageItem, ...]:
     than its own (design 0004, R2).
     """
     base = facts.base.snapshot
-    if base is None or any(parse_any_name(file.name) is not None for file in facts.local.files):
+    if base is None or any(parse_state_name(file.name) is not None for file in facts.local.files):
         return ()
     metadata = base.index.metadata
     return (*metadata.lineage, LineageItem(metadata.version, metadata.unique_id))[-LINEAGE_KEPT_MAX:]

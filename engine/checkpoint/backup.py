@@ -223,7 +223,7 @@ async def backup_checkpoint(
 
     Raises:
         NotFoundError: There is no checkpoint, or no batch is committed.
-        ProviderError: The state is of a provider that is not Spark's own.
+        ProviderError: The state is not RocksDB's.
         UsageError: The job has something else than backups of this query, or those of another copy of it (P9).
         DamagedError, FormatError: A file is not whole (P5), or not there; the error names it, and nothing was
             committed.
@@ -279,7 +279,7 @@ async def run_backup(
         if plan.parent is not None and plan.taken is not None:
             return CheckpointBackupResult(commit=plan.parent, backup=plan.taken, is_new=False, attempts=attempt)
         try:
-            findings = await _check_logs(root, despite_damage=choice.despite_damage)
+            findings = await refuse_damaged_logs(root, despite_damage=choice.despite_damage)
             stores = await back_up_stores(plan)
             done = await finish_backup(repository, root, plan, stores, choice, findings=findings, progress=progress)
         except MOVED as error:
@@ -305,11 +305,11 @@ async def _begin_checked(repository: Repository, root: CheckpointDir, choice: Ba
     except (NotFoundError, UsageError, FormatError) as error:
         if isinstance(error, UsageError) and not error.subject.startswith(root.location):
             raise  # of the job
-        await _check_logs(root, despite_damage=False)
+        await refuse_damaged_logs(root)
         raise
 
 
-async def _check_logs(root: CheckpointDir, *, despite_damage: bool) -> tuple[Finding, ...]:
+async def refuse_damaged_logs(root: CheckpointDir, *, despite_damage: bool = False) -> tuple[Finding, ...]:
     """Find what `check` finds in the logs and the metadata of the query (P5, K2). DamagedError: it is damage."""
     findings = (await confirm_logs(root, await check_logs(root))).findings
     damaged = [finding for finding in findings if finding.kind == "damage"]
@@ -329,7 +329,7 @@ async def preview_backup(
     async with opened_checkpoint(location, choice.checkpoint_settings) as root:
         plan = await _begin_checked(repository, root, msgspec.structs.replace(choice, check_retained=False))
         if plan.taken is None:
-            await _check_logs(root, despite_damage=choice.despite_damage)
+            await refuse_damaged_logs(root, despite_damage=choice.despite_damage)
 
         async def look(work: StoreToBackUp) -> tuple[int, int, int, int, int, int]:
             previous = None if work.base is None else await read_index(repository.store, work.base.index)

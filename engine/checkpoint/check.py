@@ -36,7 +36,7 @@ from engine.state.query import (
 from index.errors import UNDECODABLE, BatchLogError, FileChecksumError, FormatError
 from index.spark import query_logs
 from index.spark.checkpoint import SOURCES, STATE, StoreId, check_entry, is_entry, missing_entries, newest_entry
-from index.spark.names import parse_any_name
+from index.spark.names import parse_state_name
 from index.spark.schema import decode_state_schema
 
 _SCHEMA: Final = "_stateSchema"
@@ -80,7 +80,7 @@ async def check_checkpoint(
 
     Raises:
         NotFoundError: There is no checkpoint here.
-        ProviderError: Its state is of a provider that is not Spark's own (K8).
+        ProviderError: Its state is not RocksDB's (K8).
         TargetError: The scratch directory cannot be written, or this machine lacks what it takes to read a file.
         StoreError: The store did not answer.
     """
@@ -393,7 +393,7 @@ class _LogsCheck:
         if not unknown or max(await self._checkpoint.offsets.batches(), default=-1) > newest.batch:
             return
         for path in unknown:
-            names = [parse_any_name(status.name) for status in await self._root.walk(path)]
+            names = [parse_state_name(status.name) for status in await self._root.walk(path)]
             if any(name is not None and name.of.version == newest.batch + 1 for name in names):
                 self._damaged(f"{OFFSETS}/{newest.batch}", f"does not count {path}, which was written by its batch")
 

@@ -13,7 +13,7 @@ from engine.local.scan import LACKING
 from index.errors import FormatError, UnknownFormatError
 
 DAMAGE_HINT: Final = (
-    "nothing was backed up; `tidemark spark check` lists all that is damaged, and an older backup may have it whole"
+    "nothing was written; `tidemark spark check` lists all that is damaged, and an older backup may have it whole"
 )
 MOVED_HINT: Final = "back up again; if it ends in the same way, see what `tidemark spark check` says"
 

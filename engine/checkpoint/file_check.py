@@ -27,10 +27,9 @@ from engine.local.checksums import BLOCK_SUMS, crc32c, sum_block
 from engine.local.scan import READ_FLAGS
 from engine.state.compression import Codec, decompress_chunks, decompress_sst_block
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
-from index.errors import DamagedChangelogError
 from index.rocksdb import sst
 from index.spark import checksums
-from index.spark.changelog import PUT, ChangelogDecoder, ChangelogHeader, check_header
+from index.spark.changelog import ChangelogDecoder, ChangelogHeader, check_header
 from index.spark.names import StateVersion, checksum_name
 
 _CHUNK_BYTES: Final = 256 * 1024
@@ -61,13 +60,10 @@ class ChangelogReport(msgspec.Struct, frozen=True, kw_only=True):
     lineage_bytes: int
 
 
-def check_changelog_file(
-    path: Path, codec: Codec, at: StateVersion, *, checksum: bytes | None, is_snapshot: bool = False
-) -> ChangelogReport:
+def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum: bytes | None) -> ChangelogReport:
     """Read a changelog from its beginning to its end, a bounded part of it at a time. Blocks.
 
     Its name says what it is `at`, the offset log the codec, and `checksum` is the `.crc` beside it, if there is one.
-    `is_snapshot`: it is one of the HDFS-backed provider, in which nothing is deleted (0004, P2).
 
     Raises:
         DamagedError: It does not decompress, or cannot be read, then with the `OSError` as its cause.
@@ -92,10 +88,7 @@ def check_changelog_file(
     try:
         for piece in decompress_chunks(codec, summed(), subject=subject):
             for start in range(0, len(piece), _CHUNK_BYTES):
-                found = decoder.feed(piece[start : start + _CHUNK_BYTES])
-                records += len(found)
-                if is_snapshot and any(kind != PUT for kind, _, _ in found):
-                    raise DamagedChangelogError("deletes a key, and is a snapshot", subject=subject, hint=_HINT)
+                records += len(decoder.feed(piece[start : start + _CHUNK_BYTES]))
         decoder.finish()
     except OSError as error:
         raise unreadable(path, error, _HINT) from error

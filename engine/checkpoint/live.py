@@ -256,9 +256,7 @@ def _is_kept(name: str) -> bool:
 
 
 def _sst_bytes(files: Mapping[FilePath, LocalFile] | Mapping[FilePath, FileIndex]) -> int:
-    """Return the bytes in SSTs; of the HDFS-backed provider those in the snapshot."""
-    found = ((path[0], file.metadata.size_bytes) for path, file in files.items())
-    return sum(size_bytes for top, size_bytes in found if top == names.SSTS or top.endswith(".snapshot"))
+    return sum(file.metadata.size_bytes for path, file in files.items() if path[0] == names.SSTS)
 
 
 class _LiveSource(BackupSource):
@@ -351,17 +349,17 @@ class LiveStore(_LiveSource):
         self._brought = {}
         listed = await self._files.list()
         at = self._store.at
-        tops = (path[0] for path in listed if len(path) == 1)
-        present = Present.of_names(tops, hdfs_backed=at.hdfs_backed)
+        present = Present.of_names(path[0] for path in listed if len(path) == 1)
         self._resolutions = ()
         self._chosen = {}
         snapshots: dict[names.StateVersion | None, StateMetadata | None] = {None: None}
         for of in (at, *(of for of in self._older if not present.lacks_by_retention(of))):
             found = await resolve_with(partial(resolve, of.version, of.unique_id), present, self._read_header)
             self._resolutions += (found,)
-            if found.base not in snapshots:
-                snapshots[found.base] = await self._metadata(found.base, listed)
-            self._chosen |= select_state_files(found, snapshots[found.base], listed)
+            base = found.rocksdb_snapshot
+            if base not in snapshots:
+                snapshots[base] = await self._metadata(base, listed)
+            self._chosen |= select_state_files(found, snapshots[base], listed)
         before: Mapping[FilePath, FileIndex] = {} if previous is None else dict(files_of(previous.dir))
         self.sst_bytes, self.base_sst_bytes = _sst_bytes(self._chosen), _sst_bytes(before)
         self._known = {
@@ -387,7 +385,7 @@ class LiveStore(_LiveSource):
     async def _metadata(
         self, base: names.StateVersion | None, listed: Mapping[FilePath, LocalFile]
     ) -> StateMetadata | None:
-        if base is None or base.hdfs_backed:
+        if base is None:
             return None
         path = (names.snapshot_name(base),)
         checksum = await self._checksum(path, base, listed)
@@ -439,7 +437,7 @@ class LiveStore(_LiveSource):
             if report.unchecked:
                 self.unchecked.append(f"{self._store.id.path}/{'/'.join(path)}: {report.unchecked}")
             return
-        parsed = names.parse_state_name(path[0], hdfs_backed=self._store.at.hdfs_backed)
+        parsed = names.parse_state_name(path[0])
         if parsed is None:
             return
         if parsed.checksum:
@@ -450,13 +448,8 @@ class LiveStore(_LiveSource):
         checksum = await self._checksum(path, parsed.of, self._chosen)
         codec = self._store.settings.codec
         with self._named(path):
-            if parsed.kind == "changelog" or parsed.of.hdfs_backed:
-                whole = parsed.kind == "snapshot"
-                await run_blocking(
-                    lambda: check_changelog_file(
-                        self._path(path), codec, parsed.of, checksum=checksum, is_snapshot=whole
-                    )
-                )
+            if parsed.kind == "changelog" or parsed.of.is_hdfs:
+                await run_blocking(lambda: check_changelog_file(self._path(path), codec, parsed.of, checksum=checksum))
             if checksum is None:
                 await self._check_hidden(path)
 
@@ -537,6 +530,10 @@ class QueryFiles(_LiveSource):
 
     @override
     async def look(self, previous: SnapshotIndex | None) -> LocalDir:
+        return local_dir_of(await self.bring())
+
+    async def bring(self) -> dict[FilePath, LocalFile]:
+        """Bring all that a backup takes to where it can be read; raises as `look`."""
         dirs = [f"{STATE}/{operator.id}/{name}" for operator in self._at.operators for name in (_METADATA, _SCHEMA)]
         listed = await self._files.list((COMMITS, OFFSETS, SOURCES, *dirs))
         before = _batches_before(self._batch, self._first, listed)
@@ -545,7 +542,7 @@ class QueryFiles(_LiveSource):
         await run_blocking(self._check_batch)
         self.oldest_batch = await run_blocking(self._oldest_batch, before)
         taken = [path for path in listed if belongs(path, self.oldest_batch, self._batch)]
-        return local_dir_of(await self._files.bring({QUERY_ID, *own_logs, *taken}))
+        return await self._files.bring({QUERY_ID, *own_logs, *taken})
 
     def _check_batch(self) -> None:
         """Refuse the logs of another run of the batch than the one whose stores were taken."""

@@ -168,7 +168,7 @@ async def restore_checkpoint(
         progress.total(files=files, bytes_=sum(item.reference.size_bytes for item in work))
         return await map_bounded(one, work, in_flight_max=at_once)
 
-    place = make_target(target, runtime, choice) if isinstance(target, str | Path) else target
+    place = target_of(choice, target, runtime) if isinstance(target, str | Path) else target
     return await run_restore(repository, place, choice, restore_stores, runtime)
 
 
@@ -211,7 +211,7 @@ async def plan_checkpoint_restore(
     Nothing is written but a pin, and files that are deleted again.
     """
     runtime = runtime or Runtime()
-    place = make_target(target, runtime, choice) if isinstance(target, str | Path) else target
+    place = target_of(choice, target, runtime) if isinstance(target, str | Path) else target
     restore = CheckpointRestore(repository, place, choice, runtime)
     try:
         scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
@@ -351,15 +351,7 @@ class CheckpointRestore:
         return tuple(work)
 
     def _adapt(self) -> None:
-        """Change the files of the query to fit their batch and their place (R2, R5). Blocks."""
-        newest = max(int(path.name) for path in (self.directory / OFFSETS).iterdir())
-        name = f"{OFFSETS}/{newest}"
-        for offset in decode_offsets((self.directory / name).read_bytes(), subject=name).offsets:
-            entry = newest_entry(offset)
-            log = self.directory / SOURCES / check_file_name(offset.source)
-            if entry is not None and log.is_dir():
-                _cut_source_log(log, entry)
-        _relocate(self.directory, self._target.root, self._choice.map_paths)
+        adapt_query_files(self.directory, self._target.root, self._choice.map_paths)
         sizes = [path.stat().st_size for path in self.directory.rglob("*") if path.is_file()]
         self._files, self._size_bytes = len(sizes), sum(sizes)
 
@@ -374,12 +366,24 @@ def _name_backup(commit: Commit) -> str:
     return name_commit(commit) if backup is None else f"the backup of batch {backup.batch}"
 
 
+def adapt_query_files(checkpoint: Path, root: str, map_paths: Mapping[str, str]) -> None:
+    """Change the files of a query to fit their batch and their place, `root` (R2, R5). Blocks."""
+    newest = max(int(path.name) for path in (checkpoint / OFFSETS).iterdir())
+    name = f"{OFFSETS}/{newest}"
+    for offset in decode_offsets((checkpoint / name).read_bytes(), subject=name).offsets:
+        entry = newest_entry(offset)
+        log = checkpoint / SOURCES / check_file_name(offset.source)
+        if entry is not None and log.is_dir():
+            _cut_source_log(log, entry)
+    _relocate(checkpoint, root, map_paths)
+
+
 def _cut_source_log(log: Path, newest: int) -> None:
     """Cut the log of a file source so that it ends with an entry (R2). Blocks."""
     cut = plan_cut([path.name for path in log.iterdir()], newest)
     if cut.written:
         files = [(f"{SOURCES}/{log.name}/{name}", (log / name).read_bytes()) for name in cut.joined]
-        _write(log / cut.written, join_entries(files, newest), (log / cut.joined[-1]).stat())
+        write_like(log / cut.written, join_entries(files, newest), (log / cut.joined[-1]).stat())
     for name in cut.dropped:
         (log / name).unlink()
 
@@ -389,7 +393,7 @@ def _relocate(checkpoint: Path, root: str, map_paths: Mapping[str, str]) -> None
     for file in sorted(checkpoint.glob("state/*/_metadata/v2/*")):
         before, subject = file.read_bytes(), file.relative_to(checkpoint).as_posix()
         if (after := relocate_operator(before, root, subject=subject)) != before:
-            _write(file, after, file.stat())
+            write_like(file, after, file.stat())
     if not map_paths:
         return
     inputs = PathMap(map_paths)
@@ -397,14 +401,14 @@ def _relocate(checkpoint: Path, root: str, map_paths: Mapping[str, str]) -> None
         if file.is_file():
             before = file.read_bytes()
             if (after := inputs.relocate_log(before)) != before:
-                _write(file, after, file.stat())
+                write_like(file, after, file.stat())
     if inputs.unused:
         message = f"nothing in {SOURCES}/ begins with {', '.join(sorted(inputs.unused))}"
         hint = "give the old prefix as the query had it; only file sources name paths"
         raise UsageError(message, operation="map paths", hint=hint)
 
 
-def _write(file: Path, data: bytes, like: os.stat_result) -> None:
+def write_like(file: Path, data: bytes, like: os.stat_result) -> None:
     """Write a file, synced, with the time and permissions of another one (R8)."""
     with file.open("wb") as opened:
         opened.write(data)
@@ -414,23 +418,29 @@ def _write(file: Path, data: bytes, like: os.stat_result) -> None:
         flush(opened.fileno())
 
 
-def make_target(target: str | Path, runtime: Runtime, choice: RestoreChoice) -> CheckpointTarget:
-    """Make the target that a path or a URL names, as our stores or Spark take it.
+def target_of(choice: RestoreChoice, target: str | Path, runtime: Runtime) -> CheckpointTarget:
+    """Make the target of a restore, as `make_target`."""
+    return make_target(target, runtime, move_aside=choice.move_aside, settings=choice.target_settings)
+
+
+def make_target(
+    target: str | Path, runtime: Runtime, *, move_aside: bool, settings: StoreSettings | None
+) -> CheckpointTarget:
+    """Make the target that a path or a URL names: `s3a:` and `s3n:`, as Spark has them, mean the same as `s3:`.
 
     Raises:
         InvalidRequestError: It does not follow the grammar of `open_store`.
         TargetError: It names no place for a checkpoint.
     """
-    path = local_path_of(store_url(target) if isinstance(target, str) else target)
+    path = local_path_of(target)
     if path is not None:
-        return DirectoryTarget(path, runtime, move_aside=choice.move_aside)
+        return DirectoryTarget(path, runtime, move_aside=move_aside)
     location = str(target).rstrip("/")
     parent, _, name = store_url(location).rpartition("/")
     if not name or parent.endswith("/"):
         hint = "restore to s3://bucket/prefix"
         raise TargetError("not a prefix of a store", operation="restore", subject=location, hint=hint)
-    moved, settings = choice.move_aside, choice.target_settings
-    return ObjectTarget(parent, name, location=location, runtime=runtime, move_aside=moved, settings=settings)
+    return ObjectTarget(parent, name, location=location, runtime=runtime, move_aside=move_aside, settings=settings)
 
 
 # ---------------------------------------------------------------------- the backups of a job (P8, P9 and R1)

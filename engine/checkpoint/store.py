@@ -7,13 +7,14 @@ SSTs that the replay left alone keep their names and bytes; they are moved, not 
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from blobstore.concurrency import run_blocking
-from blobstore.local.dirs import TEMP
+from blobstore.errors import BlobNotFoundError
 from blobstore.local.files import flush
 from engine.checkpoint.targets import dirs_below
 from engine.local.checksums import crc32c
@@ -24,9 +25,10 @@ from engine.restore.staging import Staging, target_errors
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import TransferSettings
 from engine.state.changelogs import CREATOR, ChangelogWriter
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import StateFiles
+from engine.state.compression import Codec
 from engine.state.files import CapturedSnapshot, StateFileManager, named_metadata
-from engine.state.load import StateLoader
+from engine.state.load import LoadMetrics, StateLoader
 from engine.state.loaded import LoadedState
 from engine.state.local_files import WorkingDir, local_path, shared_path
 from engine.state.query import StoreAt
@@ -35,9 +37,9 @@ from engine.state.settings import StateStoreSettings
 from engine.state.zips import build_state_zip
 from index.snapshot.contents import files_of
 from index.snapshot.model import FilePath, StoreReference
-from index.spark.changelog import PUT
 from index.spark.checkpoint import StoreId
-from index.spark.checksums import FileChecksum, encode_file_checksum, unframe_hdfs_value
+from index.spark.checksums import FileChecksum, encode_file_checksum, unwrap_value
+from index.spark.hdfs_rows import RowForm, SplitKey
 from index.spark.lineage import Resolution, target_in_index
 from index.spark.names import StateVersion, changelog_name, checksum_name, snapshot_name
 from index.spark.retention import SCHEMA_PATH
@@ -131,43 +133,17 @@ async def _replay(
     transfer: TransferSettings,
     runtime: Runtime,
 ) -> StoreRestored:
-    """Build the directory of a store: one snapshot of a version, and the schema of its rows.
-
-    RocksDB works in a directory beside the target, which goes with the staging.
-    """
-    # A backup has one base: there is nothing to repair it with, and damage has to be reported.
-    settings = msgspec.structs.replace(work.store.settings, fetches_max=transfer.in_flight_max, snapshot_repair=False)
-    manager = StateFileManager(files, settings)
+    """Build the directory of a store from a backup of it, replayed."""
+    settings = msgspec.structs.replace(work.store.settings, fetches_max=transfer.in_flight_max)
     present = dict(files_of(files.index.dir))
-    schema = await files.read("/".join(SCHEMA_PATH)) if SCHEMA_PATH in present else None
     # The zip and the changelogs that the new snapshot replaces; what is new gets the time of the newest of them (R8).
     names = [changelog_name(of) for of in resolution.changelogs]
     names += [] if resolution.base is None else [snapshot_name(resolution.base)]
     replaced = [present[name,].metadata for name in names]
     modified_at_ns = max(metadata.modified_at_ns for metadata in replaced)
-    working = target.with_name("working")
-    place = await run_blocking(WorkingDir.open, working)
-    try:
-        loader = StateLoader(manager, place, runtime)
-        loaded, metrics = await loader.load(resolution.target, {}, read_only=True)
-        try:
-            made: Path | CapturedSnapshot
-            if resolution.target.hdfs_backed:
-                with target_errors(target):
-                    made = await run_blocking(_write_snapshot, working, loaded, settings)
-            else:
-                made = await run_blocking(_capture, manager, place, loaded)
-        finally:
-            await run_blocking(loaded.db.close)
-        is_summed = settings.file_checksums and resolution.target.unique_id is not None
-        summed_at_ms = runtime.local_now_ms() if is_summed else None
-        with target_errors(target):
-            if isinstance(made, Path):
-                sizes = await _publish_snapshot(target, resolution.target, made, schema, modified_at_ns)
-            else:
-                sizes = await run_blocking(_build, target, made, schema, modified_at_ns, summed_at_ms)
-    finally:
-        await run_blocking(place.close)
+    at = resolution.target
+    snapshot = SnapshotToBuild(at=at, named=at, settings=settings, codec=settings.codec, modified_at_ns=modified_at_ns)
+    sizes, metrics = await build_snapshot(files, snapshot, target, runtime=runtime)
     return StoreRestored(
         id=work.id,
         files=len(sizes),
@@ -179,41 +155,65 @@ async def _replay(
     )
 
 
-def _write_snapshot(directory: Path, loaded: LoadedState, settings: StateStoreSettings) -> Path:
-    """Write all rows as a snapshot of the HDFS-backed provider (0004, P2). Blocks."""
-    with ChangelogWriter(directory / "snapshot", settings.codec, 1) as writer:
-        for key, value in loaded.db.items():
-            writer.write((PUT, key, unframe_hdfs_value(value) if settings.row_checksums else value))
-        writer.finish()
-        return writer.path
+class SnapshotToBuild(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a store, and the one snapshot that is made of it."""
+
+    at: StateVersion
+    # What the version is called afterwards, which also says for which provider it is.
+    named: StateVersion
+    # As it is read; `codec` is of rows that are written.
+    settings: StateStoreSettings
+    codec: Codec
+    # Of the new files.
+    modified_at_ns: int
+    # Of rows that are for another provider than before.
+    split_key: SplitKey | None = None
 
 
-async def _publish_snapshot(
-    target: Path, of: StateVersion, snapshot: Path, schema: bytes | None, modified_at_ns: int
-) -> list[int]:
-    """Publish a snapshot of the HDFS-backed provider, and the schema of its rows; return the size of each file."""
-    written: dict[str, Path | bytes] = {snapshot_name(of): snapshot}
-    if schema is not None:
-        written["/".join(SCHEMA_PATH)] = schema
-    directory = await CheckpointDir.open(target)
+async def build_snapshot(
+    files: StateFiles, work: SnapshotToBuild, target: Path, *, runtime: Runtime
+) -> tuple[list[int], LoadMetrics]:
+    """Build the directory of a store: one snapshot, and the schema of its rows.
+
+    RocksDB works in a directory beside the target, which is the caller's to remove. Nothing is repaired: damage is
+    an error. Returns the size of each file, and what the load took.
+    """
+    manager = StateFileManager(files, msgspec.structs.replace(work.settings, snapshot_repair=False))
+    schema = None
+    with contextlib.suppress(BlobNotFoundError):
+        schema = await files.read("/".join(SCHEMA_PATH))
+    place = await run_blocking(WorkingDir.open, target.with_name("working"))
     try:
-        sizes = [await directory.publish(path, source, overwrite=False) for path, source in written.items()]
+        loader = StateLoader(manager, place, runtime, split_key=work.split_key)
+        loaded, metrics = await loader.load(work.at, {}, read_only=True)
+        captured: CapturedSnapshot | None = None
+        sizes: list[int] = []
+        try:
+            with target_errors(target):
+                if work.named.is_hdfs:
+                    sizes = await run_blocking(_write_rows, target, work, loaded, schema)
+                else:
+                    captured = await run_blocking(_capture, manager, place, loaded, work.named)
+        finally:
+            await run_blocking(loaded.db.close)
+        if captured is not None:
+            is_summed = work.settings.file_checksums and work.named.unique_id is not None
+            summed_at_ms = runtime.local_now_ms() if is_summed else None
+            with target_errors(target):
+                sizes = await run_blocking(_build, target, captured, schema, work.modified_at_ns, summed_at_ms)
     finally:
-        await directory.close()
-    # Where the store of the directory has written them; they are moved out of it.
-    with contextlib.suppress(FileNotFoundError):
-        await run_blocking((target / TEMP).rmdir)
-    for path in written:
-        await run_blocking(os.utime, target / path, ns=(modified_at_ns, modified_at_ns))
-    return sizes
+        await run_blocking(place.close)
+    return sizes, metrics
 
 
-def _capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState) -> CapturedSnapshot:
+def _capture(
+    manager: StateFileManager, place: WorkingDir, loaded: LoadedState, named: StateVersion
+) -> CapturedSnapshot:
     directory = place.new_captured()
     loaded.write_operands()
     loaded.db.flush()
     loaded.db.checkpoint(directory)
-    return manager.capture(directory, loaded.target, loaded.metadata)
+    return manager.capture(directory, named, loaded.metadata)
 
 
 def _build(
@@ -239,6 +239,29 @@ def _build(
             crc32c=crc32c(zipped), size_bytes=len(zipped), timestamp_ms=summed_at_ms, executor_id=CREATOR
         )
         written[checksum_name(name),] = encode_file_checksum(checksum)
+    return [*(file.stored.size_bytes for file in captured.files), *_write_files(target, written, modified_at_ns)]
+
+
+def _write_rows(target: Path, work: SnapshotToBuild, loaded: LoadedState, schema: bytes | None) -> list[int]:
+    """Write the directory of a store of the HDFS-backed provider; return the size of each file. Blocks."""
+    settings = work.settings
+    form = RowForm(settings.row_checksums, crc32c)
+    path = target / snapshot_name(work.named)
+    with ChangelogWriter(path, work.codec, 1) as writer:
+        for key, stored in loaded.db.items():
+            value = stored
+            if settings.row_checksums:
+                value = unwrap_value(key, stored, delimiter=settings.merge_delimiter, crc32c=crc32c)
+            writer.write(form.from_rocksdb(key, value))
+        writer.finish()
+    with os.fdopen(os.open(path, READ_FLAGS), "rb") as opened:
+        _seal(opened.fileno(), work.modified_at_ns)
+    written = {} if schema is None else {SCHEMA_PATH: schema}
+    return [path.stat().st_size, *_write_files(target, written, work.modified_at_ns)]
+
+
+def _write_files(target: Path, written: Mapping[FilePath, bytes], modified_at_ns: int) -> list[int]:
+    """Write small files, synced; return their sizes. Blocks."""
     for parts, data in written.items():
         path = target.joinpath(*parts)
         path.parent.mkdir(exist_ok=True)
@@ -246,7 +269,7 @@ def _build(
             opened.write(data)
             opened.flush()
             _seal(opened.fileno(), modified_at_ns)
-    return [*(file.stored.size_bytes for file in captured.files), *map(len, written.values())]
+    return [len(data) for data in written.values()]
 
 
 def _seal(descriptor: int, modified_at_ns: int) -> None:

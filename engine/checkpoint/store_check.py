@@ -45,7 +45,7 @@ _LINEAGE_FULL: Final = 0.8
 # How often a damaged store is looked at while its query goes on.
 _LOOKS_MAX: Final = 3
 # The endings of what Spark lists in a directory of state.
-_SUFFIXES: Final = (".zip", ".changelog", names.CHECKSUM_SUFFIX)
+_SUFFIXES: Final = (".zip", ".changelog", ".snapshot", ".delta", names.CHECKSUM_SUFFIX)
 
 
 class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,9 +135,6 @@ class _StoreCheck:
         # What was read; None for what is damaged.
         self._changelogs: dict[names.StateVersion, ChangelogReport | None] = {}
         self._zips: dict[names.StateVersion, StateMetadata | None] = {}
-        self._hdfs_backed = work.versions[-1].hdfs_backed
-        # Of the HDFS-backed provider.
-        self._snapshots: dict[names.StateVersion, ChangelogReport | None] = {}
         # Zips and changelogs that are compared with their `.crc`.
         self._summed: set[str] = set()
         self._findings = Findings(work.id.path)
@@ -151,7 +148,7 @@ class _StoreCheck:
         for place in ("", names.SSTS, names.LOGS):
             statuses = await self._directory.list(place)
             self._sizes |= {status.path: status.size_bytes for status in statuses if not status.is_directory}
-        present = Present.of_names(self._sizes, hdfs_backed=self._hdfs_backed)
+        present = Present.of_names(self._sizes)
         resolutions, failed, gone = await self._resolve_all(present)
         # Also what is beside what is replayed, such as the changelog of a version that is a snapshot.
         chained = {
@@ -160,8 +157,8 @@ class _StoreCheck:
         for of in sorted(chained & present.changelogs, key=names.by_version):
             await self._changelog(of)
         for of in sorted(chained & present.snapshots, key=names.by_version):
-            if of.hdfs_backed:
-                self._snapshots[of] = await self._replayed(of, names.snapshot_name(of), is_snapshot=True)
+            if of.is_hdfs:
+                await self._read_rows(names.snapshot_name(of), of)
                 continue
             self._zips[of] = await self._read_summed(
                 names.snapshot_name(of),
@@ -187,7 +184,7 @@ class _StoreCheck:
         """Read a changelog whole, once (K4); None if it is damaged."""
         if of not in self._changelogs:
             name = names.changelog_name(of)
-            report = self._changelogs[of] = await self._replayed(of, name)
+            report = self._changelogs[of] = await self._read_rows(name, of)
             families = self._work.settings.column_families
             fitting = changelog_version(column_families=families, unique_ids=of.unique_id is not None)
             if report is not None and report.header.version != fitting:
@@ -196,16 +193,14 @@ class _StoreCheck:
                 self._findings.damage(name, error, "K4")
         return self._changelogs[of]
 
-    async def _replayed(
-        self, of: names.StateVersion, name: str, *, is_snapshot: bool = False
-    ) -> ChangelogReport | None:
-        """Read a file that is replayed."""
+    async def _read_rows(self, name: str, of: names.StateVersion) -> ChangelogReport | None:
+        """Read a changelog, or a snapshot in its form; None if it is damaged."""
         # Before every commit record it is compressed as the oldest of these.
         codec: Codec = self._codecs.get(of.version) or self._codecs[min(self._codecs)]
         return await self._read_summed(
             name,
             of,
-            lambda path, checksum: check_changelog_file(path, codec, of, checksum=checksum, is_snapshot=is_snapshot),
+            lambda path, checksum: check_changelog_file(path, codec, of, checksum=checksum),
             proves_itself=codec == "lz4",
         )
 
@@ -349,7 +344,9 @@ class _StoreCheck:
             if built_on is None:
                 # The directory, if the error names no file.
                 words = (word.strip(",;:") for word in str(error).split())
-                path = next((word for word in words if (n := names.parse_any_name(word)) and n.kind == "changelog"), "")
+                path = next(
+                    (word for word in words if (n := names.parse_state_name(word)) and n.kind == "changelog"), ""
+                )
                 missing.setdefault(path, []).append((of, error))
             else:
                 message = f"says that {self._work.id} is {of}, which is not there, and what came after it was built on "
@@ -426,22 +423,17 @@ class _StoreCheck:
         try:
             loader = StateLoader(StateFileManager(files, settings, runtime=runtime), place, runtime)
             keys, doubt = 0, ""
-            metadata = None if newest.base is None else self._zips.get(newest.base)
-            report = None if newest.base is None else self._snapshots.get(newest.base)
-            if newest.base is not None and (metadata is not None or report is not None):
+            metadata = None if newest.rocksdb_snapshot is None else self._zips[newest.rocksdb_snapshot]
+            if newest.base is not None and metadata is not None:
                 state, _ = await loader.load(newest.base, {}, read_only=True)
                 try:
                     is_internal = state.families.is_internal if settings.column_families else None
                     counted = await run_blocking(count_store, state.db, is_internal)
                 finally:
                     await run_blocking(state.db.close)
-                if metadata is None and report is not None:
-                    # Nothing says how many there are, but each is there once (0004, P2).
-                    metadata = StateMetadata(num_keys=report.records)
-                assert metadata is not None  # noqa: S101  # one of the two was read
                 doubt = check_counts(metadata, counted, subject=names.snapshot_name(newest.base))
                 keys = counted.keys
-            if newest.changelogs:
+            if newest.changelogs or newest.row_snapshot is not None:
                 state, _ = await loader.load(newest.target, {}, read_only=True)
                 await run_blocking(state.db.close)
             return keys, doubt
@@ -451,13 +443,13 @@ class _StoreCheck:
     async def _check_names(self) -> None:
         """Warn of what another history left, and of names that Spark's listing fails on (K7)."""
         newest_batch = self._work.newest_batch
-        parsed = {path: names.parse_state_name(path, hdfs_backed=self._hdfs_backed) for path in self._sizes}
+        parsed = {path: names.parse_state_name(path) for path in self._sizes}
         if any(name is not None and name.of.version > newest_batch + 1 for name in parsed.values()):
             # The query may have gone on since the logs were read: what counts is what it had committed by the listing.
             newest_batch = max((newest_batch, *await self._checkpoint.committed_batches()))
         for path, name in parsed.items():
             if name is None:
-                if self._is_refused(path):
+                if path.endswith(_SUFFIXES) and not path.rpartition("/")[2].startswith("."):
                     message = "has a name that Spark does not write, with an ending of Spark's"
                     hint = "nothing of Spark's wrote it, so it may be moved away: Spark's listing of the directory "
                     hint += "fails on it, and its maintenance stops"
@@ -468,14 +460,6 @@ class _StoreCheck:
                 hint = "unless a query runs here, another history left it: Spark's maintenance would count from it, "
                 hint += "and delete what the committed versions need; restore the checkpoint to an empty directory"
                 self._findings.warn(path, message, hint, "K7")
-
-    def _is_refused(self, path: str) -> bool:
-        """Return whether Spark's listing of the directory fails on a name that it does not write."""
-        if not self._hdfs_backed:
-            return path.endswith(_SUFFIXES) and not path.rpartition("/")[2].startswith(".")
-        # Whatever its ending is, what is before the only dot is read as a number.
-        stem, dot, ending = path.partition(".")
-        return bool(stem and dot) and "." not in ending and "/" not in path and not stem.isdecimal()
 
 
 def check_counts(metadata: StateMetadata, counted: KeyCounts, *, subject: str) -> str:

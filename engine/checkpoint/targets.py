@@ -23,7 +23,7 @@ from engine.state.query import ENTRY_BYTES_MAX
 from index.display import iso_time
 from index.snapshot.model import FilePath
 from index.spark.checkpoint import COMMITS, OFFSETS, SOURCES, STATE
-from index.spark.names import LOGS, SSTS, parse_any_name
+from index.spark.names import LOGS, SSTS, parse_state_name
 from index.spark.query_logs import decode_query_id, parse_batch_name
 
 _NOT_IN_NAMES: Final = re.compile(r"[^0-9TZ]")
@@ -271,7 +271,7 @@ def _stage(path: str) -> tuple[int, int]:
         return 4, 0
     if place.parent.name in {SSTS, LOGS}:
         return 0, 0
-    parsed = parse_any_name(place.name)
+    parsed = parse_state_name(place.name)
     if parsed is not None and place.parts[0] != SOURCES:
         return 1 if parsed.kind == "snapshot" else 2, 0
     return 3, 0
@@ -286,7 +286,7 @@ def _is_newer(path: str, batch: int) -> bool:
         case ["offsets", name]:
             return (parse_batch_name(name) or 0) > batch + 1
         case ["state", _, _, *_, name]:
-            parsed = parse_any_name(name)
+            parsed = parse_state_name(name)
             return parsed is not None and parsed.of.version > batch + 1
         case _:
             return False
@@ -306,12 +306,12 @@ def _moment(runtime: Runtime) -> str:
     return _NOT_IN_NAMES.sub("", iso_time(runtime.local_now_ms()))
 
 
-async def check_apart(target: CheckpointTarget, repository: BlobStore) -> None:
-    """Refuse a target that is the place of the repository, above it or below it: moved aside, it would be lost."""
-    ours, theirs = await target.place(), await run_blocking(repository.place)
+async def check_apart(target: CheckpointTarget, other: BlobStore | CheckpointDir, *, what: str = "repository") -> None:
+    """Refuse a target that is the place of what is read, above it or below it: moved aside, it would be lost."""
+    ours, theirs = await target.place(), await run_blocking(other.place)
     if ours and theirs and all(one == other for one, other in zip(ours, theirs, strict=False)):
         where = "above" if len(ours) < len(theirs) else "below" if len(ours) > len(theirs) else "at"
-        message, hint = f"is {where} the place of the repository itself", "restore to a place beside the repository"
+        message, hint = f"is {where} the place of the {what} itself", f"choose a place beside the {what}"
         raise TargetError(message, operation="restore", subject=target.location, hint=hint)
 
 

@@ -54,6 +54,12 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "forget": "rewind:forget",
     "discard": "verify:discard",
     "repair": "repair:repair",
+    "import": _group(
+        "import",
+        {"samza": "show:import_samza"},
+        short_help="Make a commit of what another program has stored.",
+        help_="Make a commit of a snapshot in another program's form.",
+    ),
     "export": "show:export",
     "report": "bench:report",
     "doctor": "doctor:doctor",
@@ -67,7 +73,12 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     ),
     "spark": _group(
         "spark",
-        {"backup": "spark:spark_backup", "restore": "spark:spark_restore", "check": "spark:spark_check"},
+        {
+            "backup": "spark:spark_backup",
+            "restore": "spark:spark_restore",
+            "convert": "spark:spark_convert",
+            "check": "spark:spark_check",
+        },
         short_help="Back up, restore and check the checkpoints of Spark.",
         help_="Back up, restore and check the checkpoints of Spark's streaming queries.\n\nBack one up while its query "
         "runs, bring it back at a batch, and find out whether all that is committed is there.",

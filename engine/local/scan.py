@@ -24,7 +24,7 @@ from index.snapshot.dir_diff import LocalDir, LocalFile
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import FileMetadata, FilePath
-from index.spark.names import parse_any_name
+from index.spark.names import parse_state_name
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 _name = attrgetter("name")
@@ -220,7 +220,7 @@ def is_unchanged(before: LocalFile, after: LocalFile) -> bool:
 
 def is_written_once(name: str) -> bool:
     """Return whether RocksDB or Spark never writes to a file again once it has this name (design 0002, I1)."""
-    return _SHARED_NAME.fullmatch(name) is not None or parse_any_name(name) is not None
+    return _SHARED_NAME.fullmatch(name) is not None or parse_state_name(name) is not None
 
 
 def is_still(file: LocalFile, status: os.stat_result) -> bool:

@@ -14,7 +14,7 @@ SSTs may stay that nothing names, as Spark's own lost attempts leave them.
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,9 +29,17 @@ from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
 from engine.checkpoint import backup
 from engine.checkpoint.check import check_logs, finish_check
+from engine.checkpoint.convert import ConvertChoice, ConvertedCheckpoint, StoreToConvert, convert_store, run_conversion
 from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
-from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, RestoredCheckpoint, make_target, run_restore
+from engine.checkpoint.restore import (
+    CheckpointRestore,
+    RestoreChoice,
+    RestoredCheckpoint,
+    make_target,
+    run_restore,
+    target_of,
+)
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.store_check import StoreWork as StoreToCheck
 from engine.checkpoint.store_check import check_store
@@ -41,7 +49,7 @@ from engine.repository.repository import Repository
 from engine.runtime import Runtime, Stopwatch
 from engine.spark import spread
 from engine.spark.access import SparkOptions, absolute, open_on_driver
-from engine.spark.errors import TaskFailedError, decode_error
+from engine.spark.errors import SENT, TaskFailedError, decode_error, encode_error
 from engine.state.checkpoint_dir import CheckpointDir, store_url
 from index.errors import FormatError, UnknownFormatError, VersionMissingError
 from index.snapshot.model import Scope, StoreReference
@@ -221,17 +229,33 @@ class RestoreCheckpointStores(spread.StoresTask, frozen=True, kw_only=True):
             # Two attempts make two zips of one name: the checksum of the one must never be beside the other.
             unsummed = msgspec.structs.replace(item.store.settings, file_checksums=False)
             item = msgspec.structs.replace(item, store=msgspec.structs.replace(item.store, settings=unsummed))
-        scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
-        try:
-            async with backup.opened_checkpoint(self.root, self.target_settings) as directory:
-                restored = await self._restore(repository, item, Path(scratch.name, item.id.path))
-                if not self.is_trial:
-                    files = await run_blocking(files_below, Path(scratch.name))
-                    await publish_files(directory, Path(scratch.name), files)
-                    restored = msgspec.structs.replace(restored, published=tuple(files))
-        finally:
-            await run_blocking(scratch.cleanup)
-        return restored
+        return await _published(
+            self.root,
+            self.target_settings,
+            lambda scratch: self._restore(repository, item, scratch / item.id.path),
+            is_trial=self.is_trial,
+        )
+
+
+async def _published(
+    root: str,
+    settings: StoreSettings | None,
+    build: Callable[[Path], Awaitable[StoreRestored]],
+    *,
+    is_trial: bool = False,
+) -> StoreRestored:
+    """Build a store in a directory of its own, and publish it below the URL of a prefix."""
+    scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
+    try:
+        async with backup.opened_checkpoint(root, settings) as directory:
+            made = await build(Path(scratch.name))
+            if not is_trial:
+                files = await run_blocking(files_below, Path(scratch.name))
+                await publish_files(directory, Path(scratch.name), files)
+                made = msgspec.structs.replace(made, published=tuple(files))
+    finally:
+        await run_blocking(scratch.cleanup)
+    return made
 
 
 def restore_checkpoint(
@@ -260,7 +284,7 @@ def restore_checkpoint(
     settings, partitions_max = choice.target_settings or options.store, options.partitions_max
     choice = msgspec.structs.replace(choice, target_settings=settings)
     runtime = Runtime()
-    place = make_target(target, runtime, choice)
+    place = target_of(choice, target, runtime)
     repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
 
     async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
@@ -360,6 +384,109 @@ def check_checkpoint(
         return loop.run(_check(spark, task, partitions_max or spread.default_partitions(spark)))
     finally:
         loop.stop()
+
+
+class ConvertStores(msgspec.Struct, frozen=True, kw_only=True):
+    """Converts the stores of a partition; given to `mapInArrow`."""
+
+    source: str
+    # As of `RestoreCheckpointStores`.
+    root: str
+    is_directory: bool
+    settings: StoreSettings | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Convert each row of work; return one row for each."""
+        work = spread.works_of(batches, StoreToConvert)
+        if work:
+            rows = asyncio.run(self._convert(work))
+            made = [None if isinstance(row, bytes) else msgspec.msgpack.encode(row) for row in rows]
+            failed = [row if isinstance(row, bytes) else None for row in rows]
+            yield pa.record_batch([pa.array(made, pa.binary()), pa.array(failed, pa.binary())], ["made", "failed"])
+
+    async def _convert(self, work: list[StoreToConvert]) -> list[StoreRestored | bytes]:
+        async with backup.opened_checkpoint(self.source, self.settings) as source:
+
+            def build(item: StoreToConvert, below: Path) -> Awaitable[StoreRestored]:
+                target = below / item.id.path
+                return spread.when_free(lambda: convert_store(source, item, target, runtime=Runtime(), replace=True))
+
+            async def one(item: StoreToConvert) -> StoreRestored | bytes:
+                try:
+                    return await convert_one(item)
+                except SENT as error:  # of a task that fails, the driver hears the text alone
+                    return encode_error(error)
+
+            def convert_one(item: StoreToConvert) -> Awaitable[StoreRestored]:
+                if self.is_directory:
+                    return build(item, Path(self.root))
+                # Two attempts make two zips of one name: the checksum of the one must never be beside the other.
+                store = item.store
+                unsummed = msgspec.structs.replace(store.settings, file_checksums=False)
+                bare = msgspec.structs.replace(item, store=msgspec.structs.replace(store, settings=unsummed))
+                return _published(self.root, self.settings, lambda scratch: build(bare, scratch))
+
+            return await map_bounded(one, work, in_flight_max=_STORES_AT_ONCE)
+
+
+def convert_checkpoint(
+    spark: SparkSession,
+    source: str | Path,
+    target: str | Path,
+    choice: ConvertChoice | None = None,
+    *,
+    partitions_max: int | None = None,
+) -> ConvertedCheckpoint:
+    """Convert a checkpoint, its stores on the executors.
+
+    Args:
+        source: A directory that every executor sees under this path, or a URL.
+        target: Likewise, at a new place.
+        choice: To what.
+        partitions_max: `default_partitions` if not given.
+
+    Raises:
+        TaskFailedError: A store could not be converted as often as Spark tried, or Spark itself gave up.
+        As `engine.checkpoint.convert.convert_checkpoint`.
+    """
+    choice, runtime = choice or ConvertChoice(), Runtime()
+    settings = choice.store_settings
+    place = make_target(target, runtime, move_aside=False, settings=settings)
+    is_directory = isinstance(place, DirectoryTarget)
+
+    async def convert_stores(directory: Path, work: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
+        task = ConvertStores(
+            source=absolute(source),
+            root=str(directory) if is_directory else store_url(str(target)),
+            is_directory=is_directory,
+            settings=settings,
+        )
+        return await asyncio.to_thread(_spread, spark, task, work, partitions_max)
+
+    async def convert() -> ConvertedCheckpoint:
+        async with backup.opened_checkpoint(source, settings) as root:
+            return await run_conversion(root, place, choice, convert_stores, runtime)
+
+    loop = LoopThread()
+    try:
+        return loop.run(convert())
+    finally:
+        loop.stop()
+
+
+def _spread(
+    spark: SparkSession, task: ConvertStores, work: tuple[StoreToConvert, ...], partitions_max: int | None
+) -> list[StoreRestored]:
+    if not work:
+        return []
+    most = partitions_max or spread.default_partitions(spark)
+    partitions = [number % min(most, len(work)) for number in range(len(work))]
+    frame = spread.placed_work(spark, work, partitions).mapInArrow(task, "made binary, failed binary")
+    rows = spread.evaluate(frame, "convert", task.source)
+    for failed in rows.column("failed").to_pylist():
+        if failed is not None:
+            raise decode_error(failed)
+    return [msgspec.msgpack.decode(row, type=StoreRestored) for row in rows.column("made").to_pylist()]
 
 
 async def _check(spark: SparkSession, task: CheckStores, partitions_max: int) -> CheckReport:

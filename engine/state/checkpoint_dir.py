@@ -24,7 +24,7 @@ import msgspec
 from blobstore.base import BlobStore, Body, BytesBody, MemorySink, TooLargeError, check_key
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
-from blobstore.errors import BlobNotFoundError, InvalidRequestError
+from blobstore.errors import BlobNotFoundError
 from blobstore.local.files import FileSink, create_to_write, read_chunks, write_all_at
 from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
@@ -45,15 +45,8 @@ _READ_BYTES: Final = 1024 * 1024
 # What copy_file_range(2) answers between file systems that do not know each other, or on a kernel without it.
 _CANNOT_COPY: Final = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM})
 
-_SPARK_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/.*)", re.DOTALL)
-# Where Databricks mounts `dbfs:/`.
-_DBFS: Final = Path("/dbfs")
-# File systems that Spark knows and nothing here does, and what mounts each.
-_UNREACHABLE: Final = {
-    **dict.fromkeys(("abfs", "abfss", "wasb", "wasbs", "adl"), "blobfuse2"),
-    "gs": "gcsfuse",
-    **dict.fromkeys(("hdfs", "viewfs", "webhdfs"), "the NFS gateway of HDFS, or hadoop-fuse"),
-}
+# Other names that Spark has for it.
+_SPARK_S3: Final = re.compile(r"\As3[an](?=://)", re.IGNORECASE)
 
 # Names of files that are being fetched: never twice in this process, and two processes never share a target.
 _fetches = itertools.count()
@@ -150,9 +143,8 @@ class CheckpointDir:
         """
         if isinstance(location, Path | str):
             url = str(location)
-            place = store_url(location) if isinstance(location, str) else url
-            store = open_store(place, settings)
-            local_root = local_path_of(place)
+            store = open_store(store_url(url), settings)
+            local_root = local_path_of(location)
             if local_root is not None:
                 # Without the limit on requests, which belongs to one event loop: a local disk needs none.
                 chosen = settings or StoreSettings()
@@ -308,29 +300,8 @@ class CheckpointDir:
 
 
 def store_url(url: str) -> str:
-    """Return a URL of Spark's as our stores take it; what is none is returned as it is.
-
-    `s3a:` and `s3n:` mean `s3:`, `file:/dir` means `file:///dir`, and `dbfs:/dir` the directory where Databricks mounts
-    it.
-
-    Raises:
-        InvalidRequestError: It is of a file system that cannot be reached from here; the hint says what to do.
-    """
-    m = _SPARK_URL.fullmatch(url)
-    if m is None:
-        return url
-    scheme, rest = m[1].lower(), m[2]
-    if scheme in ("s3a", "s3n") and rest.startswith("//"):
-        return f"s3:{rest}"
-    if scheme == "file" and not rest.startswith("//"):
-        return f"file://{rest}"
-    if scheme == "dbfs" and _DBFS.is_dir():
-        return str(_DBFS / rest.lstrip("/"))
-    by = "the cluster's own mount at /dbfs" if scheme == "dbfs" else _UNREACHABLE.get(scheme)
-    if by is None:
-        return url
-    hint = f"mount it (with {by}) and name the directory; or copy the checkpoint of a stopped query to one"
-    raise InvalidRequestError(f"{scheme}: is not reached from here", operation="open", key=f"{scheme}://", hint=hint)
+    """Return a URL as our stores take it: Spark has other names for `s3:`."""
+    return _SPARK_S3.sub("s3", url)
 
 
 def _copy_within(source: Path, target: Path, at_most: int | None) -> int | None:

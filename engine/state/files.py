@@ -165,7 +165,7 @@ class StateFileManager:
         """
         if version == 0 and unique_id is None:
             return Resolution(StateVersion(0), None)
-        present = Present.of_names(await self._names(), hdfs_backed=None)
+        present = Present.of_names(await self._names())
         for of in rejected:
             present = present.without_snapshot(of)
         return await resolve_with(
@@ -277,14 +277,8 @@ class StateFileManager:
 
         return tuple(await map_bounded(fetch, items, in_flight_max=self.settings.fetches_max))
 
-    async def fetch_hdfs_snapshot(self, of: StateVersion, scratch: Path) -> Path:
-        """Copy a snapshot of the HDFS-backed provider, which is replayed as a changelog is (0004, P2)."""
-        return await self._fetch_replayed(of, snapshot_name(of), scratch)
-
     async def _fetch_changelog(self, of: StateVersion, scratch: Path) -> Path:
-        return await self._fetch_replayed(of, changelog_name(of), scratch)
-
-    async def _fetch_replayed(self, of: StateVersion, name: str, scratch: Path) -> Path:
+        name = changelog_name(of)
         target = scratch / name
         if of.unique_id is not None and await run_blocking(target.is_file):
             return target  # whole, as it has its name, and never overwritten
@@ -296,6 +290,14 @@ class StateFileManager:
         except BlobNotFoundError as error:
             raise self._missing(name) from error
         return target
+
+    async def fetch_row_snapshot(self, of: StateVersion, scratch: Path) -> None:
+        """Copy a snapshot of the HDFS-backed provider to this machine, under its name. Raises as `load_snapshot`."""
+        name = snapshot_name(of)
+        try:
+            await self.files.fetch(name, scratch / name)
+        except BlobNotFoundError as error:
+            raise self._missing(name) from error
 
     def _may_have_checksum(self, of: StateVersion, name: str) -> bool:
         # A checksum of a name without an id may be that of a file that was overwritten since: Spark 4.1 wrote such

@@ -14,6 +14,7 @@ import msgspec
 from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, SnapshotRepairError, UsageError
+from engine.local.checksums import crc32c
 from engine.rocksdb.store import StoreWriter
 from engine.runtime import Runtime
 from engine.state import loaded
@@ -32,9 +33,10 @@ from engine.state.local_files import WorkingDir
 from engine.state.settings import HDFS_PROVIDER, StateStoreSettings
 from index.errors import FormatError, LineageError, VersionMissingError
 from index.spark.changelog import changelog_version, check_leads_back
+from index.spark.hdfs_rows import RowForm, SplitKey
 from index.spark.lineage import Lineage, Resolution
 from index.spark.metadata import StateMetadata
-from index.spark.names import StateVersion, check_unique_id
+from index.spark.names import StateVersion, check_unique_id, snapshot_name
 
 # These errors say that a snapshot is not whole, or not there any more. Whatever else goes wrong would go wrong with an
 # older one too: a store that does not answer must not cost hundreds of replayed changelogs.
@@ -103,8 +105,12 @@ class _Timer:
 class StateLoader:
     """Builds the versions of one store in its working directory, one at a time."""
 
-    def __init__(self, manager: StateFileManager, place: WorkingDir, runtime: Runtime) -> None:
+    def __init__(
+        self, manager: StateFileManager, place: WorkingDir, runtime: Runtime, *, split_key: SplitKey | None = None
+    ) -> None:
         settings = self._settings = manager.settings
+        # Of the rows of the HDFS-backed provider, which are as its RocksDB provider has them once they are loaded.
+        self._row_form = RowForm(settings.row_checksums, crc32c, split_key)
         self._manager = manager
         self._place = place
         self._runtime = runtime
@@ -122,9 +128,9 @@ class StateLoader:
         timer = _Timer(self._runtime)
         candidate = Resolution(target, None) if empty else await self._resolve(target, known)
         timer.note("resolve_s")
-        if candidate.target.hdfs_backed and not read_only:
-            reason = f"its state is of the state store provider {HDFS_PROVIDER}, which is only read here"
-            hint = "load it with read_only=True"
+        if candidate.target.is_hdfs and not read_only:
+            reason = f"its state is of {HDFS_PROVIDER}, which can be read, and not be written"
+            hint = "load it to be read only, or convert the checkpoint with `tidemark spark convert --to rocksdb`"
             raise ProviderError(reason, operation="load", subject=self._manager.files.location, hint=hint)
         # Those that are here already, for every candidate.
         changelogs: dict[StateVersion, Path] = {}
@@ -209,14 +215,12 @@ class StateLoader:
             timer.note("fetch_s")
         reused = self._manager.last_load.files_reused > 0
         try:
-            db = await self._open(_rocksdb_base(candidate), reused=reused)
+            db = await self._open(candidate.rocksdb_snapshot, reused=reused)
         finally:
             timer.note("open_s")
         paths = [changelogs[of] for of in candidate.changelogs]
-        if (base := candidate.base) is not None and base.hdfs_backed:
-            # It is replayed like a changelog (0004, P2).
-            paths.insert(0, await self._manager.fetch_hdfs_snapshot(base, self._place.fetched))
-            candidate = msgspec.structs.replace(candidate, base=None, changelogs=(base, *candidate.changelogs))
+        if candidate.row_snapshot is not None:
+            paths.insert(0, self._place.fetched / snapshot_name(candidate.row_snapshot))
         try:
             return await self._finish(candidate, db, metadata, paths, is_empty_start=is_empty_start)
         except DamagedError as error:
@@ -230,7 +234,9 @@ class StateLoader:
     async def _fetch(self, candidate: Resolution, changelogs: dict[StateVersion, Path]) -> StateMetadata:
         """Fetch a snapshot and the changelogs that are not here yet, at once."""
         missing = tuple(of for of in candidate.changelogs if of not in changelogs)
-        load_snapshot = self._manager.load_snapshot(_rocksdb_base(candidate), self._place.db)
+        load_snapshot = self._manager.load_snapshot(candidate.rocksdb_snapshot, self._place.db)
+        if candidate.row_snapshot is not None:
+            await self._manager.fetch_row_snapshot(candidate.row_snapshot, self._place.fetched)
         try:
             async with asyncio.TaskGroup() as group:
                 # The changelogs are fetched to the end: the next candidate takes them, too.
@@ -293,20 +299,23 @@ class StateLoader:
                     before = await run_blocking(count_store, db, is_internal)
             rows = None
             if settings.row_checksums:
-                rows = loaded.RowChecks(
-                    settings.merge_delimiter, settings.row_check_ratio, hdfs_backed=candidate.target.hdfs_backed
-                )
-            below = (candidate.base or StateVersion(0), *candidate.changelogs)
+                rows = loaded.RowChecks(settings.merge_delimiter, settings.row_check_ratio)
+            check_row = None if rows is None else rows.replayed
+            if candidate.target.is_hdfs:
+                check_row = self._row_form.to_rocksdb
+            first = () if candidate.row_snapshot is None else (candidate.row_snapshot,)
+            replayed_files = (*first, *candidate.changelogs)
+            below = (candidate.rocksdb_snapshot or StateVersion(0), *replayed_files)
             replayed = await run_blocking(
                 replay,
                 db,
                 [
                     partial(_open_changelog, *each, settings)
-                    for each in zip(changelogs, candidate.changelogs, below, strict=False)
+                    for each in zip(changelogs, replayed_files, below, strict=False)
                 ],
                 before=before,
                 is_internal=is_internal,
-                check_row=None if rows is None else rows.replayed,
+                check_row=check_row,
             )
             counts = loaded.RunningCounts(replayed.counts)
             state = loaded.LoadedState(
@@ -323,10 +332,6 @@ class StateLoader:
             await run_blocking(db.close)
             raise
         return state, replayed
-
-
-def _rocksdb_base(candidate: Resolution) -> StateVersion | None:
-    return None if candidate.target.hdfs_backed else candidate.base
 
 
 def check_target(

@@ -24,15 +24,7 @@ from engine.state.local_files import unwritable_error
 from engine.state.settings import StateStoreSettings
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.changelog import DELETE, DELETE_RANGE, MERGE, PUT, Record, changelog_version
-from index.spark.checksums import (
-    Crc32c,
-    frame_hdfs_record,
-    split_values,
-    unwrap_record,
-    unwrap_value,
-    wrap_deleted_key,
-    wrap_value,
-)
+from index.spark.checksums import Crc32c, split_values, unwrap_record, unwrap_value, wrap_deleted_key, wrap_value
 from index.spark.lineage import LINEAGE_BYTES_MAX, Resolution, lineage_fits
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion
@@ -198,8 +190,7 @@ class RowChecks:
     not fit its checksum, or has none, is a `RowChecksumError`.
     """
 
-    def __init__(self, delimiter: bytes, ratio: int, *, hdfs_backed: bool = False) -> None:
-        self._hdfs_backed = hdfs_backed
+    def __init__(self, delimiter: bytes, ratio: int) -> None:
         self._delimiter = delimiter
         self._ratio = ratio
         self._reads = 0
@@ -209,7 +200,6 @@ class RowChecks:
 
     def replayed(self, record: Record) -> Record:
         """Verify a record of a changelog, and return it as it goes into RocksDB."""
-        record = frame_hdfs_record(record) if self._hdfs_backed else record
         return unwrap_record(record, delimiter=self._delimiter, crc32c=crc32c)
 
     def check_snapshot(self, directory: Path, settings: RocksDbSettings) -> None:

@@ -17,7 +17,13 @@ from blobstore.base import BlobStore
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError, bare_message, restated
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER, SPARK_OLD_CHECKPOINT, StateStoreSettings
+from engine.state.settings import (
+    HDFS_PROVIDER,
+    PROVIDER_KEY,
+    ROCKSDB_PROVIDER,
+    SPARK_OLD_CHECKPOINT,
+    StateStoreSettings,
+)
 from index.errors import BatchLogError, FormatError
 from index.snapshot.model import SIZE_BYTES_MAX
 from index.spark import query_logs
@@ -87,7 +93,6 @@ class BatchLog(Generic[E]):
         return str(batch)
 
 
-_PROVIDER_KEY: Final = "spark.sql.streaming.stateStore.providerClass"
 PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
 # More than any query has; each is a directory that is looked for.
 _PARTITIONS_MAX: Final = 100_000
@@ -118,6 +123,8 @@ class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
     partitions_count: int
     # Whether the keys of its stores carry the number of a virtual column family.
     column_families: bool
+    # By store: the columns of a key that lead it, where any do.
+    prefix_columns: dict[str, int] = {}
     # The files that its metadata names in `state/<id>/_stateSchema/`, from there.
     schemas: tuple[str, ...] = ()
 
@@ -148,6 +155,7 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
             partitions_count=count,
             # Spark describes an operator in this form exactly if its stores have virtual column families.
             column_families=metadata.version > 1,
+            prefix_columns={s.name: s.prefix_columns_count for s in metadata.stores if s.prefix_columns_count},
             # Absolute, of wherever it was made.
             schemas=tuple(path.rpartition(f"/{_SCHEMAS}/")[2] for path in schemas),
         )
@@ -161,14 +169,13 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
 
     def version_of(self, operator: StateOperator, partition: int, store: str) -> StateVersion:
         unique_ids = self.commit.unique_ids
-        hdfs_backed = is_hdfs_backed(self.offsets)
         which = f"operator {operator.id} ({operator.name})"
         if store not in operator.stores:
             raise _no_such(f"{which} has no store {store!r}, but {', '.join(operator.stores)}", self.batch)
         if not 0 <= partition < operator.partitions_count:
             raise _no_such(f"{which} has no partition {partition}", self.batch)
-        if unique_ids is None or hdfs_backed:
-            return StateVersion(self.batch + 1, hdfs_backed=hdfs_backed)
+        if unique_ids is None:
+            return StateVersion(self.batch + 1, is_hdfs=provider_of(self.offsets) == HDFS_PROVIDER)
         ids = unique_ids[operator.id][partition]
         if len(ids) != len(operator.stores):
             reason = f"has {len(ids)} ids for the {len(operator.stores)} stores of operator {operator.id}"
@@ -201,7 +208,7 @@ class StreamingCheckpoint:
 
     Raises:
         NotFoundError: From every method of a batch: it is not committed, or has no such operator, partition or store.
-        ProviderError: Likewise: the state is of a provider that is not Spark's own (design 0004, B4).
+        ProviderError: Likewise: the state is not RocksDB's (design 0004, B4).
         BatchLogError: Likewise: a file is not what Spark writes.
     """
 
@@ -362,19 +369,20 @@ class StreamingCheckpoint:
         return at.describe(metadata, stores)
 
 
-def check_provider(offsets: query_logs.BatchOffsets, *, subject: str = OFFSETS) -> None:
-    """Refuse a checkpoint whose pinned provider is not Spark's own, by a `ProviderError` that names it (0004, B4)."""
-    if not is_hdfs_backed(offsets) and (provider := offsets.conf[_PROVIDER_KEY]) != ROCKSDB_PROVIDER:
-        message = f"the query is pinned to the state store provider {provider}"
-        raise ProviderError(message, operation="read state", subject=subject)
+def provider_of(offsets: query_logs.BatchOffsets) -> str:
+    """Return the state store provider that a query is pinned to.
 
-
-def is_hdfs_backed(offsets: query_logs.BatchOffsets) -> bool:
-    """Return whether the state of a batch is the HDFS-backed provider's (design 0004, B4).
-
-    Spark pins the provider since before it had one for RocksDB: where none is pinned, it was the HDFS-backed one.
+    Spark pins it since before it had one for RocksDB: where none is pinned, it was the HDFS-backed one.
     """
-    return offsets.conf.get(_PROVIDER_KEY, HDFS_PROVIDER) == HDFS_PROVIDER
+    return offsets.conf.get(PROVIDER_KEY, HDFS_PROVIDER)
+
+
+def check_provider(offsets: query_logs.BatchOffsets, *, subject: str = OFFSETS) -> None:
+    """Refuse a checkpoint whose provider is none of Spark's, by a `ProviderError` that names it (0004, B4)."""
+    provider = provider_of(offsets)
+    if provider not in {ROCKSDB_PROVIDER, HDFS_PROVIDER}:
+        reason = f"the query is pinned to the state store provider {provider}"
+        raise ProviderError(reason, operation="read state", subject=subject)
 
 
 @contextmanager

@@ -241,8 +241,8 @@ def _known_id(index: SnapshotIndex, version: int) -> UniqueId | None:
 async def _select(files: IndexStateFiles, resolution: Resolution) -> SnapshotIndex:
     present = dict(files_of(files.index.dir))
     metadata: StateMetadata | None = None
-    if resolution.base is not None and not resolution.base.hdfs_backed:
-        name = snapshot_name(resolution.base)
+    if resolution.rocksdb_snapshot is not None:
+        name = snapshot_name(resolution.rocksdb_snapshot)
         data = await files.read(name, size_bytes_max=ZIP_BYTES_MAX)
         zipped = await run_blocking(read_state_zip, data, subject=f"{files.location}/{name}")
         metadata = zipped.metadata

@@ -166,12 +166,14 @@ def _parse(text: str, kind: object, name: str) -> bool | int | float | str:
     raise UsageError(f"{text!r} is not {wanted}", operation="settings", subject=name)
 
 
+PROVIDER_KEY: Final = f"{_STORE}providerClass"
+CODEC_KEY: Final = f"{_STORE}compression.codec"
 # By field: the key of Spark's.
 _KEYS: Final[dict[str, str]] = {
     "format_version": f"{_STORE}checkpointFormatVersion",
     "changelogs": f"{_ROCKSDB}changelogCheckpointing.enabled",
     "deltas_per_snapshot": f"{_STORE}minDeltasForSnapshot",
-    "codec": f"{_STORE}compression.codec",
+    "codec": CODEC_KEY,
     "file_checksums": f"{_STREAMING}checkpoint.fileChecksum.enabled",
     "row_checksums": f"{_STORE}rowChecksum.enabled",
     "row_check_ratio": f"{_STORE}rowChecksum.readVerificationRatio",

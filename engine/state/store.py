@@ -451,7 +451,7 @@ async def open_query_state(
 
     Raises:
         NotFoundError: The batch is not committed, or had no such operator, partition or store.
-        ProviderError: The state is of a provider that is not Spark's own (design 0004, B4).
+        ProviderError: The state is not RocksDB's (design 0004, B4).
         EngineError, FormatError, StoreError: As `StateStore.open` and `StateStore.load`.
     """
     checkpoint = await StreamingCheckpoint.open(location)

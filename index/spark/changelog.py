@@ -75,10 +75,6 @@ def check_header(header: ChangelogHeader, of: StateVersion, *, subject: str = "c
     Raises:
         DamagedChangelogError: The name has an id and the content no lineage, not even an empty one, or the reverse.
     """
-    if of.hdfs_backed and header.version != 1:
-        hint = "another file was copied to this name; take the file from a backup"
-        message = f"is a changelog of version {header.version}, which is RocksDB's"
-        raise DamagedChangelogError(message, subject=subject, hint=hint)
     if (of.unique_id is not None) == (header.version in _WITH_LINEAGE):
         return
     kind = "an id" if of.unique_id is not None else "no id"

@@ -125,27 +125,6 @@ def unwrap_record(record: Record, *, delimiter: bytes, crc32c: Crc32c | None) ->
     return record
 
 
-def frame_hdfs_record(record: Record) -> Record:
-    """Return a record of the HDFS-backed provider as RocksDB's is: with a length behind the checksum (0004, P4).
-
-    Raises:
-        RowChecksumError: The value is too short to have a checksum.
-    """
-    kind, key, value = record
-    if kind == DELETE:
-        return record
-    if len(value) < _CHECKSUM.size:
-        raise _broken_row(key, "is too short to have a checksum")
-    (checksum,) = _CHECKSUM.unpack_from(value)
-    at = _CHECKSUM.size
-    return kind, key, _CHECKSUM_AND_LENGTH.pack(checksum, len(value) - at) + value[at:]
-
-
-def unframe_hdfs_value(stored: bytes) -> bytes:
-    """Return a value as the HDFS-backed provider stores it; the inverse of `frame_hdfs_record`."""
-    return stored[: _CHECKSUM.size] + stored[_CHECKSUM_AND_LENGTH.size :]
-
-
 def _broken_row(key: bytes, message: str) -> RowChecksumError:
     return RowChecksumError(message, subject=f"row with the key {key[:64].hex()}", hint=_ROW_HINT)
 

@@ -50,32 +50,26 @@ class Present(msgspec.Struct, frozen=True):
     changelogs: frozenset[StateVersion] = frozenset()
     # By the changelog in whose header it is; as for `ChangelogHeader.lineage`.
     headers: dict[StateVersion, Lineage] = {}
-    # Whose files they are; the other provider's are foreign.
-    hdfs_backed: bool = False
+    # Whether they are of the HDFS-backed provider (N1a).
+    is_hdfs: bool = False
 
     @classmethod
-    def of_names(cls, names: Iterable[str], *, hdfs_backed: bool | None = None) -> "Present":
-        """Parse what a listing or an index has; foreign names and checksums are passed over (design 0004, N1).
-
-        Where it is not known whose it is, it is the HDFS-backed provider's if nothing of RocksDB's is there (P1).
-        """
-        if hdfs_backed is None:
-            names = tuple(names)
-            rocksdb = cls.of_names(names, hdfs_backed=False)
-            hdfs = cls.of_names(names, hdfs_backed=True)
-            is_hdfs = bool(hdfs.snapshots | hdfs.changelogs) and not rocksdb.snapshots | rocksdb.changelogs
-            return hdfs if is_hdfs else rocksdb
-        every = (parse_state_name(name, hdfs_backed=hdfs_backed) for name in names)
-        found = [parsed for parsed in every if parsed is not None and not parsed.checksum]
-        snapshots, changelogs = (frozenset(f.of for f in found if f.kind == kind) for kind in ("snapshot", "changelog"))
-        return cls(snapshots, changelogs, hdfs_backed=hdfs_backed)
+    def of_names(cls, names: Iterable[str]) -> "Present":
+        """Parse what a listing or an index has; foreign names and checksums are passed over (design 0004, N1, N1a)."""
+        found = [parsed for parsed in map(parse_state_name, names) if parsed is not None and not parsed.checksum]
+        is_hdfs = bool(found) and all(f.of.is_hdfs for f in found)
+        snapshots, changelogs = (
+            frozenset(f.of for f in found if f.kind == kind and f.of.is_hdfs == is_hdfs)
+            for kind in ("snapshot", "changelog")
+        )
+        return cls(snapshots, changelogs, is_hdfs=is_hdfs)
 
     def with_header(self, of: StateVersion, lineage: Iterable[LineageItem]) -> "Present":
         return self.with_headers({of: tuple(lineage)})
 
     def with_headers(self, headers: Mapping[StateVersion, Lineage]) -> "Present":
         """Return the same with the headers of these changelogs: one copy for all of them."""
-        return Present(self.snapshots, self.changelogs, {**self.headers, **headers}, self.hdfs_backed)
+        return msgspec.structs.replace(self, headers={**self.headers, **headers})
 
     def lacks_by_retention(self, of: StateVersion) -> bool:
         """Return whether a version is older than every file here: retention has taken it (design 0005, K1)."""
@@ -83,7 +77,7 @@ class Present(msgspec.Struct, frozen=True):
 
     def without_snapshot(self, of: StateVersion) -> "Present":
         """Return the same without a snapshot that does not open (design 0004, R7)."""
-        return Present(self.snapshots - {of}, self.changelogs, self.headers, self.hdfs_backed)
+        return msgspec.structs.replace(self, snapshots=self.snapshots - {of})
 
 
 class Resolution(msgspec.Struct, frozen=True):
@@ -96,6 +90,16 @@ class Resolution(msgspec.Struct, frozen=True):
     changelogs: tuple[StateVersion, ...] = ()
     # The versions with ids from the base, if it has one, to the target, ascending: the header of the next changelog.
     lineage: Lineage = ()
+
+    @property
+    def row_snapshot(self) -> StateVersion | None:
+        """The base, where it is a file of rows, read like a changelog on top of nothing (N1a); else None."""
+        return self.base if self.base is not None and self.base.is_hdfs else None
+
+    @property
+    def rocksdb_snapshot(self) -> StateVersion | None:
+        """The base, where it is one of RocksDB's; else None."""
+        return None if self.row_snapshot is not None else self.base
 
 
 class HeaderNeeded(msgspec.Struct, frozen=True):
@@ -164,7 +168,7 @@ def resolve(version: int, unique_id: UniqueId | None, present: Present) -> Resol
             hint="state versions are batch + 1",
         )
     if unique_id is None:
-        target = StateVersion(version, hdfs_backed=present.hdfs_backed)
+        target = StateVersion(version, is_hdfs=present.is_hdfs)
         base, changelogs = _resolve_by_number(target, target, present)
         return Resolution(target, base, changelogs)
     target = StateVersion(version, check_unique_id(unique_id))
@@ -252,12 +256,13 @@ def _missing_by_number(
     upper: StateVersion, target: StateVersion, gaps: Sequence[tuple[int, int]], present: Present
 ) -> VersionMissingError:
     hint = _COLLECTED_HINT
-    if upper == target and any(o.version == target.version for o in present.changelogs | present.snapshots):
+    first = StateVersion(gaps[0][0], is_hdfs=present.is_hdfs)
+    there = present.changelogs | present.snapshots
+    if upper == target and any(o.version == target.version and o.unique_id is not None for o in there):
         hint = "the directory has this version with unique ids only: pass the one in the commit log"
-    first = changelog_name(StateVersion(gaps[0][0], None, present.hdfs_backed))
     return VersionMissingError(
-        f"cannot be put together: {first} is not there, nor a later snapshot to start from; missing are the "
-        f"changelogs of {_spell(gaps)}",
+        f"cannot be put together: {changelog_name(first)} is not there, nor a later snapshot to "
+        f"start from; missing are the changelogs of {_spell(gaps)}",
         subject=f"version {target}",
         hint=hint,
     )
@@ -347,7 +352,7 @@ def present_in_index(index: SnapshotIndex) -> Present:
         if run or item.version == 1:
             headers[StateVersion(item.version, item.unique_id)] = tuple(run)
         run.append(item)
-    return Present(present.snapshots, present.changelogs, headers, present.hdfs_backed)
+    return msgspec.structs.replace(present, headers=headers)
 
 
 def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex) -> Resolution | HeaderNeeded:
@@ -368,4 +373,4 @@ def target_in_index(version: int, unique_id: UniqueId | None, index: SnapshotInd
     present = present_in_index(index)
     files = present.snapshots | present.changelogs
     named = StateVersion(version, unique_id) in files
-    return None if not named and StateVersion(version, None, present.hdfs_backed) in files else unique_id
+    return None if not named and StateVersion(version, is_hdfs=present.is_hdfs) in files else unique_id

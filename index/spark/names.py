@@ -27,11 +27,8 @@ _ID: Final = r"[A-Za-z0-9@~%+=,.-]+"
 _UNIQUE_ID = re.compile(_ID)
 _DIGITS = re.compile("[0-9]+")
 _STATE_NAME = re.compile(
-    rf"(?P<version>0|[1-9][0-9]{{0,18}})(?:_(?P<unique_id>{_ID}))?\.(?P<kind>zip|changelog)(?P<checksum>\.crc)?"
-)
-# Of the HDFS-backed provider, which knows no ids (P1).
-_HDFS_NAME = re.compile(
-    r"(?P<version>0|[1-9][0-9]{0,18})(?P<unique_id>(?!))?\.(?P<kind>snapshot|delta)(?P<checksum>\.crc)?"
+    rf"(?P<version>0|[1-9][0-9]{{0,18}})(?:(?:_(?P<unique_id>{_ID}))?\.(?P<kind>zip|changelog)"
+    r"|\.(?P<hdfs_kind>snapshot|delta))(?P<checksum>\.crc)?"
 )
 
 _UUID: Final = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -52,8 +49,8 @@ class StateVersion(msgspec.Struct, frozen=True):
     # The state after batch `version - 1`; 0 is empty and has no file.
     version: int
     unique_id: UniqueId | None = None
-    # Whether Spark's HDFS-backed provider wrote it: its files have other names and another snapshot (0004, P1).
-    hdfs_backed: bool = False
+    # Whether its files are named as the HDFS-backed provider names them, which knows no ids (N1a).
+    is_hdfs: bool = False
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __str__(self) -> str:  # type: ignore[explicit-override]
@@ -77,37 +74,32 @@ def by_version(of: StateVersion) -> tuple[int, str]:
     return of.version, of.unique_id or ""
 
 
-def parse_state_name(name: str, *, hdfs_backed: bool = False) -> StateFileName | None:
+def parse_state_name(name: str) -> StateFileName | None:
     """Parse the name of a file in the directory of a state store; None if it is foreign (design 0004, N1).
 
     Hadoop's hidden `.1.zip.crc`, left-overs of Spark's (`.<name>.<uuid>.tmp`) and directories are foreign. Spark itself
-    fails on what it cannot parse; we pass it over. To each provider the names of the other one are foreign.
+    fails on what it cannot parse; we pass it over.
     """
-    m = (_HDFS_NAME if hdfs_backed else _STATE_NAME).fullmatch(name)
+    m = _STATE_NAME.fullmatch(name)
     if m is None:
         return None
     version = int(m["version"])
     unique_id = m["unique_id"]
     if version > STATE_VERSION_MAX:
         return None
-    kind: StateFileKind = "snapshot" if m["kind"] in ("zip", "snapshot") else "changelog"
-    of = StateVersion(version, None if unique_id is None else UniqueId(unique_id), hdfs_backed)
+    kind: StateFileKind = "snapshot" if m["kind"] == "zip" or m["hdfs_kind"] == "snapshot" else "changelog"
+    of = StateVersion(version, None if unique_id is None else UniqueId(unique_id), is_hdfs=m["hdfs_kind"] is not None)
     return StateFileName(kind, of, checksum=m["checksum"] is not None)
 
 
-def parse_any_name(name: str) -> StateFileName | None:
-    """Parse the name of a file of either provider, where it does not matter whose it is; None if it is foreign."""
-    return parse_state_name(name) or parse_state_name(name, hdfs_backed=True)
-
-
 def snapshot_name(of: StateVersion) -> str:
-    """`3.zip` or `3_<uid>.zip`; of the HDFS-backed provider `3.snapshot`."""
-    return f"{of}.snapshot" if of.hdfs_backed else f"{of}.zip"
+    """`3.zip` or `3_<uid>.zip`; `3.snapshot` of the HDFS-backed provider."""
+    return f"{of}.{'snapshot' if of.is_hdfs else 'zip'}"
 
 
 def changelog_name(of: StateVersion) -> str:
-    """`3.changelog` or `3_<uid>.changelog`; of the HDFS-backed provider `3.delta`."""
-    return f"{of}.delta" if of.hdfs_backed else f"{of}.changelog"
+    """`3.changelog` or `3_<uid>.changelog`; `3.delta` of the HDFS-backed provider."""
+    return f"{of}.{'delta' if of.is_hdfs else 'changelog'}"
 
 
 def state_name(kind: StateFileKind, of: StateVersion) -> str:

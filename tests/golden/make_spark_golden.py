@@ -70,7 +70,7 @@ def main(target: Path) -> None:
     v2 = {FORMAT: "2"}
     make(spark, target / "row-checksums", TRANSFORM, v2 | {ROW_CHECKSUMS: "true"}, is_state)
     make(spark, target / "join", join(2), v2, is_log)
-    make(spark, target / "hdfs-provider", AGGREGATION, {f"{STORE}providerClass": HDFS}, is_log)
+    make(spark, target / "hdfs-provider", AGGREGATION, {f"{STORE}providerClass": HDFS}, is_state)
     make_named(spark, target / "named-sources-and-sinks")
     make_attempts(spark, target / "lost-attempts")
     spark.stop()

@@ -15,8 +15,8 @@ from engine.checkpoint.restore import (
     CheckpointRestore,
     RestoreChoice,
     RestoredCheckpoint,
-    make_target,
     restore_checkpoint,
+    target_of,
 )
 from engine.checkpoint.store import StoreRestored, StoreToRestore
 from engine.checkpoint.targets import ObjectTarget
@@ -109,7 +109,7 @@ async def test_executors_publish_their_stores_and_may_be_repeated(world: World, 
     target = f"{world.bucket}/checkpoints/here"
     async with await Repository.open(f"{world.bucket}/repository") as repository:
         choice = RestoreChoice(replayed=replayed)
-        place = make_target(target, Runtime(), choice)
+        place = target_of(choice, target, Runtime())
         restore = CheckpointRestore(repository, place, choice, Runtime())
         stores = await restore.begin()
         assert isinstance(place, ObjectTarget)

@@ -346,6 +346,12 @@ def test_export_writes_samzas_index_and_keeps_what_it_refers_to(two_commits: She
     names |= {f"{sub.dir_name}/{file.file_name}" for sub in directory.sub_dirs_present for file in sub.files_present}
     assert names == set(SECOND)
     two_commits.refused("export", "latest", str(output), "--unpack", code=9)
+    blobs = str(two_commits.directory / "repository")
+    shown = two_commits.run("import", "samza", str(output), blobs, "--job", "taken-over").stdout
+    assert f"task 0, store default: {len(SECOND)} files" in shown
+    assert (
+        "already, nothing to do" in two_commits.run("import", "samza", str(output), blobs, "--job", "taken-over").stdout
+    )
     two_commits.run("collect", "--keep-last", "1")
     listed = two_commits.result("list", "--job", "flights.samza")
     assert listed["commits"][0]["names"] == [exported["name"]]

@@ -148,3 +148,21 @@ def test_a_batch_that_no_backup_has_is_not_found(shell: Shell, batch: str) -> No
     refused = shell.spark("restore", str(shell.directory / "new"), "--batch", batch, code=7)
     assert "9" in refused["message"] + refused["hint"]
     assert not (shell.directory / "new").exists()
+
+
+def test_a_checkpoint_is_converted_to_a_new_place(shell: Shell) -> None:
+    source = shell.checkpoint(AGGREGATION)
+    target = shell.directory / "converted"
+    plan = shell.spark("convert", str(source), str(target), "--format", "1", "--codec", "zstd", "--dry-run")
+    assert plan["dry_run"]
+    assert not target.exists()
+    done = shell.spark("convert", str(source), str(target), "--format", "1", "--codec", "zstd")
+    assert (done["format_before"], done["format_version"], done["codec"]) == (2, 1, "zstd")
+    assert done["batch"] == plan["batch"] == 9
+    shell.run("spark", "check", str(target))
+    refused = shell.spark("convert", str(source), str(target), code=9)
+    assert "converted" in refused["message"]
+    shown = shell.run("spark", "convert", str(target), str(shell.directory / "back"), "--format", "2").stdout
+    assert "format 1 → 2, codec zstd" in shown
+    assert "checkpointFormatVersion=2" in shown
+    shell.run("spark", "convert", str(source), str(shell.directory / "no"), "--format", "3", code=2)

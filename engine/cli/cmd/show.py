@@ -1,4 +1,4 @@
-"""The verbs that say what commits hold: `show`, `diff`, and `export` in the form of Samza."""
+"""The verbs that say what commits hold: `show`, `diff`, and `export` in the form of Samza, with the way back."""
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -8,13 +8,17 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
+from blobstore.opening import open_store
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice
 from engine.cli.output import CommitView, extend, names_by_commit, view_commit
 from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, verb
-from engine.errors import TargetError
+from engine.errors import TargetError, UsageError
 from engine.repository.repository import Repository
 from engine.repository.samza_export import SamzaExport, export_to_samza
+from engine.repository.samza_import import SamzaChoice, SamzaImport
+from engine.repository.samza_import import import_samza as take_over
+from engine.state.checkpoint_dir import store_url
 from engine.text import table
 from index.display import count, human_bytes, iso_time, printable, shortened
 from index.snapshot import model
@@ -388,3 +392,42 @@ def export(session: Session, options: ExportOptions) -> None:
         f"as Samza's checkpoint {made.checkpoint_id}; kept by the name {printable(made.name)}"
     )
     session.show(extend(ExportView, made, output=options.output), [line])
+
+
+@verb("samza", "Make a commit of a snapshot of Samza's.", group="import", prints=(SamzaImport,))
+@click.argument("index", type=cli.FILE)
+@click.argument("blobs", metavar="BLOBS")
+@click.option("--job", "-j", metavar="JOB", help="Job name.  [default: as in INDEX]")
+@click.option("--task", metavar="TASK", help="Task name.  [default: as in INDEX]")
+@click.option("--store", metavar="STORE", help="Store name.  [default: as in INDEX]")
+@click.option("-n", "--dry-run", is_flag=True, help="Read INDEX alone; show what would be imported.")
+def import_samza(session: Session, index: Path, blobs: str, options: SamzaChoice) -> None:
+    """Make a commit of a snapshot that Samza's blob-store backend has written.
+
+    INDEX is its index, a file of JSON. BLOBS is where its blobs are, a directory or s3://bucket/prefix: each blob
+    has its id as name. Every file is compared with the size and the CRC32 in INDEX before anything is committed.
+
+    Example: tidemark import samza -r file:///backups index.json s3://samza-blobs/state
+    """
+    try:
+        data = index.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(reason, operation="import", subject=str(index), hint="name a file with the index") from error
+    with session.open() as repository:
+        store = open_store(store_url(blobs), session.store_settings())
+        with session.progress("import") as progress:
+            try:
+                done = repository.loop.run(take_over(repository.asynchronous, data, store, options, progress=progress))
+            finally:
+                repository.loop.run(store.close())
+    where = f"{printable(done.job)}, task {printable(done.task)}, store {printable(done.store)}"
+    held = f"{count(done.files_count, 'file')}, {human_bytes(done.size_bytes)}"
+    checkpoint = f"Samza's checkpoint {printable(done.checkpoint_id)}"
+    if done.commit is None:
+        line = f"{checkpoint} would be imported as {where}: {held}"
+    elif not done.is_new:
+        line = f"{checkpoint} is commit {done.commit.pointer.number} of {where} already, nothing to do"
+    else:
+        line = f"{checkpoint} is commit {done.commit.pointer.number} of {where}: {held}, all verified"
+    session.show(done, [line])

@@ -1,4 +1,4 @@
-"""The verbs of the group `spark`: backup, restore and check of a streaming checkpoint (design 0005)."""
+"""The verbs of the group `spark`: backup, restore, convert and check a streaming checkpoint (design 0005)."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from blobstore.errors import StoreUnavailableError
-from engine.checkpoint import backup, restore
+from engine.checkpoint import backup, convert, restore
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.findings import CheckLevel, CheckReport
@@ -19,6 +19,7 @@ from engine.cli.errors import describe
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
+from engine.state.compression import CODECS
 from engine.text import Moment, table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 
@@ -261,6 +262,83 @@ def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
     if restored.moved_aside:
         lines.append(f"the former content is at {printable(restored.moved_aside)}")
     return lines
+
+
+@verb(
+    "convert",
+    "Make another checkpoint with another format or codec.",
+    group="spark",
+    needs_repository=False,
+    prints=(convert.ConvertedCheckpoint, convert.ConversionPlan),
+)
+@click.argument("source", metavar="SOURCE")
+@click.argument("target", metavar="TARGET")
+@click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
+@click.option(
+    "--to",
+    "provider",
+    type=click.Choice(["rocksdb"]),
+    help="State store provider of TARGET, for state that is HDFS-backed.  [default: that of SOURCE]",
+)
+@click.option(
+    "--format",
+    "format_version",
+    type=click.IntRange(1, 2),
+    metavar="1|2",
+    help="checkpointFormatVersion of TARGET: 2 gives each version a unique id.  [default: that of SOURCE]",
+)
+@click.option("--codec", type=click.Choice(CODECS), help="Of changelogs to come.  [default: that of SOURCE]")
+@cli.on_spark_option
+@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be made.")
+def spark_convert(
+    session: Session, source: str, target: str, options: convert.ConvertChoice, *, on_spark: bool, dry_run: bool
+) -> None:
+    """Make a checkpoint at TARGET, a new directory or s3://bucket/prefix, of one batch of that at SOURCE.
+
+    Stop the query first, and let only one of the two go on. SOURCE is only read. Each store becomes one snapshot with
+    its changelogs applied, and nothing of older batches is taken.
+
+    Example: tidemark spark convert /checkpoints/flights /checkpoints/flights-2 --format 2
+    """
+    options = msgspec.structs.replace(options, store_settings=session.store_settings())
+    if dry_run:
+        plan = asyncio.run(convert.plan_conversion(source, target, options))
+        session.show(plan, _conversion_lines(plan))
+        return
+    if on_spark:
+        # With PySpark and a JVM, for those who asked for them.
+        from engine.spark.checkpoint import convert_checkpoint as convert_on_spark  # noqa: PLC0415
+
+        with spark_session() as spark:
+            done = convert_on_spark(spark, source, target, options)
+    else:
+        with session.progress("convert") as progress:
+            done = asyncio.run(convert.convert_checkpoint(source, target, options, progress=progress))
+    session.show(done, _conversion_lines(done))
+    session.warn_of_restore(pinned=True, leftovers=done.leftovers)
+
+
+def _conversion_lines(found: convert.ConversionPlan) -> list[str]:
+    done = found if isinstance(found, convert.ConvertedCheckpoint) else None
+    batch = f"{'' if done else 'would be '}batch {found.batch} of query {printable(found.query_id)}"
+    provider = _change(found.provider_before, found.provider)
+    formats, codecs = _change(found.format_before, found.format_version), _change(found.codec_before, found.codec)
+    lines = [
+        f"{printable(found.location)}: {batch}",
+        f"from {printable(found.source)}; provider {provider}, format {formats}, codec {codecs}",
+    ]
+    if done is None:
+        return [*lines, f"{count(found.stores, 'store')}; nothing was written"]
+    held = f"{count(found.stores, 'store')}, {count(done.files, 'file')}, {human_bytes(done.size_bytes)}"
+    replayed = f"replayed {count(done.changelogs, 'changelog')}, {done.records:,} records"
+    lines.append(f"{held}; {replayed} in {human_duration(int(done.seconds * 1000))}")
+    if found.has_ids and found.format_before != found.format_version:
+        lines.append("Spark before 4.3 needs the setting spark.sql.streaming.stateStore.checkpointFormatVersion=2")
+    return lines
+
+
+def _change(before: object, after: object) -> str:
+    return f"{before} → {after}" if before != after else str(before)
 
 
 # Findings of each kind that are printed; JSON has all of them.

@@ -283,10 +283,6 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.changes or self.reads[0] is None else self.reads[0].store.at.version
 
     @property
-    def hdfs_backed(self) -> bool:
-        return any(read is not None and read.store.at.hdfs_backed for read in self.reads)
-
-    @property
     def subject(self) -> str:
         return f"state of {self.id}"
 
@@ -375,9 +371,9 @@ def _find_table(place: Place, loop: LoopThread, directory: CheckpointDir, stores
                 data = own_loop.run(files.read(SCHEMA_PATH, size_bytes_max=SCHEMA_BYTES_MAX))
         except BlobNotFoundError:
             return None
-        # The HDFS-backed provider keeps each key in one row.
-        is_split = not stores[0].at.hdfs_backed
-        prefix_columns = loop.run(_prefix_columns(directory, operator, name)) if is_split else 0
+        # The HDFS-backed provider splits no keys.
+        is_hdfs = any(store.at.is_hdfs for store in stores)
+        prefix_columns = 0 if is_hdfs else loop.run(_prefix_columns(directory, operator, name))
         tables.add(_table(data, prefix_columns, subject=f"schema of {first}"))
         if len(tables) > 1:
             return None

@@ -31,7 +31,6 @@ from engine.spark.sources.plan import (
 )
 from engine.spark.sources.unsafe_rows import (
     ATOMS,
-    ROW_ENCODING,
     Column,
     Pair,
     Table,
@@ -51,7 +50,7 @@ from engine.state.store import StateStore
 from index.errors import FormatError
 from index.snapshot.contents import files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, belongs
-from index.spark.names import LOGS, SSTS, changelog_name, checksum_name, is_shared_path, parse_any_name, snapshot_name
+from index.spark.names import LOGS, SSTS, changelog_name, checksum_name, is_shared_path, parse_state_name, snapshot_name
 from index.spark.schema import ArrayType, AtomType
 
 # ---------------------------------------------------------------------- rows
@@ -89,7 +88,7 @@ def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator
     schema = arrow_schema(columns_of(work.table, changes=work.changes))
     names = dict.fromkeys(name for store in stores if store is not None for name in store.families)
     for family in names:
-        chunks = (_chunks(work, store, family, share=len(stores)) for store in stores)
+        chunks = (_chunks(store, family, share=len(stores)) for store in stores)
         for columns in _change_columns(work, family, *chunks) if work.changes else _columns_of(work, family, *chunks):
             count = len(columns[-1])
             values = (work.id.operator, work.id.partition, work.id.store)
@@ -97,14 +96,10 @@ def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator
             yield pa.RecordBatch.from_arrays([*head, *columns], schema=schema)
 
 
-def _chunks(work: StoreWork, store: StateStore | None, family: str, *, share: int) -> Iterator[list[Pair]]:
+def _chunks(store: StateStore | None, family: str, *, share: int) -> Iterator[list[Pair]]:
     if store is None or family not in store.families:
         return iter(())
-    found = store.chunks(family, rows_max=BATCH_ROWS_MAX // share, bytes_max=BATCH_BYTES_MAX // share)
-    if work.table is None or not work.hdfs_backed:
-        return found
-    # Its rows lack the byte that says how they are encoded (0004, P4).
-    return ([(ROW_ENCODING + key, ROW_ENCODING + value) for key, value in pairs] for pairs in found)
+    return store.chunks(family, rows_max=BATCH_ROWS_MAX // share, bytes_max=BATCH_BYTES_MAX // share)
 
 
 def _columns_of(work: StoreWork, family: str, chunks: Iterator[list[Pair]]) -> Iterator[list[pa.Array]]:
@@ -254,9 +249,9 @@ def _describe(work: FilesWork, path: str, *, needed: bool | None) -> Row:
         }
     of = work.store.id
     row: Row = {**msgspec.structs.asdict(of), "path": f"{of.path}/{path}", "needed": needed, "kind": "foreign"}
-    if (parsed := parse_any_name(path)) is not None:
-        kind = "checksum" if parsed.checksum else parsed.kind
-        return row | {"version": parsed.of.version, "unique_id": parsed.of.unique_id, "kind": kind}
+    if (parsed := parse_state_name(path)) is not None:
+        of_version = {"version": parsed.of.version, "unique_id": parsed.of.unique_id}
+        return row | of_version | {"kind": "checksum" if parsed.checksum else parsed.kind}
     if path == SCHEMA_PATH:
         return row | {"kind": "schema"}
     if is_shared_path(path) or needed:
@@ -273,8 +268,8 @@ async def _find_needed(files: StateFiles, store: StoreAt) -> frozenset[str] | No
         shared: list[str] = []
         if resolution.base is not None:
             names.append(snapshot_name(resolution.base))
-        if resolution.base is not None and not resolution.base.hdfs_backed:
-            metadata = (await manager.read_snapshot(resolution.base)).metadata
+        if resolution.rocksdb_snapshot is not None:
+            metadata = (await manager.read_snapshot(resolution.rocksdb_snapshot)).metadata
             shared += [f"{SSTS}/{file.stored_name}" for file in metadata.sst_files]
             shared += [f"{LOGS}/{file.stored_name}" for file in metadata.log_files]
     except (FormatError, EngineError):

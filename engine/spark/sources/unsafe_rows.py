@@ -356,8 +356,6 @@ def _bitmap(bits: Bools | None) -> pa.Buffer | None:
 
 Pair: TypeAlias = tuple[bytes, bytes]
 _LENGTH_BYTES: Final = 4
-# The byte before a row of this form.
-ROW_ENCODING: Final = b"\0"
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.repository.repository import Repository
 from engine.spark.sources.sources import register_sources
+from engine.state.settings import HDFS_PROVIDER
 from index.spark.checkpoint import decode_checkpoint_backup
 from index.spark.query_logs import JOIN_STORES
 from tests.spark.sources.reading import RICH, by_spark, by_us, ran, reading_session, rows_of, types_of
@@ -28,6 +29,7 @@ from tests.spark.state.queries import (
     MAP_GROUPS,
     ROW_CHECKSUMS,
     SESSION,
+    STORE,
     TRANSFORM,
     WINDOWS,
     Query,
@@ -39,6 +41,7 @@ from tests.spark.state.queries import (
 pytestmark = pytest.mark.spark
 
 V2 = {FORMAT: "2"}
+HDFS = {f"{STORE}providerClass": HDFS_PROVIDER}
 COLUMNS = ["operator", "partition", "store", "version", "key", "value"]
 BYTES = ["operator", "partition", "store", "version", "family", "key", "value"]
 
@@ -105,7 +108,7 @@ def test_a_damaged_block_is_an_error_and_never_fewer_rows(counted: StatefulQuery
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("conf", [V2, {}], ids=["format 2", "format 1"])
+@pytest.mark.parametrize("conf", [V2, {}, HDFS], ids=["format 2", "format 1", "HDFS-backed"])
 @pytest.mark.parametrize(
     "query",
     [AGGREGATION, WINDOWS, DEDUPLICATION, DEDUPLICATION_WITHIN, SESSION, MAP_GROUPS, LIMIT, RICH],

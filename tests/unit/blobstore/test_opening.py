@@ -1,12 +1,11 @@
-import sys
 from pathlib import Path
 
 import pytest
 
 from blobstore.base import BytesBody, read_blob
-from blobstore.errors import CapabilityMissingError, InvalidRequestError, StoreUnavailableError
+from blobstore.errors import InvalidRequestError, StoreUnavailableError
 from blobstore.memory import MemoryStore
-from blobstore.opening import StoreSettings, check_url, open_s3, open_store, slowed
+from blobstore.opening import StoreSettings, check_url, local_path_of, open_s3, open_store, slowed
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.forwarding import Meter
 from blobstore.wrappers.retry import HedgeSettings, RetrySettings
@@ -22,6 +21,32 @@ async def test_a_file_url_and_a_bare_path_open_the_same_directory(
     monkeypatch.chdir(tmp_path)
     for url in (str(root), "a dir", "./a dir", f"file://localhost{tmp_path}/a%20dir", f"FILE://{tmp_path}/a%20dir"):
         assert await read_blob(open_store(url), "k", size_bytes_max=10) == b"content"
+
+
+def test_a_path_as_spark_prints_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert local_path_of("file:/a b/50%") == Path("/a b/50%")
+    with pytest.raises(InvalidRequestError, match="not mounted"):
+        local_path_of("dbfs:/checkpoints/a")
+    monkeypatch.setattr("blobstore.opening._DBFS", tmp_path)
+    assert local_path_of("dbfs:/checkpoints/a") == tmp_path / "checkpoints" / "a"
+    assert local_path_of("dbfs:///checkpoints/a") == tmp_path / "checkpoints" / "a"
+
+
+@pytest.mark.parametrize(
+    "url, hint",
+    [
+        ("abfss://container@account.dfs.core.windows.net/x", "blobfuse2"),
+        ("wasbs://container@account/x", "azcopy"),
+        ("gs://bucket/x", "--endpoint-url"),
+        ("hdfs://name:8020/x", "mount"),
+        ("viewfs:///x", "mount"),
+    ],
+)
+def test_a_store_of_spark_s_that_is_none_here_is_refused_with_a_way_out(url: str, hint: str) -> None:
+    with pytest.raises(InvalidRequestError, match="no store of this scheme") as caught:
+        open_store(url)
+    assert hint in caught.value.hint
+    assert "credentials" not in str(caught.value)
 
 
 async def test_a_relative_path_stays_what_it_was_when_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,16 +84,6 @@ def test_a_url_of_another_store_is_no_s3_store(tmp_path: Path) -> None:
     for url in (f"file://{tmp_path}", str(tmp_path), "memory://name"):
         with pytest.raises(InvalidRequestError):
             open_s3(url)
-
-
-def test_without_its_libraries_s3_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("blobstore.s3.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "aiobotocore", None)
-    monkeypatch.setitem(sys.modules, "aiobotocore.config", None)
-    with pytest.raises(CapabilityMissingError) as caught:
-        open_store("s3://bucket/prefix")
-    assert ".[s3]" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from engine.checkpoint.restore import (
     CheckpointRestore,
     RestoreChoice,
     RestoredCheckpoint,
-    make_target,
     plan_checkpoint_restore,
     restore_checkpoint,
+    target_of,
 )
 from engine.checkpoint.targets import ObjectTarget, check_apart
 from engine.cli.errors import describe
@@ -298,10 +298,7 @@ async def test_the_store_of_the_repository_is_no_target(world: World, is_preview
     ],
 )
 async def test_a_prefix_that_overlaps_with_the_repository_is_no_target(url: str, where: str) -> None:
-    target, store = (
-        make_target(url, Runtime(), RestoreChoice(move_aside=True)),
-        open_store("s3://bucket/a/repository"),
-    )
+    target, store = (target_of(RestoreChoice(move_aside=True), url, Runtime()), open_store("s3://bucket/a/repository"))
     try:
         if where:
             with pytest.raises(TargetError, match=f"is {where} the place of the repository itself"):
@@ -315,7 +312,7 @@ async def test_a_prefix_that_overlaps_with_the_repository_is_no_target(url: str,
 
 def test_before_it_is_open_a_prefix_is_gathered_nowhere() -> None:
     with pytest.raises(UsageError, match="not open"):
-        _ = make_target("s3://bucket/place", Runtime(), RestoreChoice()).directory
+        _ = target_of(RestoreChoice(), "s3://bucket/place", Runtime()).directory
 
 
 async def test_nothing_is_published_while_a_store_is_missing(world: World) -> None:
@@ -331,4 +328,4 @@ async def test_nothing_is_published_while_a_store_is_missing(world: World) -> No
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3a:///place", "memory://name"])
 def test_a_bucket_is_no_prefix(url: str) -> None:
     with pytest.raises(TargetError, match="not a prefix"):
-        make_target(url, Runtime(), RestoreChoice())
+        target_of(RestoreChoice(), url, Runtime())

@@ -380,15 +380,14 @@ async def test_a_version_that_is_loaded_again_costs_no_file_twice(bench: Bench) 
 # --- whose state it is
 
 
-async def test_a_directory_of_the_other_provider_is_reported_as_such(bench: Bench) -> None:
+async def test_state_of_the_hdfs_backed_provider_is_not_written(bench: Bench) -> None:
     bench.root.mkdir()
     for name in ("1.delta", "2.delta", "2.snapshot"):
         (bench.root / name).write_bytes(b"x")
     async with bench.store(format_version=1) as store:
-        with pytest.raises(ProviderError, match="HDFSBackedStateStoreProvider"):
+        with pytest.raises(ProviderError, match="HDFSBackedStateStoreProvider") as caught:
             await store.load(2)
-        with pytest.raises(DamagedError, match=r"2\.snapshot"):
-            await store.load(2, read_only=True)
+        assert "spark convert --to rocksdb" in caught.value.hint
 
 
 async def test_a_reader_repairs_without_knowing_of_changelogs(bench: Bench) -> None:

@@ -230,14 +230,12 @@ async def test_another_provider_is_named(world: World, conf: dict[str, str], nam
         assert caught.value.subject == "offsets/0"
 
 
-@pytest.mark.parametrize("pinned", [True, False])
-async def test_what_is_pinned_to_no_provider_is_of_the_one_that_spark_always_had(world: World, *, pinned: bool) -> None:
-    conf = {key: value for key, value in CONF.items() if not key.endswith("providerClass")}
+@pytest.mark.parametrize("conf", [CONF | {"spark.sql.streaming.stateStore.providerClass": HDFS_PROVIDER}, {}])
+async def test_where_no_provider_is_pinned_it_is_the_hdfs_backed_one(world: World, conf: dict[str, str]) -> None:
     await world.operator(SAVE)
-    await world.batch(
-        0, conf=conf | ({"spark.sql.streaming.stateStore.providerClass": HDFS_PROVIDER} if pinned else {})
-    )
-    assert (await world.checkpoint.state()).at == StateVersion(1, hdfs_backed=True)
+    await world.batch(0, conf=conf | {"spark.sql.shuffle.partitions": "1"})
+    (store,) = (await world.checkpoint.at()).stores
+    assert store.at == StateVersion(1, is_hdfs=True)
 
 
 async def test_the_query_is_known_by_its_id(world: World) -> None:
@@ -302,12 +300,6 @@ class TestUndescribedState:
         with pytest.raises(DamagedError, match="state/0/_metadata: is not there") as caught:
             await world.checkpoint.at()
         assert "start the query once with Spark 4" in caught.value.hint
-
-    async def test_of_the_other_provider_it_is_refused_too(self, world: World) -> None:
-        await world.directory.publish("state/0/1/1.delta", b"", overwrite=False)
-        await world.batch(0, conf={})
-        with pytest.raises(DamagedError, match="state/0/_metadata: is not there"):
-            await world.checkpoint.at()
 
     async def test_a_commit_without_ids_of_any_store_has_no_state(self, world: World) -> None:
         await world.batch(0, {0: ((), ())})

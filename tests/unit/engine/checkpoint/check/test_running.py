@@ -15,7 +15,7 @@ from engine.checkpoint import store_check as check_store_module
 from engine.checkpoint.check import check_checkpoint, check_logs, finish_check
 from engine.checkpoint.findings import CheckReport, Finding
 from engine.checkpoint.store_check import check_store
-from engine.errors import NotFoundError, ProviderError, TargetError
+from engine.errors import NotFoundError, TargetError
 from engine.rocksdb import store as rocksdb_module
 from engine.runtime import Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
@@ -170,14 +170,6 @@ def test_what_rocksdb_says_of_this_machine_is_no_damage(tmp_path: Path) -> None:
 async def test_scratch_that_cannot_be_written_is_reported_as_such(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="not there"):
         await check_checkpoint(checkpoint, scratch=tmp_path / "not there")
-
-
-async def test_another_provider_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "hdfs-provider", tmp_path / "checkpoint")
-    for file in (tmp_path / "checkpoint/offsets").iterdir():
-        file.write_bytes(file.read_bytes().replace(b"HDFSBackedStateStoreProvider", b"OwnStateStoreProvider"))
-    with pytest.raises(ProviderError, match="OwnStateStoreProvider"):
-        await check_checkpoint(tmp_path / "checkpoint")
 
 
 async def test_what_is_not_a_checkpoint_is_reported_as_such(tmp_path: Path) -> None:

@@ -1,0 +1,376 @@
+"""Make another checkpoint of one batch of a query, in another format or with another codec (design 0005, section 3a).
+
+The source is only read. Each store becomes one snapshot, as a replayed restore makes it, and the logs of the batch name
+what was made. Until all of it is there, nothing is at the target.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.opening import StoreSettings
+from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
+from engine.checkpoint.errors import error_context, redact_paths
+from engine.checkpoint.file_check import check_sst
+from engine.checkpoint.live import QueryFiles, live_files
+from engine.checkpoint.restore import adapt_query_files, make_target, write_like
+from engine.checkpoint.store import SnapshotToBuild, StoreRestored, build_snapshot
+from engine.checkpoint.targets import CheckpointTarget, check_apart, dirs_below
+from engine.errors import UsageError
+from engine.restore.staging import Staging
+from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
+from engine.settings import STORES_AT_ONCE, TransferSettings
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.compression import Codec
+from engine.state.query import COMMITS, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint, provider_of
+from engine.state.settings import (
+    CODEC_KEY,
+    HDFS_PROVIDER,
+    PROVIDER_KEY,
+    ROCKSDB_PROVIDER,
+    SPARK_OLD_CHECKPOINT,
+    StateStoreSettings,
+)
+from index.display import DisplayMixin
+from index.snapshot.model import UniqueId
+from index.spark.checkpoint import StoreId
+from index.spark.hdfs_rows import SplitKey, prefix_key_splitter
+from index.spark.names import SSTS, StateVersion
+from index.spark.query_logs import (
+    SINKS_VERSION,
+    UNIQUE_IDS_VERSION,
+    BatchCommit,
+    decode_commit,
+    decode_offsets,
+    encode_commit,
+    encode_offsets,
+)
+from index.spark.retention import SCHEMA_PATH
+from index.spark.schema import SCHEMA_BYTES_MAX, decode_state_schema
+
+# By the name that people give it.
+PROVIDERS: Final = {"rocksdb": ROCKSDB_PROVIDER, "hdfs": HDFS_PROVIDER}
+Provider = Literal["rocksdb", "hdfs"]
+
+
+class ConvertChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What to convert, and to what; what is not given stays as it is."""
+
+    # The newest committed one if not given.
+    batch: int | None = None
+    # The state store provider: RocksDB's, for state that is HDFS-backed.
+    provider: Provider | None = None
+    # `stateStore.checkpointFormatVersion`: whether versions of state have unique ids.
+    format_version: Literal[1, 2] | None = None
+    # `stateStore.compression.codec`, of changelogs to come.
+    codec: Codec | None = None
+    # Number of stores worked on at once on this machine.
+    stores_at_once: int = STORES_AT_ONCE
+    # How a source and a target that are URLs are asked.
+    store_settings: StoreSettings | None = None
+
+
+class StoreToConvert(msgspec.Struct, frozen=True, kw_only=True):
+    """One store, and what its version is called afterwards."""
+
+    store: StoreAt
+    named: StateVersion
+    codec: Codec
+    # By the metadata of the operator: the columns of a key that lead it.
+    prefix_columns: int = 0
+
+    @property
+    def id(self) -> StoreId:
+        return self.store.id
+
+
+class ConversionPlan(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """What a conversion would make, or has made."""
+
+    dry_run: bool = True
+    query_id: str
+    batch: int
+    source: str
+    location: str
+    # Before and after.
+    provider_before: Provider
+    provider: Provider
+    format_before: Literal[1, 2]
+    format_version: Literal[1, 2]
+    codec_before: Codec
+    codec: Codec
+    stores: int
+
+    @property
+    def has_ids(self) -> bool:
+        return self.format_version >= UNIQUE_IDS_VERSION
+
+    def name_version(self, runtime: Runtime) -> StateVersion:
+        """Make the name of the version of one store."""
+        unique_id = runtime.unique_id() if self.has_ids else None
+        return StateVersion(self.batch + 1, unique_id, is_hdfs=self.provider == "hdfs")
+
+
+class ConvertedCheckpoint(ConversionPlan, frozen=True, kw_only=True):
+    """What was made, and what it cost."""
+
+    files: int
+    size_bytes: int
+    bytes_fetched: int
+    # What was replayed.
+    changelogs: int = msgspec.field(name="changelogs_replayed")
+    records: int = msgspec.field(name="records_replayed")
+    seconds: float
+    # Paths that could not be removed.
+    leftovers: tuple[str, ...] = ()
+
+
+# A backend: converts the stores, all of them, here or on executors.
+ConvertStores = Callable[[Path, tuple[StoreToConvert, ...]], Awaitable[Sequence[StoreRestored]]]
+
+
+async def convert_checkpoint(
+    source: str | Path,
+    target: str | Path,
+    choice: ConvertChoice | None = None,
+    *,
+    progress: Progress = NO_PROGRESS,
+    runtime: Runtime | None = None,
+) -> ConvertedCheckpoint:
+    """Make a checkpoint at a new place of one batch of another one; the query goes on there after the batch.
+
+    Stop the query first: from a conversion on, only one of the two places may go on.
+
+    Raises:
+        NotFoundError: There is no checkpoint, or the batch is not committed.
+        TargetError: The target has content, or is the source's place, above it or below it.
+        DamagedError, FormatError: A file of the source is not whole, or not there; the error names it.
+        StoreError: As the stores say. After any error the target is as it was.
+    """
+    choice, runtime = choice or ConvertChoice(), runtime or Runtime()
+    stores_progress = AddedProgress(progress)
+
+    async with opened_checkpoint(source, choice.store_settings) as root:
+
+        async def convert_stores(directory: Path, work: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
+            async def one(item: StoreToConvert) -> StoreRestored:
+                made = await convert_store(root, item, directory / item.id.path, runtime=runtime)
+                stores_progress.add(files=made.files, bytes_=made.size_bytes)
+                return made
+
+            return await map_bounded(one, work, in_flight_max=choice.stores_at_once)
+
+        place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
+        return await run_conversion(root, place, choice, convert_stores, runtime)
+
+
+async def run_conversion(
+    root: CheckpointDir,
+    target: CheckpointTarget,
+    choice: ConvertChoice,
+    convert_stores: ConvertStores,
+    runtime: Runtime,
+) -> ConvertedCheckpoint:
+    """Carry out all steps of `convert_checkpoint` with a backend for the stores."""
+    watch = Stopwatch(runtime)
+    try:
+        plan, at = await _plan(root, target, choice)
+        await target.open(plan.query_id, plan.batch)
+        prefixes = {
+            (operator.id, name): columns
+            for operator in at.operators
+            for name, columns in operator.prefix_columns.items()
+        }
+        work = tuple(
+            StoreToConvert(
+                store=store,
+                named=plan.name_version(runtime),
+                codec=plan.codec,
+                prefix_columns=prefixes.get((store.id.operator, store.id.store), 0),
+            )
+            for store in at.stores
+        )
+        files, size_bytes = await _bring_query(root, target, at, _rewritten(plan, at, work))
+        made = await convert_stores(target.directory, work)
+        await target.publish([path for store in made for path in store.published])
+        leftovers = await target.close()
+    finally:
+        await target.close()
+    return ConvertedCheckpoint(
+        **msgspec.structs.asdict(plan) | {"dry_run": False},
+        files=files + sum(store.files for store in made),
+        size_bytes=size_bytes + sum(store.size_bytes for store in made),
+        bytes_fetched=sum(store.bytes_fetched for store in made),
+        changelogs=sum(store.changelogs for store in made),
+        records=sum(store.records for store in made),
+        seconds=watch.total_s(),
+        leftovers=leftovers,
+    )
+
+
+async def plan_conversion(
+    source: str | Path, target: str | Path, choice: ConvertChoice, *, runtime: Runtime | None = None
+) -> ConversionPlan:
+    """Find out what `convert_checkpoint` would make, or what it would refuse. Nothing is written."""
+    place = make_target(target, runtime or Runtime(), move_aside=False, settings=choice.store_settings)
+    async with opened_checkpoint(source, choice.store_settings) as root:
+        try:
+            return (await _plan(root, place, choice))[0]
+        finally:
+            await place.close()
+
+
+async def _plan(root: CheckpointDir, target: CheckpointTarget, choice: ConvertChoice) -> tuple[ConversionPlan, QueryAt]:
+    await check_apart(target, root, what="source")
+    checkpoint = StreamingCheckpoint(root)
+    with error_context(root.location, None):
+        query_id = await checkpoint.query_id()
+        at = await checkpoint.at(choice.batch)
+    await refuse_damaged_logs(root)
+    await target.check(query_id, at.batch)
+    before: Literal[1, 2] = 1 if at.commit.unique_ids is None else 2
+    codec = StateStoreSettings.from_conf(at.offsets.conf, SPARK_OLD_CHECKPOINT).codec
+    provider_before: Provider = "hdfs" if provider_of(at.offsets) == HDFS_PROVIDER else "rocksdb"
+    provider = choice.provider or provider_before
+    if provider == "hdfs" and (provider_before != "hdfs" or choice.format_version == UNIQUE_IDS_VERSION):
+        message = "the HDFS-backed provider knows no ids, and no rows of RocksDB's"
+        hint = "convert it to RocksDB (--to rocksdb), with format 1 or 2"
+        raise UsageError(message, operation="convert", subject=root.location, hint=hint)
+    return ConversionPlan(
+        query_id=query_id,
+        batch=at.batch,
+        source=root.location,
+        location=target.location,
+        provider_before=provider_before,
+        provider=provider,
+        format_before=before,
+        format_version=choice.format_version or before,
+        codec_before=codec,
+        codec=choice.codec or codec,
+        stores=len(at.stores),
+    ), at
+
+
+def _rewritten(plan: ConversionPlan, at: QueryAt, work: Sequence[StoreToConvert]) -> Callable[[str, bytes], bytes]:
+    """Return what makes of the content of a log entry that of the new checkpoint (V2, V3)."""
+    ids = {item.id: item.named.unique_id for item in work}
+    changed: dict[str, str] = {} if plan.codec == plan.codec_before else {CODEC_KEY: plan.codec}
+    if plan.provider != plan.provider_before:
+        changed[PROVIDER_KEY] = PROVIDERS[plan.provider]
+
+    def rewrite(path: str, before: bytes) -> bytes:
+        if path.startswith(f"{COMMITS}/"):
+            return encode_commit(_renamed(decode_commit(before, subject=path), at, ids))
+        if path.startswith(f"{OFFSETS}/") and changed:
+            offsets = decode_offsets(before, subject=path)
+            return encode_offsets(msgspec.structs.replace(offsets, conf=offsets.conf | changed))
+        return before
+
+    return rewrite
+
+
+def _renamed(commit: BatchCommit, at: QueryAt, ids: dict[StoreId, UniqueId | None]) -> BatchCommit:
+    """Give a commit the ids of the new stores; none, and a version that knows of none, for format 1."""
+    if not ids:
+        return commit  # without state there is nothing to name
+    if None in ids.values():
+        version = commit.version if commit.version >= SINKS_VERSION else 1
+        return msgspec.structs.replace(commit, version=version, unique_ids=None)
+    unique_ids = {
+        operator.id: tuple(
+            tuple(ids[StoreId(operator.id, partition, store)] or "" for store in operator.stores)
+            for partition in range(operator.partitions_count)
+        )
+        for operator in at.operators
+    }
+    return msgspec.structs.replace(commit, version=max(commit.version, UNIQUE_IDS_VERSION), unique_ids=unique_ids)
+
+
+async def _bring_query(
+    root: CheckpointDir, target: CheckpointTarget, at: QueryAt, rewrite: Callable[[str, bytes], bytes]
+) -> tuple[int, int]:
+    """Write the files of the query, rewritten; return their number and size."""
+    async with live_files(root) as found:
+        # As if every store began with this version: nothing of older batches belongs to the new checkpoint.
+        first = at.batch + 1 if at.stores else None
+        source = QueryFiles(found, at=at, base_version_max=first, lineages={})
+        with redact_paths(found.location, found.directory):
+            paths = await source.bring()
+
+        def write() -> tuple[int, int]:
+            for path in paths:
+                here, there = found.directory.joinpath(*path), target.directory.joinpath(*path)
+                there.parent.mkdir(parents=True, exist_ok=True)
+                write_like(there, rewrite("/".join(path), here.read_bytes()), here.stat())
+            adapt_query_files(target.directory, target.root, {})
+            sizes = [path.stat().st_size for path in target.directory.rglob("*") if path.is_file()]
+            return len(sizes), sum(sizes)
+
+        return await run_blocking(write)
+
+
+async def convert_store(
+    root: CheckpointDir, work: StoreToConvert, target: Path, *, runtime: Runtime, replace: bool = False
+) -> StoreRestored:
+    """Build the directory of one store on this machine, whole or not at all (V2).
+
+    With `replace` the target may have what an earlier attempt has left.
+
+    Raises:
+        DamagedError, FormatError: A file of the store is not whole, or not there; the error names it.
+        TargetError: The target cannot be used.
+        StoreError: As the store says.
+    """
+    files, store = root.child(work.id.path), work.store
+    settings = msgspec.structs.replace(store.settings, fetches_max=TransferSettings().in_flight_max)
+    staging = Staging(target, runtime.session(), replace=replace)
+    try:
+        await run_blocking(staging.open)
+        made = staging.directory
+        now_ns = runtime.local_now_ms() * 1_000_000
+        with error_context(files.location, private=made.parent):
+            split_key = await _key_splitter(root, work) if store.at.is_hdfs and not work.named.is_hdfs else None
+            snapshot = SnapshotToBuild(
+                at=store.at,
+                named=work.named,
+                settings=settings,
+                codec=work.codec,
+                modified_at_ns=now_ns,
+                split_key=split_key,
+            )
+            sizes, metrics = await build_snapshot(files, snapshot, made, runtime=runtime)
+            # What was not touched by a changelog was copied, and nothing but its blocks says whether it is whole.
+            await run_blocking(_check_ssts, made)
+        await run_blocking(lambda: staging.publish(dirs_below(made), {}))
+    finally:
+        await run_blocking(staging.close)
+    return StoreRestored(
+        id=work.id,
+        files=len(sizes),
+        size_bytes=sum(sizes),
+        bytes_fetched=metrics.bytes_fetched,
+        requests=0,
+        changelogs=metrics.changelogs,
+        records=metrics.records,
+    )
+
+
+async def _key_splitter(root: CheckpointDir, work: StoreToConvert) -> SplitKey | None:
+    """Find how RocksDB's encoder splits the keys of a store that was HDFS-backed (V2a); None: not at all."""
+    if not work.prefix_columns:
+        return None
+    first = StoreId(work.id.operator, 0, work.id.store)
+    path = "/".join((first.path, *SCHEMA_PATH))
+    schemas = decode_state_schema(await root.read(path, size_bytes_max=SCHEMA_BYTES_MAX), subject=path)
+    return prefix_key_splitter(schemas[0].key, work.prefix_columns)
+
+
+def _check_ssts(directory: Path) -> None:
+    with os.scandir(directory / SSTS) if (directory / SSTS).is_dir() else os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.endswith(".sst"):
+                check_sst(Path(entry.path))

@@ -1,0 +1,209 @@
+"""Taking over a snapshot of Samza: its files are put together from their blobs, verified, and committed.
+
+The rules are in design/samza.md. Samza's index has a size and a CRC32 for each file: nothing is taken over unverified.
+"""
+
+import os
+import tempfile
+import zlib
+from pathlib import Path
+from typing import ClassVar, Final
+
+import msgspec
+from typing_extensions import override
+
+from blobstore.base import BlobStore, Buffer, TooLargeError
+from blobstore.concurrency import run_all, run_blocking
+from blobstore.errors import BlobNotFoundError, InvalidRequestError
+from blobstore.local.files import FileSink, create_to_write, write_all_at
+from engine.backup.backup import BackupOptions
+from engine.commit.writer import until_known
+from engine.errors import DamagedError
+from engine.repository.repository import Repository
+from engine.runtime import NO_PROGRESS, Progress
+from index.display import DisplayMixin
+from index.errors import SamzaFormatError
+from index.plan.commits import Commit
+from index.samza.format import SamzaFile, SamzaSnapshot, decode_samza_index, from_samza
+from index.snapshot.model import Scope
+
+_OPERATION: Final = "import"
+_KIND: Final = "samza"
+# Files under way at once.
+_FILES_AT_ONCE: Final = 16
+
+
+class SamzaOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """The offsets of a commit that was imported: what a snapshot index of ours has no field for (S2)."""
+
+    kind: str = msgspec.field(default=_KIND, name="kind")
+    job_id: str
+    checkpoint_id: str
+    creation_time_millis: int
+
+    def encode(self) -> str:
+        # The kind is a default, and is what tells these offsets from others.
+        return msgspec.json.encode({"kind": _KIND, **msgspec.to_builtins(self)}).decode()
+
+
+def decode_samza_origin(offsets: str) -> SamzaOrigin | None:
+    """Decode the offsets of a commit; None if it was not imported."""
+    try:
+        found = msgspec.json.decode(offsets, type=SamzaOrigin)
+    except msgspec.MsgspecError:
+        return None
+    return found if found.kind == _KIND else None
+
+
+class SamzaImport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """What was imported, or would be."""
+
+    dry_run: bool
+    # None: it would be made.
+    commit: Commit | None
+    # False: the newest commit is of this checkpoint of Samza already, and nothing was done.
+    is_new: bool
+    job: str
+    task: str
+    store: str
+    checkpoint_id: str
+    files_count: int
+    size_bytes: int
+
+    json_omitted: ClassVar = ("commit",)
+
+
+class SamzaChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an imported snapshot goes; what is not given is as Samza named it."""
+
+    job: str | None = None
+    task: str | None = None
+    store: str | None = None
+    # Read the index, and say what would be done.
+    dry_run: bool = False
+
+
+async def import_samza(
+    repository: Repository,
+    index_json: bytes,
+    blobs: BlobStore,
+    choice: SamzaChoice | None = None,
+    *,
+    progress: Progress = NO_PROGRESS,
+) -> SamzaImport:
+    """Make a commit of a snapshot that Samza's blob-store backend has written; keys of `blobs` are blob ids.
+
+    The files are gathered on this machine first, in the system's place for temporary files.
+
+    Raises:
+        SamzaFormatError, UnsafeNameError: The index is not one of Samza's, or names in it are not safe.
+        DamagedError: A blob is missing, or a file has not the size or CRC32 that the index says. Nothing is committed.
+        StoreError: As either store says.
+    """
+    choice = choice or SamzaChoice()
+    decoded = decode_samza_index(index_json, blob_id="index")
+    snapshot = from_samza(decoded)
+    job, task = choice.job or snapshot.job_name, choice.task or snapshot.task_name
+    store = choice.store or snapshot.store_name
+    origin = SamzaOrigin(
+        job_id=snapshot.job_id, checkpoint_id=snapshot.checkpoint_id, creation_time_millis=decoded.creation_time_millis
+    )
+    scope = Scope(job)
+    newest = await repository.latest(scope)
+    held = newest.store(task, store) if newest else None
+    is_there = newest is not None and held is not None and newest.record.offsets == origin.encode()
+    found = SamzaImport(
+        dry_run=choice.dry_run,
+        commit=newest if is_there else None,
+        is_new=not is_there,
+        job=job,
+        task=task,
+        store=store,
+        checkpoint_id=snapshot.checkpoint_id,
+        files_count=len(snapshot.files),
+        size_bytes=sum(file.size_bytes for file in snapshot.files),
+    )
+    if is_there or choice.dry_run:
+        return found
+    version = newest.record.version + 1 if newest else 1
+    scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-import-"))
+    try:
+        target = Path(scratch.name) / "store"
+        progress.total(files=found.files_count, bytes_=found.size_bytes)
+        await fetch_samza(snapshot, blobs, target, progress=progress)
+        options = BackupOptions(version=version, base=held)
+        result = await repository.backup(scope, target, task=task, store=store, options=options)
+    finally:
+        await run_blocking(scratch.cleanup)
+    commit = await until_known(lambda: repository.commit(scope, [result], version=version, offsets=origin.encode()))
+    return msgspec.structs.replace(found, commit=commit)
+
+
+async def fetch_samza(
+    snapshot: SamzaSnapshot, blobs: BlobStore, target: Path, *, progress: Progress = NO_PROGRESS
+) -> None:
+    """Write the files of a Samza snapshot into the new directory `target`, each verified.
+
+    Raises as `import_samza`.
+    """
+
+    def make_directories() -> None:
+        target.mkdir()
+        for directory in snapshot.directories:
+            target.joinpath(*directory).mkdir(exist_ok=True)
+
+    async def fetch(file: SamzaFile) -> None:
+        await _fetch(file, blobs, target.joinpath(*file.path))
+        progress.add(files=1, bytes_=file.size_bytes)
+
+    await run_blocking(make_directories)
+    await run_all(fetch, snapshot.files, in_flight_max=_FILES_AT_ONCE)
+
+
+class _PartSink(FileSink):
+    """Writes one blob of a file to its place, and sums the file up."""
+
+    def __init__(self, descriptor: int, start: int, size_bytes_max: int, crc32: int) -> None:
+        super().__init__(descriptor, size_bytes_max)
+        self._start, self._most = start, size_bytes_max
+        self.crc32 = crc32
+
+    @override
+    def write(self, data: Buffer) -> None:
+        if self.size_bytes + len(data) > self._most:
+            raise TooLargeError
+        write_all_at(self._descriptor, self._start + self.size_bytes, data)
+        self.size_bytes += len(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
+
+
+async def _fetch(file: SamzaFile, blobs: BlobStore, path: Path) -> None:
+    crc32 = 0
+    async with create_to_write(path) as out:
+        for run in file.blobs:
+            sink = _PartSink(out.descriptor, run.file_offset_bytes, run.size_bytes, crc32)
+            try:
+                await blobs.read_into(run.blob_id, sink)
+            except InvalidRequestError as error:
+                message, hint = f"blob id {run.blob_id!r} is no key of a store", "is this the place of the blobs?"
+                raise SamzaFormatError(message, subject="/".join(file.path), hint=hint) from error
+            except (BlobNotFoundError, TooLargeError) as error:
+                wrong = "is missing" if isinstance(error, BlobNotFoundError) else "is longer than the index says"
+                raise _damaged(file, f"blob {run.blob_id!r} {wrong}") from error
+            if sink.size_bytes != run.size_bytes:
+                message = f"blob {run.blob_id!r} has {sink.size_bytes} bytes, and {run.size_bytes} in the index"
+                raise _damaged(file, message)
+            crc32 = sink.crc32
+    if crc32 != file.crc32:
+        raise _damaged(file, f"its CRC32 is {crc32}, and {file.crc32} in the index")
+
+    def finish() -> None:
+        path.chmod(file.mode)
+        os.utime(path, ns=(file.modified_at_ms * 1_000_000,) * 2)
+
+    await run_blocking(finish)
+
+
+def _damaged(file: SamzaFile, message: str) -> DamagedError:
+    hint = "nothing was committed; take an earlier snapshot, or the blob from a copy"
+    return DamagedError(message, operation=_OPERATION, subject="/".join(file.path), hint=hint)
