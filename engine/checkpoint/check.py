@@ -23,16 +23,7 @@ from engine.checkpoint.store_check import StoreWork, check_store
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import (
-    COMMITS,
-    ENTRY_BYTES_MAX,
-    OFFSETS,
-    PARTITIONS_KEY,
-    SINGLE_PARTITION,
-    QueryAt,
-    StoreAt,
-    StreamingCheckpoint,
-)
+from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, PARTITIONS_KEY, QueryAt, StoreAt, StreamingCheckpoint
 from index.errors import UNDECODABLE, BatchLogError, FileChecksumError, FormatError
 from index.spark import query_logs
 from index.spark.checkpoint import SOURCES, STATE, StoreId, check_entry, is_entry, missing_entries, newest_entry
@@ -300,7 +291,7 @@ class _LogsCheck:
         for query in queries:
             pinned = query.offsets.conf.get(PARTITIONS_KEY)
             for operator in query.operators if query.commit.unique_ids is not None and pinned is not None else ():
-                if operator.name not in SINGLE_PARTITION and pinned != str(operator.partitions_count):
+                if not operator.is_single and pinned != str(operator.partitions_count):
                     message = f"pins {pinned} partitions, and {COMMITS}/{query.batch} has {operator.partitions_count}"
                     self._damaged(f"{OFFSETS}/{query.batch}", f"{message} of operator {operator.id}")
 

@@ -35,7 +35,7 @@ from engine.restore.download import download_index
 from engine.restore.restore import read_index_of
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, share_among
-from engine.state.checkpoint_dir import store_url
+from engine.state.checkpoint_dir import CheckpointDir, store_url
 from engine.state.query import StreamingCheckpoint
 from engine.state.restore import StateRestoreOptions, choose_state
 from index.display import DisplayMixin, iso_time
@@ -60,6 +60,7 @@ from index.spark.checkpoint import (
     plan_cut,
     relocate_operator,
     select_query_files,
+    single_operators,
 )
 from index.spark.query_logs import decode_offsets
 
@@ -333,7 +334,10 @@ class CheckpointRestore:
 
     async def _stores(self) -> tuple[StoreToRestore, ...]:
         """List the stores of the batch, as the files of the query say, and where the backup has them."""
-        checkpoint = await StreamingCheckpoint.open(self.directory)
+        stores = self.commit.record.stores
+        # The schema that shows which operators have one partition comes with their stores.
+        single = single_operators(stores, self.backup.batch + 1)
+        checkpoint = StreamingCheckpoint(await CheckpointDir.open(self.directory), single=single)
         try:
             query_id = await checkpoint.query_id()
             if query_id != self.backup.query_id:
@@ -341,7 +345,7 @@ class CheckpointRestore:
             query = await checkpoint.at(self.batch)
         finally:
             await checkpoint.close()
-        references = {(r.task, r.store): r for r in self.commit.record.stores if r.version == self.backup.batch + 1}
+        references = {(r.task, r.store): r for r in stores if r.version == self.backup.batch + 1}
         work = []
         for store in query.stores:
             reference = references.get((store.id.task, store.id.store))

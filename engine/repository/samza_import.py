@@ -42,7 +42,7 @@ class SamzaOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     creation_time_millis: int
 
     def encode(self) -> str:
-        # The kind is a default, and is what tells these offsets from others.
+        # The kind is a default, and distinguishes these offsets from others.
         return msgspec.json.encode({"kind": _KIND, **msgspec.to_builtins(self)}).decode()
 
 
@@ -185,7 +185,7 @@ async def _fetch(file: SamzaFile, blobs: BlobStore, path: Path) -> None:
             try:
                 await blobs.read_into(run.blob_id, sink)
             except InvalidRequestError as error:
-                message, hint = f"blob id {run.blob_id!r} is no key of a store", "is this the place of the blobs?"
+                message, hint = f"blob id {run.blob_id!r} cannot be a key", "is this the place of the blobs?"
                 raise SamzaFormatError(message, subject="/".join(file.path), hint=hint) from error
             except (BlobNotFoundError, TooLargeError) as error:
                 wrong = "is missing" if isinstance(error, BlobNotFoundError) else "is longer than the index says"

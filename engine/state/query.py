@@ -6,7 +6,7 @@ The offset log and the commit log have one file for each batch, published once, 
 (design 0004, B1): two queries never both own a batch. Spark's `HDFSMetadataLog` does the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Generic, Literal, Self, TypeVar
@@ -29,6 +29,7 @@ from index.snapshot.model import SIZE_BYTES_MAX
 from index.spark import query_logs
 from index.spark.checkpoint import StoreId
 from index.spark.names import StateVersion, check_store_dir, check_unique_id
+from index.spark.schema import SCHEMA_BYTES_MAX, decode_state_schema
 
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
@@ -108,8 +109,10 @@ _LOST_OR_OLD: Final = (
     "Spark before 4.0 writes none: start the query once with Spark 4; if it was lost, take it from a backup"
 )
 
-# Keeps its state in one partition, whatever its metadata says of their number.
+# Keeps its state in one partition, whatever its metadata says of their number; so does this one without grouping keys.
 SINGLE_PARTITION: Final = frozenset({"globalLimit"})
+_AGGREGATION: Final = "stateStoreSave"
+_FIRST_SCHEMA: Final = "0/_metadata/schema"
 
 
 class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +124,8 @@ class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
     # In the order in which a commit has their ids.
     stores: tuple[str, ...]
     partitions_count: int
+    # Whether it has one partition, whatever the query pins.
+    is_single: bool = False
     # Whether the keys of its stores carry the number of a virtual column family.
     column_families: bool
     # By store: the columns of a key that lead it, where any do.
@@ -134,11 +139,20 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
     commit: query_logs.BatchCommit
     offsets: query_logs.BatchOffsets
 
-    def describe(self, metadata: query_logs.OperatorMetadata, stores: tuple[str, ...]) -> StateOperator:
+    def may_be_keyless(self, metadata: query_logs.OperatorMetadata) -> bool:
+        """Return whether its number of partitions depends on whether it has grouping keys."""
+        ids = self.commit.unique_ids
+        one_at_most = ids is None or len(ids.get(metadata.id, ())) == 1
+        return metadata.name == _AGGREGATION and one_at_most and self.offsets.conf.get(PARTITIONS_KEY) != "1"
+
+    def describe(
+        self, metadata: query_logs.OperatorMetadata, stores: tuple[str, ...], *, is_keyless: bool = False
+    ) -> StateOperator:
         """Describe an operator as the batch left it, with partitions by the commit, or else by the pinned settings."""
+        is_single = is_keyless or metadata.name in SINGLE_PARTITION
         if self.commit.unique_ids is not None:
             count = len(self.commit.unique_ids.get(metadata.id, ()))
-        elif metadata.name in SINGLE_PARTITION:
+        elif is_single:
             count = 1
         else:
             # After an offline repartition the metadata of the operator still has the old number.
@@ -153,6 +167,7 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
             name=metadata.name,
             stores=stores,
             partitions_count=count,
+            is_single=is_single,
             # Spark describes an operator in this form exactly if its stores have virtual column families.
             column_families=metadata.version > 1,
             prefix_columns={s.name: s.prefix_columns_count for s in metadata.stores if s.prefix_columns_count},
@@ -202,7 +217,7 @@ class QueryAt(_Committed, frozen=True, kw_only=True):
 
 
 class StreamingCheckpoint:
-    """Reads the checkpoint of one query. Nothing is cached: what the query writes meanwhile is seen.
+    """Reads the checkpoint of one query. Nothing that can change is cached: what the query writes meanwhile is seen.
 
     A batch that is an argument is a committed one, by default the newest.
 
@@ -212,8 +227,10 @@ class StreamingCheckpoint:
         BatchLogError: Likewise: a file is not what Spark writes.
     """
 
-    def __init__(self, directory: CheckpointDir) -> None:
+    def __init__(self, directory: CheckpointDir, *, single: Collection[int] = ()) -> None:
         self._directory = directory
+        # By operator: whether it is an aggregation without grouping keys. Of those in `single`, one partition is known.
+        self._keyless: dict[int, bool] = dict.fromkeys(single, True)
         # What each batch reads, written before it; which are done, and under which ids their state is kept (B3).
         self.offsets = BatchLog(
             directory,
@@ -366,7 +383,21 @@ class StreamingCheckpoint:
             raise BatchLogError(f"describes operator {metadata.id}", subject=path)
         with _of_file(path):
             stores = query_logs.order_stores(check_store_dir(store.name) for store in metadata.stores)
-        return at.describe(metadata, stores)
+        is_keyless = at.may_be_keyless(metadata) and await self._is_keyless(operator, root)
+        return at.describe(metadata, stores, is_keyless=is_keyless)
+
+    async def _is_keyless(self, operator: int, root: CheckpointDir) -> bool:
+        """Return whether an aggregation has no grouping keys, which Spark plans with one partition; as the schema says.
+
+        It is read once, as it never changes. Where it is not there, or damaged, there are keys.
+        """
+        if operator not in self._keyless:
+            try:
+                data = await root.read(_FIRST_SCHEMA, size_bytes_max=SCHEMA_BYTES_MAX)
+                self._keyless[operator] = not decode_state_schema(data)[0].key.fields
+            except (BlobNotFoundError, DamagedError, FormatError):
+                return False
+        return self._keyless[operator]
 
 
 def provider_of(offsets: query_logs.BatchOffsets) -> str:

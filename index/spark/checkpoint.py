@@ -29,7 +29,7 @@ from index.errors import UNDECODABLE, BatchLogError, UnknownFormatError
 from index.java_text import encode_jackson
 from index.plan.commits import Commit
 from index.snapshot.keys import check_file_name
-from index.snapshot.model import FilePath
+from index.snapshot.model import FilePath, StoreReference
 from index.spark.names import check_store_dir
 from index.spark.query_logs import DEFAULT_STORE, SourceOffset, decode_operator, parse_batch_name
 
@@ -92,6 +92,16 @@ class StoreId(msgspec.Struct, frozen=True, order=True):
         if not dash or not _is_number(operator) or not _is_number(partition):
             return None
         return cls(int(operator), int(partition), store)
+
+
+def single_operators(stores: Iterable[StoreReference], version: int) -> frozenset[int]:
+    """Return the operators of which a backup has one partition, the first, at a version."""
+    partitions: dict[int, set[int]] = {}
+    for store in stores:
+        found = StoreId.parse(store.task, store.store)
+        if found is not None and store.version == version:
+            partitions.setdefault(found.operator, set()).add(found.partition)
+    return frozenset(operator for operator, found in partitions.items() if found == {0})
 
 
 class CheckpointBackup(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag=KIND, tag_field="kind"):

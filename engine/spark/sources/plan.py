@@ -34,7 +34,7 @@ from engine.state.store import StateStore
 from index.errors import BatchLogError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
-from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId, single_operators
 from index.spark.query_logs import decode_operator
 from index.spark.schema import SCHEMA_BYTES_MAX, StructType, decode_state_schema, with_unique_names
 
@@ -158,6 +158,11 @@ class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
     location: str
     settings: StoreSettings = StoreSettings()
 
+    @property
+    def single(self) -> frozenset[int]:
+        """As of `StreamingCheckpoint`, which finds out itself."""
+        return frozenset()
+
     def of(self, *stores: StoreId) -> "CheckpointPlace":  # noqa: ARG002  # all of it is one place
         return self
 
@@ -182,6 +187,11 @@ class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     access: Access
     commit: Commit
+
+    @property
+    def single(self) -> frozenset[int]:
+        """As of `StreamingCheckpoint`."""
+        return single_operators(self.commit.record.stores, self.commit.record.version)
 
     def of(self, *stores: StoreId) -> "BackupPlace":
         """Keep these stores and the query's own: a task is not sent what all others read."""
@@ -309,7 +319,7 @@ def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
     """
     place = find_place(options, batch)
     with scratch_dir() as scratch, place.open_logs(scratch) as (loop, directory):
-        query = loop.run(StreamingCheckpoint(directory).at(batch))
+        query = loop.run(StreamingCheckpoint(directory, single=place.single).at(batch))
         chosen = tuple(store for store in query.stores if options.chooses(store.id))
         if not chosen and query.stores:
             raise _no_such_store(options, query)

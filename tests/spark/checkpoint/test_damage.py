@@ -30,6 +30,7 @@ from tests.spark.state.queries import (
     CHANGELOGS,
     DEDUPLICATION_AND_AGGREGATION,
     FORMAT,
+    KEYLESS,
     LIMIT,
     STORE,
     TRANSFORM,
@@ -161,7 +162,7 @@ def test_a_backup_refuses_what_check_calls_damage(checkpoint: Path, tmp_path: Pa
 
 KINDS: Final = [
     (query, conf)
-    for query in (AGGREGATION, DEDUPLICATION_AND_AGGREGATION, TRANSFORM, LIMIT, join(2), join(3))
+    for query in (AGGREGATION, DEDUPLICATION_AND_AGGREGATION, TRANSFORM, LIMIT, KEYLESS, join(2), join(3))
     for conf in ({FORMAT: "1"}, {FORMAT: "2"}, {FORMAT: "2", CHANGELOGS: "false"})
 ]
 

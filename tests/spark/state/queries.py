@@ -238,6 +238,8 @@ def _transform(sources: Sequence[DataFrame]) -> DataFrame:
 
 
 AGGREGATION: Final = Query(name="aggregation", build=_aggregation, mode="update")
+# Spark plans it with one partition.
+KEYLESS: Final = Query(name="keyless", build=lambda sources: sources[0].agg(F.count("*").alias("n")), mode="update")
 WINDOWS: Final = Query(name="windows", build=_windows)
 DEDUPLICATION: Final = Query(name="dropDuplicates", build=lambda sources: sources[0].dropDuplicates(["k"]))
 DEDUPLICATION_WITHIN: Final = Query(

@@ -20,6 +20,7 @@ from tests.spark.state.queries import (
     DEDUPLICATION_AND_AGGREGATION,
     DEDUPLICATION_WITHIN,
     FORMAT,
+    KEYLESS,
     MAP_GROUPS,
     ROW_CHECKSUMS,
     SESSION,
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.spark
 
 EVERY = (
     AGGREGATION,
+    KEYLESS,
     WINDOWS,
     DEDUPLICATION,
     DEDUPLICATION_WITHIN,

@@ -17,6 +17,7 @@ from tests.spark.state.queries import (
     DEDUPLICATION_AND_AGGREGATION,
     DEDUPLICATION_WITHIN,
     FORMAT,
+    KEYLESS,
     LIMIT,
     MAP_GROUPS,
     ROW_CHECKSUMS,
@@ -43,6 +44,7 @@ EVERY = (
     join(2),
     join(3),
     LIMIT,
+    KEYLESS,
 )
 SHORT = {"aggregation"}
 queries = pytest.mark.parametrize(
