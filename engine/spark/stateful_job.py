@@ -13,8 +13,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from typing_extensions import override
 
+from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from engine.errors import CommitLostError, DamagedError, UsageError
+from engine.local.digests import hash_content
 from engine.rocksdb.store import RocksDbSettings
 from engine.runtime import Runtime
 from engine.settings import TransferSettings
@@ -22,6 +24,8 @@ from engine.spark import store_task
 from engine.spark.access import open_on_driver
 from engine.spark.errors import BatchMismatchError, PartitioningError, TaskFailedError, last_error
 from engine.spark.spread import PURPOSE, RestoreForRun, StoreWork, frame_of, spread
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.query import ENTRY_BYTES_MAX, OFFSETS, StreamingCheckpoint
 from index.display import DisplayMixin
 from index.plan.commits import Commit
 from index.snapshot.model import Scope, ScopeLayout
@@ -33,8 +37,30 @@ TASKS_MAX: Final = 100_000
 PINS_MAX: Final = 8
 
 
-def _batch_offsets(query: str, batch: int) -> str:
-    return f"{query}: batch {batch}"
+class _BatchOffsets(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The offsets of a job beside a query (design 0005, J1)."""
+
+    query_id: str
+    batch: int
+    # Of `offsets/<batch>` of the query, as it was planned: hexadecimal BLAKE3.
+    planned: str
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+async def _read_batch(checkpoint: str | Path, batch: int, settings: StoreSettings) -> _BatchOffsets:
+    directory = await CheckpointDir.open(checkpoint, settings=settings)
+    try:
+        query_id = await StreamingCheckpoint(directory).query_id()
+        planned = await directory.read(f"{OFFSETS}/{batch}", size_bytes_max=ENTRY_BYTES_MAX)
+    except BlobNotFoundError as error:
+        message, hint = f"has no offsets of batch {batch}", "name the checkpointLocation of the query"
+        subject = directory.location
+        raise BatchMismatchError(message, operation="for each batch", subject=subject, hint=hint) from error
+    finally:
+        await directory.close()
+    return _BatchOffsets(query_id=query_id, batch=batch, planned=hash_content(planned).hex())
 
 
 class JobCommit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -216,34 +242,51 @@ class StatefulJob:
         others = self._other_stores(commit)
         return JobCommit(commit=commit, tasks=reports, seconds=seconds, dropped=dropped, carried_over=others)
 
-    def for_each_batch(self, query: str) -> Callable[[DataFrame, int], None]:
-        """Return a function for `writeStream.foreachBatch` that applies each batch exactly once (design 0005, J1).
+    def for_each_batch(self, checkpoint: str | Path) -> Callable[[DataFrame, int], None]:
+        """Return a function for `foreachBatch` of a streaming query, which applies each batch exactly once (J1).
 
-        The version is the batch id. A batch that comes again, because the query died before its own commit, is
-        recognised and not applied twice. The job has to begin with the query's first batch.
+        The version is the batch id. A batch that comes again, because the query died between the job's commit and its
+        own, is not applied twice.
 
         Args:
-            query: A name that stays the same as long as the query keeps its checkpoint; it is stored in the offsets.
+            checkpoint: The query's checkpointLocation. Its `metadata` says which query it is, and `offsets/<batch>`
+                what the batch is made of; both are stored in the job's offsets.
 
         Raises:
-            BatchMismatchError: By the function: the batch neither repeats nor follows the job's newest version, or that
-                is of another query. Otherwise the function raises as `run`.
+            BatchMismatchError: By the function: the batch neither repeats nor follows the job's newest version, is of
+                another query, or was planned again. Otherwise the function raises as `run`.
+            NotFoundError: By the function: there is no checkpoint.
         """
 
         def apply(rows: DataFrame, batch_id: int) -> None:
-            offsets = _batch_offsets(query, batch_id)
+            reading = _read_batch(checkpoint, batch_id, self._options.store_settings)
+            offsets = self._repository.loop.run(reading)
             newest = self.latest()
-            version = newest.record.version if newest is not None else -1
-            known = version if version == batch_id else version + 1
-            # Of the version before, too: else another query could go on where this one stopped.
-            expected = _batch_offsets(query, version)
-            if batch_id != known or (newest is not None and newest.record.offsets != expected):
-                at = f"is at version {version}, offsets {newest.record.offsets!r}" if newest else "has no commit"
-                message = f"batch {batch_id} of query {query} does not fit: the job {at}"
-                raise BatchMismatchError(message, operation="for each batch", subject=str(self.scope))
-            self.run(rows, version=batch_id, offsets=offsets)
+            self._check_follows(offsets, newest)
+            self.run(rows, version=batch_id, offsets=offsets.encode())
 
         return apply
+
+    def _check_follows(self, offsets: _BatchOffsets, newest: Commit | None) -> None:
+        """Refuse a batch that is not the one to apply or to pass over now (design 0005, J1)."""
+        wrong = ""
+        if newest is None:
+            wrong = "" if offsets.batch == 0 else "the job has no commit"
+        else:
+            version = newest.record.version
+            try:
+                known = msgspec.json.decode(newest.record.offsets, type=_BatchOffsets)
+            except msgspec.MsgspecError:
+                known = None
+            if known is None or known.query_id != offsets.query_id or known.batch != version:
+                wrong = f"the job is at version {version}, of something else: {newest.record.offsets!r}"
+            elif offsets.batch not in {version, version + 1}:
+                wrong = f"the job is at version {version}"
+            elif offsets.batch == version and offsets != known:
+                wrong = "the job has applied this batch, and the query has planned it again, perhaps of other rows"
+        if wrong:
+            message = f"batch {offsets.batch} of query {offsets.query_id} does not fit: {wrong}"
+            raise BatchMismatchError(message, operation="for each batch", subject=str(self.scope))
 
     def read(self, spark: SparkSession, function: store_task.ReadStore, schema: str) -> DataFrame:
         """Return a DataFrame made from every store at the newest commit, task by task.

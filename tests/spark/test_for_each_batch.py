@@ -1,13 +1,18 @@
 """A job beside a streaming query applies each batch exactly once (design 0005, J1)."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from engine.errors import NotFoundError
+from engine.repository.repository import SyncRepository
+from engine.spark import backup_checkpoint, restore_checkpoint
 from engine.spark.errors import BatchMismatchError
 from engine.spark.stateful_job import StatefulJob
+from index.snapshot.model import Scope
 from tests.spark.counting import SUMS_DDL, add, read_sums
 
 pytestmark = pytest.mark.spark
@@ -18,7 +23,7 @@ DDL = "key string, amount bigint"
 def test_batch_that_comes_again_is_applied_once(spark: SparkSession, url: str, tmp_path: Path) -> None:
     rows, source = [("a", 1), ("b", 2)], tmp_path / "in"
     with StatefulJob(url, job="j", key_columns=["key"], tasks=2, update=add, local_root=tmp_path / "disk") as job:
-        apply = job.for_each_batch("q")
+        apply = job.for_each_batch(tmp_path / "query")
 
         def dies(batch: DataFrame, batch_id: int) -> None:
             apply(batch, batch_id)
@@ -46,5 +51,57 @@ def test_batch_that_comes_again_is_applied_once(spark: SparkSession, url: str, t
         for wrong in (1, 4):
             with pytest.raises(BatchMismatchError):
                 apply(batch, wrong)
-        with pytest.raises(BatchMismatchError):
-            job.for_each_batch("another")(batch, 3)
+        # The same batch as it was planned is passed over; planned again, it may have other rows.
+        apply(batch, 2)
+        planned = tmp_path / "query/offsets/2"
+        planned.with_name(".2.crc").unlink()
+        planned.write_text(planned.read_text().replace('"batchTimestampMs":1', '"batchTimestampMs":2'))
+        with pytest.raises(BatchMismatchError, match="planned it again"):
+            apply(batch, 2)
+        # Another query, also one that begins anew.
+        shutil.rmtree(tmp_path / "query")
+        run(lambda batch, batch_id: None)
+        for known in (0, 2):
+            with pytest.raises(BatchMismatchError, match="of something else"):
+                apply(batch, known)
+        with pytest.raises(NotFoundError):
+            job.for_each_batch(tmp_path / "nowhere")(batch, 3)
+
+
+def test_both_are_taken_back_and_go_on_to_the_same_results(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    """As the how-to says: the job is rewound, then the checkpoint is restored; in between the query is refused (J2)."""
+    source, checkpoint = tmp_path / "in", tmp_path / "query"
+
+    def feed() -> None:
+        spark.createDataFrame([("a", 1), ("b", 2)], DDL).coalesce(1).write.mode("append").json(str(source))
+
+    def run(job: StatefulJob, at: Path) -> None:
+        stream = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).json(str(source)).writeStream
+        stream = stream.option("checkpointLocation", str(at)).trigger(availableNow=True)
+        stream.foreachBatch(job.for_each_batch(at)).start().awaitTermination()
+
+    backups = f"file://{tmp_path / 'backups'}"
+    SyncRepository.init(backups).close()
+    with StatefulJob(url, job="j", key_columns=["key"], tasks=2, update=add, local_root=tmp_path / "disk") as job:
+        for _ in range(2):
+            feed()
+        run(job, checkpoint)
+        backup_checkpoint(spark, backups, checkpoint)
+        for _ in range(2):
+            feed()
+        run(job, checkpoint)
+        # The checkpoint alone: the query would plan batch 2 again, and the job is ahead of it.
+        restore_checkpoint(spark, backups, tmp_path / "alone")
+        with pytest.raises(StreamingQueryException, match="BatchMismatchError"):
+            run(job, tmp_path / "alone")
+        with SyncRepository.open(url) as repository:
+            target = next(commit for commit in repository.commits(Scope("j")) if commit.record.version == 1)
+            repository.rewind(target)
+        # The job alone: the query is ahead.
+        feed()
+        with pytest.raises(StreamingQueryException, match="BatchMismatchError"):
+            run(job, checkpoint)
+        restore_checkpoint(spark, backups, tmp_path / "both")
+        run(job, tmp_path / "both")
+        sums = {row[0]: row[1:] for row in job.read(spark, read_sums, SUMS_DDL).collect()}
+    assert sums == {"a": (5, 5), "b": (5, 10)}
