@@ -7,16 +7,24 @@ from pathlib import Path
 import pytest
 
 from blobstore.memory import MemoryStore
-from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint import backup as backup_module
+from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.convert import ConvertChoice, convert_checkpoint
-from engine.errors import DamagedError
+from engine.checkpoint.restore import restore_checkpoint
+from engine.checkpoint.targets import ObjectTarget
+from engine.errors import DamagedError, ShrunkError
 from engine.repository.repository import Repository
+from engine.runtime import Runtime
 from engine.state.changelogs import ChangelogWriter, open_changelog
 from index.errors import FormatError
-from index.spark.changelog import DELETE, ChangelogVersion, Record
+from index.spark.changelog import DELETE, PUT, ChangelogVersion, Record
 from index.spark.retention import StateListing
+from tests.contract.store_calls import get_bytes
+from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.checked import GOLDEN, found
+from tests.unit.engine.checkpoint.live_query import names_below
+from tests.unit.engine.checkpoint.test_backup import in_memory
 
 
 @pytest.fixture
@@ -95,3 +103,37 @@ async def test_keys_of_the_snapshot_are_counted(checkpoint: Path) -> None:
 def test_a_deletion_does_not_see_files_of_the_other_provider() -> None:
     listing = StateListing.of_names(["1.delta", "9.snapshot", "9.snapshot.crc", "2.zip", "3.changelog"])
     assert (listing.latest_version, listing.latest_snapshot_version, listing.checksums) == (3, 2, ())
+
+
+async def test_on_another_store_it_is_checked_backed_up_and_restored(checkpoint: Path, tmp_path: Path) -> None:
+    """Each file comes with one GET; on the way back a snapshot and deltas come before the logs."""
+    source = await in_memory(checkpoint)
+    assert (await check_checkpoint(source)).is_sound
+    repository = await Repository.init(MemoryStore())
+    await backup_checkpoint(repository, source)
+    await restore_checkpoint(repository, tmp_path / "restored")
+    bucket = InterposedStore(MemoryStore())
+    target = ObjectTarget(bucket, "place", location="s3a://bucket/place", runtime=Runtime(), move_aside=False)
+    await restore_checkpoint(repository, target)
+    puts = [key.removeprefix("place/") for operation, key in bucket.requests if operation.startswith("put")]
+    restored = list(names_below(tmp_path / "restored"))
+    assert sorted(puts) == sorted(restored)
+    assert {f"state/0/0/{name}" for name in ("2.snapshot", "3.delta")} <= set(puts)
+    assert puts.index("state/0/0/2.snapshot") < puts.index("state/0/0/3.delta") < puts.index("offsets/2")
+    for name in puts:
+        assert await get_bytes(bucket.inner, f"place/{name}") == (tmp_path / "restored" / name).read_bytes()
+
+
+async def test_stores_that_shrink_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backup_module, "SHRINK_FLOOR_BYTES", 0)
+    repository = await Repository.init(MemoryStore())
+    rewrite(
+        checkpoint / "state/0/0/2.snapshot",
+        lambda records: [*records, *((PUT, bytes([n]) * 99, b"12345678") for n in range(99))],
+    )
+    await backup_checkpoint(repository, checkpoint)
+    rewrite(checkpoint / "state/0/0/2.snapshot", lambda records: records[:1])
+    commit = checkpoint / "commits/2"
+    commit.write_bytes(commit.read_bytes() + b" ")
+    with pytest.raises(ShrunkError):
+        await backup_checkpoint(repository, checkpoint, BackupChoice(shrink_max=0.5))
