@@ -27,10 +27,11 @@ from engine.local.checksums import BLOCK_SUMS, crc32c, sum_block
 from engine.local.scan import READ_FLAGS
 from engine.state.compression import Codec, decompress_chunks, decompress_sst_block
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
+from index.errors import DamagedChangelogError
 from index.rocksdb import sst
 from index.spark import checksums
-from index.spark.changelog import ChangelogDecoder, ChangelogHeader, check_header
-from index.spark.names import StateVersion, checksum_name
+from index.spark.changelog import PUT, ChangelogDecoder, ChangelogHeader, check_header
+from index.spark.names import StateVersion, checksum_name, snapshot_name
 
 _CHUNK_BYTES: Final = 256 * 1024
 _HINT: Final = "the file was altered or cut short; take it from a backup, or let an older version be loaded"
@@ -67,7 +68,8 @@ def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum
 
     Raises:
         DamagedError: It does not decompress, or cannot be read, then with the `OSError` as its cause.
-        DamagedChangelogError: Header, records or end mark are not what a writer writes, or go with another name.
+        DamagedChangelogError: Header, records or end mark are not what a writer writes, or go with another name: one of
+            a snapshot of the HDFS-backed provider deletes nothing (0004, N1a).
         FileChecksumError: It does not fit its `.crc`, or that is none.
         UnknownFormatError: A newer Spark wrote the file or its `.crc`.
         UnsafeNameError: An id in its lineage cannot be part of a file name.
@@ -85,10 +87,14 @@ def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum
             size_bytes += len(chunk)
             yield chunk
 
+    is_snapshot = at.is_hdfs and path.name == snapshot_name(at)
     try:
         for piece in decompress_chunks(codec, summed(), subject=subject):
             for start in range(0, len(piece), _CHUNK_BYTES):
-                records += len(decoder.feed(piece[start : start + _CHUNK_BYTES]))
+                found = decoder.feed(piece[start : start + _CHUNK_BYTES])
+                records += len(found)
+                if is_snapshot and any(kind != PUT for kind, _, _ in found):
+                    raise DamagedChangelogError("deletes a key, and is a snapshot", subject=subject, hint=_HINT)
         decoder.finish()
     except OSError as error:
         raise unreadable(path, error, _HINT) from error

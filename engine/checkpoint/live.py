@@ -256,8 +256,9 @@ def _is_kept(name: str) -> bool:
 
 
 def sst_bytes(files: Mapping[FilePath, LocalFile] | Mapping[FilePath, FileIndex]) -> int:
-    """Return how many bytes of the files of a state store are in SSTs."""
-    return sum(file.metadata.size_bytes for path, file in files.items() if path[0] == names.SSTS)
+    """Return the bytes in SSTs; of the HDFS-backed provider those in snapshots."""
+    sizes = ((path[0], file.metadata.size_bytes) for path, file in files.items())
+    return sum(size_bytes for top, size_bytes in sizes if top == names.SSTS or top.endswith(".snapshot"))
 
 
 class _LiveSource(BackupSource):
@@ -350,7 +351,7 @@ class LiveStore(_LiveSource):
         self._brought = {}
         listed = await self._files.list()
         at = self._store.at
-        present = Present.of_names(path[0] for path in listed if len(path) == 1)
+        present = Present.of_names((path[0] for path in listed if len(path) == 1), is_hdfs=at.is_hdfs)
         self._resolutions = ()
         self._chosen = {}
         snapshots: dict[names.StateVersion | None, StateMetadata | None] = {None: None}

@@ -45,7 +45,7 @@ _LINEAGE_FULL: Final = 0.8
 # How often a damaged store is looked at while its query goes on.
 _LOOKS_MAX: Final = 3
 # The endings of what Spark lists in a directory of state.
-_SUFFIXES: Final = (".zip", ".changelog", ".snapshot", ".delta", names.CHECKSUM_SUFFIX)
+_SUFFIXES: Final = (".zip", ".changelog", names.CHECKSUM_SUFFIX)
 
 
 class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +135,8 @@ class _StoreCheck:
         # What was read; None for what is damaged.
         self._changelogs: dict[names.StateVersion, ChangelogReport | None] = {}
         self._zips: dict[names.StateVersion, StateMetadata | None] = {}
+        self._row_snapshots: dict[names.StateVersion, ChangelogReport | None] = {}
+        self._is_hdfs = work.versions[-1].is_hdfs
         # Zips and changelogs that are compared with their `.crc`.
         self._summed: set[str] = set()
         self._findings = Findings(work.id.path)
@@ -148,7 +150,7 @@ class _StoreCheck:
         for place in ("", names.SSTS, names.LOGS):
             statuses = await self._directory.list(place)
             self._sizes |= {status.path: status.size_bytes for status in statuses if not status.is_directory}
-        present = Present.of_names(self._sizes)
+        present = Present.of_names(self._sizes, is_hdfs=self._is_hdfs)
         resolutions, failed, gone = await self._resolve_all(present)
         # Also what is beside what is replayed, such as the changelog of a version that is a snapshot.
         chained = {
@@ -158,7 +160,7 @@ class _StoreCheck:
             await self._changelog(of)
         for of in sorted(chained & present.snapshots, key=names.by_version):
             if of.is_hdfs:
-                await self._read_rows(names.snapshot_name(of), of)
+                self._row_snapshots[of] = await self._read_rows(names.snapshot_name(of), of)
                 continue
             self._zips[of] = await self._read_summed(
                 names.snapshot_name(of),
@@ -424,6 +426,9 @@ class _StoreCheck:
             loader = StateLoader(StateFileManager(files, settings, runtime=runtime), place, runtime)
             keys, doubt = 0, ""
             metadata = None if newest.rocksdb_snapshot is None else self._zips[newest.rocksdb_snapshot]
+            if newest.row_snapshot is not None and (rows := self._row_snapshots[newest.row_snapshot]) is not None:
+                # It says no number, but has each key once.
+                metadata = StateMetadata(num_keys=rows.records)
             if newest.base is not None and metadata is not None:
                 state, _ = await loader.load(newest.base, {}, read_only=True)
                 try:
@@ -433,7 +438,7 @@ class _StoreCheck:
                     await run_blocking(state.db.close)
                 doubt = check_counts(metadata, counted, subject=names.snapshot_name(newest.base))
                 keys = counted.keys
-            if newest.changelogs or newest.row_snapshot is not None:
+            if newest.changelogs:
                 state, _ = await loader.load(newest.target, {}, read_only=True)
                 await run_blocking(state.db.close)
             return keys, doubt
@@ -443,13 +448,14 @@ class _StoreCheck:
     async def _check_names(self) -> None:
         """Warn of what another history left, and of names that Spark's listing fails on (K7)."""
         newest_batch = self._work.newest_batch
-        parsed = {path: names.parse_state_name(path) for path in self._sizes}
+        every = {path: names.parse_state_name(path) for path in self._sizes}
+        parsed = {path: None if n is None or n.of.is_hdfs != self._is_hdfs else n for path, n in every.items()}
         if any(name is not None and name.of.version > newest_batch + 1 for name in parsed.values()):
             # The query may have gone on since the logs were read: what counts is what it had committed by the listing.
             newest_batch = max((newest_batch, *await self._checkpoint.committed_batches()))
         for path, name in parsed.items():
             if name is None:
-                if path.endswith(_SUFFIXES) and not path.rpartition("/")[2].startswith("."):
+                if self._is_refused(path):
                     message = "has a name that Spark does not write, with an ending of Spark's"
                     hint = "nothing of Spark's wrote it, so it may be moved away: Spark's listing of the directory "
                     hint += "fails on it, and its maintenance stops"
@@ -460,6 +466,14 @@ class _StoreCheck:
                 hint = "unless a query runs here, another history left it: Spark's maintenance would count from it, "
                 hint += "and delete what the committed versions need; restore the checkpoint to an empty directory"
                 self._findings.warn(path, message, hint, "K7")
+
+    def _is_refused(self, path: str) -> bool:
+        """Return whether Spark's listing of the directory fails on a name that it does not write."""
+        if not self._is_hdfs:
+            return path.endswith(_SUFFIXES) and not path.rpartition("/")[2].startswith(".")
+        # Whatever its ending is, what is before the only dot is read as a number.
+        stem, dot, ending = path.partition(".")
+        return bool(stem and dot) and "." not in ending and "/" not in path and not stem.isdecimal()
 
 
 def check_counts(metadata: StateMetadata, counted: KeyCounts, *, subject: str) -> str:

@@ -73,8 +73,13 @@ def check_header(header: ChangelogHeader, of: StateVersion, *, subject: str = "c
     """Refuse a changelog that is of another kind than its name says (design 0004, L6).
 
     Raises:
-        DamagedChangelogError: The name has an id and the content no lineage, not even an empty one, or the reverse.
+        DamagedChangelogError: The name has an id and the content no lineage, not even an empty one, or the reverse; or
+            the name is of the HDFS-backed provider, and the content is not of version 1 (N1a).
     """
+    if of.is_hdfs and header.version != 1:
+        message = f"is a changelog of version {header.version}, and the HDFS-backed provider writes version 1"
+        hint = "another file was copied to this name; take the file from a backup"
+        raise DamagedChangelogError(message, subject=subject, hint=hint)
     if (of.unique_id is not None) == (header.version in _WITH_LINEAGE):
         return
     kind = "an id" if of.unique_id is not None else "no id"

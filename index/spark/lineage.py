@@ -54,10 +54,14 @@ class Present(msgspec.Struct, frozen=True):
     is_hdfs: bool = False
 
     @classmethod
-    def of_names(cls, names: Iterable[str]) -> "Present":
-        """Parse what a listing or an index has; foreign names and checksums are passed over (design 0004, N1, N1a)."""
+    def of_names(cls, names: Iterable[str], *, is_hdfs: bool | None = None) -> "Present":
+        """Parse what a listing or an index has; foreign names and checksums are passed over (design 0004, N1, N1a).
+
+        `is_hdfs` is whose they are, if the query says it; None: the names do.
+        """
         found = [parsed for parsed in map(parse_state_name, names) if parsed is not None and not parsed.checksum]
-        is_hdfs = bool(found) and all(f.of.is_hdfs for f in found)
+        if is_hdfs is None:
+            is_hdfs = bool(found) and all(f.of.is_hdfs for f in found)
         snapshots, changelogs = (
             frozenset(f.of for f in found if f.kind == kind and f.of.is_hdfs == is_hdfs)
             for kind in ("snapshot", "changelog")

@@ -97,7 +97,8 @@ class StateListing(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_names(cls, names: Iterable[str]) -> "StateListing":
-        found = [parsed for parsed in map(parse_state_name, names) if parsed is not None]
+        # What the HDFS-backed provider wrote is never deleted here (N1a).
+        found = [parsed for parsed in map(parse_state_name, names) if parsed is not None and not parsed.of.is_hdfs]
         return cls(
             snapshots=tuple(sorted(f.of for f in found if f.kind == "snapshot" and not f.checksum)),
             changelogs=tuple(sorted(f.of for f in found if f.kind == "changelog" and not f.checksum)),

@@ -381,6 +381,10 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "type": _types,
     "file-checksum": _spark("*/state/0/0/*.crc"),
     "hadoop-checksum": _hadoop,
+    "hdfs-row": lambda: [
+        b"\x28" + struct.pack("<QQQQ8s", 0, 32 << 32 | 7, 0, 5, b"key-007") + struct.pack("<QQ", 0, 42),
+        b"\x30" + struct.pack("<QQQQ16s", 2, 32 << 32 | 7, 32 << 32, 5, b"key-007") + b"12345678\0\0\0\0",
+    ],
     "row-checksum": lambda: [b"key1" + struct.pack("<Ii", 0, 2) + b"ab", b"key1" + struct.pack("<Ii", 0, -1)],
     "batch-logs": lambda: [
         *(_spark("*/[oc]*s/[0-9]", size_bytes_max=4096)()),

@@ -36,6 +36,7 @@ from index.spark.checksums import (
     unwrap_record,
     unwrap_value,
 )
+from index.spark.hdfs_rows import RowForm, prefix_key_splitter
 from index.spark.lineage import HeaderNeeded, Lineage, Present, decode_lineage, encode_lineage, full_lineage, resolve
 from index.spark.metadata import decode_state_metadata, encode_state_metadata
 from tests.fuzz.target import Scratch, Target, check_refusal
@@ -47,6 +48,14 @@ _PLAIN_BYTES_SEEN: Final = 4 * 1024 * 1024
 _BLOCK_BYTES_MAX: Final = 1024 * 1024
 _STEPS_MAX: Final = 64
 _SEVENTH: Final = state_names.StateVersion(7, UniqueId("u"))
+_KEY_TYPES: Final[tuple[state_schema.DataType, ...]] = (
+    state_schema.AtomType("string"),
+    state_schema.DecimalType(38, 2),
+    state_schema.AtomType("long"),
+)
+_SPLIT_KEY: Final = prefix_key_splitter(
+    state_schema.StructType(tuple(state_schema.Field(f"c{n}", of, True) for n, of in enumerate(_KEY_TYPES))), 1
+)
 _scratch = Scratch()
 
 
@@ -230,6 +239,25 @@ def run_row_checksum(data: bytes) -> None:
                     check_refusal(error)
 
 
+def run_hdfs_row(data: bytes) -> None:
+    """A byte says how long the key is. A row goes to RocksDB's form and back; a split key is bounded by the row."""
+    size = data[0] if data else 0
+    key, value = data[1 : 1 + size], data[1 + size :]
+    row = value[: len(value) // 8 * 8]
+    for sums in (False, True):
+        form = RowForm(sums, crc32c)
+        stored = form.from_rocksdb(b"\0" + key, b"\0" + row)
+        _, stored_key, framed = form.to_rocksdb(stored)
+        found = unwrap_value(stored_key, framed, delimiter=b"", crc32c=crc32c) if sums else framed
+        assert (stored_key, found) == (b"\0" + key, b"\0" + row)
+        for record in ((changelog.PUT, key, value), (changelog.DELETE, key, b"")):
+            try:
+                form.to_rocksdb(record)
+            except FormatError as error:
+                check_refusal(error)
+    assert len(_SPLIT_KEY(key)) <= (len(_KEY_TYPES) + 1) * len(key) + 64
+
+
 def run_batch_logs(data: bytes) -> None:
     """Offsets, commits, an operator's metadata and the id of a query: each is asked, as nobody knows which it is."""
     for decode, encode in _LOGS:
@@ -365,6 +393,12 @@ TARGETS: Final = (
         name="row-checksum",
         run=run_row_checksum,
         covers=(split_values, unwrap_value, unwrap_deleted_key, unwrap_record),
+        bytes_max=512,
+    ),
+    Target(
+        name="hdfs-row",
+        run=run_hdfs_row,
+        covers=(RowForm.from_rocksdb, RowForm.to_rocksdb, prefix_key_splitter),
         bytes_max=512,
     ),
     Target(

@@ -58,7 +58,7 @@ def test_batch_that_comes_again_is_applied_once(spark: SparkSession, url: str, t
         planned.write_text(planned.read_text().replace('"batchTimestampMs":1', '"batchTimestampMs":2'))
         with pytest.raises(BatchMismatchError, match="planned it again"):
             apply(batch, 2)
-        # Another query, also one that begins anew.
+        # Another query, also one that begins again.
         shutil.rmtree(tmp_path / "query")
         run(lambda batch, batch_id: None)
         for known in (0, 2):
