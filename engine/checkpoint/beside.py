@@ -6,6 +6,7 @@ import msgspec
 
 from engine.errors import NotFoundError
 from engine.repository.repository import Repository
+from index.errors import UNDECODABLE
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 
@@ -29,7 +30,7 @@ def decode_batch_offsets(commit: Commit) -> BatchOffsets | None:
     """Decode the offsets of a commit; None if it is not of a batch of a query."""
     try:
         found = msgspec.json.decode(commit.record.offsets, type=BatchOffsets)
-    except msgspec.MsgspecError:
+    except (*UNDECODABLE, UnicodeEncodeError):
         return None
     return found if found.batch == commit.record.version else None
 

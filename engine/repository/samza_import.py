@@ -22,7 +22,7 @@ from engine.errors import DamagedError
 from engine.repository.repository import Repository
 from engine.runtime import NO_PROGRESS, Progress
 from index.display import DisplayMixin
-from index.errors import SamzaFormatError
+from index.errors import UNDECODABLE, SamzaFormatError
 from index.plan.commits import Commit
 from index.samza.format import SamzaFile, SamzaSnapshot, decode_samza_index, from_samza
 from index.snapshot.model import Scope
@@ -50,7 +50,7 @@ def decode_samza_origin(offsets: str) -> SamzaOrigin | None:
     """Decode the offsets of a commit; None if it was not imported."""
     try:
         found = msgspec.json.decode(offsets, type=SamzaOrigin)
-    except msgspec.MsgspecError:
+    except (*UNDECODABLE, UnicodeEncodeError):
         return None
     return found if found.kind == _KIND else None
 
