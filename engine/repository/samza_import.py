@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Buffer, TooLargeError
+from blobstore.base import BlobStore, Buffer, TooLargeError, check_key
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from blobstore.local.files import FileSink, create_to_write, write_all_at
@@ -20,12 +20,13 @@ from engine.backup.backup import BackupOptions
 from engine.commit.writer import until_known
 from engine.errors import DamagedError
 from engine.repository.repository import Repository
+from engine.restore.staging import target_errors
 from engine.runtime import NO_PROGRESS, Progress
 from index.display import DisplayMixin
 from index.errors import UNDECODABLE, SamzaFormatError
 from index.plan.commits import Commit
-from index.samza.format import SamzaFile, SamzaSnapshot, decode_samza_index, from_samza
-from index.snapshot.model import Scope
+from index.samza.format import SamzaFile, SamzaSnapshot, decode_samza_index, from_samza, parse_samza_checkpoint_id
+from index.snapshot.model import Scope, UniqueId
 
 _OPERATION: Final = "import"
 _KIND: Final = "samza"
@@ -61,7 +62,7 @@ class SamzaImport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
     # None: it would be made.
     commit: Commit | None
-    # False: the newest commit is of this checkpoint of Samza already, and nothing was done.
+    # False: the newest commit has the store of this checkpoint of Samza already, and nothing was done.
     is_new: bool
     job: str
     task: str
@@ -97,12 +98,15 @@ async def import_samza(
 
     Raises:
         SamzaFormatError, UnsafeNameError: The index is not one of Samza's, or names in it are not safe.
+        TargetError: The files cannot be written on this machine.
         DamagedError: A blob is missing, or a file has not the size or CRC32 that the index says. Nothing is committed.
         StoreError: As either store says.
     """
     choice = choice or SamzaChoice()
     decoded = decode_samza_index(index_json, blob_id="index")
     snapshot = from_samza(decoded)
+    parse_samza_checkpoint_id(snapshot.checkpoint_id)
+    _check_blob_ids(snapshot)
     job, task = choice.job or snapshot.job_name, choice.task or snapshot.task_name
     store = choice.store or snapshot.store_name
     origin = SamzaOrigin(
@@ -111,7 +115,8 @@ async def import_samza(
     scope = Scope(job)
     newest = await repository.latest(scope)
     held = newest.store(task, store) if newest else None
-    is_there = newest is not None and held is not None and newest.record.offsets == origin.encode()
+    # Stores of one task share a checkpoint, so this is about the store, not about the job (S3).
+    is_there = held is not None and held.unique_id == snapshot.checkpoint_id
     found = SamzaImport(
         dry_run=choice.dry_run,
         commit=newest if is_there else None,
@@ -131,7 +136,7 @@ async def import_samza(
         target = Path(scratch.name) / "store"
         progress.total(files=found.files_count, bytes_=found.size_bytes)
         await fetch_samza(snapshot, blobs, target, progress=progress)
-        options = BackupOptions(version=version, base=held)
+        options = BackupOptions(version=version, unique_id=UniqueId(snapshot.checkpoint_id), base=held)
         result = await repository.backup(scope, target, task=task, store=store, options=options)
     finally:
         await run_blocking(scratch.cleanup)
@@ -156,8 +161,19 @@ async def fetch_samza(
         await _fetch(file, blobs, target.joinpath(*file.path))
         progress.add(files=1, bytes_=file.size_bytes)
 
-    await run_blocking(make_directories)
-    await run_all(fetch, snapshot.files, in_flight_max=_FILES_AT_ONCE)
+    with target_errors(target):
+        await run_blocking(make_directories)
+        await run_all(fetch, snapshot.files, in_flight_max=_FILES_AT_ONCE)
+
+
+def _check_blob_ids(snapshot: SamzaSnapshot) -> None:
+    for file in snapshot.files:
+        for run in file.blobs:
+            try:
+                check_key(run.blob_id, "import")
+            except InvalidRequestError as error:
+                message, hint = f"blob id {run.blob_id!r} cannot be a key", "is this the place of the blobs?"
+                raise SamzaFormatError(message, subject="/".join(file.path), hint=hint) from error
 
 
 class _PartSink(FileSink):
@@ -184,9 +200,6 @@ async def _fetch(file: SamzaFile, blobs: BlobStore, path: Path) -> None:
             sink = _PartSink(out.descriptor, run.file_offset_bytes, run.size_bytes, crc32)
             try:
                 await blobs.read_into(run.blob_id, sink)
-            except InvalidRequestError as error:
-                message, hint = f"blob id {run.blob_id!r} cannot be a key", "is this the place of the blobs?"
-                raise SamzaFormatError(message, subject="/".join(file.path), hint=hint) from error
             except (BlobNotFoundError, TooLargeError) as error:
                 wrong = "is missing" if isinstance(error, BlobNotFoundError) else "is longer than the index says"
                 raise _damaged(file, f"blob {run.blob_id!r} {wrong}") from error

@@ -9,7 +9,7 @@ import pytest
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
-from engine.errors import DamagedError
+from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository
 from engine.repository.samza_export import export_to_samza
 from engine.repository.samza_import import SamzaChoice, decode_samza_origin, import_samza
@@ -104,6 +104,35 @@ async def test_a_second_import_does_nothing_and_a_dry_run_too(samza: Samza) -> N
     third = await import_samza(repository, samza.index_json, samza.store, renamed)
     assert third.commit is not None
     assert third.commit.store("7", "totals") is not None
+
+
+async def test_stores_of_one_checkpoint_are_each_taken_over(samza: Samza, tree: Path, tmp_path: Path) -> None:
+    repository = await Repository.init(MemoryStore())
+    for _ in range(2):
+        for store in ("a", "b"):
+            assert (await import_samza(repository, samza.index_json, samza.store, SamzaChoice(store=store))).is_new
+        # A later checkpoint of both, of the same millisecond.
+        (tree / "a").write_bytes(b"later")
+        inner = await Repository.open(samza.store)
+        commit = await inner.commit(Scope("orders"), [await inner.backup(Scope("orders"), tree)])
+        samza.index_json = (await export_to_samza(inner, commit, unpack=True)).index_json
+    newest = await repository.latest(Scope("orders.samza"))
+    assert newest is not None
+    assert len({reference.unique_id for reference in newest.record.stores}) == 1
+
+
+async def test_names_too_long_for_this_machine_are_a_typed_error(samza: Samza) -> None:
+    def nest(root: dict[str, Any]) -> None:
+        empty: dict[str, Any] = {"dir-name": "d" * 250, **{key: [] for key in root if key != "dir-name"}}
+        below = empty
+        for _ in range(20):
+            below["sub-dirs-present"] = [json.loads(json.dumps(empty | {"sub-dirs-present": []}))]
+            below = below["sub-dirs-present"][0]
+        root["sub-dirs-present"] = [empty]
+
+    repository = await Repository.init(MemoryStore())
+    with pytest.raises((TargetError, SamzaFormatError)):
+        await import_samza(repository, samza.altered(nest), samza.store)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "longer", "altered"])
