@@ -4,7 +4,6 @@ The source is only read. Each store becomes one snapshot, as a replayed restore 
 what was made. Until all of it is there, nothing is at the target.
 """
 
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -15,7 +14,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
 from engine.checkpoint.errors import error_context, redact_paths
-from engine.checkpoint.file_check import check_sst
+from engine.checkpoint.file_check import check_hidden, check_sst
 from engine.checkpoint.live import QueryFiles, live_files
 from engine.checkpoint.restore import adapt_query_files, make_target, write_like
 from engine.checkpoint.store import SnapshotToBuild, StoreRestored, build_snapshot
@@ -26,6 +25,7 @@ from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwa
 from engine.settings import STORES_AT_ONCE, TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.compression import Codec
+from engine.state.load import LoadMetrics
 from engine.state.query import COMMITS, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint, provider_of
 from engine.state.settings import (
     CODEC_KEY,
@@ -39,7 +39,7 @@ from index.display import DisplayMixin
 from index.snapshot.model import UniqueId
 from index.spark.checkpoint import StoreId
 from index.spark.hdfs_rows import SplitKey, prefix_key_splitter
-from index.spark.names import SSTS, StateVersion
+from index.spark.names import SSTS, StateVersion, changelog_name, snapshot_name
 from index.spark.query_logs import (
     SINKS_VERSION,
     UNIQUE_IDS_VERSION,
@@ -343,8 +343,10 @@ async def convert_store(
                 split_key=split_key,
             )
             sizes, metrics = await build_snapshot(files, snapshot, made, runtime=runtime)
+            await run_blocking(_check_read, files, metrics)
             # What was not touched by a changelog was copied, and nothing but its blocks says whether it is whole.
-            await run_blocking(_check_ssts, made)
+            for path in sorted(await run_blocking(lambda: list((made / SSTS).glob("*.sst")))):
+                await run_blocking(check_sst, path)
         await run_blocking(lambda: staging.publish(dirs_below(made), {}))
     finally:
         await run_blocking(staging.close)
@@ -369,8 +371,12 @@ async def _key_splitter(root: CheckpointDir, work: StoreToConvert) -> SplitKey |
     return prefix_key_splitter(schemas[0].key, work.prefix_columns)
 
 
-def _check_ssts(directory: Path) -> None:
-    with os.scandir(directory / SSTS) if (directory / SSTS).is_dir() else os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.name.endswith(".sst"):
-                check_sst(Path(entry.path))
+def _check_read(files: CheckpointDir, metrics: LoadMetrics) -> None:
+    """Compare what a version without an id was made of with Hadoop's checksums: nothing else proves all of it (V4)."""
+    if files.local_root is None or metrics.of.unique_id is not None:
+        return
+    first = 1 if metrics.base is None else metrics.base.version + 1
+    changed = [msgspec.structs.replace(metrics.of, version=number) for number in range(first, metrics.of.version + 1)]
+    names = [changelog_name(of) for of in changed] + ([snapshot_name(metrics.base)] if metrics.base else [])
+    for name in names:
+        check_hidden(files.local_root / name)

@@ -1,6 +1,8 @@
 """A checkpoint made from another one: other formats and codecs, the same rows (0005, V1 to V5)."""
 
 import os
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -142,4 +144,18 @@ async def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     plan = await plan_conversion(query.root, tmp_path / "target", ConvertChoice(format_version=2))
     assert plan.dry_run
     assert (plan.batch, plan.stores, plan.format_before, plan.format_version) == (4, 2, 1, 2)
+    assert not (tmp_path / "target").exists()
+
+
+async def test_a_file_without_an_id_that_does_not_fit_hadoop_s_checksum_is_refused(tmp_path: Path) -> None:
+    query = await written(tmp_path, format_version=1)
+    changelog = query.root / "state/0/0/5.changelog"
+    data = changelog.read_bytes()
+    sums = struct.pack(f">{-(-len(data) // 512)}I", *(zlib.crc32(data[n : n + 512]) for n in range(0, len(data), 512)))
+    hidden = changelog.with_name(".5.changelog.crc")
+    hidden.write_bytes(b"crc\0" + struct.pack(">i", 512) + sums)
+    await convert_checkpoint(query.root, tmp_path / "fits")
+    hidden.write_bytes(b"crc\0" + struct.pack(">i", 512) + bytes(len(sums)))
+    with pytest.raises(FormatError, match=r"5\.changelog"):
+        await convert_checkpoint(query.root, tmp_path / "target")
     assert not (tmp_path / "target").exists()
