@@ -414,9 +414,12 @@ async def _older(checkpoint: StreamingCheckpoint, at: QueryAt, batches_max: int)
     found: list[QueryAt] = []
     for batch in range(at.batch - 1, max(-1, at.batch - 1 - batches_max), -1):
         try:
-            found.append(await checkpoint.at(batch))
+            older = await checkpoint.at(batch)
         except (EngineError, FormatError):
             break  # purged; or damaged, which the check of the logs finds
+        if {store.id for store in older.stores} != {store.id for store in at.stores}:
+            break  # of another shape: the backup has no place for all of it
+        found.append(older)
     return tuple(found)
 
 
@@ -551,7 +554,8 @@ async def finish_backup(
         files = QueryFiles(
             found,
             at=at,
-            base_version_max=max((store.base_version for store in stores), default=None),
+            # Without state, the batches to keep are as many as the caller wants.
+            base_version_max=max((s.base_version for s in stores), default=max(0, at.batch - choice.keep_batches) + 1),
             lineages={store.id: store.lineage for store in stores if store.id is not None},
             despite_damage=choice.despite_damage,
         )

@@ -15,7 +15,7 @@ from blobstore.memory import MemoryStore
 from engine.checkpoint import backup as live
 from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, begin_backup
 from engine.checkpoint.errors import QueryMovedOnError
-from engine.errors import ConflictError, DamagedError, NotFoundError, StaleResultError, UnsafeSourceError
+from engine.errors import ConflictError, DamagedError, NotFoundError, StaleResultError
 from engine.repository.repository import Repository
 from engine.spark.access import SparkOptions
 from engine.spark.checkpoint import BackupLiveStores, _backups, _message, backup_checkpoint
@@ -23,6 +23,7 @@ from engine.spark.spread import StoreOutcome, StoreWork, carry_out_one
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint
 from engine.state.store import open_query_state
+from index.errors import VersionMissingError
 from index.plan.commits import Commit
 from tests.spark.state.queries import AGGREGATION, FORMAT, STORE, TRANSFORM, Query, StatefulQuery, join
 from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, restore_backup
@@ -127,7 +128,7 @@ async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
     [
         (".sst", DamagedError, r"check state/0/0/SSTs/[^ ]*\.sst: .*; check state/0/1/SSTs/"),
         (".zip", DamagedError, r"state/0/0/[^ ]*\.zip: .*; state/0/1/"),
-        ("gone", UnsafeSourceError, r"state/0/0: version .*SSTs/[^ ]* is not there; state/0/1: "),
+        ("gone", VersionMissingError, r"state/0/0: version .*SSTs/[^ ]* is not there; state/0/1: "),
         ("busy", StoreUnavailableError, r"state/0/0: get: busy; state/0/1: get: busy"),
         ("stale", ConflictError, r"state/0/0: backup: another"),
     ],
@@ -136,7 +137,7 @@ def test_what_executors_refuse_names_store_and_file(
     tmp_path: Path, kind: str, expected: type[Exception], shown: str
 ) -> None:
     outcomes = run(outcomes_of(kind, tmp_path))
-    with pytest.raises(expected, match=f"^backup checkpoint s3://bucket/query: {shown}") as caught:
+    with pytest.raises(expected, match=f"^(backup checkpoint )?s3://bucket/query: {shown}") as caught:
         _backups(outcomes, "s3://bucket/query")
     assert str(tmp_path) not in str(caught.value)
     assert "rocksdb_checkpoint" not in caught.value.hint  # type: ignore[attr-defined]

@@ -162,6 +162,15 @@ async def test_a_query_without_state_has_a_backup_of_its_logs(tmp_path: Path, re
     assert not (await backup_checkpoint(repository, root)).is_new
 
 
+async def test_older_batches_of_a_query_without_state_are_kept_too(tmp_path: Path, repository: Repository) -> None:
+    root = write_logs(tmp_path / "query", batches=6)
+    done = await backup_checkpoint(repository, root, BackupChoice(keep_batches=2))
+    assert (done.backup.batch, done.backup.oldest_batch) == (5, 3)
+    assert (
+        await backup_checkpoint(repository, root, BackupChoice(job="all", keep_batches=99))
+    ).backup.oldest_batch == 0
+
+
 class TestAgain:
     @in_both_places
     @both_formats
