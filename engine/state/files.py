@@ -5,6 +5,7 @@ RocksDB, and nothing decides what is due: that is the state store's business.
 """
 
 import contextlib
+import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -38,6 +39,8 @@ from index.spark.names import (
     state_name,
     stored_name,
 )
+
+_LOG: Final = logging.getLogger(__name__)
 
 _MISSING_HINT: Final = (
     "it was deleted or never uploaded; load a version that is still there, or restore the directory from a backup"
@@ -134,9 +137,16 @@ class StateFileManager:
         """Return the greatest version of a snapshot or a changelog, of whatever id; 0 if there is none. One LIST."""
         return retention.StateListing.of_names(await self._names()).latest_version
 
-    async def latest_snapshot_version(self) -> int:
-        """Return the greatest version of a snapshot, of whatever id; 0 if there is none. One LIST."""
-        return retention.StateListing.of_names(await self._names()).latest_snapshot_version
+    async def latest_snapshot_version(self, version: int | None = None) -> int:
+        """Return the greatest version of a snapshot, of whatever id; 0 if there is none. One LIST.
+
+        With `version`, versions above it do not count, as in Spark's `getLatestSnapshotVersion`. Whether that snapshot
+        belongs to the history of a version is for `resolve` to say.
+        """
+        listing = retention.StateListing.of_names(await self._names())
+        if version is None:
+            return listing.latest_snapshot_version
+        return max((of.version for of in listing.snapshots if of.version <= version), default=0)
 
     async def resolve(
         self,
@@ -540,7 +550,7 @@ async def delete_old_versions(manager: StateFileManager, *, needed: Resolution |
     await directory.delete([checksum_name(state_name(file.kind, file.of)) for file in plan.checksums])
     known.oldest_seen = chosen
     await directory.give_up_unfinished()
-    return Deleted(
+    deleted = Deleted(
         oldest_kept=chosen,
         snapshots=len(plan.snapshots),
         changelogs=len(plan.changelogs),
@@ -548,6 +558,8 @@ async def delete_old_versions(manager: StateFileManager, *, needed: Resolution |
         orphans=len(orphans),
         checksums=len(plan.checksums),
     )
+    _LOG.info("%s: deleted versions below %d: %s", directory.location, chosen, deleted)
+    return deleted
 
 
 async def _walk_back(

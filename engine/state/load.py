@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ from index.spark.hdfs_rows import RowForm, SplitKey
 from index.spark.lineage import Lineage, Resolution
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion, check_unique_id, snapshot_name
+
+_LOG: Final = logging.getLogger(__name__)
 
 # These errors say that a snapshot is not whole, or not there any more. Whatever else goes wrong would go wrong with an
 # older one too: a store that does not answer must not cost hundreds of replayed changelogs.
@@ -168,6 +171,8 @@ class StateLoader:
             # Only the newest is tried more than once (design 0004, R7).
             if rejected or fetched_whole >= self._settings.repair_after_failures:
                 rejected.append(candidate.base)
+                location = self._manager.files.location
+                _LOG.warning("%s: snapshot %s does not open: %s", location, candidate.base, failure.reason)
                 candidate = await self._older(target, known, rejected, failure.reason)
                 timer.note("resolve_s")
 

@@ -1,5 +1,6 @@
 """Spark's outcomes of its own file manager's tests, on a directory and on a store of objects."""
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,13 @@ async def test_latest_versions_count_every_id_and_pass_over_foreign_names(bench:
     assert (await bench.manager.latest_version(), await bench.manager.latest_snapshot_version()) == (5, 3)
 
 
+async def test_the_latest_snapshot_at_or_below_a_version(bench: StateBench) -> None:
+    for version, unique_id in ((3, "a"), (7, "b"), (7, "c")):
+        await bench.save(files(), at(version, unique_id))
+    found = [await bench.manager.latest_snapshot_version(version) for version in (0, 2, 3, 6, 7, 9)]
+    assert found == [0, 0, 3, 3, 7, 7]
+
+
 async def test_changelogs_come_in_order_and_a_missing_one_is_named(bench: StateBench, tmp_path: Path) -> None:
     for version in range(1, 20):
         await bench.changelog(at(version, f"id{version}"), str(version).encode())
@@ -351,7 +359,10 @@ async def test_purge_waits_until_enough_is_stale(bench: StateBench, unique_id: s
 
 
 @pytest.mark.spark_case(5)
-async def test_purge_deletes_no_more_than_it_may_at_once(bench: StateBench, unique_id: str | None) -> None:
+async def test_purge_deletes_no_more_than_it_may_at_once(
+    bench: StateBench, unique_id: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "engine.state.files")
     settings: dict[str, Any] = {"versions_retained_min": 3, "versions_deleted_min": 3, "versions_deleted_max": 1}
     await commit(bench, range(1, 7), unique_id)
     await delete_old_versions(bench.manager, **settings)
@@ -359,6 +370,8 @@ async def test_purge_deletes_no_more_than_it_may_at_once(bench: StateBench, uniq
     await commit(bench, range(7, 8), unique_id)
     await delete_old_versions(bench.manager, **settings)
     assert (await bench.versions(".zip"), await bench.versions(".changelog")) == ([3, 4, 5, 6, 7], [3, 4, 5, 6, 7])
+    assert "deleted versions below 3" in caplog.text
+    assert bench.manager.files.location in caplog.text
 
 
 @pytest.mark.spark_case(6)

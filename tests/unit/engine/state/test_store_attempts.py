@@ -390,7 +390,7 @@ async def test_state_of_the_hdfs_backed_provider_is_not_written(bench: Bench) ->
         assert "spark convert --to rocksdb" in caught.value.hint
 
 
-async def test_a_reader_repairs_without_knowing_of_changelogs(bench: Bench) -> None:
+async def test_a_reader_repairs_without_knowing_of_changelogs(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     ids: Ids = [None]
     async with bench.store(deltas_per_snapshot=2) as store:
         await write_numbers(store, ids, range(1, 6), maintain_every=1)
@@ -398,6 +398,10 @@ async def test_a_reader_repairs_without_knowing_of_changelogs(bench: Bench) -> N
     async with bench.store(changelogs=False) as store:
         await check_numbers(store, ids, [5])
         assert last_load(store).snapshots_repaired == 1
+        (record,) = [each for each in caplog.records if each.name == "engine.state.load"]
+        assert record.levelname == "WARNING"
+        assert str(bench.root) in record.getMessage()
+        assert "does not open" in record.getMessage()
         # But what is built on it would have no changelog to be repaired with.
         with pytest.raises(Exception, match="zip"):
             await store.load(4, ids[4])
