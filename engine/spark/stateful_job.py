@@ -235,7 +235,7 @@ class StatefulJob:
         """Return a function for `foreachBatch` of a streaming query, which applies each batch exactly once (J1).
 
         The version is the batch id. A batch that comes again, because the query died between the job's commit and its
-        own, is not applied twice.
+        own, is not applied twice; its rows are only read, so that the query's own state has them.
 
         Args:
             checkpoint: The query's checkpointLocation. Its `metadata` says which query it is, and `offsets/<batch>`
@@ -252,7 +252,10 @@ class StatefulJob:
             offsets = self._repository.loop.run(reading)
             newest = self.latest()
             self._check_follows(offsets, newest)
-            self.run(rows, version=batch_id, offsets=offsets.encode())
+            done = self.run(rows, version=batch_id, offsets=offsets.encode())
+            if done.repeated:
+                # State of the query itself is written as its rows are read: passed over, it would lack this batch.
+                rows.write.format("noop").mode("overwrite").save()
 
         return apply
 
