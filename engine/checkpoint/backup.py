@@ -274,14 +274,16 @@ async def run_backup(
     """Carry out all steps with a backend for the stores; again if the query moves on under it (P6)."""
     began_s = runtime.monotonic_s()
     failed: tuple[int, Exception] | None = None
+    look = root.look()
     for attempt in range(1, ATTEMPTS_MAX + 1):
-        plan = await _begin_checked(repository, root, choice)
+        look = look.look(again=True)
+        plan = await _begin_checked(repository, look, choice)
         if plan.parent is not None and plan.taken is not None:
             return CheckpointBackupResult(commit=plan.parent, backup=plan.taken, is_new=False, attempts=attempt)
         try:
-            findings = await refuse_damaged_logs(root, despite_damage=choice.despite_damage)
+            findings = await refuse_damaged_logs(look, despite_damage=choice.despite_damage)
             stores = await back_up_stores(plan)
-            done = await finish_backup(repository, root, plan, stores, choice, findings=findings, progress=progress)
+            done = await finish_backup(repository, look, plan, stores, choice, findings=findings, progress=progress)
         except MOVED as error:
             # What is missing at a batch is missing: only a query that goes on is worth another look.
             if failed is not None and failed[0] == plan.at.batch and not isinstance(error, SourceChangedError):
@@ -327,9 +329,10 @@ async def preview_backup(
     """Find out what `backup_checkpoint` would do; nothing is written."""
     choice = choice or BackupChoice()
     async with opened_checkpoint(location, choice.checkpoint_settings) as root:
-        plan = await _begin_checked(repository, root, msgspec.structs.replace(choice, check_retained=False))
+        logs = root.look()
+        plan = await _begin_checked(repository, logs, msgspec.structs.replace(choice, check_retained=False))
         if plan.taken is None:
-            await refuse_damaged_logs(root, despite_damage=choice.despite_damage)
+            await refuse_damaged_logs(logs, despite_damage=choice.despite_damage)
 
         async def look(work: StoreToBackUp) -> tuple[int, int, int, int, int, int]:
             trusts = work.base is not None and not work.distrust
@@ -550,6 +553,9 @@ async def finish_backup(
     if missing:
         raise UsageError(f"has no result for {min(missing)}", operation=OPERATION, subject=root.location)
     _check_shrinking(plan, [(store.base_sst_bytes, store.sst_bytes) for store in stores], choice)
+    root = root.look()
+    # Another run of the query may have taken the batch meanwhile.
+    root.forget([f"{COMMITS}/{at.batch}", f"{OFFSETS}/{at.batch}"])
     async with live_files(root, choice.scratch) as found:
         files = QueryFiles(
             found,
@@ -567,7 +573,7 @@ async def finish_backup(
             result = await repository.backup(
                 plan.scope, files, task=QUERY_TASK, store=QUERY_STORE, options=options, progress=progress
             )
-    query = StoreBackup(id=None, result=result, source_requests=files.requests)
+    query = StoreBackup(id=None, result=result, source_requests=root.requests)
     findings += (*files.findings.found, *(found for store in stores for found in store.findings))
     backup = CheckpointBackup(
         query_id=plan.query_id, batch=at.batch, oldest_batch=files.oldest_batch, location=plan.location

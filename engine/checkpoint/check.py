@@ -122,8 +122,8 @@ async def finish_check(
 
 
 async def check_logs(root: CheckpointDir) -> LogsChecked:
-    """Read every log and every metadata of a query. Raises as `check_checkpoint`."""
-    return await _LogsCheck(root).run()
+    """Read every log and every metadata of a query, each once. Raises as `check_checkpoint`."""
+    return await _LogsCheck(root.look()).run()
 
 
 async def confirm_logs(root: CheckpointDir, logs: LogsChecked) -> LogsChecked:
@@ -134,7 +134,7 @@ async def confirm_logs(root: CheckpointDir, logs: LogsChecked) -> LogsChecked:
     if not logs.findings:
         return logs
     paths = {finding.path for finding in logs.findings}
-    again = await check_logs(root)
+    again = await check_logs(root.look(again=True))
     return msgspec.structs.replace(again, findings=tuple(f for f in again.findings if f.path in paths))
 
 

@@ -159,8 +159,15 @@ class FetchedFiles:
         target = self.directory.joinpath(*path)
         listed = self._listed.get(path)
         await run_blocking(lambda: target.parent.mkdir(parents=True, exist_ok=True))
-        self.requests += 1
         size_bytes = FETCHED_BYTES_MAX if listed is None else listed.metadata.size_bytes
+        if listed is not None:
+            modified_at_ms = listed.metadata.modified_at_ns // 1_000_000
+            data = self._source.known("/".join(path), size_bytes, modified_at_ms)
+            if data is not None:
+                await run_blocking(target.write_bytes, data)
+                self._brought[path] = await run_blocking(_settle, target, listed)
+                return
+        self.requests += 1
         try:
             got_bytes = await self._source.fetch("/".join(path), target, size_bytes_max=size_bytes)
         except BlobNotFoundError as error:

@@ -9,12 +9,14 @@ So the hidden one goes before the file is replaced or deleted; without one, the 
 appears whole. Local files are copied here too, by the kernel where it can.
 """
 
+import asyncio
 import errno
 import itertools
 import os
 import re
 import stat
-from collections.abc import AsyncGenerator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final, Protocol, Self
@@ -28,6 +30,7 @@ from blobstore.errors import BlobNotFoundError
 from blobstore.local.files import FileSink, create_to_write, read_chunks, write_all_at
 from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
+from blobstore.wrappers.forwarding import Meter, MeteredStore
 from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
 from engine.local.scan import READ_FLAGS
@@ -38,6 +41,8 @@ from index.spark.names import StateVersion
 READ_BYTES_MAX: Final = 64 * 1024 * 1024
 # A file that is written takes less long than this.
 UNFINISHED_MS: Final = 24 * 3_600_000
+# What one look holds of what it has read; the rest is read again.
+_SEEN_BYTES_MAX: Final = 32 * 1024 * 1024
 
 # How much one call copies: so much at most is copied after the other side of the copy went away.
 _COPY_BYTES: Final = 64 * 1024 * 1024
@@ -101,6 +106,31 @@ class StateFiles(Protocol):
     async def close(self) -> None: ...
 
 
+class Seen:
+    """What one look at a checkpoint has seen, by key; the meter counts its requests and those of looks before it."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.listed: dict[str, tuple[FileStatus, ...]] = {}
+        self.statuses: dict[str, FileStatus] = {}
+        # With the status that each had before it was read, if it was listed by then.
+        self.files: dict[str, tuple[FileStatus | None, bytes]] = {}
+        self.size_bytes = 0
+        self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def add(self, key: str, data: bytes, status: FileStatus | None) -> None:
+        if self.size_bytes + len(data) <= _SEEN_BYTES_MAX:
+            self.size_bytes += len(data)
+            self.files[key] = status, data
+
+    def known(self, key: str, size_bytes: int, modified_at_ms: int) -> bytes | None:
+        """Return what was read of a file, if it is now as it was listed before that; else None."""
+        status, data = self.files.get(key, (None, b""))
+        if status is None or (status.size_bytes, status.modified_at_ms) != (size_bytes, modified_at_ms):
+            return None
+        return data if len(data) == size_bytes else None
+
+
 class CheckpointDir:
     """Files below one directory of a checkpoint: the `StateFiles` that can be written. Paths are relative to it.
 
@@ -116,6 +146,7 @@ class CheckpointDir:
         local_root: Path | None = None,
         location: str = "",
         owns_store: bool = False,
+        seen: Seen | None = None,
     ) -> None:
         self._store = store
         self._prefix = prefix
@@ -124,6 +155,8 @@ class CheckpointDir:
         # The same directory as this machine's file system has it; None: it is on no local file system.
         self.local_root = local_root
         self.location = location
+        # Of a look.
+        self._seen = seen
 
     @classmethod
     async def open(
@@ -165,7 +198,34 @@ class CheckpointDir:
             local_root=None if self.local_root is None else self.local_root / path,
             location=f"{self.location}/{path}" if self.location else path,
             owns_store=owns_store,
+            seen=self._seen,
         )
+
+    def look(self, *, again: bool = False) -> Self:
+        """Begin a look at this directory, in which each small file is read once and each directory listed once.
+
+        What it has seen may be another by now: of a query that runs, look `again`. Else a look is returned as it is.
+        Only the directory that is looked at is closed.
+        """
+        if self._seen is not None and not again:
+            return self
+        meter = Meter() if self._seen is None else self._seen.meter
+        store = MeteredStore(self._store, meter) if self._seen is None else self._store
+        return type(self)(store, self._prefix, local_root=self.local_root, location=self.location, seen=Seen(meter))
+
+    @property
+    def requests(self) -> int:
+        """Number of requests of a look, and of those before it, to a store that is no file system of this machine."""
+        return 0 if self._seen is None or self.local_root is not None else self._seen.meter.requests.total()
+
+    def known(self, path: str, size_bytes: int, modified_at_ms: int) -> bytes | None:
+        """Return what this look has read of a file that still is as it was listed before; else None."""
+        return None if self._seen is None else self._seen.known(self._key(path), size_bytes, modified_at_ms)
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Read these files again when they are asked for."""
+        for path in paths if self._seen is not None else ():
+            self._seen.files.pop(self._key(path), None)
 
     def place(self) -> tuple[str, ...]:
         """Return its place, as `BlobStore.place`; () if that is unknown."""
@@ -173,10 +233,27 @@ class CheckpointDir:
 
     async def list(self, path: str = "") -> tuple[FileStatus, ...]:
         """List files and directories directly in a directory, sorted by name; none if there is no such directory."""
+        if self._seen is None:
+            return await self._list(path)
+        key = self._key(path)
+        async with self._seen.locks[f"{key}/"]:
+            if key not in self._seen.listed:
+                self._seen.listed[key] = self._note(await self._list(path))
+            return self._seen.listed[key]
+
+    async def _list(self, path: str) -> tuple[FileStatus, ...]:
         try:
             return await self._files.list(path)
         except BlobNotFoundError:
             return ()
+
+    def _note(self, found: tuple[FileStatus, ...]) -> tuple[FileStatus, ...]:
+        if self._seen is not None:
+            self._seen.statuses |= {self._key(status.path): status for status in found}
+        return found
+
+    def _key(self, path: str) -> str:
+        return "/".join(filter(None, (self._prefix, path)))
 
     async def names(self) -> tuple[str, ...]:
         return tuple(status.name for status in await self.list() if not status.is_directory)
@@ -187,11 +264,22 @@ class CheckpointDir:
     async def walk(self, path: str = "") -> tuple[FileStatus, ...]:
         """List every file in a directory and below, in the order of their keys: one request for each 1,000."""
         async with aclosing(self._files.walk(path)) as found:
-            return tuple([status async for status in found])
+            return self._note(tuple([status async for status in found]))
 
     async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
         """Read a small file, as `StateFiles.read`; a path that cannot be a key is an `InvalidRequestError`."""
         check_key(path, "read")
+        if self._seen is None:
+            return await self._read(path, size_bytes_max)
+        key = self._key(path)
+        async with self._seen.locks[key]:
+            if key not in self._seen.files:
+                status, data = self._seen.statuses.get(key), await self._read(path, size_bytes_max)
+                self._seen.add(key, data, status)
+                return data
+            return self._seen.files[key][1]
+
+    async def _read(self, path: str, size_bytes_max: int) -> bytes:
         sink = MemorySink(size_bytes_max)
         try:
             await self._files.read_into(path, sink)

@@ -63,7 +63,7 @@ async def test_what_it_costs(s3_bucket: str, s3_server: S3Server, tmp_path: Path
         await files.close()
     # Of the store a list, the zip, its checksum, the schema, and the new changelog with its checksum.
     assert (done.state.files_added, done.state.source_requests) == (2, 6)
-    # Of the query a list of `commits`, `offsets` and `sources`, two of the operator, and each file there.
-    assert done.query.source_requests == 5 + done.query.files
+    # Of the query the offsets and the commit of each of five batches, once, and 24 that do not depend on its logs.
+    assert done.query.source_requests <= 2 * 5 + 24
     assert done.state.requests <= 3
     assert done.query.requests <= 3

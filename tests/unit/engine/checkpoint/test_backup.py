@@ -9,6 +9,7 @@ import pytest
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
+from blobstore.wrappers.forwarding import MeteredStore
 from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, backup_checkpoint, preview_backup
 from engine.checkpoint.errors import DAMAGE_HINT
 from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSourceError, UsageError
@@ -34,6 +35,9 @@ from tests.unit.index.spark.written_metadata import encode_operator, encode_quer
 
 both_formats = pytest.mark.parametrize("format_version", [1, 2], ids=["V1", "V2"])
 in_both_places = pytest.mark.parametrize("remote", [False, True], ids=["directory", "store"])
+
+# Of a query with one operator and one source, whatever is in its logs: lists and metadata.
+FIXED_REQUESTS = 24
 
 # Each file in a blob of its own: what was sent follows from the requests.
 PLAIN = TransferSettings(inline_file_bytes_max=0, pack_file_bytes_max=0, pack_bytes_max=0, chunk_bytes=4096)
@@ -169,6 +173,26 @@ async def test_older_batches_of_a_query_without_state_are_kept_too(tmp_path: Pat
     assert (
         await backup_checkpoint(repository, root, BackupChoice(job="all", keep_batches=99))
     ).backup.oldest_batch == 0
+
+
+@both_formats
+async def test_each_log_is_asked_for_once_and_every_request_is_counted(
+    new_query: NewQuery, repository: Repository, format_version: int
+) -> None:
+    """Design 0005, section 7."""
+    query = new_query(remote=True, format_version=format_version, partitions=1)
+    assert query.files is not None
+    store = MeteredStore(query.files)
+    costs = []
+    for batches in (9, 12):
+        await query.run(batches)
+        store.meter.reset()
+        done = await backup_checkpoint(repository, store)
+        assert done.state.source_requests + done.query.source_requests == store.meter.requests.total()
+        costs.append(done.query.source_requests)
+    # Two for each batch in the logs, its offsets and its commit; for the rest as many, however long the logs are.
+    assert costs[1] - costs[0] == 2 * 12
+    assert costs[0] - 2 * 9 <= FIXED_REQUESTS
 
 
 class TestAgain:
