@@ -193,8 +193,8 @@ class BackupOptions(msgspec.Struct, frozen=True, kw_only=True):
     # Blobs that are known to be missing, besides those that the repository has met: files with bytes in them are
     # uploaded again, as are all if the base's index is missing (design 0006, M1).
     missing: Collection[str] = ()
-    # Take nothing from the base, though the result counts as one against it: its bytes are not to be believed.
-    from_nothing: bool = False
+    # Take from the base only what has the same hash, with every file read: it may have been damaged.
+    by_content: bool = False
     # Look for such blobs: a STAT for each that is retained.
     check_retained: bool = False
     # Refuse to shrink the store by more than this share of its bytes (design 0006, P8); None: never refuse.
@@ -323,9 +323,9 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _as_asked(repository: OpenRepository, source: BackupSource, options: BackupOptions) -> OpenRepository:
-    """Return the repository with the settings of a backup; nothing is kept of a directory that will be gone."""
+    """Return the repository with the settings of a backup; no hash is kept of a directory that will be gone."""
     settings = options.settings or repository.settings
-    if source.is_lasting:
+    if source.is_lasting and not options.by_content:
         return msgspec.structs.replace(repository, settings=settings)
     return repository.without_digests(settings)
 
@@ -339,9 +339,7 @@ async def _gather_facts(
 ) -> _Facts:
     missing = repository.missing_blobs.keys.union(options.missing)
     base = _Base()
-    if reference is not None and options.from_nothing:
-        base = _Base(reference=reference)
-    elif reference is not None:
+    if reference is not None:
         base = await _find_base(repository, reference, missing, check_retained=options.check_retained)
     previous = base.snapshot.index if base.snapshot is not None else None
     settings = repository.settings
@@ -349,7 +347,9 @@ async def _gather_facts(
     async def compare(scanned: LocalDir) -> _Facts:
         stop = Event()
         try:
-            facts = await asyncio.to_thread(_compare, source.directory, scanned, base, settings, cache, stop)
+            facts = await asyncio.to_thread(
+                _compare, source.directory, scanned, base, settings, cache, stop, by_content=options.by_content
+            )
         finally:
             # The thread of a cancelled backup stops at its next megabyte, and holds nothing that anybody waits for.
             stop.set()
@@ -360,7 +360,7 @@ async def _gather_facts(
         plan = plan_backup(facts.local, previous, facts.diff, settings, missing)
         return msgspec.structs.replace(facts, plan=plan)
 
-    facts = await compare(await source.look(previous))
+    facts = await compare(await source.look(None if options.by_content else previous))
     requests = base.requests
     if options.check_retained:
         retained = facts.plan.blobs_retained
@@ -418,14 +418,21 @@ async def _find_base(
 
 
 def _compare(
-    directory: Path, scanned: LocalDir, base: _Base, settings: TransferSettings, cache: DigestCache, stop: Event
+    directory: Path,
+    scanned: LocalDir,
+    base: _Base,
+    settings: TransferSettings,
+    cache: DigestCache,
+    stop: Event,
+    *,
+    by_content: bool,
 ) -> _Facts:
     """Read of the directory all that decides what to upload, in one hop to a thread."""
     previous = base.snapshot.index if base.snapshot is not None else None
     remote = previous.dir if previous is not None else DirIndex("")
     looked_at_ns = file_system_now_ns(directory, scanned)
     reader = FactReader(directory, cache, stop=stop, looked_at_ns=looked_at_ns)
-    local = reader.identify(scanned, remote)
+    local = reader.identify(scanned, remote, by_content=by_content)
     diff = diff_dir(local, remote)
     plan = plan_backup(local, previous, diff, settings)
     cache.trim(all_files(scanned))

@@ -86,7 +86,7 @@ class StoreToBackUp(msgspec.Struct, frozen=True, kw_only=True):
     base: StoreReference | None
     # The versions of older batches to take too, newest first.
     older: tuple[StateVersion, ...] = ()
-    # Nothing is believed of the newest backup: it was taken despite damage.
+    # Nothing is believed of the newest backup, which was taken despite damage: every file is read and checked.
     distrust: bool = False
 
 
@@ -492,7 +492,7 @@ async def backup_store(
         unique_id=store.at.unique_id,
         base=work.base,
         check_retained=choice.check_retained,
-        from_nothing=work.distrust,
+        by_content=work.distrust,
         settings=settings,
     )
     async with live_files(root.child(store.id.path), choice.scratch) as files:
@@ -528,7 +528,7 @@ async def _base_sst_bytes(repository: Repository, work: StoreToBackUp) -> int:
 
 def _live_store(files: LiveFiles, work: StoreToBackUp, choice: BackupChoice) -> LiveStore:
     despite = choice.despite_damage
-    return LiveStore(files, work.store, older=work.older, despite_damage=despite)
+    return LiveStore(files, work.store, older=work.older, despite_damage=despite, distrust=work.distrust)
 
 
 async def finish_backup(
@@ -564,11 +564,12 @@ async def finish_backup(
             base_version_max=max((s.base_version for s in stores), default=max(0, at.batch - choice.keep_batches) + 1),
             lineages={store.id: store.lineage for store in stores if store.id is not None},
             despite_damage=choice.despite_damage,
+            distrust=plan.distrust,
         )
         with redact_paths(found.location, found.directory):
             base, check = plan.base(QUERY_TASK, QUERY_STORE), choice.check_retained
             options = BackupOptions(
-                version=at.batch + 1, base=base, lineage=(), check_retained=check, from_nothing=plan.distrust
+                version=at.batch + 1, base=base, lineage=(), check_retained=check, by_content=plan.distrust
             )
             result = await repository.backup(
                 plan.scope, files, task=QUERY_TASK, store=QUERY_STORE, options=options, progress=progress

@@ -269,10 +269,12 @@ def sst_bytes(files: Mapping[FilePath, LocalFile] | Mapping[FilePath, FileIndex]
 
 
 class _LiveSource(BackupSource):
-    def __init__(self, files: LiveFiles, *, despite_damage: bool, root: str = "") -> None:
+    def __init__(self, files: LiveFiles, *, despite_damage: bool, distrust: bool, root: str = "") -> None:
         # What is wrong with what was taken over all the same (P5).
         self.findings = Findings(root)
         self._despite_damage = despite_damage
+        # Whether every file is to be checked, also what the previous backup has (P5a).
+        self._distrust = distrust
         self._files = files
         self.directory = files.directory
         self.is_lasting = files.is_lasting
@@ -305,8 +307,9 @@ class LiveStore(_LiveSource):
         *,
         older: Sequence[names.StateVersion] = (),
         despite_damage: bool = False,
+        distrust: bool = False,
     ) -> None:
-        super().__init__(files, despite_damage=despite_damage, root=store.id.path)
+        super().__init__(files, despite_damage=despite_damage, distrust=distrust, root=store.id.path)
         # SSTs that could not be checked, and why.
         self.unchecked: list[str] = []
         # In SSTs, of what the version takes and of what the previous backup has: changelogs come and go.
@@ -428,7 +431,7 @@ class LiveStore(_LiveSource):
         self._brought |= await self._files.bring(missing)
         added = [item.path for item in planned if item.expected is None]
         async with self._unless_changed():
-            await run_all(self._check, added, in_flight_max=_CHECKS_MAX)
+            await run_all(self._check, list(self._chosen) if self._distrust else added, in_flight_max=_CHECKS_MAX)
         return self._tree() if missing and not self.is_lasting else None
 
     async def _check(self, path: FilePath) -> None:
@@ -524,14 +527,16 @@ class QueryFiles(_LiveSource):
         base_version_max: int | None,
         lineages: Mapping[StoreId, Lineage],
         despite_damage: bool = False,
+        distrust: bool = False,
     ) -> None:
-        super().__init__(files, despite_damage=despite_damage)
+        super().__init__(files, despite_damage=despite_damage, distrust=distrust)
         # The oldest one that can be restored. Known once it was looked at.
         self.oldest_batch = at.batch
         self._at = at
         self._batch = at.batch
         # Without state, nothing is left of older batches.
         self._first = at.batch if base_version_max is None else max(0, base_version_max - 1)
+        self._taken: Mapping[FilePath, LocalFile] = {}
         self._ids: dict[int, dict[StoreId, UniqueId]] = {}
         for store, lineage in lineages.items():
             for item in lineage:
@@ -539,7 +544,8 @@ class QueryFiles(_LiveSource):
 
     @override
     async def look(self, previous: SnapshotIndex | None) -> LocalDir:
-        return local_dir_of(await self.bring())
+        self._taken = await self.bring()
+        return local_dir_of(self._taken)
 
     async def bring(self) -> dict[FilePath, LocalFile]:
         """Bring all that a backup takes to where it can be read; raises as `look`."""
@@ -592,7 +598,8 @@ class QueryFiles(_LiveSource):
 
     @override
     async def prepare(self, planned: Sequence[PlannedFile]) -> LocalDir | None:
-        await run_blocking(self._check, [item.path for item in planned if item.expected is None])
+        added = [item.path for item in planned if item.expected is None]
+        await run_blocking(self._check, list(self._taken) if self._distrust else added)
         return None
 
     def _check(self, paths: Sequence[FilePath]) -> None:

@@ -349,11 +349,12 @@ class FactReader:
     def __init__(self, root: Path, cache: DigestCache, *, stop: threading.Event, looked_at_ns: int = 0) -> None:
         self._root, self._cache, self._stop, self._looked_at_ns = root, cache, stop, looked_at_ns
 
-    def identify(self, local: LocalDir, remote: DirIndex) -> LocalDir:
+    def identify(self, local: LocalDir, remote: DirIndex, *, by_content: bool = False) -> LocalDir:
         """Fill in the identity facts that a diff of a scan against the previous snapshot asks for, and no others.
 
         These are `sst`, or `blake3` and `crc32`, of the files that `pairs_to_identify` names and that do not have their
-        `blake3` yet. UnsafeSourceError: a file cannot be read, or has changed since the scan (I3).
+        `blake3` yet; with `by_content` never `sst`, which damage leaves as it is. UnsafeSourceError: a file cannot be
+        read, or has changed since the scan (I3).
         """
         identified: dict[FilePath, dict[str, LocalFile]] = {}
         wanted: list[Wanted] = []
@@ -363,7 +364,11 @@ class FactReader:
                 if file.blake3 is not None:
                     continue  # what carries its hash already is known by its name
                 known = self._cache.find(file)
-                by_sst = entry.sst is not None and (known is None or not known.sst_read or known.sst is not None)
+                by_sst = (
+                    not by_content
+                    and entry.sst is not None
+                    and (known is None or not known.sst_read or known.sst is not None)
+                )
                 if known is None or not (known.sst_read if by_sst else known.blake3 is not None):
                     wanted.append(Wanted((*parents, file.name), file, sst=by_sst, digest=True))
                 else:

@@ -215,7 +215,7 @@ class CheckpointDir:
 
     @property
     def requests(self) -> int:
-        """Number of requests of a look, and of those before it, to a store that is no file system of this machine."""
+        """Number of requests of a look, and of those before it; of a file system of this machine 0."""
         return 0 if self._seen is None or self.local_root is not None else self._seen.meter.requests.total()
 
     def known(self, path: str, size_bytes: int, modified_at_ms: int) -> bytes | None:

@@ -8,16 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
+from blobstore.memory import MemoryStore
 from engine.checkpoint import backup as backup_module
-from engine.checkpoint.backup import BackupChoice, StoreBackup, backup_checkpoint
+from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, StoreBackup, backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.errors import DamagedError, ShrunkError
 from engine.inspect.history import format_offsets
+from engine.local.digests import hash_content
 from engine.repository.repository import Repository
 from index.spark.checkpoint import decode_checkpoint_backup
+from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.checked import flip, found
 from tests.unit.engine.checkpoint.live_query import NewQuery, check_rows
+from tests.unit.engine.checkpoint.test_backup import PLAIN, files_in
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
 
 DESPITE = BackupChoice(despite_damage=True)
@@ -77,6 +81,55 @@ async def test_what_check_calls_damage_is_taken_over_only_with_leave(
     await restore_checkpoint(repository, tmp_path / "sound")
     assert (await check_checkpoint(tmp_path / "sound")).findings == ()
     assert await rows_of(tmp_path / "sound", tmp_path) == await rows_of(query.root, tmp_path / "of")
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["directory", "store"])
+async def test_what_is_sound_is_read_and_not_sent_again_while_the_damage_lasts(
+    new_query: NewQuery, tmp_path: Path, is_remote: bool
+) -> None:
+    """P5a."""
+    repository = await Repository.init(InterposedStore(MemoryStore()), settings=PLAIN)
+    query = new_query(remote=is_remote, partitions=1)
+    await query.run(7)
+    directory = await query.directory()
+    names = [status.path for status in await directory.walk("state/0/0/SSTs")]
+    assert len(names) > 1
+
+    async def alter(name: str) -> None:
+        data = bytearray(await directory.read(name))
+        # In the first block of data, and not in the properties, which have the identity.
+        data[5] ^= 1
+        await directory.publish(name, bytes(data), overwrite=True)
+
+    async def holds(done: CheckpointBackupResult) -> bool:
+        files = await files_in(repository, done, "0-0")
+        kept = [files[name.removeprefix("state/0/0/")].blake3 for name in names[:2]]
+        return kept == [hash_content(await directory.read(name)) for name in names[:2]]
+
+    await alter(names[0])
+    first = await backup_checkpoint(repository, query.location, DESPITE)
+    assert first.backup.damage == (names[0],)
+    await query.run(1)
+    second = await backup_checkpoint(repository, query.location, DESPITE)
+    assert second.backup.damage == (names[0],)
+    # The new changelog and its checksum; what is damaged is as it was.
+    assert second.state.files_added == 2
+    assert second.state.bytes_uploaded < first.state.bytes_uploaded / 2
+    assert second.query.files_added <= 4
+    # An SST that was sound, altered in place: its identity is the same, and its bytes are not.
+    await alter(names[1])
+    await query.run(1)
+    third = await backup_checkpoint(repository, query.location, DESPITE)
+    assert third.backup.damage == (names[0], names[1])
+    assert await holds(third)
+    # Mended, it is sent as it is now.
+    for name in names[:2]:
+        await alter(name)
+    mended = await backup_checkpoint(repository, query.location)
+    assert (mended.is_new, mended.backup.damage) == (True, ())
+    assert await holds(mended)
+    await restore_checkpoint(repository, tmp_path / "restored")
+    assert (await check_checkpoint(tmp_path / "restored")).findings == ()
 
 
 async def test_state_that_has_shrunk_is_refused_also_after_a_damaged_backup(
