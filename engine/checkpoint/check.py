@@ -24,6 +24,7 @@ from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, PARTITIONS_KEY, QueryAt, StoreAt, StreamingCheckpoint
+from index.display import count
 from index.errors import UNDECODABLE, BatchLogError, FileChecksumError, FormatError
 from index.spark import query_logs
 from index.spark.checkpoint import SOURCES, STATE, StoreId, check_entry, is_entry, missing_entries, newest_entry
@@ -36,6 +37,9 @@ _READS_MAX: Final = 16
 _ENTRIES_MIN: Final = 3
 
 _NO_SCHEMA: Final = "is not there, and without it no reader knows the rows"
+_SKIPPED_HINT: Final = (
+    "with asyncProgressTrackingEnabled Spark logs only some batches; without it, take the files from a backup"
+)
 # Letters in which an altered name differs from what it was.
 _SLIP_MAX: Final = 2
 
@@ -161,7 +165,7 @@ class _LogsCheck:
             for source in entry.offsets:
                 if is_cut_json(source.offset):
                     self._damaged(f"{OFFSETS}/{batch}", f"has an offset of source {source.source} that is not JSON")
-        self._check_numbers(committed, offset_batches)
+        self._check_numbers(committed, offset_batches, has_state=bool(await self._numbered(STATE)))
         self._check_watermarks(commits, offsets)
         newest_batch = max(committed, default=-1)
         sources = [status.path for status in await self._root.walk(SOURCES)]
@@ -295,22 +299,30 @@ class _LogsCheck:
                     message = f"pins {pinned} partitions, and {COMMITS}/{query.batch} has {operator.partitions_count}"
                     self._damaged(f"{OFFSETS}/{query.batch}", f"{message} of operator {operator.id}")
 
-    def _check_numbers(self, commits: tuple[int, ...], offsets: tuple[int, ...]) -> None:
+    def _check_numbers(self, commits: tuple[int, ...], offsets: tuple[int, ...], *, has_state: bool) -> None:
         if not commits:
             if len(offsets) > 1:
                 message = f"has no batch, and offsets/ has {len(offsets)}"
                 self._damaged(COMMITS, message, "restore the checkpoint: which state counts is not known")
             return
         known, oldest, newest = set(commits), min(commits), max(commits)
-        for batch in range(oldest, newest + 1):
+        logged = {*commits, *offsets}
+        skipped = {} if has_state else dict.fromkeys(n for n in range(oldest, newest) if n not in logged)
+        if skipped:
+            lacking = count(len(skipped), "batch has", "batches have")
+            message = f"is not there, nor is {OFFSETS}/{min(skipped)}; {lacking} neither of the two"
+            self._warn(f"{COMMITS}/{min(skipped)}", message, _SKIPPED_HINT)
+        for batch in (n for n in range(oldest, newest + 1) if n not in skipped):
             if batch not in known:
                 self._damaged(f"{COMMITS}/{batch}", "is not there, and later batches are committed")
             if batch not in offsets:
                 self._damaged(f"{OFFSETS}/{batch}", "is not there, and its batch is committed")
-        # Spark reads the offsets of the newest batch that has some, and of the one before it.
-        if newest == oldest > 0 and not {newest - 1, newest + 1} & set(offsets):
+        # Spark reads the offsets of the newest batch that has some, and of the one before it in the log.
+        beside = {newest - 1, newest + 1} if has_state else {*offsets} - {newest}
+        if newest == oldest > 0 and not beside.intersection(offsets):
             self._damaged(f"{OFFSETS}/{newest - 1}", "is not there, and without it the query does not go on")
-        if max(offsets, default=newest) > newest + 1:
+        ahead = [batch for batch in offsets if batch > newest]
+        if ahead and (len(ahead) > 1 or has_state) and max(ahead) > newest + 1:
             message = f"is {max(offsets) - newest} batches after the newest committed one; there is at most one"
             hint = "commit files are missing, or a copy of the checkpoint is of two instants"
             self._warn(f"{OFFSETS}/{max(offsets)}", message, hint)

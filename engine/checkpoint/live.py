@@ -36,7 +36,16 @@ from index.snapshot.dir_diff import LocalDir, LocalFile, local_dir_of
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import FileIndex, FileMetadata, FilePath, SnapshotIndex, UniqueId
 from index.spark import names
-from index.spark.checkpoint import QUERY_ID, SOURCES, STATE, StoreId, belongs, check_entry, is_entry, newest_entry
+from index.spark.checkpoint import (
+    QUERY_ID,
+    SOURCES,
+    STATE,
+    StoreId,
+    check_entry,
+    is_entry,
+    newest_entry,
+    take_query_files,
+)
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX
 from index.spark.lineage import Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata
@@ -556,7 +565,7 @@ class QueryFiles(_LiveSource):
         await self._files.bring([*own_logs, *((COMMITS, str(batch)) for batch in before)])
         await run_blocking(self._check_batch)
         self.oldest_batch = await run_blocking(self._oldest_batch, before)
-        taken = [path for path in listed if belongs(path, self.oldest_batch, self._batch)]
+        taken = take_query_files(listed, self.oldest_batch, self._batch)
         return await self._files.bring({QUERY_ID, *own_logs, *taken})
 
     def _check_batch(self) -> None:

@@ -218,7 +218,18 @@ def select_query_files(paths: Iterable[FilePath], *, oldest_batch: int, batch: i
             raise BatchLogError(
                 "is not in the backup", subject="/".join(path), hint="the backup is not whole; restore from another one"
             )
-    return tuple(path for path in there if belongs(path, oldest_batch, batch))
+    return take_query_files(there, oldest_batch, batch)
+
+
+def take_query_files(paths: Collection[FilePath], oldest_batch: int, batch: int) -> tuple[FilePath, ...]:
+    """Take the files of a query that are of these batches, or of all (P7, R2).
+
+    Where the offsets right before them are not there, those that are before that: of a query without state that logs
+    only some batches.
+    """
+    numbers = [parse_batch_name(path[1]) for path in paths if path[0] == OFFSETS and len(path) > 1]
+    before = max((number for number in numbers if number is not None and number < oldest_batch), default=oldest_batch)
+    return tuple(path for path in paths if path == (OFFSETS, str(before)) or belongs(path, oldest_batch, batch))
 
 
 def belongs(path: FilePath, oldest_batch: int, batch: int) -> bool:

@@ -125,7 +125,8 @@ def main(settings: Settings) -> int:
             _hang(Path(settings.root))
 
         DirectoryTarget.publish = publish  # type: ignore[method-assign]
-        return run_command(restore_words(settings))
+        sys.argv[1:] = restore_words(settings)
+        return run_command()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
         SparkSession.builder.master("local[2]")

@@ -29,6 +29,7 @@ from index.spark.query_logs import (
     encode_offsets,
 )
 from tests.doubles import InterposedStore
+from tests.unit.engine.checkpoint.checked import found
 from tests.unit.engine.checkpoint.live_query import NewQuery, check_rows, names_below, restore_backup, stats_below
 from tests.unit.engine.checkpoint.written_query import FAMILIES_SCHEMA
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
@@ -164,6 +165,30 @@ async def test_a_query_without_state_has_a_backup_of_its_logs(tmp_path: Path, re
     target = await restore_backup(repository, done.commit, tmp_path / "restored")
     assert names_below(target) == {"metadata", "offsets/0", "offsets/1", "commits/1"}
     assert not (await backup_checkpoint(repository, root)).is_new
+
+
+async def test_batches_without_both_files_are_no_damage_to_a_query_without_state(
+    tmp_path: Path, repository: Repository
+) -> None:
+    """As asynchronous progress tracking leaves them (K2)."""
+    root = write_logs(tmp_path / "query", batches=7)
+    for batch in (1, 2, 4, 5):
+        (root / f"offsets/{batch}").unlink()
+        (root / f"commits/{batch}").unlink()
+    (root / "offsets/9").write_bytes((root / "offsets/6").read_bytes())
+    assert await found(root) == [("warning", "commits/1")]
+    done = await backup_checkpoint(repository, root, BackupChoice(keep_batches=3))
+    assert (done.backup.batch, done.backup.oldest_batch, done.backup.damaged) == (6, 6, 0)
+    target = await restore_backup(repository, done.commit, tmp_path / "restored")
+    assert names_below(target) == {"metadata", "offsets/3", "offsets/6", "commits/6"}
+    assert await found(target) == []
+    (target / "offsets/3").unlink()
+    assert await found(target) == [("damage", "offsets/5")]
+    (root / "commits/3").unlink()
+    assert await found(root) == [("damage", "commits/3"), ("warning", "commits/1")]
+    # Two that began, and none of them is committed: that is no way to log.
+    (root / "offsets/8").write_bytes((root / "offsets/6").read_bytes())
+    assert ("warning", "offsets/9") in await found(root)
 
 
 async def test_older_batches_of_a_query_without_state_are_kept_too(tmp_path: Path, repository: Repository) -> None:
