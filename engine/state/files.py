@@ -156,7 +156,6 @@ class StateFileManager:
         scratch: Path | None = None,
         known: Mapping[StateVersion, Lineage] | None = None,
         rejected: Collection[StateVersion] = (),
-        is_hdfs: bool | None = None,
     ) -> Resolution:
         """Find the files that make a version (design 0004, R1 to R5). One LIST, and one GET for each unknown header.
 
@@ -167,7 +166,6 @@ class StateFileManager:
                 None: they are fetched again there.
             known: Lineages that need not be read from headers, each as its header has it (C2).
             rejected: Snapshots that count as absent, as they do not open (R7).
-            is_hdfs: Whether the state is of the HDFS-backed provider; None: the names say it (N1a).
 
         Raises:
             VersionMissingError: The version is not there, or something that it takes.
@@ -177,7 +175,7 @@ class StateFileManager:
         """
         if version == 0 and unique_id is None:
             return Resolution(StateVersion(0), None)
-        present = Present.of_names(await self._names(), is_hdfs=is_hdfs)
+        present = Present.of_names(await self._names(), is_hdfs=self.settings.is_hdfs)
         for of in rejected:
             present = present.without_snapshot(of)
         return await resolve_with(

@@ -180,12 +180,7 @@ class StateLoader:
         self, target: StateVersion, known: Mapping[StateVersion, Lineage], rejected: Sequence[StateVersion] = ()
     ) -> Resolution:
         return await self._manager.resolve(
-            target.version,
-            target.unique_id,
-            scratch=self._place.fetched,
-            known=known,
-            rejected=rejected,
-            is_hdfs=target.is_hdfs or None,
+            target.version, target.unique_id, scratch=self._place.fetched, known=known, rejected=rejected
         )
 
     async def _older(

@@ -177,8 +177,12 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings_of(self, operator: StateOperator, base: StateStoreSettings) -> StateStoreSettings:
         format_version: Literal[1, 2] = 1 if self.commit.unique_ids is None else 2
-        families = operator.column_families
-        pinned = msgspec.structs.replace(base, format_version=format_version, column_families=families)
+        pinned = msgspec.structs.replace(
+            base,
+            format_version=format_version,
+            column_families=operator.column_families,
+            is_hdfs=provider_of(self.offsets) == HDFS_PROVIDER,
+        )
         with _of_file(f"{OFFSETS}/{self.batch}"):
             return StateStoreSettings.from_conf(self.offsets.conf, pinned)
 

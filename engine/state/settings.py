@@ -37,6 +37,8 @@ class StateStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     # 1: names are versions. 2: names carry unique ids, and changelogs their lineage (SPARK-49883).
     format_version: Literal[1, 2] = 2
+    # Whether the state is of the HDFS-backed provider, as the query pins it; None: the names say it (0004, N1a).
+    is_hdfs: bool | None = None
     # Whether a commit is a changelog, and a snapshot only now and then.
     changelogs: bool = True
     # The next snapshot is due this number of versions after the last one.

@@ -45,7 +45,6 @@ from engine.spark.sources.unsafe_rows import (
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
 from engine.state.query import StoreAt
-from engine.state.settings import StateStoreSettings
 from engine.state.store import StateStore
 from index.errors import FormatError
 from index.snapshot.contents import files_of
@@ -261,7 +260,7 @@ def _describe(work: FilesWork, path: str, *, needed: bool | None) -> Row:
 
 async def _find_needed(files: StateFiles, store: StoreAt) -> frozenset[str] | None:
     """Return what a version of a store takes, as paths in its directory; None if that is damaged."""
-    manager = StateFileManager(files, StateStoreSettings(codec=store.settings.codec))
+    manager = StateFileManager(files, store.settings)
     try:
         resolution = await manager.resolve(store.at.version, store.at.unique_id)
         names = [changelog_name(of) for of in resolution.changelogs]

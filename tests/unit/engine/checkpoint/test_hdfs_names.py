@@ -25,6 +25,7 @@ from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.checked import GOLDEN, found
 from tests.unit.engine.checkpoint.live_query import names_below
 from tests.unit.engine.checkpoint.test_backup import in_memory
+from tests.unit.engine.checkpoint.written_query import rows_of
 
 
 @pytest.fixture
@@ -50,13 +51,16 @@ def rewrite(file: Path, change: Callable[[list[Record]], Sequence[Record]], vers
         writer.finish()
 
 
-async def test_a_name_of_rocksdbs_provider_is_passed_over_as_spark_does(checkpoint: Path) -> None:
+async def test_a_name_of_rocksdbs_provider_is_passed_over_as_spark_does(checkpoint: Path, tmp_path: Path) -> None:
     """Spark 4.3 logs "Could not identify file", and goes on."""
+    rows = await rows_of(checkpoint, tmp_path / "before")
     for name in ("9.zip", "3.changelog", "2.zip"):
         (checkpoint / "state/0/0" / name).write_bytes(b"x")
     report = await check_checkpoint(checkpoint)
     assert report.is_sound
     assert report.findings == ()
+    # Which provider it is, the query says.
+    assert await rows_of(checkpoint, tmp_path / "after") == rows
     repository = await Repository.init(MemoryStore())
     assert (await backup_checkpoint(repository, checkpoint)).backup.batch == 2
 
