@@ -5,10 +5,12 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from typing_extensions import override
@@ -28,12 +30,15 @@ from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
 from engine.runtime import NO_PROGRESS, Progress, Stopwatch
 from engine.settings import TransferSettings
+from engine.text import Where
 from index.display import DisplayMixin, format_files, format_seconds, format_texts
 from index.plan.commits import Commit
 from index.plan.restore import RestorePlan, plan_restore
 from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.dir_diff import LocalFile, pairs_to_identify
 from index.snapshot.model import CommitPointer, FilePath, SnapshotIndex, StoreReference
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +134,18 @@ async def restore_store(
         async with staged_restore(repository, target, options, progress) as staged:
             index, requests = await _read_chosen(repository.store, reference, options.files)
             await staged.download(index, requests=requests)
-            return await staged.publish()
+            result = await staged.publish()
+    _LOG.info(
+        "%s: restored version %d of commit %d to %s: %d files, %d bytes fetched, %d reused",
+        Where(repository.store, f"{index.metadata.job} {reference.task}/{reference.store}"),
+        reference.version,
+        reference.number,
+        target,
+        result.files_total,
+        result.bytes_fetched,
+        result.bytes_reused,
+    )
+    return result
 
 
 async def restore_chosen(
