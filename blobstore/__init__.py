@@ -1,6 +1,9 @@
 """Bytes by key: one storage contract, its stores and its wrappers. Knows nothing of snapshots."""
 
+import logging
 from importlib.metadata import PackageNotFoundError, version
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def installed_release() -> str:

@@ -11,6 +11,7 @@ A URL has no user, password, query or fragment: credentials come from the enviro
 An error names the scheme of a URL and never the rest, which may hold a secret that was put there by mistake.
 """
 
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from blobstore.wrappers.retry import HedgedStore, HedgeSettings, RetryingStore, 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store
 
+_LOG: Final = logging.getLogger(__name__)
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 _HINT: Final = "use s3://bucket/prefix, file:///absolute/path, a path, or memory://name"
@@ -101,6 +103,8 @@ def open_store(
     settings = settings or StoreSettings()
     meter = meter or Meter()
     bare = _open_bare(url, settings)
+    # Only now: a URL that follows the grammar holds no credentials.
+    _LOG.debug("open %s: %d requests at once, %s", url, settings.in_flight_max, settings.retry)
     store: BlobStore = MeteredStore(bare, meter)
     is_server = not isinstance(bare, LocalStore | MemoryStore)
     if settings.s3.hedged_reads and is_server:

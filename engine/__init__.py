@@ -7,7 +7,10 @@ are for programs, their `repr` and, in a notebook, their table are for people.
 """
 
 import importlib
+import logging
 from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from engine.backup.backup import BackupOptions as BackupOptions
@@ -57,6 +60,22 @@ _NAMES = {
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = list(_MODULES)
+
+
+class _Quiet(logging.NullHandler):
+    """Lets nothing be seen where nobody has configured logging, but for errors, which Python shows.
+
+    An error is logged only where nobody is there to raise it to, such as in the thread of a listener.
+    """
+
+    @override
+    def handle(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.ERROR and not logging.getLogger().handlers and logging.lastResort is not None:
+            logging.lastResort.handle(record)
+        return True
+
+
+logging.getLogger(__name__).addHandler(_Quiet())
 
 
 def __getattr__(name: str) -> object:

@@ -6,8 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
+from blobstore.base import BlobStore
 from engine.errors import UsageError
+from index.display import printable
 
 # What may be a URL: with a scheme, even where a path has lost one of its slashes, or with a host alone.
 _URL: Final = re.compile(r"(?P<begin>[A-Za-z][A-Za-z0-9+.-]{0,31}:/+|(?<!\S)//)(?P<rest>\S*)")
@@ -24,6 +27,19 @@ _DAY: Final = re.compile(r"(today|yesterday) ([01]?[0-9]|2[0-3]):([0-5][0-9])")
 _UNIT_BYTES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _SIZE: Final = re.compile(r"([0-9]{1,12}) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _SHARE: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)(%?)")
+
+
+class Where:
+    """Of what a log line is: the place of a store, and what in it. Found out only where the line is written."""
+
+    def __init__(self, store: BlobStore, of: object) -> None:
+        self._store = store
+        self._of = of
+
+    @override
+    def __str__(self) -> str:
+        kind, *parts = self._store.place() or ("store",)
+        return printable(f"{kind}:{'/'.join(parts).replace('//', '/')} {self._of}")
 
 
 class Moment(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ way at once, learnt from what the store says, and a number of bytes per second.
 
 import asyncio
 import copy
+import logging
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -20,6 +21,7 @@ from blobstore.concurrency import give_up
 from blobstore.errors import InvalidRequestError, StoreError
 
 T = TypeVar("T")
+_LOG: Final = logging.getLogger(__name__)
 # Reads the bytes of a call into any sink.
 Read = Callable[[base.Sink], Coroutine[Any, Any, None]]
 
@@ -216,6 +218,23 @@ class ForwardingStore(base.BlobStore):
         await self._inner.close()
 
 
+class UndeletingStore(ForwardingStore):
+    """Reads deleted blobs too, while the store keeps them: each read is one with Samza's `getDeleted`."""
+
+    @override
+    async def read_into(
+        self,
+        key: str,
+        sink: base.Sink,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        fresh: bool = False,
+    ) -> None:
+        await super().read_into(key, sink, start=start, size_bytes=size_bytes, deleted=True, fresh=fresh)
+
+
 class Meter:
     """Counts of requests and bytes."""
 
@@ -313,11 +332,13 @@ class InFlightLimit(AbstractAsyncContextManager[None]):
         self.allowed = in_flight_max
         self.under_way = 0
 
-    def shrink(self) -> None:
-        """Note that the store asked for less."""
+    def shrink(self) -> bool:
+        """Note that the store asked for less; return whether less is allowed from now on."""
+        before = self.allowed
         if self.under_way <= self.allowed:
             self.allowed = max(1, self.allowed // 2)
             self._successes = 0
+        return self.allowed < before
 
     def grow(self) -> None:
         """Note that the store did what it was asked to do."""
@@ -379,6 +400,7 @@ class LimitedStore(ForwardingStore):
 
     @override
     def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:
+        _LOG.debug("%s %s", operation, keys[0] if len(keys) == 1 else f"{len(keys)} keys")
         return self._limit
 
 

@@ -5,6 +5,7 @@ budget that bounds them.
 """
 
 import asyncio
+import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -21,6 +22,7 @@ from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.wrappers.forwarding import ForwardingStore, InFlightLimit, Read, WatchedSink
 
 T = TypeVar("T")
+_LOG: Final = logging.getLogger(__name__)
 
 # Reads without a body of any size.
 _SMALL_READS: Final = frozenset({"stat", "list_page", "now_ms"})
@@ -268,8 +270,8 @@ class RetryingStore(ForwardingStore):
                 tries.unanswered += isinstance(error, _NoAnswerError)
                 if isinstance(error, StoreUnavailableError):
                     self._report_silence(began_s, clock())
-                    if error.asks_for_less:
-                        self._limit.shrink()
+                    if error.asks_for_less and self._limit.shrink():
+                        _LOG.warning("%s; now %d requests at once", error, self._limit.allowed)
                 raise
 
         try:
@@ -302,6 +304,7 @@ class RetryingStore(ForwardingStore):
                 raise error
             if self._on_retry is not None:
                 self._on_retry()
+            _LOG.debug("attempt %d, after: %s", tries.failed + 1, tries.last)
             return await attempt()
 
         # One for each call: a tenacity object keeps the state of its loop in itself.

@@ -5,6 +5,7 @@ until a commit names the index; everything uploaded carries a TTL until then (de
 """
 
 import asyncio
+import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from threading import Event
@@ -24,6 +25,7 @@ from engine.records.repository import OpenRepository, StoreAddress
 from engine.rocksdb.lock import check_not_held
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.settings import TransferSettings
+from engine.text import Where
 from index.display import DisplayMixin, format_files, format_seconds, human_bytes, printable
 from index.errors import FormatError
 from index.plan.backup import BackupPlan, PlannedFile, build_snapshot, plan_backup
@@ -46,6 +48,8 @@ from index.snapshot.model import (
     UniqueId,
 )
 from index.spark.names import parse_state_name
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class BackupSource(Protocol):
@@ -267,6 +271,16 @@ async def backup_source(
     )
     repository.indexes.keep(snapshot)
     stored, stats = snapshot.chain[0], _stats(facts, snapshot.chain[0].size_bytes, watch)
+    _LOG.info(
+        "%s: backed up version %d: %d files, of them %d new and %d retained; %d bytes uploaded; its index is %s",
+        Where(repository.store, address),
+        metadata.version,
+        stats.files_total,
+        stats.files_added,
+        stats.files_retained,
+        stats.bytes_uploaded,
+        stored.key,
+    )
     return BackupResult(
         scope=address.scope,
         reference=StoreReference(

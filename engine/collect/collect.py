@@ -7,6 +7,7 @@ done by `CollectBackend`, so that Spark tasks can do it; the rest is always this
 """
 
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -52,6 +53,7 @@ from engine.records.roots import (
     references_of,
 )
 from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
+from engine.text import Where
 from index.display import count
 from index.errors import FormatError, UnknownFormatError
 from index.plan.collect import UnfinishedUpload, choose_unfinished, is_upload_key
@@ -59,6 +61,8 @@ from index.plan.commits import Retention, RetentionPolicy, as_policy
 from index.plan.plan_format import PLAN_HEADER_NAME, PLAN_SUMMARY_NAME, Outcome, encode_indented
 from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id
 from index.snapshot.model import Boundary, IndexReference, RepositoryRecord, Scope
+
+_LOG: Final = logging.getLogger(__name__)
 
 # The most often that a run plans again because the roots have changed meanwhile.
 PLANS_MAX: Final = 3
@@ -142,6 +146,7 @@ async def collect(
     audit_missing = await write_record(outcome, left_alone)
     # After the record, which nobody would write any more.
     run_left = "" if failed else await _end(backend)
+    _log(Where(store, run), deletion)
     if left_alone:
         raise left_alone
     return report.make_report(listed, deletion, audit_missing=audit_missing, run_left=run_left)
@@ -322,6 +327,13 @@ async def _delete(store: BlobStore, deletion: Deletion, backend: CollectBackend,
             raise
     deletion.aborted = await abort_puts(store, deletion.leftovers.unfinished.doomed)
     await delete_leftovers(store, deletion.runs)
+
+
+def _log(where: Where, deletion: Deletion) -> None:
+    for gone in deletion.totals():
+        _LOG.info("%s: deleted %d keys, %d bytes: %s", where, gone.count, gone.size_bytes, gone.reason.value)
+    if failed := deletion.failed_count():
+        _LOG.warning("%s: %d keys are still there and were to go", where, failed)
 
 
 async def _end(backend: CollectBackend) -> str:

@@ -4,8 +4,9 @@ The rules C1 to C8, T1, T2 and T4 of design 0002 are kept here; each step names 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Final, Literal
 
 import msgspec
@@ -47,10 +48,13 @@ from engine.records.indexes import is_missing, new_indexes_of, settle_keys, sett
 from engine.records.leases import hold_pin
 from engine.records.log import check_commits, load_log, read_commit
 from engine.runtime import Runtime
+from engine.text import Where
 from index.errors import FormatError
 from index.plan.commits import Commit, Head
 from index.snapshot.keys import commit_key
 from index.snapshot.model import CommitPointer, CommitRecord, RepositoryRecord, Scope, ScopeLayout
+
+_LOG: Final = logging.getLogger(__name__)
 
 # A writer meets its own late record at most once per attempt; more means that something else is wrong.
 COMMIT_ATTEMPTS_MAX: Final = 3
@@ -70,6 +74,7 @@ class CommitWriter:
         self._store = store
         self._repository = repository
         self._scope = scope
+        self._where = Where(store, scope)
         self._runtime = runtime
         self._head: Head | None = None
         self._unresolved: dict[CommitPointer, Sent] = {}
@@ -144,7 +149,7 @@ class CommitWriter:
                 committed_before=await find_committed(self._store, head, results),
             )
 
-        async with self._one_at_a_time:
+        async with self._submitting():
             gone = frozenset(key for result in results for key in result.missing_keys)
             return await self._submit(request, compose, results, gone=gone)
 
@@ -167,9 +172,19 @@ class CommitWriter:
 
     # ------------------------------------------------------------------ one way to a record
 
+    @asynccontextmanager
+    async def _submitting(self) -> AsyncIterator[None]:
+        """Let one request at a time be sent, and log that it came to nothing, or that nobody knows."""
+        try:
+            async with self._one_at_a_time:
+                yield
+        except (ConflictError, LeaseExpiredError, CommitUnknownError) as error:
+            _LOG.warning("%s: %s: %s", self._where, type(error).__name__, error)
+            raise
+
     async def _submit_copy(self, request: Request, target: Commit) -> Commit:
         """Commit what another commit holds, under a pin on it (D5)."""
-        async with self._one_at_a_time:
+        async with self._submitting():
             standing = await self._resolve(request, await self._load_head()) if self._unresolved else None
             if standing is not None:
                 return await self._finish(standing, ())
@@ -377,13 +392,21 @@ class CommitWriter:
         try:
             await settle_keys(self._store, new_keys)
             commit = msgspec.structs.replace(commit, settled=True)
-        except StoreError:
-            pass
+        except StoreError as error:
+            _LOG.warning("%s: commit %d keeps TTLs until the next one: %s", self._where, commit.pointer.number, error)
         except DamagedError as error:
             gone = error
         if self._head is None or self._head.next_number <= commit.pointer.number + 1:
             self._head = Head(newest=commit, next_number=commit.pointer.number + 1)
         self._unresolved.pop(commit.pointer, None)
+        _LOG.info(
+            "%s: %s %d of version %d is acknowledged; settled: %s",
+            self._where,
+            commit.record.kind,
+            commit.pointer.number,
+            commit.record.version,
+            commit.settled,
+        )
         if gone is not None and not await self._is_superseded(commit):
             message = f"is gone: commit {commit.pointer.number} of {self._scope} is committed and damaged"
             raise CommitDamagedError(message, operation=commit.record.kind, subject=gone.subject) from gone.__cause__

@@ -7,6 +7,7 @@ late collector can hit another one. A name refers to the earliest of its namings
 
 import asyncio
 import contextlib
+import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Final
@@ -27,12 +28,14 @@ from engine.errors import CollectedError, LeaseExpiredError, NotFoundError, Unsa
 from engine.records import log
 from engine.records.indexes import settle_record
 from engine.runtime import Runtime
+from engine.text import Where
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.commits import Commit, Naming, choose_naming, is_closed
 from index.snapshot.codec import decode_name, encode_record
 from index.snapshot.keys import NAMES, name_key, name_prefix, names_prefix, parse_name_key, pin_key
 from index.snapshot.model import PIN_DURATION_MS, NameRecord, Pin, RepositoryRecord, Scope
 
+_LOG: Final = logging.getLogger(__name__)
 RENEWALS_PER_DURATION: Final = 3
 
 
@@ -148,6 +151,7 @@ class PinLease:
         self._store = store
         self._pin = pin
         self._margin_ms = margin_ms
+        self._where = Where(store, f"{pin.scope}: pin for {pin.purpose}")
         self._ends_at_ms = 0
         self.pinned = False
         self.valid_until_ms = 0
@@ -173,11 +177,13 @@ class PinLease:
                 created = await self._put(self._pin)
             except StoreError as error:
                 self.last_error = error
+                _LOG.warning("%s was not renewed: %s", self._where, error)
                 continue
             self.last_error = None
             # A pin that was over when it was renewed may have been overtaken by a collection: it protects nothing.
             self.pinned = created.created_at_ms < self._ends_at_ms
             self._ends_at_ms = created.created_at_ms + self._pin.duration_ms
+        _LOG.warning("%s has ended before its work, which nothing protects any more", self._where)
 
     async def _put(self, pin: Pin) -> Created:
         """Put the pin's record: a copy that arrives late lets it end no sooner (design 0002, D5)."""
@@ -213,13 +219,14 @@ async def hold_pin(
         purpose=purpose,
         stores=commit.record.stores,
     )
-    lease = PinLease(store, pin, margin_ms)
+    lease, where = PinLease(store, pin, margin_ms), Where(store, f"{commit.scope}: pin for {purpose}")
     try:
         await lease.begin()
     except (AccessDeniedError, StoreFullError) as error:
         if required:
             raise
         lease.last_error = error
+        _LOG.warning("%s cannot be written, so that nothing protects the work: %s", where, error)
         yield lease
         return
     renewal: asyncio.Task[None] | None = None
@@ -232,8 +239,10 @@ async def hold_pin(
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
         # A pin that cannot be released expires by itself; the block's own outcome matters more.
-        with contextlib.suppress(StoreError):
+        try:
             await lease.release()
+        except StoreError as error:
+            _LOG.warning("%s was not released, and ends by itself: %s", where, error)
 
 
 async def check_open(store: BlobStore, commit: Commit) -> None:

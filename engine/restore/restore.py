@@ -5,16 +5,20 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import ByteBudget, run_blocking
+from blobstore.errors import CapabilityMissingError
+from blobstore.wrappers.forwarding import UndeletingStore
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.digests import Digest, DigestCache, FactReader
 from engine.local.scan import DIR_FLAGS, scan_dir
@@ -28,12 +32,15 @@ from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
 from engine.runtime import NO_PROGRESS, Progress, Stopwatch
 from engine.settings import TransferSettings
+from engine.text import Where
 from index.display import DisplayMixin, format_files, format_seconds, format_texts
 from index.plan.commits import Commit
 from index.plan.restore import RestorePlan, plan_restore
 from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.dir_diff import LocalFile, pairs_to_identify
 from index.snapshot.model import CommitPointer, FilePath, SnapshotIndex, StoreReference
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +95,8 @@ class RestoreOptions(TargetOptions, frozen=True, kw_only=True):
 
     # Patterns such as `*.sst`, matched from the right: only files that one of them matches are restored. None: all.
     files: Sequence[str] = ()
+    # Take deleted blobs and indexes too, from a store that keeps them for a while: Samza's `getDeleted`.
+    deleted: bool = False
 
 
 class Restored(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -122,14 +131,26 @@ async def restore_store(
         NotFoundError: One of the patterns matches no file.
         DamagedError: The index or a blob is missing or altered. The cause is a `BlobNotFoundError` if it is missing.
             What is missing is noted in `repository.missing_blobs`.
+        CapabilityMissingError: Deleted blobs are wanted, and the store does not keep them.
         StoreError: As the store says.
     """
-    _check_asked(target, options)
+    repository = _as_asked(repository, target, options)
     with repository.missing_blobs.recording():
         async with staged_restore(repository, target, options, progress) as staged:
             index, requests = await _read_chosen(repository.store, reference, options.files)
             await staged.download(index, requests=requests)
-            return await staged.publish()
+            result = await staged.publish()
+    _LOG.info(
+        "%s: restored version %d of commit %d to %s: %d files, %d bytes fetched, %d reused",
+        Where(repository.store, f"{index.metadata.job} {reference.task}/{reference.store}"),
+        reference.version,
+        reference.number,
+        target,
+        result.files_total,
+        result.bytes_fetched,
+        result.bytes_reused,
+    )
+    return result
 
 
 async def restore_chosen(
@@ -268,12 +289,19 @@ def check_patterns(patterns: Sequence[str]) -> None:
         raise UsageError("is an empty pattern", operation="restore", subject=repr(pattern), hint=hint)
 
 
-def _check_asked(target: Path, options: RestoreOptions) -> None:
+def _as_asked(repository: OpenRepository, target: Path, options: RestoreOptions) -> OpenRepository:
+    """Return the repository as a restore is to read it."""
     check_patterns(options.files)
     if options.files and options.replace:
         message = "a few files would take the place of the whole directory"
         hint = "restore them to a new directory, and copy what you need"
         raise TargetError(message, operation="restore", subject=str(target), hint=hint)
+    if not options.deleted:
+        return repository
+    if not repository.store.capabilities.keeps_deleted:
+        hint = "restore without it; only a bucket with versions, or a directory that was told to, keeps what is deleted"
+        raise CapabilityMissingError("deleted blobs are not kept here", operation="restore", hint=hint)
+    return msgspec.structs.replace(repository, store=UndeletingStore(repository.store))
 
 
 async def _read_chosen(
@@ -364,7 +392,7 @@ async def plan_restore_store(
 
     Only what takes writing is not found out: whether there is space, and another restore at work. Errors likewise.
     """
-    _check_asked(target, options)
+    repository = _as_asked(repository, target, options)
     async with repository.digests.of(target) as cache:
         _, has_content = await asyncio.to_thread(look_at_target, target, replace=options.replace)
         index, _ = await _read_chosen(repository.store, reference, options.files)

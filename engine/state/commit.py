@@ -6,6 +6,7 @@ rarer, not commits slower.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,8 @@ from engine.state.loaded import LoadedState, RowChecks
 from engine.state.local_files import WorkingDir, remove_tree
 from index.snapshot.model import UniqueId
 from index.spark.names import StateVersion
+
+_LOG: Final = logging.getLogger(__name__)
 
 # One under way and one that waits.
 _AT_ONCE: Final = 2
@@ -99,6 +102,7 @@ class SnapshotUploads:
         uploaded = await self._manager.upload_snapshot(captured)
         self._uploaded = captured.of
         self.last = captured.of, uploaded
+        _LOG.info("%s: uploaded the snapshot of version %s: %s", self._manager.files.location, captured.of, uploaded)
         self._rebase(captured.of)
 
     async def drop(self, captured: CapturedSnapshot) -> None:
@@ -219,6 +223,7 @@ class SnapshotUploads:
         if captured is self._unwanted:
             return
         self._failure = (captured, error)
+        _LOG.warning("%s: snapshot %s was not uploaded: %s", self._manager.files.location, captured.of, error)
         self.failures_count += 1
         # A newer one that waits needs no further commit.
         self.is_due_again = self._waiting is None
@@ -325,6 +330,13 @@ class StateCommits:
                 await self.uploads.free(captured)
             else:
                 await self.uploads.offer(captured)
+        _LOG.info(
+            "%s: committed version %s: %d bytes of changelog; snapshot: %s",
+            self._manager.files.location,
+            of,
+            changelog_bytes,
+            captured is not None,
+        )
         self._last_save = msgspec.structs.replace(
             self._last_save,
             of=of,

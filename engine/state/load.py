@@ -160,6 +160,13 @@ class StateLoader:
                     **timer.phases,
                     **msgspec.structs.asdict(self._manager.last_load),
                 )
+                _LOG.info(
+                    "%s: loaded version %s from snapshot %s; changelogs replayed: %d",
+                    self._manager.files.location,
+                    metrics.of,
+                    metrics.base,
+                    metrics.changelogs,
+                )
                 return state, metrics
             if failure.reused:
                 # The same with every file fetched.

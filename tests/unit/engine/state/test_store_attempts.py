@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -388,6 +389,23 @@ async def test_state_of_the_hdfs_backed_provider_is_not_written(bench: Bench) ->
         with pytest.raises(ProviderError, match="HDFSBackedStateStoreProvider") as caught:
             await store.load(2)
         assert "spark convert --to rocksdb" in caught.value.hint
+
+
+async def test_commits_uploads_and_loads_are_lines_with_the_place_of_the_state(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "engine.state")
+    ids: Ids = [None]
+    async with bench.store(deltas_per_snapshot=2) as store:
+        await write_numbers(store, ids, range(1, 4), maintain_every=1)
+    async with bench.store(deltas_per_snapshot=2) as store:
+        await store.load(3, ids[3])
+    said = [each.getMessage().removeprefix(f"{bench.root}: ") for each in caplog.records]
+    assert f"loaded version 3_{ids[3]} from snapshot 2_{ids[2]}; changelogs replayed: 1" in said
+    assert [line for line in said if line.startswith(f"committed version 2_{ids[2]}: ")]
+    (uploaded,) = [line for line in said if line.startswith(f"uploaded the snapshot of version 2_{ids[2]}: ")]
+    assert "files_copied=1" in uploaded
+    assert not [line for line in said if str(bench.root) in line]
 
 
 async def test_a_reader_repairs_without_knowing_of_changelogs(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
