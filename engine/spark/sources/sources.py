@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession, datasource
 from pyspark.sql.types import StructType
@@ -29,19 +28,8 @@ from engine.spark.sources.plan import (
     plan_read,
     plan_state,
 )
-from engine.spark.sources.unsafe_rows import (
-    ATOMS,
-    Column,
-    Pair,
-    Table,
-    arrow_schema,
-    decode_keys,
-    decode_rows,
-    spark_schema,
-    split_bytes,
-    split_typed,
-    types_of,
-)
+from engine.spark.sources.tables import BYTES_COLUMNS, Pair, Table, decode_keys, decode_values, split_bytes, split_typed
+from engine.spark.sources.unsafe_rows import ATOMS, Column, arrow_schema, spark_schema, types_of
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
 from engine.state.query import StoreAt
@@ -72,10 +60,10 @@ _STORE: Final[tuple[Column, ...]] = (
 def columns_of(table: Table | None, *, changes: bool) -> list[Column]:
     """Return the columns of `batches_of`: of rows of a table; without one, of bytes with their column family."""
     found = [*_STORE, ("change", *ATOMS["string"]) if changes else ("version", *ATOMS["long"])]
-    names = ("before", "after") if changes else ("value",)
+    names = ("before", "after") if changes else ()
     if table is None:
-        return [*found, ("family", *ATOMS["string"]), *((name, *ATOMS["binary"]) for name in ("key", *names))]
-    return [*found, ("key", *types_of(table.key)), *((name, *types_of(table.value)) for name in names)]
+        return [*found, *BYTES_COLUMNS, *((name, *ATOMS["binary"]) for name in names or ("value",))]
+    return [*found, *table.key_columns(), *table.value_columns(*names)]
 
 
 def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator[pa.RecordBatch]:
@@ -87,7 +75,7 @@ def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator
     """
     schema = arrow_schema(columns_of(work.table, changes=work.changes))
     names = dict.fromkeys(name for store in stores if store is not None for name in store.families)
-    for family in names:
+    for family in names if work.family is None else names.keys() & {work.family}:
         chunks = (_chunks(store, family, share=len(stores)) for store in stores)
         for columns in _change_columns(work, family, *chunks) if work.changes else _columns_of(work, family, *chunks):
             count = len(columns[-1])
@@ -104,11 +92,11 @@ def _chunks(store: StateStore | None, family: str, *, share: int) -> Iterator[li
 
 def _columns_of(work: StoreWork, family: str, chunks: Iterator[list[Pair]]) -> Iterator[list[pa.Array]]:
     for pairs in chunks:
-        versions = pa.repeat(pa.scalar(work.version, pa.int64()), len(pairs))
         if work.table is None:
-            yield [versions, *split_bytes(family, pairs)]
+            columns = split_bytes(family, pairs)
         else:
-            yield [versions, *split_typed(work.table, pairs, subject=work.subject)]
+            columns = split_typed(work.table, pairs, subject=work.subject)
+        yield [pa.repeat(pa.scalar(work.version, pa.int64()), len(columns[-1])), *columns]
 
 
 def _change_columns(
@@ -121,12 +109,9 @@ def _change_columns(
             families = pa.repeat(pa.scalar(family, pa.string()), len(changes))
             yield [kinds, families, *(pa.array(column, pa.binary()) for column in (keys, *values))]
             continue
-        columns = [kinds, decode_keys(work.table, [key for key, _, _ in changes], subject=work.subject)]
-        for column in values:
-            there = np.fromiter((value is not None for value in column), np.bool_, len(column))
-            known = [value for value in column if value is not None]
-            found = decode_rows(work.table.value, known, subject=work.subject)
-            columns.append(found.take(pa.array(np.cumsum(there) - 1, mask=~there)))
+        columns = [kinds, *decode_keys(work.table, [key for key, _, _ in changes], subject=work.subject)]
+        if work.table.kind != "timer":  # which is in its key, whole
+            columns += [decode_values(work.table, column, subject=work.subject) for column in values]
         yield columns
 
 
