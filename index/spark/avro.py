@@ -152,7 +152,7 @@ def _blocks(read: Read) -> Read:
     """Read blocks up to an empty one, each after the number of its elements; behind a negative one is a size."""
 
     def blocks(data: bytes, at: int) -> tuple[list[Any], int]:
-        found = []
+        found: list[Any] = []
         while True:
             count, at = _number(data, at)
             if count < 0:

@@ -96,7 +96,7 @@ class KeyForm(msgspec.Struct, frozen=True):
     # `row`: all fields as one row; `prefix`: two rows, the first after its length; `range`: likewise, the first of
     # numbers that sort as bytes; `time_first` and `time_last`: a time of eight bytes before the row, or behind it.
     form: Literal["row", "prefix", "range", "time_first", "time_last"] = "row"
-    # The places of the fields in the part that is no row of its own, or leads.
+    # The places of the fields that are numbers or times, or that lead.
     first: tuple[int, ...] = ()
 
 
@@ -165,7 +165,8 @@ def decode_key_form(schema: StateSchema, *, subject: str = "schema") -> KeyForm 
             found = KeyForm("time_last", (count - 1,))
         case _:
             return None
-    if found.form != "row" and not (found.first and len(found.first) < count and set(found.first) <= {*range(count)}):
+    there = {*found.first} & {*range(count)}
+    if found.form != "row" and not 0 < len(found.first) == len(there) < count:
         raise BatchLogError(f"has {count} fields in a key, and leading ones {found.first}", subject=subject)
     return found
 

@@ -394,10 +394,13 @@ class StateSource(_StoresSource):
         operator: Only this one.
         partition: Only these, such as `3` or `0,5`.
         store: Only stores of this name.
+        family: Only this column family: a state variable of transformWithState, its timers, or a table of a join.
         s3.endpoint_url, s3.path_style, …: How an S3 store is reached, as `S3Settings`. No credentials.
         rows: `typed` or `bytes`. By default typed, if all that is read is one table that has a schema.
 
-    Columns: operator, partition, store, version, then typed rows as key and value, others as family, key and value.
+    Columns: operator, partition, store, version, then typed rows as key and value, others as family, key and value. A
+    list has a `list_element` in each row, a map `user_map_key` and `user_map_value`, and a timer
+    `expiration_timestamp_ms`.
     """
 
     @classmethod
@@ -417,10 +420,10 @@ class DiffSource(_StoresSource):
 
     Options:
         from_batch, to_batch: Committed ones; the state is what they left. `to_batch` is the newest if not given.
-        checkpoint, repository, job, operator, partition, store, rows: As for `tidemark_state`.
+        checkpoint, repository, job, operator, partition, store, family, rows: As for `tidemark_state`.
 
     Columns: operator, partition, store, change (`added`, `removed` or `changed`), then for typed rows key, before and
-    after; for others family, key, before and after. What was not there is null.
+    after, a list being an array; for others family, key, before and after. What was not there is null.
     """
 
     @classmethod

@@ -162,7 +162,8 @@ def decode_values(table: Table, values: Sequence[bytes | None], *, subject: str)
 
 def _elements(table: Table, values: Sequence[bytes], subject: str) -> tuple[list[int], list[bytes]]:
     """Return how many elements each list has, and all of them."""
-    counts, elements = [], []
+    counts: list[int] = []
+    elements: list[bytes] = []
     for value in values:
         at, before = 0, len(elements)
         while at < len(value):

@@ -9,9 +9,7 @@ from typing import Any, Final
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import Row, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
-from typing_extensions import override
+from pyspark.sql import SparkSession
 
 from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.repository.repository import Repository
@@ -26,7 +24,7 @@ from tests.spark.state.queries import (
     TRANSFORM,
     Query,
     StatefulQuery,
-    Tally,
+    WiderTally,
     join,
     transforming,
 )
@@ -135,21 +133,6 @@ def test_every_family_of_a_join_is_read_as_spark_reads_it(
 ) -> None:
     made = ran(spark, join(state_format), tmp_path, conf)
     check_families(made, made.committed()[1:])
-
-
-class WiderTally(Tally):
-    """The same with a wider number and a new field, which Avro allows."""
-
-    @override
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        super().init(handle)
-        self._count = handle.getValueState("count", "n double, note string")
-
-    @override
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-        if key[0] < "key-010":
-            self._count.update((0.5, "new"))
-        yield Row(k=key[0], n=0)
 
 
 @pytest.mark.soak

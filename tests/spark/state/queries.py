@@ -198,9 +198,11 @@ def _map_groups(sources: Sequence[DataFrame]) -> DataFrame:
 class Tally(StatefulProcessor):
     """Keeps a value, a list and a map for each key; the list is emptied and a map's key removed now and then."""
 
+    count_schema = "n long"
+
     @override
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._count = handle.getValueState("count", "n long")
+        self._count = handle.getValueState("count", self.count_schema)
         self._items = handle.getListState("items", "v long")
         self._seen = handle.getMapState("seen", "v long", "n long")
 
@@ -226,6 +228,18 @@ class Tally(StatefulProcessor):
     @override
     def close(self) -> None:
         pass
+
+
+class WiderTally(Tally):
+    """The same with a wider number and one more field in the counts of some keys, which Avro allows."""
+
+    count_schema = "n double, note string"
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        if key[0] < "key-010":
+            self._count.update((0.5, "new"))
+        yield Row(k=key[0], n=0)
 
 
 class Expiring(StatefulProcessor):
@@ -273,7 +287,7 @@ class Reminding(StatefulProcessor):
 
     @override
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        fired = self._fired.get()[0] + 1
+        fired = (self._fired.get() or (0,))[0] + 1
         self._fired.update((fired,))
         yield Row(k=key[0], n=fired)
 

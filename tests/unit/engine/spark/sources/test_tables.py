@@ -63,10 +63,10 @@ def _avro(of: DataType, value: Any) -> bytes:  # noqa: PLR0911  # one for each k
             return (varint(len(items)) + b"".join(items) if items else b"") + b"\0"
         case DecimalType(precision=precision, scale=scale):
             size = next(size for size in range(1, 17) if 2 ** (8 * size - 1) >= 10**precision)
-            sign, digits, _ = value.as_tuple()
-            number = int("".join(map(str, digits))) * (-1) ** sign
-            assert value.as_tuple().exponent == -scale
-            return number.to_bytes(size, "big", signed=True)
+            sign, digits, exponent = value.as_tuple()
+            number = int("".join(map(str, digits)))
+            assert exponent == -scale
+            return (-number if sign else number).to_bytes(size, "big", signed=True)
         case AtomType("string" | "binary"):
             data = value.encode() if isinstance(value, str) else value
             return varint(len(data)) + data
@@ -119,7 +119,7 @@ def test_fields_that_lead_need_not_be_the_first() -> None:
 
 @pytest.mark.parametrize("delimiter", [b"", b","])
 def test_a_list_is_a_row_for_each_element_and_in_a_difference_an_array(delimiter: bytes) -> None:
-    rows = [[("a", 1), ("b", None)], [], [("c", 3)]]
+    rows: list[list[tuple[str, int | None]]] = [[("a", 1), ("b", None)], [], [("c", 3)]]
     stored = [delimiter.join(sized(encode_row(VALUE, each)) for each in row) for row in rows]
     table = Table(key=row_of(LONG), value=VALUE, kind="list", delimiter=delimiter)
     keys, elements = split_typed(
