@@ -99,11 +99,11 @@ PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
 _PARTITIONS_MAX: Final = 100_000
 
 _METADATA: Final = "metadata"
-_STATE: Final = "state"
+STATE: Final = "state"
 _OPERATOR_DIR: Final = "_metadata"
 _OPERATOR: Final = "_metadata/metadata"
 _OPERATOR_BY_BATCH: Final = "_metadata/v2"
-_SCHEMAS: Final = "_stateSchema"
+SCHEMAS: Final = "_stateSchema"
 _LOST: Final = "take the directory from a backup, or restore the checkpoint"
 _LOST_OR_OLD: Final = (
     "Spark before 4.0 writes none: start the query once with Spark 4; if it was lost, take it from a backup"
@@ -132,6 +132,8 @@ class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
     prefix_columns: dict[str, int] = {}
     # The files that its metadata names in `state/<id>/_stateSchema/`, from there.
     schemas: tuple[str, ...] = ()
+    # As `OperatorMetadata`.
+    properties: str = ""
 
 
 class _Committed(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +174,8 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
             column_families=metadata.version > 1,
             prefix_columns={s.name: s.prefix_columns_count for s in metadata.stores if s.prefix_columns_count},
             # Absolute, of wherever it was made.
-            schemas=tuple(path.rpartition(f"/{_SCHEMAS}/")[2] for path in schemas),
+            schemas=tuple(path.rpartition(f"/{SCHEMAS}/")[2] for path in schemas),
+            properties=metadata.properties,
         )
 
     def settings_of(self, operator: StateOperator, base: StateStoreSettings) -> StateStoreSettings:
@@ -294,7 +297,7 @@ class StreamingCheckpoint:
         return QueryAt(batch=at.batch, commit=at.commit, offsets=at.offsets, operators=operators, stores=tuple(stores))
 
     async def _operators(self, at: _Committed) -> tuple[StateOperator, ...]:
-        there = await self._numbered(_STATE)
+        there = await self._numbered(STATE)
         if there:  # a query without state is pinned to whatever the session said
             check_provider(at.offsets, subject=f"{OFFSETS}/{at.batch}")
         ids = at.commit.unique_ids
@@ -306,7 +309,7 @@ class StreamingCheckpoint:
             if operator is not None:
                 operators.append(operator)
             elif any(map(any, ids[number])) if ids is not None else await self._is_undescribed(number):
-                reason, subject = "is not there, and the operator has state", f"{_STATE}/{number}/{_OPERATOR_DIR}"
+                reason, subject = "is not there, and the operator has state", f"{STATE}/{number}/{_OPERATOR_DIR}"
                 hint = _LOST_OR_OLD if ids is None else _LOST
                 raise DamagedError(reason, operation="read", subject=subject, hint=hint)
         return tuple(operators)
@@ -317,7 +320,7 @@ class StreamingCheckpoint:
 
     async def _is_undescribed(self, operator: int) -> bool:
         """Return whether an operator has state and no metadata, not even of a later batch."""
-        root = f"{_STATE}/{operator}"
+        root = f"{STATE}/{operator}"
         return bool(await self._numbered(root)) and not await self._directory.list(f"{root}/{_OPERATOR_BY_BATCH}")
 
     async def state(
@@ -367,7 +370,7 @@ class StreamingCheckpoint:
 
     async def _operator(self, operator: int, at: _Committed) -> StateOperator | None:
         """Read an operator from the metadata that applies to a batch; None if there is none."""
-        root = self._directory.child(f"{_STATE}/{operator}")
+        root = self._directory.child(f"{STATE}/{operator}")
         statuses = await root.list(_OPERATOR_BY_BATCH)
         by_batch = [found for status in statuses if (found := query_logs.parse_batch_name(status.name)) is not None]
         if by_batch:
@@ -381,7 +384,7 @@ class StreamingCheckpoint:
             data = await root.read(name, size_bytes_max=ENTRY_BYTES_MAX)
         except BlobNotFoundError:
             return None
-        path = f"{_STATE}/{operator}/{name}"
+        path = f"{STATE}/{operator}/{name}"
         metadata = query_logs.decode_operator(data, subject=path)
         if metadata.id != operator:
             raise BatchLogError(f"describes operator {metadata.id}", subject=path)

@@ -169,6 +169,7 @@ def _parse(text: str, kind: object, name: str) -> bool | int | float | str:
 
 
 PROVIDER_KEY: Final = f"{_STORE}providerClass"
+ENCODING_KEY: Final = f"{_STORE}encodingFormat"
 CODEC_KEY: Final = f"{_STORE}compression.codec"
 # By field: the key of Spark's.
 _KEYS: Final[dict[str, str]] = {

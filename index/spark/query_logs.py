@@ -155,6 +155,15 @@ class _OperatorWire(msgspec.Struct, rename="camel"):
     operator_properties_json: str = ""
 
 
+class _VariableWire(msgspec.Struct, rename="camel"):
+    state_name: str
+    state_variable_type: str
+
+
+class _PropertiesWire(msgspec.Struct, rename="camel"):
+    state_variables: tuple[_VariableWire, ...] = ()
+
+
 class _QueryWire(msgspec.Struct):
     id: str
 
@@ -275,6 +284,12 @@ def decode_operator(data: bytes, *, subject: str = "operator metadata") -> Opera
         stores=wire.state_store_info,
         properties=wire.operator_properties_json,
     )
+
+
+def decode_state_variables(properties: str, *, subject: str = "operator properties") -> dict[str, str]:
+    """Decode the type of each state variable of an operator, such as `ListState`; most operators have none."""
+    found = _parse(properties or "{}", _PropertiesWire, subject).state_variables
+    return {variable.state_name: variable.state_variable_type for variable in found}
 
 
 def order_stores(names: Iterable[str]) -> tuple[str, ...]:

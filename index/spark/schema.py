@@ -8,7 +8,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -86,6 +86,18 @@ class StateSchema(msgspec.Struct, frozen=True, kw_only=True):
     value: StructType
     # How keys are encoded, as JSON; empty up to version 2, where the operator's metadata has it.
     key_encoder: str = ""
+    # Which of the schemas that values of this family had it is: each value that is encoded as Avro names its own.
+    value_id: int = 0
+
+
+class KeyForm(msgspec.Struct, frozen=True):
+    """How a key is encoded: some of its fields in one part, the others as a row of their own behind it or before it."""
+
+    # `row`: all fields as one row; `prefix`: two rows, the first after its length; `range`: likewise, the first of
+    # numbers that sort as bytes; `time_first` and `time_last`: a time of eight bytes before the row, or behind it.
+    form: Literal["row", "prefix", "range", "time_first", "time_last"] = "row"
+    # The places of the fields that are numbers or times, or that lead.
+    first: tuple[int, ...] = ()
 
 
 def decode_state_schema(data: bytes, *, subject: str = "schema") -> tuple[StateSchema, ...]:
@@ -129,6 +141,36 @@ def decode_type(json: str, *, subject: str = "schema") -> DataType:
         raise BatchLogError(f"has a type that cannot be read: {error}", subject=subject) from error
 
 
+def decode_key_form(schema: StateSchema, *, subject: str = "schema") -> KeyForm | None:
+    """Decode how the keys of a column family are encoded; None if it is in a way that only a newer Spark knows.
+
+    Raises:
+        BatchLogError: It is not what Spark writes.
+    """
+    try:
+        wire = msgspec.json.decode(schema.key_encoder, type=_EncoderWire)
+    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+        raise BatchLogError(f"has a key encoder that cannot be read: {error}", subject=subject) from error
+    count = len(schema.key.fields)
+    match wire.key_state_encoder_type.removesuffix("StateEncoderSpec"):
+        case "NoPrefixKey":
+            found = KeyForm()
+        case "PrefixKeyScan":
+            found = KeyForm("prefix", tuple(range(min(wire.num_cols_prefix_key, count + 1))))
+        case "RangeKeyScan":
+            found = KeyForm("range", wire.ordering_ordinals)
+        case "TimestampAsPrefixKey":
+            found = KeyForm("time_first", (count - 1,))
+        case "TimestampAsPostfixKey":
+            found = KeyForm("time_last", (count - 1,))
+        case _:
+            return None
+    there = {*found.first} & {*range(count)}
+    if found.form != "row" and not 0 < len(found.first) == len(there) < count:
+        raise BatchLogError(f"has {count} fields in a key, and leading ones {found.first}", subject=subject)
+    return found
+
+
 def with_unique_names(of: DataType) -> DataType:
     """Return the type with fields of one name numbered: `sum` and `sum` become `sum_0` and `sum_1`.
 
@@ -165,6 +207,12 @@ def unique_names(names: Sequence[str]) -> list[str]:
         taken.add(unique)
         found.append(unique)
     return found
+
+
+class _EncoderWire(msgspec.Struct, rename="camel"):
+    key_state_encoder_type: str
+    num_cols_prefix_key: Annotated[int, msgspec.Meta(ge=0)] = 0
+    ordering_ordinals: tuple[int, ...] = ()
 
 
 class _Reader:
@@ -211,14 +259,14 @@ class _Reader:
 
 def _read_family(reader: _Reader, subject: str) -> StateSchema:
     family = reader.text()
-    reader.number(_SHORT)  # which of the schemas that this family had it is
+    reader.number(_SHORT)  # which of the schemas of its keys it is: they never change
     key = reader.chunks()
-    reader.number(_SHORT)
+    value_id = reader.number(_SHORT)
     value = reader.chunks()
     encoder = reader.chunks()
     reader.chunks()  # of the part of the key that is the user's own: it is in the key's schema
     found = _schema(key, value, subject)
-    return msgspec.structs.replace(found, family=family, key_encoder=encoder)
+    return msgspec.structs.replace(found, family=family, key_encoder=encoder, value_id=value_id)
 
 
 def _schema(key_json: str, value_json: str, subject: str) -> StateSchema:

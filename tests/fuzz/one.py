@@ -26,6 +26,7 @@ _PARSERS: Final = [
     "engine.local.digests",
     "engine.drill.drill",
     "engine.spark.collection.tasks",
+    "engine.spark.sources.tables",
     "engine.spark.sources.unsafe_rows",
     "engine.state.compression",
     "engine.state.settings",

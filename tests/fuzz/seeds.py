@@ -286,11 +286,22 @@ def _rows() -> Iterator[bytes]:
     yield bytes((8, 5)) + array + array
 
 
-def _prefixed() -> Iterator[bytes]:
-    row = b"\0" + bytes(16)
-    yield struct.pack("<i", len(row)) + row + row
-    yield struct.pack("<i", -5) + row + row
-    yield struct.pack("<i", len(row)) + row + row + b"\0" + bytes(24)
+def _tables() -> Iterator[bytes]:
+    row, two = b"\0" + bytes(16), b"\0" + bytes(24)
+    time = bytes([0x80]) + bytes(7)
+    ranged = b"\0" + bytes(8) + struct.pack("<II", 9, 16) + b"\1" + bytes(15)
+    sizes = struct.pack("<i", len(row)), struct.pack("<i", -5), struct.pack("<i", len(ranged))
+    keys = (sizes[0] + row + row, sizes[2] + ranged + row, time + row, row + time, two, sizes[1] + row + row)
+    for kind in range(4):
+        value = struct.pack("<i", len(two)) + two if kind == 1 else two
+        for form, key in enumerate(keys):
+            yield bytes((kind * 5 + form % 5, len(key))) + key + value
+    # A long of Avro is the branch of its union and a number; before a record is its encoding and its schema.
+    long, head = b"\2\4", b"\0\0\0"
+    signed = b"\0\2\2\1\2\x10" + bytes(8)
+    avro = (struct.pack("<i", 3) + b"\0" + long + head + long, struct.pack("<i", 14) + signed + head + long)
+    for form, key in enumerate((*avro, time + head + long, head + long + time, head + long + long)):
+        yield bytes((130 + form, len(key))) + key + head + b"\2\x80\1\0"
 
 
 def _words() -> Iterator[bytes]:
@@ -400,7 +411,7 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "sst-compression": _sst_compression,
     "lzf": _lzf,
     "unsafe-rows": _rows,
-    "prefixed-rows": _prefixed,
+    "tables": _tables,
     "words": _words,
     "headers": _headers,
     "prometheus": _prometheus,

@@ -202,6 +202,8 @@ def run_state_schema(data: bytes) -> None:
     for schema in state_schema.decode_state_schema(data):
         state_schema.with_unique_names(schema.key)
         state_schema.with_unique_names(schema.value)
+        if schema.key_encoder:
+            state_schema.decode_key_form(schema)
 
 
 def run_type(data: bytes) -> None:
@@ -266,6 +268,8 @@ def run_batch_logs(data: bytes) -> None:
         except FormatError as error:
             check_refusal(error)
             continue
+        if isinstance(found, query_logs.OperatorMetadata):
+            query_logs.decode_state_variables(found.properties)
         is_offsets = isinstance(found, query_logs.BatchOffsets)
         # An empty offset at the end is a line that Spark confuses with the end of the one before; it writes none.
         if not (is_offsets and found.offsets and found.offsets[-1].offset == ""):
@@ -385,7 +389,11 @@ TARGETS: Final = (
     ),
     Target(name="state-metadata", run=run_state_metadata, covers=(decode_state_metadata,)),
     Target(name="state-zip", run=run_state_zip, covers=(read_state_zip, check_zip_file), bytes_max=8192),
-    Target(name="state-schema", run=run_state_schema, covers=(state_schema.decode_state_schema,)),
+    Target(
+        name="state-schema",
+        run=run_state_schema,
+        covers=(state_schema.decode_state_schema, state_schema.decode_key_form),
+    ),
     Target(name="type", run=run_type, covers=(state_schema.decode_type,), refuses=(UnicodeDecodeError,)),
     Target(name="file-checksum", run=run_file_checksum, covers=(decode_file_checksum,), bytes_max=1024),
     Target(name="hadoop-checksum", run=run_hadoop_checksum, covers=(HadoopSums,), bytes_max=1024),
@@ -409,6 +417,7 @@ TARGETS: Final = (
             StateStoreSettings.from_conf,
             checkpoint.newest_entry,
             entry_fields,
+            query_logs.decode_state_variables,
             is_cut_json,
         ),
     ),

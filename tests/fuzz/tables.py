@@ -3,15 +3,15 @@
 from typing import Final
 
 from engine.spark.collection.tasks import decode_inventory
-from engine.spark.sources.unsafe_rows import Table, decode_keys, decode_pairs, decode_rows, split_bytes, split_typed
+from engine.spark.sources.tables import Table, decode_keys, decode_values, split_bytes, split_typed
+from engine.spark.sources.unsafe_rows import decode_pairs, decode_rows
 from index.plan import plan_format
 from index.spark import schema as state_schema
+from index.spark.avro import decode_record
+from index.spark.schema import KeyForm
 from tests.fuzz.target import Target
 
 SUBJECT: Final = "fuzzed"
-# A row of one number, and a key of two such rows with a length of four bytes before them.
-_ROW_BYTES: Final = 17
-_PREFIXED_BYTES: Final = 4 + 2 * _ROW_BYTES
 _LONGS: Final = (
     '{"type":"struct","fields":[{"name":"a","type":"long","nullable":true,"metadata":{}},'
     '{"name":"b","type":"long","nullable":true,"metadata":{}}]}'
@@ -55,19 +55,40 @@ def run_unsafe_rows(data: bytes) -> None:
     assert (len(keys), len(values)) == (1, 1)
 
 
-def run_prefixed_rows(data: bytes) -> None:
-    """Keys of two rows, the length of the first before it, and values of one."""
+_FORMS: Final = (
+    KeyForm("prefix", (0,)),
+    KeyForm("range", (0,)),
+    KeyForm("time_first", (1,)),
+    KeyForm("time_last", (1,)),
+    KeyForm(),
+)
+_KINDS: Final = ("value", "list", "map", "timer")
+
+
+def run_tables(data: bytes) -> None:
+    """The first byte has how keys and values are encoded, the second how long the key is; then both follow."""
+    if len(data) < 2:
+        return
     of = state_schema.decode_type(_LONGS)
     assert isinstance(of, state_schema.StructType)
-    table = Table(key=of, value=of, prefix_columns=1)
-    assert len(split_bytes("default", [(data, data)])[0]) == 1
-    key, value = data[:_PREFIXED_BYTES], data[_PREFIXED_BYTES:]
-    assert len(decode_keys(table, [key, key], subject=SUBJECT)) == len((key, key))
-    assert [len(part) for part in split_typed(table, [(key, value)], subject=SUBJECT)] == [1, 1]
+    kind, form = divmod(data[0], len(_FORMS))
+    avro = ((0, of),) if data[0] & 0x80 else ()
+    table = Table(key=of, value=of, key_form=_FORMS[form], kind=_KINDS[kind % len(_KINDS)], delimiter=b",", avro=avro)
+    key, value = data[2 : 2 + data[1]], data[2 + data[1] :]
+    assert len(split_bytes("default", [(key, value)])[0]) == 1
+    assert {len(column) for column in decode_keys(table, [key, key], subject=SUBJECT)} == {2}
+    assert len(decode_values(table, [None, value], subject=SUBJECT)) == len((None, value))
+    columns = split_typed(table, [(key, value)], subject=SUBJECT)
+    assert len({len(column) for column in columns}) == 1
 
 
 TARGETS: Final = (
     Target(name="inventory", run=run_inventory, covers=(decode_inventory,)),
-    Target(name="prefixed-rows", run=run_prefixed_rows, covers=(split_typed, split_bytes, decode_keys), bytes_max=256),
+    Target(
+        name="tables",
+        run=run_tables,
+        covers=(split_typed, split_bytes, decode_keys, decode_values, decode_record),
+        bytes_max=256,
+    ),
     Target(name="unsafe-rows", run=run_unsafe_rows, covers=(decode_rows, decode_pairs), bytes_max=1024),
 )

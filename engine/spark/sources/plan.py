@@ -26,26 +26,36 @@ from engine.records.find import require_store
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of, staged_restore
 from engine.spark.access import Access, absolute, open_on_driver
-from engine.spark.sources.unsafe_rows import Table, is_known
+from engine.spark.sources.tables import Kind, Table
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
-from engine.state.query import ENTRY_BYTES_MAX, QueryAt, StoreAt, StreamingCheckpoint
+from engine.state.query import SCHEMAS, STATE, QueryAt, StateOperator, StoreAt, StreamingCheckpoint
 from engine.state.restore import IndexStateFiles
+from engine.state.settings import ENCODING_KEY
 from engine.state.store import StateStore
 from index.errors import BatchLogError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId, single_operators
-from index.spark.query_logs import decode_operator
-from index.spark.schema import SCHEMA_BYTES_MAX, StructType, decode_state_schema, with_unique_names
+from index.spark.query_logs import decode_state_variables
+from index.spark.schema import (
+    SCHEMA_BYTES_MAX,
+    KeyForm,
+    StateSchema,
+    StructType,
+    decode_key_form,
+    decode_state_schema,
+    with_unique_names,
+)
 
 RowForm = Literal["typed", "bytes"]
 
 _WHERE: Final = frozenset({"path", "checkpoint", "repository", "job"})
 _WHICH: Final = frozenset({"operator", "partition", "store"})
+_ROWS: Final = frozenset({"family", "rows"})
 # What each source takes beside where to read.
 _TAKEN: Final = {
-    "tidemark_state": _WHICH | {"batch", "rows"},
-    "tidemark_state_diff": _WHICH | {"from_batch", "to_batch", "rows"},
+    "tidemark_state": _WHICH | _ROWS | {"batch"},
+    "tidemark_state_diff": _WHICH | _ROWS | {"from_batch", "to_batch"},
     "tidemark_files": _WHICH | {"batch"},
 }
 _NUMBERS: Final = frozenset({"batch", "operator", "from_batch", "to_batch"})
@@ -71,6 +81,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     operator: int | None = None
     partitions: tuple[int, ...] = ()
     store: str | None = None
+    # A state variable, or another column family, of stores that have them.
+    family: str | None = None
     # None: typed where one table fits all that is read, else bytes.
     rows: RowForm | None = None
     # How the store is reached; its credentials each process finds by itself.
@@ -256,7 +268,17 @@ def scratch_dir() -> Iterator[Path]:
 
 
 _READ: Final = "read state"
+_AVRO: Final = "avro"
+# By the type of a state variable, as the operator's metadata has it.
+_KINDS: Final[dict[str, Kind]] = {"ListState": "list", "MapState": "map", "TimerState": "timer"}
+_JOIN: Final = "symmetricHashJoin"
+# The column families of a join of state format 4: what is under one key and time is a list.
+_JOIN_LISTS: Final = ("-keyWithTsToValues", "-tsWithKey")
 SCHEMA_PATH: Final = "_metadata/schema"
+
+
+# By operator, and by column family: the schemas it had, the newest last.
+_Families: TypeAlias = dict[int, dict[str, list[StateSchema]]]
 
 
 class StoreRead(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,6 +305,8 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
     # None: the query had no such store at that batch.
     reads: tuple[StoreRead | None, ...]
     table: Table | None
+    # None: the rows of all column families.
+    family: str | None = None
 
     @property
     def changes(self) -> bool:
@@ -323,13 +347,21 @@ def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
         chosen = tuple(store for store in query.stores if options.chooses(store.id))
         if not chosen and query.stores:
             raise _no_such_store(options, query)
-        table = None if options.rows == "bytes" else _find_table(place, loop, directory, chosen)
+        families: _Families = {}
+        if options.family is not None or options.rows == "typed":
+            ids = {store.id.operator for store in chosen}
+            families = {of.id: loop.run(_read_families(directory, of)) for of in query.operators if of.id in ids}
+        if options.family is not None:
+            _check_family(families, options.family)
+        table = None if options.rows == "bytes" else _find_table(place, query, chosen, families, options.family)
     if options.rows == "typed" and table is None:
+        names = ", ".join(sorted(frozenset[str]().union(*families.values())))
         raise UsageError(
             "the stores have no schema, or not all the same one, or it has types that only Spark knows",
             operation=_READ,
             subject=directory.location,
-            hint="choose one store with the options `operator` and `store`, or read with rows=bytes",
+            hint=f"choose one table with the options `operator` and {f'`family` ({names})' if names else '`store`'}, "
+            "or read with rows=bytes",
         )
     reads = tuple(StoreRead(place=place.of(store.id), store=store) for store in chosen)
     return QueryRead(batch=query.batch, place=place, stores=reads, table=table)
@@ -348,7 +380,10 @@ def plan_read(options: SourceOptions, *batches: int | None) -> ReadPlan:
         raise UsageError("the rows of the two batches are not alike", operation=_READ, hint="read with rows=bytes")
     stores = [{read.store.id: read for read in query.stores} for query in queries]
     ids = sorted(frozenset[StoreId]().union(*stores))
-    works = tuple(StoreWork(id=of, reads=tuple(found.get(of) for found in stores), table=table) for of in ids)
+    works = tuple(
+        StoreWork(id=of, reads=tuple(found.get(of) for found in stores), table=table, family=options.family)
+        for of in ids
+    )
     return ReadPlan(works=works, table=table, changes=len(batches) > 1)
 
 
@@ -368,36 +403,77 @@ def load_store(read: StoreRead) -> Iterator[StateStore]:
             loop.run(store.close())
 
 
-def _find_table(place: Place, loop: LoopThread, directory: CheckpointDir, stores: tuple[StoreAt, ...]) -> Table | None:
-    """Find the one table that all these stores are; None if there is none (design 0005, D2)."""
-    if any(store.settings.column_families for store in stores):
-        return None
-    firsts = {(store.id.operator, store.id.store) for store in stores}
+async def _read_families(directory: CheckpointDir, operator: StateOperator) -> dict[str, list[StateSchema]]:
+    """Read the schemas that the column families of an operator had, by name, the newest of each last."""
+    found: dict[str, list[StateSchema]] = {}
+    for name in operator.schemas:
+        path = f"{STATE}/{operator.id}/{SCHEMAS}/{name}"
+        data = await directory.read(path, size_bytes_max=SCHEMA_BYTES_MAX)
+        for schema in decode_state_schema(data, subject=path):
+            found.setdefault(schema.family, []).append(schema)
+    return found
+
+
+def _find_table(
+    place: Place, query: QueryAt, stores: tuple[StoreAt, ...], families: _Families, family: str | None
+) -> Table | None:
+    """Find the one table that all these stores are, or that this column family of all is; None if there is none.
+
+    Design 0005, D2.
+    """
+    operators = {operator.id: operator for operator in query.operators}
+    # The first store of each name: they are all alike.
+    firsts = {(store.id.operator, store.id.store): store for store in reversed(stores)}
     tables: set[Table | None] = set()
-    for operator, name in sorted(firsts):
-        first = StoreId(operator, 0, name)
-        try:
-            with place.of(first).open_store(first) as (own_loop, files):
-                data = own_loop.run(files.read(SCHEMA_PATH, size_bytes_max=SCHEMA_BYTES_MAX))
-        except BlobNotFoundError:
-            return None
-        # The HDFS-backed provider splits no keys.
-        is_hdfs = any(store.at.is_hdfs for store in stores)
-        prefix_columns = 0 if is_hdfs else loop.run(_prefix_columns(directory, operator, name))
-        tables.add(_table(data, prefix_columns, subject=f"schema of {first}"))
-        if len(tables) > 1:
-            return None
-    return tables.pop() if tables else None
+    for (operator, name), store in sorted(firsts.items()):
+        of = operators[operator]
+        if of.column_families:
+            avro = query.offsets.conf.get(ENCODING_KEY, "").lower() == _AVRO
+            tables.add(_family_table(of, families[operator][family], store, avro=avro) if family is not None else None)
+        else:
+            # The HDFS-backed provider splits no keys.
+            prefix_columns = 0 if store.at.is_hdfs else of.prefix_columns.get(name, 0)
+            tables.add(_store_table(place, StoreId(operator, 0, name), prefix_columns))
+    return tables.pop() if len(tables) == 1 else None
 
 
-def _table(data: bytes, prefix_columns: int, *, subject: str) -> Table | None:
-    schemas = decode_state_schema(data, subject=subject)
-    if len(schemas) != 1 or not (is_known(schemas[0].key) and is_known(schemas[0].value)):
+def _family_table(of: StateOperator, schemas: list[StateSchema], store: StoreAt, *, avro: bool) -> Table | None:
+    newest = schemas[-1]
+    subject = f"schema of {newest.family}"
+    key_form = decode_key_form(newest, subject=subject)
+    if key_form is None:
         return None
-    key, value = _row(schemas[0].key), _row(schemas[0].value)
+    variables = decode_state_variables(of.properties, subject=f"properties of operator {of.id}")
+    kind: Kind = _KINDS.get(variables.get(newest.family, ""), "value")
+    if of.name == _JOIN and newest.family.endswith(_JOIN_LISTS):
+        kind = "values"
+    table = Table(
+        key=_row(newest.key),
+        value=_row(newest.value),
+        key_form=key_form,
+        kind=kind,
+        delimiter=store.settings.merge_delimiter,
+        avro=tuple({schema.value_id: _row(schema.value) for schema in schemas}.items()) if avro else (),
+    )
+    return table if table.is_known else None
+
+
+def _store_table(place: Place, first: StoreId, prefix_columns: int) -> Table | None:
+    try:
+        with place.of(first).open_store(first) as (loop, files):
+            data = loop.run(files.read(SCHEMA_PATH, size_bytes_max=SCHEMA_BYTES_MAX))
+    except BlobNotFoundError:
+        return None
+    subject = f"schema of {first}"
+    schemas = decode_state_schema(data, subject=subject)
+    if len(schemas) != 1:
+        return None
+    key = _row(schemas[0].key)
     if not 0 <= prefix_columns < max(1, len(key.fields)):
         raise BatchLogError(f"has {len(key.fields)} fields in a key, and {prefix_columns} lead", subject=subject)
-    return Table(key=key, value=value, prefix_columns=prefix_columns)
+    form = KeyForm("prefix", tuple(range(prefix_columns))) if prefix_columns else KeyForm()
+    table = Table(key=key, value=_row(schemas[0].value), key_form=form)
+    return table if table.is_known else None
 
 
 def _row(of: StructType) -> StructType:
@@ -405,14 +481,14 @@ def _row(of: StructType) -> StructType:
     return named if isinstance(named, StructType) else of
 
 
-async def _prefix_columns(directory: CheckpointDir, operator: int, store: str) -> int:
-    path = f"state/{operator}/_metadata/metadata"
-    try:
-        data = await directory.read(path, size_bytes_max=ENTRY_BYTES_MAX)
-    except BlobNotFoundError:
-        return 0
-    stores = decode_operator(data, subject=path).stores
-    return next((found.prefix_columns_count for found in stores if found.name == store), 0)
+def _check_family(families: _Families, family: str) -> None:
+    for operator, schemas in families.items():
+        if family not in schemas:
+            raise NotFoundError(
+                f"operator {operator} has no column family {family}",
+                operation=_READ,
+                hint=f"it has {', '.join(sorted(schemas)) or 'none'}; the option `operator` chooses another",
+            )
 
 
 def _no_such_store(options: SourceOptions, query: QueryAt) -> NotFoundError:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession, datasource
 from pyspark.sql.types import StructType
@@ -29,19 +28,8 @@ from engine.spark.sources.plan import (
     plan_read,
     plan_state,
 )
-from engine.spark.sources.unsafe_rows import (
-    ATOMS,
-    Column,
-    Pair,
-    Table,
-    arrow_schema,
-    decode_keys,
-    decode_rows,
-    spark_schema,
-    split_bytes,
-    split_typed,
-    types_of,
-)
+from engine.spark.sources.tables import BYTES_COLUMNS, Pair, Table, decode_keys, decode_values, split_bytes, split_typed
+from engine.spark.sources.unsafe_rows import ATOMS, Column, arrow_schema, spark_schema, types_of
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
 from engine.state.query import StoreAt
@@ -71,10 +59,10 @@ _STORE: Final[tuple[Column, ...]] = (
 def columns_of(table: Table | None, *, changes: bool) -> list[Column]:
     """Return the columns of `batches_of`: of rows of a table; without one, of bytes with their column family."""
     found = [*_STORE, ("change", *ATOMS["string"]) if changes else ("version", *ATOMS["long"])]
-    names = ("before", "after") if changes else ("value",)
+    names = ("before", "after") if changes else ()
     if table is None:
-        return [*found, ("family", *ATOMS["string"]), *((name, *ATOMS["binary"]) for name in ("key", *names))]
-    return [*found, ("key", *types_of(table.key)), *((name, *types_of(table.value)) for name in names)]
+        return [*found, *BYTES_COLUMNS, *((name, *ATOMS["binary"]) for name in names or ("value",))]
+    return [*found, *table.key_columns(), *table.value_columns(*names)]
 
 
 def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator[pa.RecordBatch]:
@@ -86,7 +74,7 @@ def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator
     """
     schema = arrow_schema(columns_of(work.table, changes=work.changes))
     names = dict.fromkeys(name for store in stores if store is not None for name in store.families)
-    for family in names:
+    for family in names if work.family is None else names.keys() & {work.family}:
         chunks = (_chunks(store, family, share=len(stores)) for store in stores)
         for columns in _change_columns(work, family, *chunks) if work.changes else _columns_of(work, family, *chunks):
             count = len(columns[-1])
@@ -103,11 +91,11 @@ def _chunks(store: StateStore | None, family: str, *, share: int) -> Iterator[li
 
 def _columns_of(work: StoreWork, family: str, chunks: Iterator[list[Pair]]) -> Iterator[list[pa.Array]]:
     for pairs in chunks:
-        versions = pa.repeat(pa.scalar(work.version, pa.int64()), len(pairs))
         if work.table is None:
-            yield [versions, *split_bytes(family, pairs)]
+            columns = split_bytes(family, pairs)
         else:
-            yield [versions, *split_typed(work.table, pairs, subject=work.subject)]
+            columns = split_typed(work.table, pairs, subject=work.subject)
+        yield [pa.repeat(pa.scalar(work.version, pa.int64()), len(columns[-1])), *columns]
 
 
 def _change_columns(
@@ -120,12 +108,9 @@ def _change_columns(
             families = pa.repeat(pa.scalar(family, pa.string()), len(changes))
             yield [kinds, families, *(pa.array(column, pa.binary()) for column in (keys, *values))]
             continue
-        columns = [kinds, decode_keys(work.table, [key for key, _, _ in changes], subject=work.subject)]
-        for column in values:
-            there = np.fromiter((value is not None for value in column), np.bool_, len(column))
-            known = [value for value in column if value is not None]
-            found = decode_rows(work.table.value, known, subject=work.subject)
-            columns.append(found.take(pa.array(np.cumsum(there) - 1, mask=~there)))
+        columns = [kinds, *decode_keys(work.table, [key for key, _, _ in changes], subject=work.subject)]
+        if work.table.kind != "timer":  # which is in its key, whole
+            columns += [decode_values(work.table, column, subject=work.subject) for column in values]
         yield columns
 
 
@@ -408,10 +393,13 @@ class StateSource(_StoresSource):
         operator: Only this one.
         partition: Only these, such as `3` or `0,5`.
         store: Only stores of this name.
+        family: Only this column family: a state variable of transformWithState, its timers, or a table of a join.
         s3.endpoint_url, s3.path_style, …: How an S3 store is reached, as `S3Settings`. No credentials.
         rows: `typed` or `bytes`. By default typed, if all that is read is one table that has a schema.
 
-    Columns: operator, partition, store, version, then typed rows as key and value, others as family, key and value.
+    Columns: operator, partition, store, version, then typed rows as key and value, others as family, key and value. A
+    list has a `list_element` in each row, a map `user_map_key` and `user_map_value`, and a timer
+    `expiration_timestamp_ms`.
     """
 
     @classmethod
@@ -431,10 +419,10 @@ class DiffSource(_StoresSource):
 
     Options:
         from_batch, to_batch: Committed ones; the state is what they left. `to_batch` is the newest if not given.
-        checkpoint, repository, job, operator, partition, store, rows: As for `tidemark_state`.
+        checkpoint, repository, job, operator, partition, store, family, rows: As for `tidemark_state`.
 
     Columns: operator, partition, store, change (`added`, `removed` or `changed`), then for typed rows key, before and
-    after; for others family, key, before and after. What was not there is null.
+    after, a list being an array; for others family, key, before and after. What was not there is null.
     """
 
     @classmethod

@@ -138,6 +138,12 @@ _SIGN_BIT: Final = 0x80
 _BUFFER_BYTES_MAX: Final = 2**31 - 1
 
 
+def damaged_row(message: str, subject: str) -> DamagedError:
+    """Return the error for a row that cannot be what a writer wrote."""
+    hint = "the state does not fit the schema that is stored beside it; read it with `rows=bytes`"
+    return DamagedError(f"a row {message}", operation="decode", subject=subject, hint=hint)
+
+
 class Region(msgspec.Struct, frozen=True):
     """Where many rows, or arrays, are in the buffer: byte positions at words, and sizes."""
 
@@ -175,8 +181,7 @@ class RowBuffer:
 
     def damage(self, message: str) -> DamagedError:
         """Return the error for a row that cannot be what a writer wrote."""
-        hint = "the state does not fit the schema that is stored beside it; read it with `rows=bytes`"
-        return DamagedError(f"a row {message}", operation="decode", subject=self._subject, hint=hint)
+        return damaged_row(message, self._subject)
 
     def columns(self, of: StructType, region: Region) -> list[pa.Array]:
         header = (len(of.fields) + _WORD_BITS - 1) // _WORD_BITS
@@ -352,49 +357,3 @@ def _list(of: pa.DataType, counts: Ints, there: Bools | None, values: pa.Array) 
 
 def _bitmap(bits: Bools | None) -> pa.Buffer | None:
     return None if bits is None else pa.py_buffer(np.packbits(bits, bitorder="little"))
-
-
-Pair: TypeAlias = tuple[bytes, bytes]
-_LENGTH_BYTES: Final = 4
-
-
-class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """The types of the rows of a store without column families."""
-
-    key: StructType
-    value: StructType
-    # A key is two rows if some of its first fields are what keys are looked up by; 0: one row.
-    prefix_columns: int = 0
-
-
-def split_bytes(family: str, pairs: Sequence[Pair]) -> list[pa.Array]:
-    """Return family, keys and values as arrays."""
-    flat = list(itertools.chain.from_iterable(pairs))
-    both = pa.array(flat, pa.binary())
-    places = np.arange(0, len(flat), 2)
-    families = pa.repeat(pa.scalar(family, pa.string()), len(pairs))
-    return [families, both.take(pa.array(places)), both.take(pa.array(places + 1))]
-
-
-def split_typed(table: Table, pairs: Sequence[Pair], *, subject: str) -> list[pa.Array]:
-    """Return keys and values as arrays of structs. Raises as `decode_rows`."""
-    if not table.prefix_columns:
-        return list(decode_pairs(table.key, table.value, pairs, subject=subject))
-    keys = decode_keys(table, [key for key, _ in pairs], subject=subject)
-    return [keys, decode_rows(table.value, [value for _, value in pairs], subject=subject)]
-
-
-def decode_keys(table: Table, keys: Sequence[bytes], *, subject: str) -> pa.Array:
-    """Return keys as structs: of one row, or of two, the first after its length. Raises as `decode_rows`."""
-    prefix = table.prefix_columns
-    if not prefix:
-        return decode_rows(table.key, keys, subject=subject)
-    cuts = [_LENGTH_BYTES + int.from_bytes(key[:_LENGTH_BYTES], "little", signed=True) for key in keys]
-    columns = []
-    for fields, rows in (
-        (table.key.fields[:prefix], [key[_LENGTH_BYTES:cut] for key, cut in zip(keys, cuts, strict=True)]),
-        (table.key.fields[prefix:], [key[max(cut, 0) :] for key, cut in zip(keys, cuts, strict=True)]),
-    ):
-        buffer = RowBuffer(rows, subject)
-        columns += buffer.columns(StructType(fields), buffer.all)
-    return pa.Array.from_buffers(arrow_type(table.key), len(keys), [None], children=columns)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation has it)
 from pyspark.sql import DataFrame, SparkSession
@@ -10,6 +11,9 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from engine.spark.sources.sources import register_sources
 from tests.spark.state.queries import FORMAT, Query, StatefulQuery
+
+# The column family of timers by key, of either kind of time.
+TIMERS: Final = "Timers_keyToTimestamp"
 
 
 def ran(spark: SparkSession, query: Query, root: Path, conf: dict[str, str], batches: int = 3) -> StatefulQuery:
@@ -38,6 +42,19 @@ def by_spark(
 def by_us(session: SparkSession, query: StatefulQuery, **options: object) -> DataFrame:
     texts = {name: str(value) for name, value in options.items()}
     return session.read.format("tidemark_state").options(**texts).load(str(query.checkpoint))
+
+
+def family_by_spark(session: SparkSession, query: StatefulQuery, family: str, batch: int | None = None) -> DataFrame:
+    """A state variable, the timers, or a column family of a join, with the columns that Spark's reader has for it."""
+    options = {"stateVarName": family}
+    if family.endswith(TIMERS):
+        options = {"readRegisteredTimers": "true"}
+    elif query.query.name.startswith("join"):
+        options = {"storeName": family}
+    if batch is not None:
+        options["batchId"] = str(batch)
+    rows = session.read.format("statestore").options(**options).load(str(query.checkpoint))
+    return rows.withColumnRenamed("partition_id", "partition")
 
 
 def rows_of(frame: DataFrame, columns: Sequence[str] = ("key", "value", "partition")) -> Counter[str]:

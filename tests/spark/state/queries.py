@@ -24,6 +24,7 @@ CHANGELOGS: Final = f"{STORE}rocksdb.changelogCheckpointing.enabled"
 FORMAT: Final = f"{STORE}checkpointFormatVersion"
 CODEC: Final = f"{STORE}compression.codec"
 ROW_CHECKSUMS: Final = f"{STORE}rowChecksum.enabled"
+ENCODING: Final = f"{STORE}encodingFormat"
 JOIN_FORMAT: Final = f"{STREAMING}join.stateFormatVersion"
 
 PARTITIONS: Final = 2
@@ -197,9 +198,11 @@ def _map_groups(sources: Sequence[DataFrame]) -> DataFrame:
 class Tally(StatefulProcessor):
     """Keeps a value, a list and a map for each key; the list is emptied and a map's key removed now and then."""
 
+    count_schema = "n long"
+
     @override
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._count = handle.getValueState("count", "n long")
+        self._count = handle.getValueState("count", self.count_schema)
         self._items = handle.getListState("items", "v long")
         self._seen = handle.getMapState("seen", "v long", "n long")
 
@@ -227,14 +230,82 @@ class Tally(StatefulProcessor):
         pass
 
 
-def _transform(sources: Sequence[DataFrame]) -> DataFrame:
-    return (
-        sources[0]
-        .groupBy("k")
-        .transformWithState(
-            statefulProcessor=Tally(), outputStructType="k string, n long", outputMode="Update", timeMode="None"
+class WiderTally(Tally):
+    """The same with a wider number and one more field in the counts of some keys, which Avro allows."""
+
+    count_schema = "n double, note string"
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        if key[0] < "key-010":
+            self._count.update((0.5, "new"))
+        yield Row(k=key[0], n=0)
+
+
+class Expiring(StatefulProcessor):
+    """Keeps what expires in an hour, and a timer for each batch of a key."""
+
+    ttl_ms: Final = 3_600_000
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._count = handle.getValueState("count", "n long, share double, note string", self.ttl_ms)
+        self._items = handle.getListState("items", "v long, text string", self.ttl_ms)
+        self._seen = handle.getMapState("seen", "v long", "n long", self.ttl_ms)
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        values = [row.v for row in rows]
+        for value in values:
+            self._items.appendValue((value, None if value % 3 == 0 else f"text {value}"))
+            self._seen.updateValue((value % 3 - 1,), (value,))
+        self._count.update((len(values), values[0] / 3, None if values[0] % 2 else "日本"))
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + self.ttl_ms)
+        yield Row(k=key[0], n=len(values))
+
+    @override
+    def close(self) -> None:
+        pass
+
+
+class Reminding(StatefulProcessor):
+    """Has a timer half a minute after each row of a key, by the time of events; some fire."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._fired = handle.getValueState("fired", "n int")
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self._handle.registerTimer(row.v * 1000 + timerValues.getCurrentWatermarkInMs())
+        if not self._fired.exists():
+            self._fired.update((0,))
+        yield Row(k=key[0], n=0)
+
+    @override
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        fired = (self._fired.get() or (0,))[0] + 1
+        self._fired.update((fired,))
+        yield Row(k=key[0], n=fired)
+
+    @override
+    def close(self) -> None:
+        pass
+
+
+def transforming(processor: StatefulProcessor, time_mode: str) -> Callable[[Sequence[DataFrame]], DataFrame]:
+    """A query of one processor."""
+
+    def build(sources: Sequence[DataFrame]) -> DataFrame:
+        rows = _late(sources[0]) if time_mode == "EventTime" else sources[0]
+        return rows.groupBy("k").transformWithState(
+            statefulProcessor=processor, outputStructType="k string, n long", outputMode="Update", timeMode=time_mode
         )
-    )
+
+    return build
 
 
 AGGREGATION: Final = Query(name="aggregation", build=_aggregation, mode="update")
@@ -259,10 +330,19 @@ DEDUPLICATION_AND_AGGREGATION: Final = Query(
 )
 TRANSFORM: Final = Query(
     name="transformWithState",
-    build=_transform,
+    build=transforming(Tally(), "None"),
     mode="update",
     forms=Forms({"seen": KeyForm("prefix", (("bytes",),), (("word",),))}, frozenset({"items"})),
 )
+
+EXPIRING: Final = Query(
+    name="expiring",
+    build=transforming(Expiring(), "ProcessingTime"),
+    mode="update",
+    # By such a time there is always one batch more.
+    conf={f"{STREAMING}noDataMicroBatches.enabled": "false"},
+)
+REMINDING: Final = Query(name="reminding", build=transforming(Reminding(), "EventTime"), mode="update")
 
 _TIMED: Final = {
     f"{side}-{family}": form

@@ -14,9 +14,11 @@ from index.spark.schema import (
     AtomType,
     DecimalType,
     Field,
+    KeyForm,
     MapType,
     StateSchema,
     StructType,
+    decode_key_form,
     decode_state_schema,
     decode_type,
     unique_names,
@@ -132,3 +134,47 @@ def test_fields_of_one_name_are_numbered() -> None:
 def test_many_fields_of_one_name_take_no_time() -> None:
     """A schema file may have a hundred thousand."""
     assert unique_names(["x"] * 50_000)[-1] == "x_49999"
+
+
+def schema_with(encoder: str, fields: int = 2) -> StateSchema:
+    key = row(**{f"f{n}": LONG for n in range(fields)})
+    return StateSchema(key=key, value=row(n=LONG), key_encoder=encoder)
+
+
+@pytest.mark.parametrize(
+    "encoder, form",
+    [
+        (SPEC, KeyForm()),
+        ('{"keyStateEncoderType":"PrefixKeyScanStateEncoderSpec","numColsPrefixKey":1}', KeyForm("prefix", (0,))),
+        ('{"keyStateEncoderType":"RangeKeyScanStateEncoderSpec","orderingOrdinals":[1]}', KeyForm("range", (1,))),
+        ('{"keyStateEncoderType":"TimestampAsPrefixKeyStateEncoderSpec"}', KeyForm("time_first", (1,))),
+        ('{"keyStateEncoderType":"TimestampAsPostfixKeyStateEncoderSpec"}', KeyForm("time_last", (1,))),
+        ('{"keyStateEncoderType":"OfANewerSparkStateEncoderSpec"}', None),
+    ],
+)
+def test_the_encoder_of_a_key_says_its_form(encoder: str, form: KeyForm | None) -> None:
+    assert decode_key_form(schema_with(encoder)) == form
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        "",
+        "{}",
+        '{"keyStateEncoderType":"PrefixKeyScanStateEncoderSpec","numColsPrefixKey":2}',
+        '{"keyStateEncoderType":"PrefixKeyScanStateEncoderSpec","numColsPrefixKey":99999999999}',
+        '{"keyStateEncoderType":"PrefixKeyScanStateEncoderSpec","numColsPrefixKey":-1}',
+        '{"keyStateEncoderType":"PrefixKeyScanStateEncoderSpec"}',
+        '{"keyStateEncoderType":"RangeKeyScanStateEncoderSpec","orderingOrdinals":[2]}',
+        '{"keyStateEncoderType":"RangeKeyScanStateEncoderSpec","orderingOrdinals":[-1]}',
+        '{"keyStateEncoderType":"RangeKeyScanStateEncoderSpec","orderingOrdinals":[0,0]}',
+    ],
+)
+def test_an_encoder_that_no_key_can_have_is_refused(encoder: str) -> None:
+    with pytest.raises(BatchLogError):
+        decode_key_form(schema_with(encoder))
+
+
+def test_a_key_of_one_field_has_no_part_that_leads() -> None:
+    with pytest.raises(BatchLogError, match="1 fields"):
+        decode_key_form(schema_with('{"keyStateEncoderType":"TimestampAsPrefixKeyStateEncoderSpec"}', fields=1))

@@ -1,0 +1,270 @@
+"""The rows of a store, or of a column family of one, as Arrow arrays: by the schema that Spark stored, or as bytes.
+
+A key is one row, or two parts; a value is one row, or the elements of a list, each after its length. Rows are Spark's
+UnsafeRow, or Avro. A table has the columns that Spark's own reader shows: of a list a row for each element, of a map
+the user's key beside the grouping key, of timers when each expires. None of this is believed, as in `unsafe_rows`.
+"""
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from engine.spark.sources.unsafe_rows import (
+    ATOMS,
+    WORD,
+    Column,
+    RowBuffer,
+    arrow_type,
+    damaged_row,
+    decode_pairs,
+    decode_rows,
+    is_known,
+    types_of,
+)
+from index.spark.avro import Read, decode_record, record_reader
+from index.spark.schema import ArrayType, AtomType, Field, KeyForm, StructType
+
+Pair: TypeAlias = tuple[bytes, bytes]
+# Of a state variable, by what its column family has; `values` are those of a join that several rows have one key for.
+Kind: TypeAlias = Literal["value", "values", "list", "map", "timer"]
+
+# The columns that a key of two fields is shown as, by kind; what Spark's reader calls them.
+_KEY_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "map": ("key", "user_map_key"),
+    "timer": ("key", "expiration_timestamp_ms"),
+}
+_VALUE_COLUMN: Final[dict[str, str]] = {
+    "value": "value",
+    "values": "value",
+    "list": "list_element",
+    "map": "user_map_value",
+}
+_LENGTH_BYTES: Final = 4
+_LONG: Final = AtomType("long")
+# Before each number of a range: whether it is negative, not, or null.
+_NEGATIVE: Final = 0
+_NULL: Final = 2
+# Before each record of Avro is how it is encoded, and which schema it has, but for what leads a key.
+_ENCODING: Final = b"\0"
+_AVRO_HEAD: Final = 3
+_PREFIX_HEAD: Final = 1
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """The types of the rows of a store, or of a column family, and how they are encoded."""
+
+    key: StructType
+    value: StructType
+    key_form: KeyForm = KeyForm()
+    kind: Kind = "value"
+    # Between two elements of a list.
+    delimiter: bytes = b""
+    # Of rows that are Avro: the schemas that values had, by the number that each value names. Empty: UnsafeRow.
+    avro: tuple[tuple[int, StructType], ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether all of it can be decoded, and Spark takes it."""
+        fields = self.key.fields
+        if self.kind in _KEY_COLUMNS and len(fields) != len(_KEY_COLUMNS[self.kind]):
+            return False
+        if self.key_form.form not in {"row", "prefix"} and any(fields[n].type != _LONG for n in self.key_form.first):
+            return False
+        try:
+            for _, of in self.avro and ((0, self.key), *self.avro):
+                _reader(of)
+        except KeyError:
+            return False
+        return is_known(self.key) and is_known(self.value)
+
+    @property
+    def is_list(self) -> bool:
+        """Return whether a value is the elements of a list."""
+        return self.kind in {"list", "values"}
+
+    def key_columns(self) -> list[Column]:
+        """Return the columns of a key."""
+        if self.kind not in _KEY_COLUMNS:
+            return [("key", *types_of(self.key))]
+        return [(n, *types_of(f.type)) for n, f in zip(_KEY_COLUMNS[self.kind], self.key.fields, strict=True)]
+
+    def value_columns(self, *names: str) -> list[Column]:
+        """Return the column of a value, or columns of whole values, a list being an array; none for a timer."""
+        if self.kind == "timer":
+            return []
+        if not names:
+            return [(_VALUE_COLUMN[self.kind], *types_of(self.value))]
+        of = ArrayType(self.value, contains_null=False) if self.is_list else self.value
+        return [(name, *types_of(of)) for name in names]
+
+
+BYTES_COLUMNS: Final[tuple[Column, ...]] = (("family", *ATOMS["string"]), ("key", *ATOMS["binary"]))
+
+
+def split_bytes(family: str, pairs: Sequence[Pair]) -> list[pa.Array]:
+    """Return family, keys and values as arrays."""
+    flat = list(itertools.chain.from_iterable(pairs))
+    both = pa.array(flat, pa.binary())
+    places = np.arange(0, len(flat), 2)
+    families = pa.repeat(pa.scalar(family, pa.string()), len(pairs))
+    return [families, both.take(pa.array(places)), both.take(pa.array(places + 1))]
+
+
+def split_typed(table: Table, pairs: Sequence[Pair], *, subject: str) -> list[pa.Array]:
+    """Return the columns of keys and values, of a list with a row for each element.
+
+    Raises:
+        DamagedError: They do not fit the table.
+    """
+    if table == Table(key=table.key, value=table.value):
+        return list(decode_pairs(table.key, table.value, pairs, subject=subject))
+    keys = decode_keys(table, [key for key, _ in pairs], subject=subject)
+    values = [value for _, value in pairs]
+    if table.is_list:
+        counts, values = _elements(table, values, subject)
+        owner = pa.array(np.repeat(np.arange(len(counts)), counts))
+        keys = [column.take(owner) for column in keys]
+    return keys if table.kind == "timer" else [*keys, _values(table, values, subject)]
+
+
+def decode_keys(table: Table, keys: Sequence[bytes], *, subject: str) -> list[pa.Array]:
+    """Return the columns of keys. Raises as `split_typed`."""
+    form, fields = table.key_form, table.key.fields
+    rest = [place for place in range(len(fields)) if place not in form.first]
+    leading, rows = _cut(form, keys)
+    columns = _leading(table, leading, subject)
+    columns += _columns(table, _some(table.key, rest), rows, subject, head=_AVRO_HEAD)
+    by_place = dict(zip([*form.first, *rest], columns, strict=True))
+    columns = [by_place[place] for place in range(len(fields))]
+    if table.kind in _KEY_COLUMNS:
+        return columns
+    return [pa.Array.from_buffers(arrow_type(table.key), len(keys), [None], children=columns)]
+
+
+def decode_values(table: Table, values: Sequence[bytes | None], *, subject: str) -> pa.Array:
+    """Return whole values, a list as an array, and null where there is none. Raises as `split_typed`."""
+    there = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    known = [value for value in values if value is not None]
+    if table.is_list:
+        counts, elements = _elements(table, known, subject)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+        ((_, of, _),) = table.value_columns("")
+        found = pa.ListArray.from_arrays(offsets, _values(table, elements, subject), type=of)
+    else:
+        found = _values(table, known, subject)
+    return found.take(pa.array(np.cumsum(there) - 1, mask=~there))
+
+
+def _elements(table: Table, values: Sequence[bytes], subject: str) -> tuple[list[int], list[bytes]]:
+    """Return how many elements each list has, and all of them."""
+    counts: list[int] = []
+    elements: list[bytes] = []
+    for value in values:
+        at, before = 0, len(elements)
+        while at < len(value):
+            start = at + _LENGTH_BYTES
+            end = start + int.from_bytes(value[at:start], "little", signed=True)
+            if not start <= end <= len(value) or (not value.startswith(table.delimiter, end) and end < len(value)):
+                raise damaged_row("has elements that do not add up", subject)
+            elements.append(value[start:end])
+            at = end + len(table.delimiter)
+        counts.append(len(elements) - before)
+    return counts, elements
+
+
+def _some(of: StructType, places: Sequence[int]) -> StructType:
+    return StructType(tuple(of.fields[place] for place in places))
+
+
+def _cut(form: KeyForm, keys: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Cut keys into the part of the fields that are first, and the row of the others."""
+    match form.form:
+        case "row":
+            return [], list(keys)
+        case "time_first":
+            return [key[:WORD] for key in keys], [key[WORD:] for key in keys]
+        case "time_last":
+            return [key[-WORD:] for key in keys], [key[:-WORD] for key in keys]
+    cuts = [_LENGTH_BYTES + int.from_bytes(key[:_LENGTH_BYTES], "little", signed=True) for key in keys]
+    leading = [key[_LENGTH_BYTES:cut] for key, cut in zip(keys, cuts, strict=True)]
+    return leading, [key[max(cut, 0) :] for key, cut in zip(keys, cuts, strict=True)]
+
+
+def _leading(table: Table, parts: list[bytes], subject: str) -> list[pa.Array]:
+    """Return the fields of a key that are first, each as an array."""
+    of, form = _some(table.key, table.key_form.first), table.key_form.form
+    if form == "row":
+        return []
+    if form == "prefix":
+        return _columns(table, of, parts, subject, head=_PREFIX_HEAD)
+    if form != "range":
+        return [_times(parts, subject)]
+    # A field of Avro holds the sign alone, and the next one the number.
+    texts = [Field(str(n), AtomType("binary"), nullable=True) for n in range(len(of.fields) * (2 if table.avro else 1))]
+    found = [c.to_pylist() for c in _columns(table, StructType(tuple(texts)), parts, subject, head=_PREFIX_HEAD)]
+    if table.avro:
+        found = [
+            [(sign or b"") + (number or b"") for sign, number in zip(*found[n : n + 2], strict=True)]
+            for n in range(0, len(found), 2)
+        ]
+    return [_ranged(column, subject) for column in found]
+
+
+def _times(parts: Sequence[bytes], subject: str) -> pa.Array:
+    """Decode numbers of eight bytes that sort as bytes: big-endian, the sign turned round."""
+    if any(len(part) != WORD for part in parts):
+        raise damaged_row("has a key without a time", subject)
+    stored = np.frombuffer(b"".join(parts), ">u8").astype(np.uint64) ^ np.uint64(1 << 63)
+    return pa.array(stored.view(np.int64))
+
+
+def _ranged(parts: Sequence[bytes | None], subject: str) -> pa.Array:
+    """Decode numbers after a byte with their sign, big-endian."""
+    if any(part is None or len(part) != 1 + WORD for part in parts):
+        raise damaged_row("has a key without a number to sort by", subject)
+    stored = np.frombuffer(b"".join(part or b"" for part in parts), np.uint8).reshape(-1, 1 + WORD)
+    signs, numbers = stored[:, 0], np.ascontiguousarray(stored[:, 1:]).view(">i8").ravel().astype(np.int64)
+    if (signs > _NULL).any() or ((signs == _NEGATIVE) != (numbers < 0))[signs < _NULL].any():
+        raise damaged_row("has a number with another sign", subject)
+    return pa.array(numbers, mask=signs == _NULL)
+
+
+def _values(table: Table, values: Sequence[bytes], subject: str) -> pa.Array:
+    if not table.avro:
+        return decode_rows(table.value, values, subject=subject)
+    return _records(table.value, values, subject, head=_AVRO_HEAD, written={n: _reader(of) for n, of in table.avro})
+
+
+def _columns(table: Table, of: StructType, rows: Sequence[bytes], subject: str, *, head: int) -> list[pa.Array]:
+    """Return the fields of rows as arrays; before Avro are as many bytes as `head` says."""
+    if table.avro:
+        found: list[pa.Array] = _records(of, rows, subject, head=head).flatten()
+        return found
+    buffer = RowBuffer(rows, subject)
+    return buffer.columns(of, buffer.all)
+
+
+def _records(
+    of: StructType, rows: Sequence[bytes], subject: str, *, head: int, written: Mapping[int, Read] | None = None
+) -> pa.Array:
+    """Decode records of Avro, each by the schema that it was written with; fields go by their names."""
+    try:
+        found = []
+        for row in rows:
+            if not row.startswith(_ENCODING):
+                raise damaged_row("is not encoded as Avro", subject)
+            read = _reader(of) if written is None else written.get(int.from_bytes(row[1:head], "little", signed=True))
+            if read is None:
+                raise damaged_row("names a schema that is not stored", subject)
+            found.append(decode_record(read, row, head))
+        return pa.array(found, arrow_type(of))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise damaged_row(f"cannot be read as Avro: {error}", subject) from error
+
+
+_reader = functools.cache(record_reader)
