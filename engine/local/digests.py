@@ -9,7 +9,6 @@ import functools
 import os
 import stat
 import threading
-import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing_extensions import override
 from blobstore.base import Buffer, Sink
 from blobstore.local.files import write_whole
 from engine.errors import UnsafeSourceError
+from engine.local.checksums import crc32
 from engine.local.scan import (
     READ_FLAGS,
     SourceDir,
@@ -102,7 +102,7 @@ class FileHasher(ContentHasher):
     @override
     def update(self, data: bytes | bytearray | memoryview) -> None:
         super().update(data)
-        self._crc32 = zlib.crc32(data, self._crc32)
+        self._crc32 = crc32(data, self._crc32)
 
     @property
     def digest(self) -> Digest:
@@ -127,7 +127,7 @@ def hash_content(data: bytes | bytearray | memoryview) -> bytes:
 
 def hash_bytes(data: bytes | bytearray | memoryview) -> Digest:
     """Return the hashes of bytes in memory."""
-    return Digest(blake3(data).digest(), zlib.crc32(data))
+    return Digest(blake3(data).digest(), crc32(data))
 
 
 class CachedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
