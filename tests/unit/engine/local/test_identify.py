@@ -128,8 +128,12 @@ def test_sst_that_keeps_asking_for_more_has_no_identity(
     assert given == [4096, *asked][:tries]
 
 
-def test_much_to_hash_is_read_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READ_ALONE_BYTES_MAX", 0)
+@pytest.mark.parametrize("limits", [{"_GROUP_FILES_MAX": 3}, {"_GROUP_BYTES": 2500}, {}], ids=["files", "bytes", "one"])
+def test_much_to_hash_is_read_by_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
+    for name, limit in ({"READ_ALONE_BYTES_MAX": 0} | limits).items():
+        monkeypatch.setattr(module, name, limit)
     data = {f"{i:03d}": os.urandom(1000) for i in range(50)}
     for name, content in data.items():
         (tmp_path / name).write_bytes(content)
