@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from engine.local import digests as module
 from engine.local.digests import DigestCache, FactReader, StoppedError, hash_bytes
 from engine.local.scan import SourceDir, scan_dir
 from index.rocksdb.sst import MoreBytesNeeded
-from index.snapshot.dir_diff import LocalDir, LocalFile
+from index.snapshot.dir_diff import LocalDir
 from index.snapshot.model import DirIndex, FileIndex, FileMetadata, SstIdentity
 from tests.unit.engine.workbench import open_descriptors
 
@@ -27,13 +28,13 @@ def entry(name: str, data: bytes, sst: SstIdentity | None = None) -> FileIndex:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Each read of a file: what kind of fact, how many bytes of the file there are."""
     seen: list[tuple[str, int, int]] = []
-    real = module._read_one
+    real = module._opened_file
 
-    def watched(source: SourceDir, stop: threading.Event, item: module.Wanted) -> LocalFile:
+    def watched(source: SourceDir, item: module.Wanted) -> AbstractContextManager[int]:
         seen.append(("/".join(item.path), item.sst, item.digest))
-        return real(source, stop, item)
+        return real(source, item)
 
-    monkeypatch.setattr(module, "_read_one", watched)
+    monkeypatch.setattr(module, "_opened_file", watched)
     return seen
 
 
