@@ -4,6 +4,7 @@ The only module that reads this machine's clock and draws random numbers. What d
 but the store's clock.
 """
 
+import math
 import secrets
 import time
 import uuid
@@ -58,6 +59,25 @@ class Stopwatch:
 
     def total_s(self) -> float:
         return self._runtime.monotonic_s() - self._began_s
+
+
+class Pace:
+    """How fast a store answers and sends, as far as restores from it have shown. Not for two event loops at once."""
+
+    # What a restore of less takes does not show a rate.
+    BYTES_MIN: Final = 8 * 1024 * 1024
+
+    def __init__(self) -> None:
+        # The shortest wait for the answer to one request, and the highest rate of all that were under way together.
+        self.answer_s = math.inf
+        self.bytes_per_s = 0.0
+
+    def add_answer(self, seconds: float) -> None:
+        self.answer_s = min(self.answer_s, seconds)
+
+    def add_transfer(self, size_bytes: int, seconds: float) -> None:
+        if size_bytes >= self.BYTES_MIN and seconds > 0:
+            self.bytes_per_s = max(self.bytes_per_s, size_bytes / seconds)
 
 
 async def read_now_ms(store: BlobStore) -> int:

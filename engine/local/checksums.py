@@ -1,10 +1,18 @@
-"""Checksums that Spark makes of its files and RocksDB of the blocks of an SST. The only importer of crc32c."""
+"""Checksums of Samza, of Spark's files, and of the blocks of an SST. The only importer of crc32c and isal."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import xxhash
 from crc32c import crc32c as _crc32c
+
+try:
+    # zlib's polynomial, many times as fast as zlib on a processor that multiplies without carry.
+    from isal.isal_zlib import crc32
+except ImportError:  # there is no wheel for this machine
+    from zlib import crc32
+
+__all__ = ["BLOCK_SUMS", "crc32", "crc32c", "sum_block"]
 
 
 def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:

@@ -9,8 +9,7 @@ import functools
 import os
 import stat
 import threading
-import zlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple, Self, TypeVar
@@ -22,6 +21,7 @@ from typing_extensions import override
 from blobstore.base import Buffer, Sink
 from blobstore.local.files import write_whole
 from engine.errors import UnsafeSourceError
+from engine.local.checksums import crc32
 from engine.local.scan import (
     READ_FLAGS,
     SourceDir,
@@ -54,8 +54,9 @@ READ_BYTES: Final = 1024 * 1024
 # Reading is spread over this many threads once there is so much of it that it pays.
 READERS_MAX: Final = 4
 READ_ALONE_BYTES_MAX: Final = 16 * 1024 * 1024
-# Files that wait for these threads at a time.
-_SUBMITTED_MAX: Final = 1024
+# What one thread takes at a time.
+_GROUP_BYTES: Final = 4 * 1024 * 1024
+_GROUP_FILES_MAX: Final = 256
 
 _MAGIC: Final = b"TIDECACH"
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -102,7 +103,7 @@ class FileHasher(ContentHasher):
     @override
     def update(self, data: bytes | bytearray | memoryview) -> None:
         super().update(data)
-        self._crc32 = zlib.crc32(data, self._crc32)
+        self._crc32 = crc32(data, self._crc32)
 
     @property
     def digest(self) -> Digest:
@@ -127,7 +128,7 @@ def hash_content(data: bytes | bytearray | memoryview) -> bytes:
 
 def hash_bytes(data: bytes | bytearray | memoryview) -> Digest:
     """Return the hashes of bytes in memory."""
-    return Digest(blake3(data).digest(), zlib.crc32(data))
+    return Digest(blake3(data).digest(), crc32(data))
 
 
 class CachedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -407,9 +408,9 @@ class FactReader:
             elif known.blake3 == entry.blake3:
                 present[path] = file
         if wanted:
-            size_bytes = sum(item.file.metadata.size_bytes for item, _ in wanted)
+            sizes = [item.file.metadata.size_bytes for item, _ in wanted]
             with opened_dir(self._root) as source:
-                equal = _map_read(functools.partial(_is_equal, source, self._stop), wanted, size_bytes, self._stop)
+                equal = _map_read(functools.partial(_is_equal, source, self._stop), wanted, sizes, self._stop)
             found = zip(wanted, equal, strict=True)
             present.update((item.path, item.file) for (item, _), is_equal in found if is_equal)
         return present
@@ -418,9 +419,9 @@ class FactReader:
         """Read facts from the disk, several files at once where there is much to hash, and remember them."""
         if not wanted:
             return {}
-        size_bytes = sum(item.file.metadata.size_bytes for item in wanted if item.digest)
+        sizes = [item.file.metadata.size_bytes if item.digest else 0 for item in wanted]
         with opened_dir(self._root) as source:
-            read = _map_read(functools.partial(_read_one, source, self._stop), wanted, size_bytes, self._stop)
+            read = _map_read(functools.partial(_read_one, source, self._stop), wanted, sizes, self._stop)
         found: dict[FilePath, LocalFile] = {}
         for item, file in zip(wanted, read, strict=True):
             self._cache.record(file, looked_at_ns=self._looked_at_ns, sst_read=item.sst)
@@ -429,52 +430,95 @@ class FactReader:
 
 
 def _map_read(
-    read: Callable[[_Item], _Found], items: Sequence[_Item], size_bytes: int, stop: threading.Event
+    read: Callable[[_Item], _Found], items: Sequence[_Item], sizes: Sequence[int], stop: threading.Event
 ) -> list[_Found]:
-    """Read one file after the other, or several at once where there is much to hash."""
-    if size_bytes <= READ_ALONE_BYTES_MAX:
+    """Read one file after the other, or several at once where there is much to hash: so many bytes of each."""
+    if sum(sizes) <= READ_ALONE_BYTES_MAX:
         return [read(item) for item in items]
     found: list[_Found] = []
     with ThreadPoolExecutor(READERS_MAX, "tidemark-read") as readers:
         try:
-            # The pool makes a future of each item that it is given, and those of many files take much memory.
-            for at in range(0, len(items), _SUBMITTED_MAX):
-                found += readers.map(read, items[at : at + _SUBMITTED_MAX])
+            # To hand a file over takes as long as to hash a small one, and memory.
+            for group in readers.map(lambda group: [read(item) for item in group], _groups(items, sizes)):
+                found += group
         except BaseException:
             stop.set()
             raise
     return found
 
 
+def _groups(items: Sequence[_Item], sizes: Sequence[int]) -> Iterator[list[_Item]]:
+    """Yield the items in groups, each of as many bytes or files as one thread takes at a time."""
+    group: list[_Item] = []
+    size_bytes = 0
+    for item, item_bytes in zip(items, sizes, strict=True):
+        group.append(item)
+        size_bytes += item_bytes
+        if size_bytes >= _GROUP_BYTES or len(group) == _GROUP_FILES_MAX:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group
+
+
 def _is_equal(source: SourceDir, stop: threading.Event, item: tuple[Wanted, bytes]) -> bool:
     """Compare a file with a hash; one that cannot be read or does not hold still is not equal, and not reused."""
+    wanted, blake3 = item
+    hasher = ContentHasher()
     try:
-        return _read_one(source, stop, item[0]).blake3 == item[1]
+        with _opened_file(source, wanted) as descriptor:
+            _hash_file(descriptor, wanted, hasher, stop)
     except UnsafeSourceError:
         return False
+    return hasher.blake3 == blake3
 
 
 def _read_one(source: SourceDir, stop: threading.Event, item: Wanted) -> LocalFile:
-    path, size_bytes = source.path.joinpath(*item.path), item.file.metadata.size_bytes
     sst: SstIdentity | None = None
     digest: Digest | None = None
+    with _opened_file(source, item) as descriptor:
+        if item.sst:
+            sst = read_sst(descriptor, item.file.metadata.size_bytes)
+        if item.digest and sst is None:
+            hasher = FileHasher()
+            _hash_file(descriptor, item, hasher, stop)
+            digest = hasher.digest
+    blake3, crc32 = digest or (None, None)
+    return msgspec.structs.replace(item.file, sst=sst, blake3=blake3, crc32=crc32)
+
+
+@contextlib.contextmanager
+def _opened_file(source: SourceDir, item: Wanted) -> Iterator[int]:
+    """Open a file that has the stat of the scan, before the block and after it.
+
+    Raises:
+        UnsafeSourceError: It cannot be read, or has changed.
+    """
+    path = source.path.joinpath(*item.path)
     try:
         descriptor = os.open("/".join(item.path), READ_FLAGS, dir_fd=source.descriptor)
         try:
-            held_still = is_still(item.file, os.fstat(descriptor))
-            if held_still and item.sst:
-                sst = read_sst(descriptor, size_bytes)
-            if held_still and item.digest and sst is None:
-                digest = _read_digest(descriptor, size_bytes, stop)
-                held_still = digest is not None and is_still(item.file, os.fstat(descriptor))
+            if not is_still(item.file, os.fstat(descriptor)):
+                raise changed_error(path)
+            yield descriptor
+            if not is_still(item.file, os.fstat(descriptor)):
+                raise changed_error(path)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise unreadable_error(path, error) from error
-    if not held_still:
-        raise changed_error(path)
-    blake3, crc32 = digest or (None, None)
-    return msgspec.structs.replace(item.file, sst=sst, blake3=blake3, crc32=crc32)
+
+
+def _hash_file(descriptor: int, item: Wanted, hasher: ContentHasher, stop: threading.Event) -> None:
+    """Hash a whole file; of one that has become shorter, what there is."""
+    size_bytes = item.file.metadata.size_bytes
+    while hasher.size_bytes < size_bytes:
+        if stop.is_set():
+            raise StoppedError
+        chunk = os.pread(descriptor, min(READ_BYTES, size_bytes - hasher.size_bytes), hasher.size_bytes)
+        if not chunk:
+            return
+        hasher.update(chunk)
 
 
 def read_sst(descriptor: int, size_bytes: int) -> SstIdentity | None:
@@ -493,19 +537,6 @@ def parse_sst(name: str, data: bytes) -> SstIdentity | None:
     """Find the identity in the bytes of a whole file, as `read_sst`; None unless its name is an SST's."""
     answer = parse_sst_tail(data, len(data)) if name.endswith(".sst") else None
     return None if isinstance(answer, MoreBytesNeeded) else answer
-
-
-def _read_digest(descriptor: int, size_bytes: int, stop: threading.Event) -> Digest | None:
-    """Return the hashes of a whole file; None if it has become shorter."""
-    hasher = FileHasher()
-    while hasher.size_bytes < size_bytes:
-        if stop.is_set():
-            raise StoppedError
-        chunk = os.pread(descriptor, min(READ_BYTES, size_bytes - hasher.size_bytes), hasher.size_bytes)
-        if not chunk:
-            return None
-        hasher.update(chunk)
-    return hasher.digest
 
 
 def _with_files(local: LocalDir, known: dict[FilePath, dict[str, LocalFile]], path: FilePath) -> LocalDir:

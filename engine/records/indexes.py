@@ -19,7 +19,7 @@ from index.snapshot import model
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_index, encode_index
 from index.snapshot.contents import blob_keys, files_of, new_blob_keys
 from index.snapshot.delta import make_delta, resolve_deltas
-from index.snapshot.invariants import HASH_BYTES, INDEX_DELTAS_MAX, check_snapshot_index
+from index.snapshot.invariants import INDEX_DELTAS_MAX, check_snapshot_index
 from index.snapshot.keys import INDEXES, upload_key
 
 # A smaller index is always stored whole: a delta would save less than the request costs that it adds to a reading.
@@ -198,16 +198,17 @@ def _encode(index: model.SnapshotIndex, base: StoredSnapshot | None) -> tuple[by
         return encode_index(index), False
     if base.depth >= INDEX_DELTAS_MAX:
         return encode_index(index, base.index), False
-    # So much at least: hashes do not become smaller.
-    least_bytes = HASH_BYTES * sum(1 for _ in files_of(index.dir))
-    delta = _encode_delta(index, base) if least_bytes > WHOLE_BYTES_MAX else None
+    # The whole one would have about as many bytes a file as the one that the base grew from.
+    counts = [sum(1 for _ in files_of(each.dir)) for each in (index, base.index)]
+    expected_bytes = base.chain[-1].size_bytes * counts[0] // max(counts[1], 1)
+    delta = _encode_delta(index, base) if expected_bytes > WHOLE_BYTES_MAX else None
     # Near the cap the whole is made, so that an index too large for it is refused now, not at the end of the chain.
     fits = _weigh(index) * WEIGHT_BYTES_MAX <= INDEX_BYTES_MAX // 2
-    if fits and delta is not None and delta_pays(whole_bytes=least_bytes, delta_bytes=len(delta)):
+    if fits and delta is not None and delta_pays(whole_bytes=expected_bytes, delta_bytes=len(delta)):
         check_snapshot_index(index, base.index)
         return delta, True
     whole = encode_index(index, base.index)
-    if delta is None and least_bytes <= WHOLE_BYTES_MAX < len(whole):
+    if delta is None and expected_bytes <= WHOLE_BYTES_MAX < len(whole):
         delta = _encode_delta(index, base)
     if delta is not None and delta_pays(whole_bytes=len(whole), delta_bytes=len(delta)):
         return delta, True

@@ -15,7 +15,7 @@ from engine.local.digests import DigestCaches
 from engine.records.find import MissingBlobs
 from engine.records.indexes import IndexCache
 from engine.records.log import check_commits, read_record
-from engine.runtime import Runtime
+from engine.runtime import Pace, Runtime
 from engine.settings import TransferSettings
 from engine.text import without_credentials
 from index.snapshot.codec import decode_repository, encode_record
@@ -49,6 +49,8 @@ class OpenRepository(msgspec.Struct, frozen=True, kw_only=True):
     indexes: IndexCache = msgspec.field(default_factory=IndexCache)
     # What was found missing: the next backup uploads it again (design 0006, M1).
     missing_blobs: MissingBlobs = msgspec.field(default_factory=MissingBlobs)
+    # What restores have shown of the store's speed.
+    pace: Pace = msgspec.field(default_factory=Pace)
 
     def without_digests(self, settings: TransferSettings | None = None) -> "OpenRepository":
         """Return the repository for work on directories that are soon gone: their hashes are not kept."""

@@ -5,7 +5,6 @@ The rules are in design/samza.md. Samza's index has a size and a CRC32 for each 
 
 import os
 import tempfile
-import zlib
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -19,6 +18,7 @@ from blobstore.local.files import FileSink, create_to_write, write_all_at
 from engine.backup.backup import BackupOptions
 from engine.commit.writer import until_known
 from engine.errors import DamagedError
+from engine.local.checksums import crc32
 from engine.repository.repository import Repository
 from engine.restore.staging import target_errors
 from engine.runtime import NO_PROGRESS, Progress
@@ -190,14 +190,14 @@ class _PartSink(FileSink):
             raise TooLargeError
         write_all_at(self._descriptor, self._start + self.size_bytes, data)
         self.size_bytes += len(data)
-        self.crc32 = zlib.crc32(data, self.crc32)
+        self.crc32 = crc32(data, self.crc32)
 
 
 async def _fetch(file: SamzaFile, blobs: BlobStore, path: Path) -> None:
-    crc32 = 0
+    found = 0
     async with create_to_write(path) as out:
         for run in file.blobs:
-            sink = _PartSink(out.descriptor, run.file_offset_bytes, run.size_bytes, crc32)
+            sink = _PartSink(out.descriptor, run.file_offset_bytes, run.size_bytes, found)
             try:
                 await blobs.read_into(run.blob_id, sink)
             except (BlobNotFoundError, TooLargeError) as error:
@@ -206,9 +206,9 @@ async def _fetch(file: SamzaFile, blobs: BlobStore, path: Path) -> None:
             if sink.size_bytes != run.size_bytes:
                 message = f"blob {run.blob_id!r} has {sink.size_bytes} bytes, and {run.size_bytes} in the index"
                 raise _damaged(file, message)
-            crc32 = sink.crc32
-    if crc32 != file.crc32:
-        raise _damaged(file, f"its CRC32 is {crc32}, and {file.crc32} in the index")
+            found = sink.crc32
+    if found != file.crc32:
+        raise _damaged(file, f"its CRC32 is {found}, and {file.crc32} in the index")
 
     def finish() -> None:
         path.chmod(file.mode)

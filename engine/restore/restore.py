@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -31,11 +32,10 @@ from engine.restore.staging import Staging, look_at_target, target_errors
 from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
 from engine.runtime import NO_PROGRESS, Progress, Stopwatch
-from engine.settings import TransferSettings
 from engine.text import Where
 from index.display import DisplayMixin, format_files, format_seconds, format_texts
 from index.plan.commits import Commit
-from index.plan.restore import RestorePlan, plan_restore
+from index.plan.restore import GAP_BYTES_FIRST, RestorePlan, choose_gap_bytes, plan_restore
 from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.dir_diff import LocalFile, pairs_to_identify
 from index.snapshot.model import CommitPointer, FilePath, SnapshotIndex, StoreReference
@@ -223,12 +223,16 @@ class StagedRestore(msgspec.Struct, kw_only=True):
 
     async def download(self, index: SnapshotIndex, *, requests: int) -> None:
         """Build beside the target what an index names, which took some GETs and need not be in the store as it is."""
-        self.watch.end_phase("index")
-        staging, settings = self.staging, self.repository.settings
-        plan = await _plan(index, staging.target, settings, self.options, self.cache if staging.replaces else None)
+        watch, staging, settings, pace = self.watch, self.staging, self.repository.settings, self.repository.pace
+        watch.end_phase("index")
+        if requests:
+            pace.add_answer(watch.phase_s("index") / requests)
+        plan = await _plan(
+            self.repository, index, staging.target, self.options, self.cache if staging.replaces else None
+        )
         self.progress.total(files=plan.files_count, bytes_=plan.size_bytes)
         await run_blocking(staging.prepare, plan.dirs, [file.size_bytes for file in plan.written])
-        self.watch.end_phase("prepare")
+        watch.end_phase("prepare")
         source = -1
         with target_errors(staging.target):
             if plan.links or plan.copies:
@@ -250,7 +254,8 @@ class StagedRestore(msgspec.Struct, kw_only=True):
             if source >= 0:
                 os.close(source)
         self.done = plan, downloader, requests
-        self.watch.end_phase("download")
+        watch.end_phase("download")
+        pace.add_transfer(downloader.bytes_fetched, watch.phase_s("download"))
 
     async def publish(self) -> RestoreResult:
         if self.done is None:
@@ -327,7 +332,7 @@ async def read_index_of(store: BlobStore, reference: StoreReference) -> tuple[Sn
 
 
 async def _plan(
-    index: SnapshotIndex, target: Path, settings: TransferSettings, options: TargetOptions, cache: DigestCache | None
+    repository: OpenRepository, index: SnapshotIndex, target: Path, options: TargetOptions, cache: DigestCache | None
 ) -> RestorePlan:
     """Plan a restore; of a target with content, which has a cache, files of the snapshot are reused (I2)."""
     present: dict[FilePath, LocalFile] = {}
@@ -337,8 +342,18 @@ async def _plan(
             present = await asyncio.to_thread(_find_present, target, index, cache, stop)
         finally:
             stop.set()
-    owners_count = options.owners is not OwnerPolicy.IGNORE
-    return await run_blocking(plan_restore, index, present, range_bytes=settings.range_bytes, owners_count=owners_count)
+    settings, pace = repository.settings, repository.pace
+    is_known = pace.bytes_per_s > 0 and pace.answer_s < math.inf
+    return await run_blocking(
+        plan_restore,
+        index,
+        present,
+        range_bytes=settings.range_bytes,
+        owners_count=options.owners is not OwnerPolicy.IGNORE,
+        gap_bytes=choose_gap_bytes(pace.answer_s / settings.in_flight_max, pace.bytes_per_s)
+        if is_known
+        else GAP_BYTES_FIRST,
+    )
 
 
 def _find_present(
@@ -396,4 +411,4 @@ async def plan_restore_store(
     async with repository.digests.of(target) as cache:
         _, has_content = await asyncio.to_thread(look_at_target, target, replace=options.replace)
         index, _ = await _read_chosen(repository.store, reference, options.files)
-        return await _plan(index, target, repository.settings, options, cache if has_content else None)
+        return await _plan(repository, index, target, options, cache if has_content else None)

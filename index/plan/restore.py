@@ -10,8 +10,13 @@ from index.snapshot.dir_diff import LocalFile
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import BlobKey, FileIndex, FilePath, SnapshotIndex
 
-# Dead bytes of a pack that are fetched along, so that what is before and after them is one request.
-GAP_BYTES_MAX: Final = 256 * 1024
+# Dead bytes of a pack that are fetched along, so that what is before and after them is one request (design 0008, R11):
+# until it is known how fast a store answers and sends, and the limits of what is chosen then.
+GAP_BYTES_FIRST: Final = 1024 * 1024
+GAP_BYTES_MIN: Final = 256 * 1024
+GAP_BYTES_MAX: Final = 4 * 1024 * 1024
+# What a request takes of this machine's processor.
+_REQUEST_WORK_S: Final = 0.001
 
 # A snapshot may come from anywhere: no restored file runs with its owner's rights. No store has such files.
 RESTORED_MODE: Final = 0o777
@@ -96,8 +101,23 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
             yield copy.target
 
 
+def choose_gap_bytes(wait_s: float, bytes_per_s: float) -> int:
+    """Return how many bytes come in the time that one more request would take.
+
+    Args:
+        wait_s: How long a request waits for its answer, divided by the number of requests under way at once.
+        bytes_per_s: At what rate the answers to all of them come.
+    """
+    return round(min(max(GAP_BYTES_MIN, (wait_s + _REQUEST_WORK_S) * bytes_per_s), GAP_BYTES_MAX))
+
+
 def plan_restore(
-    index: SnapshotIndex, present: Mapping[FilePath, LocalFile], *, range_bytes: int, owners_count: bool
+    index: SnapshotIndex,
+    present: Mapping[FilePath, LocalFile],
+    *,
+    range_bytes: int,
+    owners_count: bool,
+    gap_bytes: int = GAP_BYTES_FIRST,
 ) -> RestorePlan:
     """Choose from where each file comes; the plan names every file and every directory of the snapshot once.
 
@@ -105,6 +125,7 @@ def plan_restore(
         present: Local files by path, their content known to be that of the snapshot's file of the path (I2).
         range_bytes: The largest range of a pack to ask for at once.
         owners_count: Whether a file of another owner or group is not the same file.
+        gap_bytes: The most bytes between two files of a pack that are asked for with them.
 
     Raises:
         UnsafeNameError: A name is not a single path component.
@@ -142,7 +163,7 @@ def plan_restore(
         inline=tuple(inline),
         links=tuple(links),
         copies=tuple(copies),
-        runs=tuple(run for key, files in packed.items() for run in _runs(key, files, range_bytes)),
+        runs=tuple(run for key, files in packed.items() for run in _runs(key, files, range_bytes, gap_bytes)),
         streams=tuple(streams),
     )
 
@@ -157,7 +178,7 @@ def _is_linkable(local: LocalFile, entry: FileIndex, *, owners_count: bool) -> b
     )
 
 
-def _runs(key: BlobKey, files: Collection[RestoredFile], range_bytes: int) -> Iterator[FetchedRun]:
+def _runs(key: BlobKey, files: Collection[RestoredFile], range_bytes: int, gap_bytes: int) -> Iterator[FetchedRun]:
     """Join the files of a pack to ranges, bridging small gaps, none longer than `range_bytes`, none with an overlap."""
     run: list[RestoredFile] = []
     start = end = 0
@@ -168,7 +189,7 @@ def _runs(key: BlobKey, files: Collection[RestoredFile], range_bytes: int) -> It
     for file in sorted(files, key=_blob_offset_bytes):
         at = _blob_offset_bytes(file)
         file_end = at + file.size_bytes
-        if run and (not 0 <= at - end <= GAP_BYTES_MAX or file_end - start > range_bytes):
+        if run and (not 0 <= at - end <= gap_bytes or file_end - start > range_bytes):
             yield closed()
             run = []
         if not run:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index.plan.backup import BackupLimits, BackupPlan, build_snapshot, plan_backup
-from index.plan.restore import GAP_BYTES_MAX, plan_restore
+from index.plan.restore import GAP_BYTES_FIRST, plan_restore
 from index.snapshot.delta import apply_delta, make_delta
 from index.snapshot.dir_diff import diff_dir
 from index.snapshot.invariants import check_snapshot_index
@@ -185,6 +185,6 @@ def test_restore_plan_names_every_file_once_and_its_ranges_hold_the_right_bytes(
             at = file.entry.blobs[0].blob_offset_bytes - run.start
             assert fetched[at : at + file.size_bytes] == content_of(tree, file.path)
             ends.append((at, at + file.size_bytes))
-        assert all(start - end <= GAP_BYTES_MAX for (_, end), (start, _) in pairwise(ends))
+        assert all(start - end <= GAP_BYTES_FIRST for (_, end), (start, _) in pairwise(ends))
     for at, path in enumerate(plan.dirs):
         assert path[:-1] in {(), *plan.dirs[:at]}

@@ -9,22 +9,24 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
+from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from blobstore.s3.settings import S3Settings
 from engine.blocking import LoopThread
 from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.restore import find_checkpoint_backup, find_job
-from engine.errors import NotFoundError, UsageError
+from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.records.find import require_store
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of, staged_restore
+from engine.settings import MIB
 from engine.spark.access import Access, absolute, open_on_driver
 from engine.spark.sources.tables import Kind, Table
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
@@ -51,14 +53,14 @@ RowForm = Literal["typed", "bytes"]
 
 _WHERE: Final = frozenset({"path", "checkpoint", "repository", "job"})
 _WHICH: Final = frozenset({"operator", "partition", "store"})
-_ROWS: Final = frozenset({"family", "rows"})
+_ROWS: Final = frozenset({"family", "rows", "max_partition_bytes"})
 # What each source takes beside where to read.
 _TAKEN: Final = {
     "tidemark_state": _WHICH | _ROWS | {"batch"},
     "tidemark_state_diff": _WHICH | _ROWS | {"from_batch", "to_batch"},
     "tidemark_files": _WHICH | {"batch"},
 }
-_NUMBERS: Final = frozenset({"batch", "operator", "from_batch", "to_batch"})
+_NUMBERS: Final = frozenset({"batch", "operator", "from_batch", "to_batch", "max_partition_bytes"})
 # Of `blobstore.s3.settings.S3Settings`: `s3.endpoint_url`, `s3.path_style` and so on.
 _S3: Final = "s3."
 # What Spark's other file systems for S3 are called.
@@ -85,6 +87,9 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     family: str | None = None
     # None: typed where one table fits all that is read, else bytes.
     rows: RowForm | None = None
+    # Stores share an input partition up to this size of their files together. A task of Spark that runs Python costs as
+    # much as to read some 10 MB, and a large store should not wait for another.
+    max_partition_bytes: int = 32 * MIB
     # How the store is reached; its credentials each process finds by itself.
     s3: S3Settings = S3Settings()
 
@@ -162,6 +167,7 @@ def _refused(source: str, name: str, reason: str) -> UsageError:
 
 # Where Spark lets a worker keep what is too large for memory.
 _LOCAL_DIRS: Final = "SPARK_LOCAL_DIRS"
+_MEASURED_AT_ONCE: Final = 16
 
 
 class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +183,14 @@ class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, *stores: StoreId) -> "CheckpointPlace":  # noqa: ARG002  # all of it is one place
         return self
+
+    def measure(self, loop: LoopThread, directory: CheckpointDir, stores: Sequence[StoreId]) -> list[int]:
+        """Return the bytes of each store's files, in `directory` as `open_logs` has opened it: one LIST for each."""
+
+        async def measure(of: StoreId) -> int:
+            return sum(status.size_bytes for status in await directory.walk(of.path))
+
+        return loop.run(map_bounded(measure, stores, in_flight_max=_MEASURED_AT_ONCE))
 
     @contextlib.contextmanager
     def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
@@ -211,6 +225,20 @@ class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
         kept = tuple(store for store in self.commit.record.stores if (store.task, store.store) in wanted)
         record = msgspec.structs.replace(self.commit.record, stores=kept)
         return msgspec.structs.replace(self, commit=msgspec.structs.replace(self.commit, record=record))
+
+    def measure(self, loop: LoopThread, directory: CheckpointDir, stores: Sequence[StoreId]) -> list[int]:  # noqa: ARG002
+        """Return the bytes of each store's files, by its index; 0 if that is damaged, as its reading will say."""
+        with self.access.borrow() as repository:
+            opened = repository.asynchronous
+
+            async def measure(of: StoreId) -> int:
+                try:
+                    index = await opened.read_index(require_store(self.commit, of.task, of.store).index)
+                except DamagedError:
+                    return 0
+                return sum(entry.metadata.size_bytes for _, entry in files_of(index.dir))
+
+            return repository.loop.run(map_bounded(measure, stores, in_flight_max=_MEASURED_AT_ONCE))
 
     @contextlib.contextmanager
     def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
@@ -286,6 +314,8 @@ class StoreRead(msgspec.Struct, frozen=True, kw_only=True):
 
     place: Place
     store: StoreAt
+    # Of all of its files, those of other versions too.
+    size_bytes: int = 0
 
 
 class QueryRead(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,17 +350,22 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
     def subject(self) -> str:
         return f"state of {self.id}"
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(read.size_bytes for read in self.reads if read is not None)
+
     def columns(self) -> dict[str, object]:
         """Return the values of the columns that are known before anything is read; filters are pushed down on these."""
         return {**msgspec.structs.asdict(self.id), **({} if self.changes else {"version": self.version})}
 
 
 class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one DataFrame reads, a task for each store."""
+    """What one DataFrame reads, a task for one store or several small ones."""
 
     works: tuple[StoreWork, ...]
     table: Table | None
     changes: bool
+    max_partition_bytes: int
 
 
 def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
@@ -354,6 +389,8 @@ def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
         if options.family is not None:
             _check_family(families, options.family)
         table = None if options.rows == "bytes" else _find_table(place, query, chosen, families, options.family)
+        is_alone = len(chosen) <= 1 or not options.max_partition_bytes
+        sizes = [0] * len(chosen) if is_alone else place.measure(loop, directory, [store.id for store in chosen])
     if options.rows == "typed" and table is None:
         names = ", ".join(sorted(frozenset[str]().union(*families.values())))
         raise UsageError(
@@ -363,7 +400,10 @@ def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
             hint=f"choose one table with the options `operator` and {f'`family` ({names})' if names else '`store`'}, "
             "or read with rows=bytes",
         )
-    reads = tuple(StoreRead(place=place.of(store.id), store=store) for store in chosen)
+    reads = tuple(
+        StoreRead(place=place.of(store.id), store=store, size_bytes=size_bytes)
+        for store, size_bytes in zip(chosen, sizes, strict=True)
+    )
     return QueryRead(batch=query.batch, place=place, stores=reads, table=table)
 
 
@@ -384,7 +424,21 @@ def plan_read(options: SourceOptions, *batches: int | None) -> ReadPlan:
         StoreWork(id=of, reads=tuple(found.get(of) for found in stores), table=table, family=options.family)
         for of in ids
     )
-    return ReadPlan(works=works, table=table, changes=len(batches) > 1)
+    most = options.max_partition_bytes
+    return ReadPlan(works=works, table=table, changes=len(batches) > 1, max_partition_bytes=most)
+
+
+def group_works(works: Sequence[StoreWork], size_bytes_max: int) -> list[tuple[StoreWork, ...]]:
+    """Give the stores to tasks, in their order: to each as many as have so many bytes together, and at least one."""
+    groups: list[list[StoreWork]] = []
+    held_bytes = 0
+    for work in works:
+        held_bytes += work.size_bytes
+        if not groups or held_bytes > size_bytes_max or not size_bytes_max:
+            groups.append([])
+            held_bytes = work.size_bytes
+        groups[-1].append(work)
+    return [tuple(group) for group in groups]
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from engine.spark.sources.plan import (
     ReadPlan,
     SourceOptions,
     StoreWork,
+    group_works,
     load_store,
     noting_hints,
     plan_read,
@@ -173,7 +174,7 @@ class FilesWork(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_files(options: SourceOptions) -> tuple[FilesWork, ...]:
     """Return what there is to list. Raises as `plan_state`."""
-    query = plan_state(msgspec.structs.replace(options, rows="bytes"), options.batch)
+    query = plan_state(msgspec.structs.replace(options, rows="bytes", max_partition_bytes=0), options.batch)
     works = tuple(FilesWork(place=read.place, batch=query.batch, store=read.store) for read in query.stores)
     if options.chooses_stores:
         return works
@@ -311,7 +312,7 @@ def register_sources(spark: SparkSession, *, push_filters: bool = False) -> None
 
 
 class _Reader(datasource.DataSourceReader, Generic[Work]):
-    """Reads a partition for each work, which says what a task reads: beside it the class alone travels."""
+    """Reads works, one or several a partition, which say what a task reads: beside them the class alone travels."""
 
     def __init__(self, works: Sequence[Work]) -> None:
         self._works = works
@@ -322,20 +323,32 @@ class _Reader(datasource.DataSourceReader, Generic[Work]):
 
     @override
     def partitions(self) -> Sequence[datasource.InputPartition]:
-        return [datasource.InputPartition(work) for work in self._works]
+        return [datasource.InputPartition(works) for works in self.groups()]
+
+    def groups(self) -> Sequence[tuple[Work, ...]]:
+        return [(work,) for work in self._works]
 
     @override
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is not None:  # Spark's own partition, if filters left none
             with noting_hints():
-                yield from self.batches(partition.value)
+                for work in partition.value:
+                    yield from self.batches(work)
 
     def batches(self, work: Work) -> Iterator[pa.RecordBatch]:
         raise NotImplementedError
 
 
 class StoresReader(_Reader[StoreWork]):
-    """Read stores, each as one partition."""
+    """Read stores, small ones together as one partition."""
+
+    def __init__(self, works: Sequence[StoreWork], max_partition_bytes: int) -> None:
+        super().__init__(works)
+        self._max_partition_bytes = max_partition_bytes
+
+    @override
+    def groups(self) -> Sequence[tuple[StoreWork, ...]]:
+        return group_works(self._works, self._max_partition_bytes)
 
     @override
     def batches(self, work: StoreWork) -> Iterator[pa.RecordBatch]:
@@ -379,7 +392,8 @@ class _StoresSource(datasource.DataSource):
     @override
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         with noting_hints():
-            return (PushingReader if self.pushes_filters else StoresReader)(self.plan.works)
+            reader = PushingReader if self.pushes_filters else StoresReader
+            return reader(self.plan.works, self.plan.max_partition_bytes)
 
 
 class StateSource(_StoresSource):
@@ -396,6 +410,8 @@ class StateSource(_StoresSource):
         family: Only this column family: a state variable of transformWithState, its timers, or a table of a join.
         s3.endpoint_url, s3.path_style, …: How an S3 store is reached, as `S3Settings`. No credentials.
         rows: `typed` or `bytes`. By default typed, if all that is read is one table that has a schema.
+        max_partition_bytes: Stores are read by one task up to this size of their files together, by default 32 MiB; 0:
+            each by its own.
 
     Columns: operator, partition, store, version, then typed rows as key and value, others as family, key and value. A
     list has a `list_element` in each row, a map `user_map_key` and `user_map_value`, and a timer
@@ -419,7 +435,8 @@ class DiffSource(_StoresSource):
 
     Options:
         from_batch, to_batch: Committed ones; the state is what they left. `to_batch` is the newest if not given.
-        checkpoint, repository, job, operator, partition, store, family, rows: As for `tidemark_state`.
+        checkpoint, repository, job, operator, partition, store, family, rows, max_partition_bytes: As for
+            `tidemark_state`.
 
     Columns: operator, partition, store, change (`added`, `removed` or `changed`), then for typed rows key, before and
     after, a list being an array; for others family, key, before and after. What was not there is null.

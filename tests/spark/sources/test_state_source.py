@@ -96,6 +96,26 @@ def test_a_backup_is_read_as_the_checkpoint_it_is_of(counted: StatefulQuery, tmp
     assert rows_of(older) == rows_of(by_us(session, counted, batch=oldest, partition=1))
 
 
+@pytest.mark.parametrize("most, tasks", [(None, 1), ("1", 2), ("0", 2)])
+def test_small_stores_are_read_by_one_task(
+    counted: StatefulQuery, tmp_path: Path, url: str, most: str | None, tasks: int
+) -> None:
+    session = reading_session(counted)
+    options = {} if most is None else {"max_partition_bytes": most}
+    read = by_us(session, counted, **options)
+    assert read.rdd.getNumPartitions() == tasks
+    assert rows_of(read) == rows_of(by_spark(session, counted))
+
+    async def backup() -> None:
+        async with await Repository.open(url) as repository:
+            await backup_checkpoint(repository, counted.checkpoint)
+
+    asyncio.run(backup())
+    backed_up = session.read.format("tidemark_state").option("repository", url).options(**options).load()
+    assert backed_up.rdd.getNumPartitions() == tasks
+    assert rows_of(backed_up) == rows_of(read)
+
+
 def test_a_damaged_block_is_an_error_and_never_fewer_rows(counted: StatefulQuery, checkpoint: Path) -> None:
     session = reading_session(counted)
     read = session.read.format("tidemark_state").option("rows", "bytes")

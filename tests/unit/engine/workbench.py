@@ -14,7 +14,7 @@ from engine.backup.backup import BackupOptions, BackupResult, WholeDirectory, ba
 from engine.local.digests import DigestCache, DigestCaches
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.restore import RestoreOptions, RestoreResult, read_index_of, restore_store, staged_restore
-from engine.runtime import NO_PROGRESS, Runtime
+from engine.runtime import NO_PROGRESS, Pace, Runtime
 from engine.settings import TransferSettings
 from index.snapshot.model import RepositoryRecord, Scope, StoreReference
 from tests.doubles import InterposedStore
@@ -62,6 +62,7 @@ class Workbench:
         self.store = InterposedStore(self.metered)
         self.cache = DigestCache()
         self.runtime = Runtime()
+        self.pace = Pace()
         self.settings = SETTINGS
         self.directory = root / "state"
         self.directory.mkdir()
@@ -92,6 +93,7 @@ class Workbench:
             "settings": self.settings,
             "runtime": self.runtime,
             "digests": _OneCache(self.cache),
+            "pace": self.pace,
         }
         return OpenRepository(**(parts | changed))
 

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from engine.local import digests as module
 from engine.local.digests import DigestCache, FactReader, StoppedError, hash_bytes
 from engine.local.scan import SourceDir, scan_dir
 from index.rocksdb.sst import MoreBytesNeeded
-from index.snapshot.dir_diff import LocalDir, LocalFile
+from index.snapshot.dir_diff import LocalDir
 from index.snapshot.model import DirIndex, FileIndex, FileMetadata, SstIdentity
 from tests.unit.engine.workbench import open_descriptors
 
@@ -27,13 +28,13 @@ def entry(name: str, data: bytes, sst: SstIdentity | None = None) -> FileIndex:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Each read of a file: what kind of fact, how many bytes of the file there are."""
     seen: list[tuple[str, int, int]] = []
-    real = module._read_one
+    real = module._opened_file
 
-    def watched(source: SourceDir, stop: threading.Event, item: module.Wanted) -> LocalFile:
+    def watched(source: SourceDir, item: module.Wanted) -> AbstractContextManager[int]:
         seen.append(("/".join(item.path), item.sst, item.digest))
-        return real(source, stop, item)
+        return real(source, item)
 
-    monkeypatch.setattr(module, "_read_one", watched)
+    monkeypatch.setattr(module, "_opened_file", watched)
     return seen
 
 
@@ -128,8 +129,12 @@ def test_sst_that_keeps_asking_for_more_has_no_identity(
     assert given == [4096, *asked][:tries]
 
 
-def test_much_to_hash_is_read_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READ_ALONE_BYTES_MAX", 0)
+@pytest.mark.parametrize("limits", [{"_GROUP_FILES_MAX": 3}, {"_GROUP_BYTES": 2500}, {}], ids=["files", "bytes", "one"])
+def test_much_to_hash_is_read_by_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
+    for name, limit in ({"READ_ALONE_BYTES_MAX": 0} | limits).items():
+        monkeypatch.setattr(module, name, limit)
     data = {f"{i:03d}": os.urandom(1000) for i in range(50)}
     for name, content in data.items():
         (tmp_path / name).write_bytes(content)

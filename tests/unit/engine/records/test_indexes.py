@@ -196,10 +196,10 @@ class TestDeltas:
         for stored in written:
             assert await read_stored_snapshot(store, stored.chain[0]) == stored
 
-    async def test_whole_of_an_index_whose_hashes_alone_are_large_is_checked_and_not_made(
+    async def test_whole_of_an_index_that_would_be_large_is_checked_and_not_made(
         self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        (first,) = await chain_of(store, 1, files=600)
+        (first,) = await chain_of(store, 1)
         made: list[type] = []
 
         def watched(index: StoredIndex, base: SnapshotIndex | None = None) -> bytes:
@@ -207,7 +207,7 @@ class TestDeltas:
             return encode_index(index, base)
 
         monkeypatch.setattr(index_io, "encode_index", watched)
-        index = snapshot(2, 600, changed=1, before=first.index)
+        index = snapshot(2, 400, changed=1, before=first.index)
         stored, _ = await write_index(store, index, scope=SCOPE, ttl_ms=TTL_MS, base=first)
         assert made == [IndexDelta]
         assert stored.depth == 1

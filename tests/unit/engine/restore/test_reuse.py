@@ -1,5 +1,6 @@
 """A restore takes what the old directory has already, and nothing that only looks like it."""
 
+import math
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from engine.errors import EngineError, TargetError
 from engine.local import digests
 from engine.local.digests import hash_bytes
 from engine.local.scan import local_file
+from engine.settings import KIB, TransferSettings
 from index.snapshot.model import SstIdentity
 from tests.unit.engine.restore.restore_kit import FORMS, backed_up, restored_whole
 from tests.unit.engine.workbench import Workbench, read_tree
@@ -34,7 +36,7 @@ class TestReuse:
         self, restored: Workbench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         restored.cache._trust_stat = True
-        monkeypatch.setattr(digests, "_read_one", None)
+        monkeypatch.setattr(digests, "_is_equal", None)
         result = await restored.restore(replace=True)
         assert restored_whole(restored)
         assert restored.meter.requests == {"get": 1}
@@ -69,6 +71,29 @@ class TestReuse:
         assert restored_whole(bench)
         assert bench.meter.requests == {"get": 4}
         assert (result.files_fetched, result.bytes_fetched) == (1, 20_000)
+
+    async def test_gaps_between_missing_files_are_fetched_along_where_a_request_costs_more(
+        self, tmp_path: Path
+    ) -> None:
+        bench = Workbench(tmp_path)
+        bench.settings = TransferSettings()
+        bench.write({f"{i:02d}": os.urandom(90 * KIB) for i in range(100)})
+        await bench.backup()
+        await bench.restore()
+        # Of 9 MB a rate is known; it may be that of a disk, on which a gap of ten files is nothing.
+        assert bench.pace.answer_s < math.inf
+        assert bench.pace.bytes_per_s > 0
+        requests = {}
+        for name, answer_s, bytes_per_s in (("slow", 0.001, 1e8), ("fast", 0.1, 1e9)):
+            for i in range(0, 100, 10):
+                (bench.target / f"{i:02d}").unlink()
+            bench.pace.answer_s, bench.pace.bytes_per_s = answer_s, bytes_per_s
+            result = await bench.restore(replace=True)
+            assert read_tree(bench.target) == read_tree(bench.directory)
+            assert result.files_fetched == 10
+            requests[name] = result.requests
+        # One for the index; the ten files are in one pack.
+        assert requests == {"slow": 11, "fast": 2}
 
     async def test_ninety_percent_present_fetches_the_rest(self, tmp_path: Path) -> None:
         bench = Workbench(tmp_path)

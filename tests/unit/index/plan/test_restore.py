@@ -4,14 +4,14 @@ import msgspec
 import pytest
 
 from index.errors import UnsafeNameError
-from index.plan.restore import GAP_BYTES_MAX, plan_restore
+from index.plan.restore import GAP_BYTES_FIRST, GAP_BYTES_MAX, GAP_BYTES_MIN, choose_gap_bytes, plan_restore
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import DirIndex, FileBlob, FileIndex, Pack, SnapshotIndex, SnapshotMetadata, UniqueId
 from tests.unit.index.builders import blob_key, file_index, local_file
 
 METADATA = SnapshotMetadata(job="job", task="0", store="s", version=1, unique_id=UniqueId("u"))
 KEY = blob_key(1)
-GAP = GAP_BYTES_MAX
+GAP = GAP_BYTES_FIRST
 
 
 def in_pack(name: str, offset: int, size: int) -> FileIndex:
@@ -50,6 +50,28 @@ def test_neighbours_in_a_pack_are_one_request(
     assert shown == ranges
     assert plan.fetch_requests == len(ranges)
     assert plan.fetch_bytes == sum(int(text.split("+")[1].split(":")[0]) for text in ranges)
+
+
+@pytest.mark.parametrize(
+    "wait_s, bytes_per_s, gap_bytes",
+    [
+        (0.020 / 16, 200e6, 450_000),  # a region away: 20 ms, sixteen at once
+        (0.002, 1e9, 3_000_000),
+        (0.0001, 50e6, GAP_BYTES_MIN),
+        (1.0, 1e9, GAP_BYTES_MAX),
+        (0.0, 0.0, GAP_BYTES_MIN),
+    ],
+)
+def test_a_gap_is_what_comes_in_the_time_of_a_request(wait_s: float, bytes_per_s: float, gap_bytes: int) -> None:
+    assert choose_gap_bytes(wait_s, bytes_per_s) == gap_bytes
+
+
+@pytest.mark.parametrize("gap_bytes, requests", [(0, 3), (9, 3), (10, 2), (100, 1)])
+def test_files_of_a_pack_are_asked_for_together_over_a_gap_of_that_size(gap_bytes: int, requests: int) -> None:
+    files = [in_pack("a", 0, 10), in_pack("b", 20, 10), in_pack("c", 130, 10)]
+    index = snapshot(*files, pack_bytes=1 << 20)
+    plan = plan_restore(index, {}, range_bytes=1 << 20, owners_count=False, gap_bytes=gap_bytes)
+    assert plan.fetch_requests == requests
 
 
 def test_packed_file_larger_than_a_range_is_streamed() -> None:
