@@ -310,7 +310,7 @@ class _LogsCheck:
         skipped = {} if has_state else dict.fromkeys(n for n in range(oldest, newest) if n not in logged)
         if skipped:
             lacking = count(len(skipped), "batch has", "batches have")
-            message = f"is not there, nor is {OFFSETS}/{min(skipped)}; {lacking} neither of the two"
+            message = f"is not there, nor is {OFFSETS}/{min(skipped)}; {lacking} neither file"
             self._warn(f"{COMMITS}/{min(skipped)}", message, _SKIPPED_HINT)
         for batch in (n for n in range(oldest, newest + 1) if n not in skipped):
             if batch not in known:

@@ -22,12 +22,12 @@ from typing import Final
 import msgspec
 
 from engine.checkpoint.errors import unreadable
-from engine.errors import DamagedError
+from engine.errors import DamagedError, bare_message
 from engine.local.checksums import BLOCK_SUMS, crc32c, sum_block
 from engine.local.scan import READ_FLAGS
 from engine.state.compression import Codec, decompress_chunks, decompress_sst_block
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
-from index.errors import DamagedChangelogError
+from index.errors import DamagedChangelogError, FormatError
 from index.rocksdb import sst
 from index.spark import checksums
 from index.spark.changelog import PUT, ChangelogDecoder, ChangelogHeader, check_header
@@ -50,6 +50,10 @@ _FOLLOWED: Final = 0x8
 _READ_BYTES: Final = 1024 * 1024
 _HIDDEN_BYTES_MAX: Final = 256 * 1024 * 1024
 _HIDDEN_HINT: Final = "the file was replaced by something else, or the disk fails; take it from a backup"
+
+
+# About a `.crc` beside a name without an id.
+MISFIT_HINT: Final = "compare both with a backup, and delete the .crc if its file is right: Spark 4.1 reads neither"
 
 
 class ChangelogReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +141,26 @@ def check_zip_file(source: Path | bytes, *, checksum: bytes | None, subject: str
         message = f"cannot be read from its front, as Spark reads it: {error}"
         raise DamagedError(message, operation="check", subject=subject, hint=_HINT) from error
     return found
+
+
+def find_misfit(path: Path, checksum: bytes) -> str:
+    """Compare a file whose name has no id with its `.crc`; return in which way they differ, or "". Blocks.
+
+    Either may be the one that is right: a later Spark writes such a name again without its `.crc` (0004, N5).
+    """
+    sum_ = size_bytes = 0
+    try:
+        for chunk in _chunks(path, _CHUNK_BYTES):
+            sum_ = crc32c(chunk, sum_)
+            size_bytes += len(chunk)
+    except OSError as error:
+        raise unreadable(path, error, _HINT) from error
+    try:
+        expected = checksums.decode_file_checksum(checksum, subject=path.name)
+        checksums.check_file_checksum(expected, crc32c=sum_, size_bytes=size_bytes, subject=path.name)
+    except FormatError as error:
+        return f"does not fit {path.name} ({bare_message(error)})"
+    return ""
 
 
 def _opened(path: Path) -> io.FileIO:

@@ -21,7 +21,14 @@ from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.backup.backup import BackupSource
 from engine.checkpoint.errors import error_context, lacks, with_subject
-from engine.checkpoint.file_check import check_changelog_file, check_hidden, check_sst, check_zip_file
+from engine.checkpoint.file_check import (
+    MISFIT_HINT,
+    check_changelog_file,
+    check_hidden,
+    check_sst,
+    check_zip_file,
+    find_misfit,
+)
 from engine.checkpoint.findings import Findings
 from engine.errors import DamagedError, EngineError, UnsafeSourceError, restated
 from engine.local.scan import changed_error, is_unchanged, local_file, refusing, special_error
@@ -473,6 +480,15 @@ class LiveStore(_LiveSource):
                 await run_blocking(lambda: check_changelog_file(self._path(path), codec, parsed.of, checksum=checksum))
             if checksum is None:
                 await self._check_hidden(path)
+                await self._compare_checksum((names.checksum_name(path[0]),), path)
+
+    async def _compare_checksum(self, name: FilePath, path: FilePath) -> None:
+        """Warn of a checksum that is not that of its file, which has a name without an id (K4)."""
+        if name in self._chosen:
+            self._brought |= await self._files.bring([name])
+            checksum = await run_blocking(read_small, self._path(name), FILE_CHECKSUM_BYTES_MAX)
+            if misfit := await run_blocking(find_misfit, self._path(path), checksum):
+                self.findings.warn("/".join(name), misfit, MISFIT_HINT, "K4")
 
     async def _check_hidden(self, path: FilePath) -> None:
         """Compare a file that nothing else proves with Hadoop's checksum, which is renamed into place after it."""

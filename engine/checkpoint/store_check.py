@@ -12,7 +12,15 @@ import msgspec
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.checkpoint.errors import lacks
-from engine.checkpoint.file_check import ChangelogReport, check_changelog_file, check_hidden, check_sst, check_zip_file
+from engine.checkpoint.file_check import (
+    MISFIT_HINT,
+    ChangelogReport,
+    check_changelog_file,
+    check_hidden,
+    check_sst,
+    check_zip_file,
+    find_misfit,
+)
 from engine.checkpoint.findings import CheckLevel, Finding, Findings, StoreChecked
 from engine.errors import DamagedError, EngineError, TargetError
 from engine.runtime import Runtime
@@ -211,8 +219,13 @@ class _StoreCheck:
     ) -> T | None:
         """Read a file with its checksum; of a file that proves itself, the checksum is what was altered."""
         checksum = await self._checksum(name, of)
+        misfit = ""
 
         def read_and_compare(path: Path) -> T:
+            nonlocal misfit
+            if of.unique_id is None:
+                misfit = find_misfit(path, checksum) if checksum is not None else ""
+                return read(path, None)
             try:
                 return read(path, checksum)
             except FileChecksumError:
@@ -221,14 +234,18 @@ class _StoreCheck:
                 read(path, None)
                 raise _ChecksumAlteredError from None
 
-        return await self._read(name, read_and_compare, "K4")
+        found = await self._read(name, read_and_compare, "K4")
+        if found is not None and misfit:
+            self._findings.warn(names.checksum_name(name), misfit, MISFIT_HINT, "K4")
+        return found
 
     async def _checksum(self, name: str, of: names.StateVersion) -> bytes | None:
-        """Read the `.crc` beside a file; without an id it may be of a file that was overwritten (0004, N5)."""
+        """Read the `.crc` beside a file."""
         path = names.checksum_name(name)
-        if of.unique_id is None or path not in self._sizes:
+        if path not in self._sizes:
             return None
-        self._summed.add(name)
+        if of.unique_id is not None:  # without an id it may be of a file that was overwritten (0004, N5)
+            self._summed.add(name)
         try:
             return await self._directory.read(path, size_bytes_max=FILE_CHECKSUM_BYTES_MAX)
         except BlobNotFoundError:

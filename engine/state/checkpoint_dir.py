@@ -224,8 +224,9 @@ class CheckpointDir:
 
     def forget(self, paths: Iterable[str]) -> None:
         """Read these files again when they are asked for."""
-        for path in paths if self._seen is not None else ():
-            self._seen.files.pop(self._key(path), None)
+        if self._seen is not None:
+            for path in paths:
+                self._seen.files.pop(self._key(path), None)
 
     def place(self) -> tuple[str, ...]:
         """Return its place, as `BlobStore.place`; () if that is unknown."""

@@ -121,10 +121,10 @@ def main(settings: Settings) -> int:
     """Run until killed, or to the end."""
     if settings.target:
 
-        async def publish(*_: object) -> None:
+        async def publish(*_: object, **__: object) -> None:
             _hang(Path(settings.root))
 
-        DirectoryTarget.publish = publish  # type: ignore[method-assign]
+        DirectoryTarget.publish = publish  # type: ignore[method-assign, assignment]
         sys.argv[1:] = restore_words(settings)
         return run_command()
     os.environ["PYSPARK_PYTHON"] = sys.executable

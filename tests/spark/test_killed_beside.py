@@ -122,16 +122,16 @@ class TestMatrix:
     ) -> None:
         """At the first batch, and again at a later one."""
         feed(tmp_path, BATCHES)
+        done = Settings(root=str(tmp_path), repository=url)
         for batch in (0, 2):
-            settings = Settings(root=str(tmp_path), repository=url, moment=moment, batch=batch)
+            settings = msgspec.structs.replace(done, moment=moment, batch=batch)
             if not moment:
                 # Of the query's commit, which comes last: whatever is under way then is of the next batch.
                 assert kill_when(settings, committed(settings, batch).exists)
             else:
                 kill_at(settings)
                 assert not committed(settings, batch).exists()
-        with opened_job(settings) as job:
-            done = msgspec.structs.replace(settings, moment="")
+        with opened_job(done) as job:
             run_query(spark, job, done)
             assert_exactly_once(spark, job, tmp_path)
         assert_each_batch_once(url, BATCHES)

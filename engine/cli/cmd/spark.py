@@ -158,12 +158,14 @@ def _backup_lines(done: backup.CheckpointBackupResult) -> list[str]:
     asked = state.source_requests + query.source_requests
     also = f" and {count(asked, 'request')} of the checkpoint's store" if asked else ""
     again = f", after {done.attempts} attempts" if done.attempts > 1 else ""
+    oldest, newest = done.backup.oldest_batch, done.backup.batch
+    batches = f"batches {oldest} to {newest}" if oldest < newest else f"batch {newest}"
     damaged = f", despite damage to {count(done.backup.damaged, 'file')}" if done.backup.damaged else ""
     return [
         f"{first}: {commit}{again}{damaged}",
         f"{count(state.stores, 'store')}, {files}; new {count(state.files_added + query.files_added, 'file')}",
         f"uploaded {uploaded} with {requests}{also} in {human_duration(int(done.seconds * 1000))}",
-        f"batches {done.backup.oldest_batch} to {done.backup.batch} can be restored from it",
+        f"{batches} can be restored from it",
     ]
 
 

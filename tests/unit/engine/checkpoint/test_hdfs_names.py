@@ -6,19 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
 from engine.checkpoint import backup as backup_module
 from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.convert import ConvertChoice, convert_checkpoint
-from engine.checkpoint.restore import restore_checkpoint
+from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.checkpoint.targets import ObjectTarget
 from engine.errors import DamagedError, ShrunkError
+from engine.local.checksums import crc32c
 from engine.repository.repository import Repository
 from engine.runtime import Runtime
 from engine.state.changelogs import ChangelogWriter, open_changelog
 from index.errors import FormatError
 from index.spark.changelog import DELETE, PUT, ChangelogVersion, Record
+from index.spark.checksums import FileChecksum, encode_file_checksum
 from index.spark.retention import StateListing
 from tests.contract.store_calls import get_bytes
 from tests.doubles import InterposedStore
@@ -63,6 +66,36 @@ async def test_a_name_of_rocksdbs_provider_is_passed_over_as_spark_does(checkpoi
     assert await rows_of(checkpoint, tmp_path / "after") == rows
     repository = await Repository.init(MemoryStore())
     assert (await backup_checkpoint(repository, checkpoint)).backup.batch == 2
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["directory", "store"])
+async def test_a_checksum_of_spark_4_1_that_does_not_fit_is_a_warning(
+    checkpoint: Path, tmp_path: Path, is_remote: bool
+) -> None:
+    """Spark 4.1 writes one beside each name, and 4.3 writes the name again without one."""
+    names = ("1.delta", "2.delta", "2.snapshot", "3.delta")
+    for name in names:
+        data = (checkpoint / "state/0/0" / name).read_bytes()
+        checksum = FileChecksum.of_file(crc32c=crc32c(data), size_bytes=len(data), timestamp_ms=1, executor_id="driver")
+        (checkpoint / f"state/0/0/{name}.crc").write_bytes(encode_file_checksum(checksum))
+
+    async def source() -> Path | BlobStore:
+        return await in_memory(checkpoint) if is_remote else checkpoint
+
+    repository = await Repository.init(MemoryStore())
+    assert (await check_checkpoint(await source())).findings == ()
+    sound = await backup_checkpoint(repository, await source(), BackupChoice(job="sound"))
+    assert sound.findings == ()
+    for name in names[1:]:
+        shutil.copy(checkpoint / "state/0/0/1.delta.crc", checkpoint / f"state/0/0/{name}.crc")
+    report = await check_checkpoint(await source())
+    assert [(f.kind, f.path) for f in report.findings] == [("warning", f"state/0/0/{name}.crc") for name in names[1:]]
+    done = await backup_checkpoint(repository, await source(), BackupChoice(job="stale"))
+    # What the batches of the backup take.
+    assert {f.path for f in done.findings} == {"state/0/0/2.snapshot.crc", "state/0/0/3.delta.crc"}
+    assert done.backup.damaged == 0
+    await restore_checkpoint(repository, tmp_path / "restored", RestoreChoice(job="sound"))
+    assert {"2.snapshot.crc", "3.delta.crc"} <= {path.name for path in (tmp_path / "restored/state/0/0").iterdir()}
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "x.delta", "v1.snapshot"])
