@@ -157,12 +157,9 @@ def _blocks(read: Read) -> Read:
             count, at = _number(data, at)
             if count < 0:
                 count, (_, at) = -count, _number(data, at)
-            # Each takes a byte at least.
-            if count > len(data) - at:
-                raise ValueError(f"has {len(data) - at} bytes left for {count} elements")
             if not count:
                 return found, at
-            for _ in range(count):
+            for _ in range(count):  # each takes a byte at least: too many end with the bytes
                 value, at = read(data, at)
                 found.append(value)
 

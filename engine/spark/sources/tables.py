@@ -18,6 +18,7 @@ from engine.spark.sources.unsafe_rows import (
     ATOMS,
     WORD,
     Column,
+    Ints,
     RowBuffer,
     arrow_type,
     damaged_row,
@@ -87,6 +88,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a value is the elements of a list."""
         return self.kind in {"list", "values"}
 
+    @property
+    def array(self) -> ArrayType:
+        """Return the type of a whole list."""
+        return ArrayType(self.value, contains_null=False)
+
     def key_columns(self) -> list[Column]:
         """Return the columns of a key."""
         if self.kind not in _KEY_COLUMNS:
@@ -99,8 +105,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
             return []
         if not names:
             return [(_VALUE_COLUMN[self.kind], *types_of(self.value))]
-        of = ArrayType(self.value, contains_null=False) if self.is_list else self.value
-        return [(name, *types_of(of)) for name in names]
+        return [(name, *types_of(self.array if self.is_list else self.value)) for name in names]
 
 
 BYTES_COLUMNS: Final[tuple[Column, ...]] = (("family", *ATOMS["string"]), ("key", *ATOMS["binary"]))
@@ -153,14 +158,13 @@ def decode_values(table: Table, values: Sequence[bytes | None], *, subject: str)
     if table.is_list:
         counts, elements = _elements(table, known, subject)
         offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
-        ((_, of, _),) = table.value_columns("")
-        found = pa.ListArray.from_arrays(offsets, _values(table, elements, subject), type=of)
+        found = pa.ListArray.from_arrays(offsets, _values(table, elements, subject), type=arrow_type(table.array))
     else:
         found = _values(table, known, subject)
     return found.take(pa.array(np.cumsum(there) - 1, mask=~there))
 
 
-def _elements(table: Table, values: Sequence[bytes], subject: str) -> tuple[list[int], list[bytes]]:
+def _elements(table: Table, values: Sequence[bytes], subject: str) -> tuple[Ints, list[bytes]]:
     """Return how many elements each list has, and all of them."""
     counts: list[int] = []
     elements: list[bytes] = []
@@ -174,7 +178,7 @@ def _elements(table: Table, values: Sequence[bytes], subject: str) -> tuple[list
             elements.append(value[start:end])
             at = end + len(table.delimiter)
         counts.append(len(elements) - before)
-    return counts, elements
+    return np.array(counts, np.int64), elements
 
 
 def _some(of: StructType, places: Sequence[int]) -> StructType:

@@ -128,6 +128,8 @@ def test_a_list_is_a_row_for_each_element_and_in_a_difference_an_array(delimiter
     assert [(k["f0"], tuple(e.values())) for k, e in zip(keys.to_pylist(), elements.to_pylist(), strict=True)] == [
         (n, each) for n, row in enumerate(rows) for each in row
     ]
+    assert decode_values(table, [None], subject="x").to_pylist() == [None]
+    assert [len(column) for column in split_typed(table, [], subject="x")] == [0, 0]
     whole = decode_values(table, [stored[0], None, stored[2]], subject="x")
     assert whole.to_pylist() == [[plain(VALUE, each) for each in row] if row else None for row in rows]
     for broken in (
@@ -211,7 +213,9 @@ def test_a_value_is_read_by_the_schema_it_was_written_with() -> None:
         {"same": "t", "a": 2**40, "added": {"f0": 1}},
         {"same": None, "a": None, "added": None},
     ]
+    third_branch = rows[0].replace(b"\2\2s", b"\4\2s")
     for broken in (
+        third_branch,
         record(old, (7, "x", "s"), schema=2),
         b"\1" + rows[0][1:],
         rows[0] + b"\0",
