@@ -124,7 +124,7 @@ def main(settings: Settings) -> int:
         async def publish(*_: object, **__: object) -> None:
             _hang(Path(settings.root))
 
-        DirectoryTarget.publish = publish  # type: ignore[method-assign, assignment]
+        DirectoryTarget.publish = publish  # type: ignore[method-assign]
         sys.argv[1:] = restore_words(settings)
         return run_command()
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -31,7 +31,7 @@ from index.spark.avro import Read, decode_record, record_reader
 from index.spark.schema import ArrayType, AtomType, Field, KeyForm, StructType
 
 Pair: TypeAlias = tuple[bytes, bytes]
-# Of a state variable, by what its column family has; `values` are those of a join that several rows have one key for.
+# What a column family has for each key: a state variable of one of four types, or the rows of a join, as `values`.
 Kind: TypeAlias = Literal["value", "values", "list", "map", "timer"]
 
 # The columns that a key of two fields is shown as, by kind; what Spark's reader calls them.

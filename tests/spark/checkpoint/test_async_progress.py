@@ -1,4 +1,4 @@
-"""A query with asynchronous progress tracking logs only some batches, which is no damage (design 0005, K2)."""
+"""A query with asynchronous progress tracking logs only some batches, which does no damage (design 0005, K2)."""
 
 import asyncio
 import time

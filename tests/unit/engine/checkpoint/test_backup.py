@@ -186,7 +186,7 @@ async def test_batches_without_both_files_are_no_damage_to_a_query_without_state
     assert await found(target) == [("damage", "offsets/5")]
     (root / "commits/3").unlink()
     assert await found(root) == [("damage", "commits/3"), ("warning", "commits/1")]
-    # Two that began, and none of them is committed: that is no way to log.
+    # Two that began, and none of them is committed: no query logs like that.
     (root / "offsets/8").write_bytes((root / "offsets/6").read_bytes())
     assert ("warning", "offsets/9") in await found(root)
 
