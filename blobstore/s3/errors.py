@@ -18,6 +18,7 @@ from typing_extensions import override
 from blobstore.base import Created, range_size_bytes
 from blobstore.errors import (
     AccessDeniedError,
+    BlobDeletedError,
     BlobNotFoundError,
     CapabilityMissingError,
     InvalidRequestError,
@@ -112,6 +113,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     date_ms: int | None = None
     # The host and port that a redirect names.
     location: str = ""
+    # What was asked for is a delete marker of a bucket with versions.
+    is_deleted: bool = False
 
     @override
     def __str__(self) -> str:
@@ -136,6 +139,7 @@ def read_refusal(response: Mapping[str, Any]) -> Refusal:
         retry_after_s=_retry_after_s(headers.get("retry-after"), date_ms),
         date_ms=date_ms,
         location=_host(str(error.get("Endpoint") or headers.get("location") or "")),
+        is_deleted=error.get("ResourceType") == "DeleteMarker" or headers.get("x-amz-delete-marker") == "true",
     )
 
 
@@ -183,6 +187,8 @@ class BrokenError(Exception):
 def classify(refusal: Refusal, *, operation: str, key: str) -> StoreError:
     """Return the error that a refusal is to the caller of an operation."""
     code, status = refusal.code, refusal.status
+    if refusal.is_deleted and status in {404, 405}:
+        return BlobDeletedError(str(refusal), operation=operation, key=key)
     fits = (row[2:] for row in _MEANINGS if status in row[1] or (row[0] and re.fullmatch(row[0], code)))
     kind, hint = next(fits, (InvalidRequestError, "the store does not understand the request"))
     if kind is StoreUnavailableError:

@@ -52,6 +52,8 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     threaded_reads: bool = True
     # Reads, and the puts of pins, that are late are sent a second time (design 0008, H1 and H6).
     hedged_reads: bool = True
+    # Ask at opening whether the bucket keeps versions, and if it does, serve deleted blobs to who asks for them.
+    serve_deleted: bool = False
     connect_timeout_s: float = 10.0
     # Silence on a connection for this long ends it.
     read_timeout_s: float = 30.0

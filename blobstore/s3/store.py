@@ -11,7 +11,14 @@ from typing_extensions import override
 
 from blobstore import base
 from blobstore.concurrency import map_bounded
-from blobstore.errors import AccessDeniedError, BlobNotFoundError, InvalidRequestError, StoreUnavailableError
+from blobstore.errors import (
+    AccessDeniedError,
+    BlobDeletedError,
+    BlobNotFoundError,
+    CapabilityMissingError,
+    InvalidRequestError,
+    StoreUnavailableError,
+)
 from blobstore.s3 import threads
 from blobstore.s3.bucket_rules import KEPT, TTL_TAG
 from blobstore.s3.client import S3Bucket, abandon
@@ -38,6 +45,8 @@ _OBJECT_KEY_BYTES_MAX: Final = 1024
 _UNFINISHED_MAX: Final = 10_000
 
 _SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
+# One has the version that is looked for, unless its key was deleted as often.
+_VERSIONS_AT_ONCE: Final = 10
 # From this size on a thread reads a range. For less, two hops and a second pool do not pay (design 0008, B2).
 THREADED_FROM_BYTES: Final = 1024 * 1024
 
@@ -82,6 +91,7 @@ class S3Store(base.BlobStore):
         self._profile: StoreProfile | None = None
         self._is_ready = not bound_by_profile
         self._readying = asyncio.Lock()
+        self._keeps_deleted = False
         self._hedge = None if hedge is None else Hedge(hedge)
 
     @property
@@ -91,7 +101,7 @@ class S3Store(base.BlobStore):
         return base.Capabilities(
             atomic_create=profile is None or profile.atomic_create,
             consistent_lists=profile is None or profile.consistent_lists,
-            keeps_deleted=False,
+            keeps_deleted=self._keeps_deleted,
             removes_ttl=self._uses_tags,
             keeps_created_at=False,
             created_late_ms=int(1000 * SLOW_PUT_S) + 1000,
@@ -144,17 +154,31 @@ class S3Store(base.BlobStore):
         deleted: bool = False,
         fresh: bool = False,
     ) -> None:
-        name = self._object(key, "get")
         base.check_read(key, start, size_bytes)
+        wanted = {"Key": self._object(key, "get")}
         await self._ready()
+        try:
+            await self._read(key, sink, wanted, start=start, size_bytes=size_bytes, fresh=fresh)
+        except BlobNotFoundError as error:
+            version = await self._deleted_version(wanted["Key"], "get", key)
+            if version is None:
+                raise
+            if not deleted:
+                raise BlobDeletedError("was deleted", operation="get", key=key) from error
+            wanted["VersionId"] = version
+            await self._read(key, sink, wanted, start=start, size_bytes=size_bytes, fresh=fresh)
+
+    async def _read(
+        self, key: str, sink: base.Sink, blob: dict[str, str], *, start: int, size_bytes: int | None, fresh: bool
+    ) -> None:
         if size_bytes == 0:
-            base.range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
+            base.range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key, blob), key=key)
             return
         bucket = S3Bucket(self.bucket, self.settings) if fresh else self._bucket
         is_threaded = self.settings.threaded_reads and size_bytes is not None and size_bytes >= THREADED_FROM_BYTES
         is_whole = start == 0 and size_bytes is None
         last = "" if size_bytes is None else start + size_bytes - 1
-        wanted = {"Key": name, "Range": None if is_whole else f"bytes={start}-{last}"}
+        wanted = {**blob, "Range": None if is_whole else f"bytes={start}-{last}"}
         try:
             answer = await (bucket.fetch(**wanted) if is_threaded else bucket.call("get_object", **wanted))
             left = _promised_bytes(answer, start, size_bytes, key)
@@ -166,17 +190,35 @@ class S3Store(base.BlobStore):
             if error.refusal.status != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 raise store_error(error, "get", key) from None
             # Legal if it is the empty rest of the blob, which HTTP cannot say.
-            base.range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes(key), key=key)
+            base.range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes(key, blob), key=key)
         except BrokenError as error:
             raise store_error(error, "get", key) from None
         finally:
             if fresh:
                 await bucket.client.close()
 
-    async def _size_bytes(self, key: str) -> int:
-        answer = await self._bucket.ask("head_object", "get", key, Key=self._object(key, "get"))
+    async def _size_bytes(self, key: str, blob: dict[str, str]) -> int:
+        answer = await self._bucket.ask("head_object", "get", key, **blob)
         with answers("get", key):
             return int(answer["ContentLength"])
+
+    async def _deleted_version(self, name: str, operation: str, key: str) -> str | None:
+        """Return the newest version of an object that is not there; None if none is kept (design 0003, V2)."""
+        position: dict[str, str] = {}
+        while self._keeps_deleted:
+            answer = await self._bucket.ask(
+                "list_object_versions", operation, key, Prefix=name, MaxKeys=_VERSIONS_AT_ONCE, **position
+            )
+            with answers(operation, key):
+                kept = [str(each["VersionId"]) for each in answer.get("Versions", ()) if each["Key"] == name]
+                if kept or not answer["IsTruncated"] or answer["NextKeyMarker"] != name:
+                    return next(iter(kept), None)
+                # Nothing but delete markers so far.
+                following = {"KeyMarker": name, "VersionIdMarker": str(answer["NextVersionIdMarker"])}
+            if following == position:
+                raise StoreUnavailableError("the list does not go on", operation=operation, key=key)
+            position = following
+        return None
 
     @override
     async def stat(self, key: str) -> base.BlobInfo | None:
@@ -253,7 +295,12 @@ class S3Store(base.BlobStore):
             await self._bucket.ask("head_object", "remove_ttl", key, Key=name)
             return
         kept = {"TagSet": [{"Key": TTL_TAG, "Value": KEPT}]}
-        await self._bucket.ask("put_object_tagging", "remove_ttl", key, Key=name, Tagging=kept)
+        try:
+            await self._bucket.ask("put_object_tagging", "remove_ttl", key, Key=name, Tagging=kept)
+        except BlobNotFoundError as error:
+            if await self._deleted_version(name, "remove_ttl", key) is None:
+                raise
+            raise BlobDeletedError("was deleted", operation="remove_ttl", key=key) from error
 
     @override
     async def delete(self, keys: Sequence[str]) -> tuple[base.DeleteFailure, ...]:
@@ -414,7 +461,16 @@ class S3Store(base.BlobStore):
             if not self._is_ready:
                 read = self._read_profile
                 self._profile = await (self._hedge.race("profile", read) if self._hedge else read())
+                self._keeps_deleted = self.settings.serve_deleted and await self._has_versions()
                 self._is_ready = True
+
+    async def _has_versions(self) -> bool:
+        """Return whether what is deleted from now on stays as an older version; no if that may not be asked."""
+        try:
+            answer = await self._bucket.ask("get_bucket_versioning", "open", self.bucket)
+        except (AccessDeniedError, CapabilityMissingError):
+            return False
+        return answer.get("Status") == "Enabled"
 
     async def _read_profile(self) -> StoreProfile | None:
         try:

@@ -218,6 +218,23 @@ class ForwardingStore(base.BlobStore):
         await self._inner.close()
 
 
+class UndeletingStore(ForwardingStore):
+    """Reads deleted blobs too, while the store keeps them: each read is one with Samza's `getDeleted`."""
+
+    @override
+    async def read_into(
+        self,
+        key: str,
+        sink: base.Sink,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        fresh: bool = False,
+    ) -> None:
+        await super().read_into(key, sink, start=start, size_bytes=size_bytes, deleted=True, fresh=fresh)
+
+
 class Meter:
     """Counts of requests and bytes."""
 

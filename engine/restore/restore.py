@@ -17,6 +17,8 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import ByteBudget, run_blocking
+from blobstore.errors import CapabilityMissingError
+from blobstore.wrappers.forwarding import UndeletingStore
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.digests import Digest, DigestCache, FactReader
 from engine.local.scan import DIR_FLAGS, scan_dir
@@ -93,6 +95,8 @@ class RestoreOptions(TargetOptions, frozen=True, kw_only=True):
 
     # Patterns such as `*.sst`, matched from the right: only files that one of them matches are restored. None: all.
     files: Sequence[str] = ()
+    # Take deleted blobs and indexes too, from a store that keeps them for a while: Samza's `getDeleted`.
+    deleted: bool = False
 
 
 class Restored(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -127,9 +131,10 @@ async def restore_store(
         NotFoundError: One of the patterns matches no file.
         DamagedError: The index or a blob is missing or altered. The cause is a `BlobNotFoundError` if it is missing.
             What is missing is noted in `repository.missing_blobs`.
+        CapabilityMissingError: Deleted blobs are wanted, and the store does not keep them.
         StoreError: As the store says.
     """
-    _check_asked(target, options)
+    repository = _as_asked(repository, target, options)
     with repository.missing_blobs.recording():
         async with staged_restore(repository, target, options, progress) as staged:
             index, requests = await _read_chosen(repository.store, reference, options.files)
@@ -284,12 +289,19 @@ def check_patterns(patterns: Sequence[str]) -> None:
         raise UsageError("is an empty pattern", operation="restore", subject=repr(pattern), hint=hint)
 
 
-def _check_asked(target: Path, options: RestoreOptions) -> None:
+def _as_asked(repository: OpenRepository, target: Path, options: RestoreOptions) -> OpenRepository:
+    """Return the repository as a restore is to read it."""
     check_patterns(options.files)
     if options.files and options.replace:
         message = "a few files would take the place of the whole directory"
         hint = "restore them to a new directory, and copy what you need"
         raise TargetError(message, operation="restore", subject=str(target), hint=hint)
+    if not options.deleted:
+        return repository
+    if not repository.store.capabilities.keeps_deleted:
+        hint = "restore without it; only a bucket with versions, or a directory that was told to, keeps what is deleted"
+        raise CapabilityMissingError("deleted blobs are not kept here", operation="restore", hint=hint)
+    return msgspec.structs.replace(repository, store=UndeletingStore(repository.store))
 
 
 async def _read_chosen(
@@ -380,7 +392,7 @@ async def plan_restore_store(
 
     Only what takes writing is not found out: whether there is space, and another restore at work. Errors likewise.
     """
-    _check_asked(target, options)
+    repository = _as_asked(repository, target, options)
     async with repository.digests.of(target) as cache:
         _, has_content = await asyncio.to_thread(look_at_target, target, replace=options.replace)
         index, _ = await _read_chosen(repository.store, reference, options.files)

@@ -110,7 +110,7 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
 @cli.scope_options()
 @cli.store_options(default=True)
 @cli.commit_options
-@click.option("--all", "all_stores", is_flag=True, help="All stores of the commit, to TARGET/<task>/<store>.")
+@click.option("--all", "all_stores", is_flag=True, help="All its stores, to TARGET/<task>/<store>.")
 @click.option("--files", multiple=True, metavar="GLOB", help="Only files that match, such as '*.sst'; may be repeated.")
 @click.option(
     "--replace", is_flag=True, help="TARGET may have content: it is replaced, files with the right hash are reused."
@@ -123,6 +123,7 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
     callback=lambda _ctx, _param, value: OwnerPolicy(value),
     help="Recorded owners: leave, set where possible, or set or fail.",
 )
+@click.option("--deleted", is_flag=True, help="Read deleted versions of a bucket too.")
 @cli.or_newest_complete_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be fetched and reused.")
 @cli.figures_option
@@ -137,6 +138,9 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
     Example: tidemark restore /state/new -r file:///backups -j flights --version 8
     """
     check_patterns(options.how.files)
+    if options.how.deleted:
+        s3 = msgspec.structs.replace(session.common.s3, serve_deleted=True)
+        session.common = msgspec.structs.replace(session.common, s3=s3)
     with session.open():
         if options.dry_run:
             return _show_plan(session, options)
