@@ -87,7 +87,27 @@ def open_store(
     rng: Callable[[], float] | None = None,
     on_silence: Callable[[float], None] | None = None,
 ) -> BlobStore:
-    """Open a store in all its wrappers.
+    """Open a store in all its wrappers, as `wrap_store`.
+
+    Raises:
+        InvalidRequestError: The URL does not follow the grammar or holds credentials.
+    """
+    settings = settings or StoreSettings()
+    bare = open_bare(url, settings)
+    # Only now: a URL that follows the grammar holds no credentials.
+    _LOG.debug("open %s: %d requests at once, %s", url, settings.in_flight_max, settings.retry)
+    return wrap_store(bare, settings, meter=meter, rng=rng, on_silence=on_silence)
+
+
+def wrap_store(
+    bare: BlobStore,
+    settings: StoreSettings | None = None,
+    *,
+    meter: Meter | None = None,
+    rng: Callable[[], float] | None = None,
+    on_silence: Callable[[float], None] | None = None,
+) -> BlobStore:
+    """Put a store that does not try again by itself into all wrappers.
 
     From the outside in: `PacedStore`, where there is a limit on bytes per second, so that to all others a reader that
     is held up is not a slow store; `LimitedStore`, so that a request that waits to be repeated keeps its place and a
@@ -96,15 +116,9 @@ def open_store(
     attempt; `MeteredStore`, which so counts every request; the store.
 
     `rng` and `on_silence` are those of `RetryingStore`.
-
-    Raises:
-        InvalidRequestError: The URL does not follow the grammar or holds credentials.
     """
     settings = settings or StoreSettings()
     meter = meter or Meter()
-    bare = _open_bare(url, settings)
-    # Only now: a URL that follows the grammar holds no credentials.
-    _LOG.debug("open %s: %d requests at once, %s", url, settings.in_flight_max, settings.retry)
     store: BlobStore = MeteredStore(bare, meter)
     is_server = not isinstance(bare, LocalStore | MemoryStore)
     if settings.s3.hedged_reads and is_server:
@@ -183,7 +197,9 @@ def local_path_of(location: str | Path) -> Path | None:
     return Path(path)
 
 
-def _open_bare(url: str, settings: StoreSettings) -> BlobStore:
+def open_bare(url: str, settings: StoreSettings | None = None) -> BlobStore:
+    """Open a store without any wrapper; errors as `open_store`."""
+    settings = settings or StoreSettings()
     path = local_path_of(url)
     if path is not None:
         return LocalStore(path, deleted_retention_ms=settings.deleted_retention_ms)

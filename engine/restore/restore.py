@@ -299,7 +299,7 @@ def _as_asked(repository: OpenRepository, target: Path, options: RestoreOptions)
     if not options.deleted:
         return repository
     if not repository.store.capabilities.keeps_deleted:
-        hint = "restore without it; only a bucket with versions, or a directory that was told to, keeps what is deleted"
+        hint = "restore without it; only a bucket with versions, or a directory with a retention, keeps what is deleted"
         raise CapabilityMissingError("deleted blobs are not kept here", operation="restore", hint=hint)
     return msgspec.structs.replace(repository, store=UndeletingStore(repository.store))
 

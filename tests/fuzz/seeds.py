@@ -148,6 +148,10 @@ def _inventory() -> Iterator[bytes]:
     yield bytes(sink.getvalue())
 
 
+def _entry() -> Iterator[bytes]:
+    yield b'{"schema":1,"id":"ambry:/0?v=1","size_bytes":7}'
+
+
 def _profile() -> Iterator[bytes]:
     yield encode_profile(
         StoreProfile(
@@ -357,6 +361,7 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
         b'{"kind":"spark-checkpoint","format":1,"x":' + b"[" * 1500,
         b'{"x":' + b"[" * 1500,
     ],
+    "entry": _entry,
     "profile": _profile,
     "digest-cache": lambda: [
         msgspec.msgpack.encode({"directory": "x", "files": []}),

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from blobstore.s3.settings import decode_profile, encode_profile
+from blobstore.wrappers.by_id import decode_entry
 from engine.cli.cmd.commit import read_result
 from engine.cli.config import read_config
 from engine.collect.policy import read_policy
@@ -154,6 +155,12 @@ def run_checkpoint_backup(data: bytes) -> None:
     assert backup is None or decode_checkpoint_backup(backup.encode()) == backup
 
 
+def run_entry(data: bytes) -> None:
+    entry = decode_entry(data, "blobs/k")
+    assert decode_entry(msgspec.json.encode(entry), "blobs/k") == entry
+    assert entry.size_bytes >= 0
+
+
 def run_profile(data: bytes) -> None:
     profile = decode_profile(data)
     assert decode_profile(encode_profile(profile)) == profile
@@ -234,6 +241,7 @@ TARGETS: Final = (
         refuses=(UnicodeDecodeError,),
         bytes_max=2048,
     ),
+    Target(name="entry", run=run_entry, covers=(decode_entry,), bytes_max=1024),
     Target(name="profile", run=run_profile, covers=(decode_profile,), bytes_max=2048),
     Target(name="digest-cache", run=run_digest_cache, covers=(DigestCache.load,)),
     Target(name="history", run=run_history, covers=(read_history, decode_drill)),

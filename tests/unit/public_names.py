@@ -33,6 +33,7 @@ MODULES: Final = (
     "blobstore.errors",
     "blobstore.opening",
     "blobstore.s3.settings",
+    "blobstore.wrappers.by_id",
     "index.errors",
     "index.plan.commits",
     "index.snapshot.model",

@@ -162,7 +162,7 @@ def test_a_store_that_is_busy_is_sent_what_it_can_take(at_once_max: int) -> None
 
 def test_an_opened_store_is_sent_what_it_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = FaultyStore(lambda store: store.busy >= 4, asks_for_less=True)
-    monkeypatch.setattr(opening, "_open_bare", lambda *_: inner)
+    monkeypatch.setattr(opening, "open_bare", lambda *_: inner)
 
     async def main() -> None:
         store = opening.open_store("memory://busy", rng=Random(1).random)
