@@ -3,6 +3,7 @@
 With what every upload goes through, blobs too: put under a new key with a TTL, and made permanent once it is committed.
 """
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from blobstore.base import BlobStore, Body, BytesBody, Created, Lost, RequestMet
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreUnavailableError
 from engine.errors import DamagedError, LeaseExpiredError
+from engine.runtime import Pace
 from index.errors import IndexInvariantError
 from index.snapshot import model
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_index, encode_index
@@ -26,6 +28,8 @@ from index.snapshot.keys import INDEXES, upload_key
 WHOLE_BYTES_MAX: Final = 256 * 1024
 # A delta has to be this many times smaller than the whole.
 DELTA_GAIN_MIN: Final = 4
+# A file of an index takes about this, compressed.
+_FILE_BYTES_MAX: Final = 64
 # What `_weigh` counts as one takes less than that in an index before compression: most take half of it.
 WEIGHT_BYTES_MAX: Final = 512
 # Bytes of files that are in an index itself and weigh as much as an entry.
@@ -86,8 +90,10 @@ async def read_index(store: BlobStore, reference: model.IndexReference) -> model
     return (await read_stored_snapshot(store, reference)).index
 
 
-async def read_stored_snapshot(store: BlobStore, reference: model.IndexReference) -> StoredSnapshot:
-    """Read an index, and the ones that it is a delta on.
+async def read_stored_snapshot(
+    store: BlobStore, reference: model.IndexReference, pace: Pace | None = None
+) -> StoredSnapshot:
+    """Read an index, and the ones that it is a delta on; how long each GET took is added to the pace.
 
     Requests: one GET, and one more per delta on the way; at most 17.
 
@@ -100,7 +106,7 @@ async def read_stored_snapshot(store: BlobStore, reference: model.IndexReference
     deltas: list[model.IndexDelta] = []
     while True:
         chain.append(reference)
-        stored = await _read_stored(store, reference)
+        stored = await _read_stored(store, reference, pace)
         if isinstance(stored, model.SnapshotIndex):
             break
         # Depth counts down to 1, so that no chain is longer than its first delta says and none leads in a circle.
@@ -198,9 +204,10 @@ def _encode(index: model.SnapshotIndex, base: StoredSnapshot | None) -> tuple[by
         return encode_index(index), False
     if base.depth >= INDEX_DELTAS_MAX:
         return encode_index(index, base.index), False
-    # The whole one would have about as many bytes a file as the one that the base grew from.
+    # The whole one would have about as many bytes a file as the one that the base grew from. That one may have had many
+    # more files, which must not make the few of now seem large.
     counts = [sum(1 for _ in files_of(each.dir)) for each in (index, base.index)]
-    expected_bytes = base.chain[-1].size_bytes * counts[0] // max(counts[1], 1)
+    expected_bytes = counts[0] * min(_FILE_BYTES_MAX, base.chain[-1].size_bytes // max(counts[1], 1))
     delta = _encode_delta(index, base) if expected_bytes > WHOLE_BYTES_MAX else None
     # Near the cap the whole is made, so that an index too large for it is refused now, not at the end of the chain.
     fits = _weigh(index) * WEIGHT_BYTES_MAX <= INDEX_BYTES_MAX // 2
@@ -235,19 +242,24 @@ def _encode_delta(index: model.SnapshotIndex, base: StoredSnapshot) -> bytes | N
         return None
 
 
-async def _read_stored(store: BlobStore, reference: model.IndexReference) -> model.StoredIndex:
+async def _read_stored(
+    store: BlobStore, reference: model.IndexReference, pace: Pace | None = None
+) -> model.StoredIndex:
     key = reference.key
     store = store.tagged(RequestMetadata(payload_path=PAYLOAD, size_bytes=reference.size_bytes))
     if reference.size_bytes > INDEX_BYTES_MAX:
         raise DamagedError(f"is said to have {reference.size_bytes} bytes", operation="read index", subject=key)
     # Bytes that are wrong are fetched once more: a fault on the way is not yet a fault of the blob.
     for fresh in (False, True):
+        began_s = asyncio.get_running_loop().time()
         try:
             data = await read_blob(store, key, size_bytes_max=reference.size_bytes, fresh=fresh)
         except (BlobNotFoundError, BlobCorruptError, InvalidRequestError) as error:
             if fresh or isinstance(error, BlobNotFoundError):
                 raise DamagedError(f"cannot be had: {error}", operation="read index", subject=key) from error
         else:
+            if pace is not None:
+                pace.add_answer(asyncio.get_running_loop().time() - began_s)
             if len(data) == reference.size_bytes and hashlib.sha256(data).digest() == reference.sha256:
                 return await run_blocking(decode_index, data, subject=key)
     message = "is not what the reference to it says: cut short or altered"

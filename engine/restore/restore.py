@@ -31,7 +31,7 @@ from engine.restore.download import Downloader
 from engine.restore.staging import Staging, look_at_target, target_errors
 from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
-from engine.runtime import NO_PROGRESS, Progress, Stopwatch
+from engine.runtime import NO_PROGRESS, Pace, Progress, Stopwatch
 from engine.text import Where
 from index.display import DisplayMixin, format_files, format_seconds, format_texts
 from index.plan.commits import Commit
@@ -137,7 +137,7 @@ async def restore_store(
     repository = _as_asked(repository, target, options)
     with repository.missing_blobs.recording():
         async with staged_restore(repository, target, options, progress) as staged:
-            index, requests = await _read_chosen(repository.store, reference, options.files)
+            index, requests = await _read_chosen(repository, reference, options.files)
             await staged.download(index, requests=requests)
             result = await staged.publish()
     _LOG.info(
@@ -225,8 +225,6 @@ class StagedRestore(msgspec.Struct, kw_only=True):
         """Build beside the target what an index names, which took some GETs and need not be in the store as it is."""
         watch, staging, settings, pace = self.watch, self.staging, self.repository.settings, self.repository.pace
         watch.end_phase("index")
-        if requests:
-            pace.add_answer(watch.phase_s("index") / requests)
         plan = await _plan(
             self.repository, index, staging.target, self.options, self.cache if staging.replaces else None
         )
@@ -310,10 +308,10 @@ def _as_asked(repository: OpenRepository, target: Path, options: RestoreOptions)
 
 
 async def _read_chosen(
-    store: BlobStore, reference: StoreReference, patterns: Sequence[str]
+    repository: OpenRepository, reference: StoreReference, patterns: Sequence[str]
 ) -> tuple[SnapshotIndex, int]:
     """Read an index as `read_index_of`, and leave out of it the files that no pattern matches."""
-    index, requests = await read_index_of(store, reference)
+    index, requests = await read_index_of(repository.store, reference, repository.pace)
     if not patterns:
         return index, requests
     chosen, unmatched = choose_files(index, patterns)
@@ -324,9 +322,11 @@ async def _read_chosen(
     return chosen, requests
 
 
-async def read_index_of(store: BlobStore, reference: StoreReference) -> tuple[SnapshotIndex, int]:
+async def read_index_of(
+    store: BlobStore, reference: StoreReference, pace: Pace | None = None
+) -> tuple[SnapshotIndex, int]:
     """Read the index of a store in a commit, and count the GETs. DamagedError: it is missing, altered, or another's."""
-    snapshot = await read_stored_snapshot(store, reference.index)
+    snapshot = await read_stored_snapshot(store, reference.index, pace)
     check_is_of(snapshot.index, reference, operation="restore")
     return snapshot.index, len(snapshot.chain)
 
@@ -410,5 +410,5 @@ async def plan_restore_store(
     repository = _as_asked(repository, target, options)
     async with repository.digests.of(target) as cache:
         _, has_content = await asyncio.to_thread(look_at_target, target, replace=options.replace)
-        index, _ = await _read_chosen(repository.store, reference, options.files)
+        index, _ = await _read_chosen(repository, reference, options.files)
         return await _plan(repository, index, target, options, cache if has_content else None)

@@ -152,7 +152,7 @@ async def choose_state(
     repository: OpenRepository, reference: StoreReference, options: StateRestoreOptions
 ) -> ChosenState:
     """Choose what `restore_state` would bring back. Arguments and errors as there."""
-    index, requests = await read_index_of(repository.store, reference)
+    index, requests = await read_index_of(repository.store, reference, repository.pace)
     files = IndexStateFiles(repository.store, index, repository.settings)
     version = index.metadata.version if options.version is None else options.version
     found = options.unique_id if options.unique_id is not None else _known_id(index, version)

@@ -13,8 +13,11 @@ from index.snapshot.model import BlobKey, FileIndex, FilePath, SnapshotIndex
 # Dead bytes of a pack that are fetched along, so that what is before and after them is one request (design 0008, R11):
 # until it is known how fast a store answers and sends, and the limits of what is chosen then.
 GAP_BYTES_FIRST: Final = 1024 * 1024
-GAP_BYTES_MIN: Final = 256 * 1024
+GAP_BYTES_MIN: Final = 64 * 1024
 GAP_BYTES_MAX: Final = 4 * 1024 * 1024
+# A larger gap than this has at most so many times the bytes of the file behind it: of tiny files few bytes are wanted.
+GAP_BYTES_TINY: Final = 256 * 1024
+GAP_PER_BYTE_MAX: Final = 16
 # What a request takes of this machine's processor.
 _REQUEST_WORK_S: Final = 0.001
 
@@ -189,7 +192,8 @@ def _runs(key: BlobKey, files: Collection[RestoredFile], range_bytes: int, gap_b
     for file in sorted(files, key=_blob_offset_bytes):
         at = _blob_offset_bytes(file)
         file_end = at + file.size_bytes
-        if run and (not 0 <= at - end <= gap_bytes or file_end - start > range_bytes):
+        most_bytes = min(gap_bytes, max(GAP_BYTES_TINY, GAP_PER_BYTE_MAX * file.size_bytes))
+        if run and (not 0 <= at - end <= most_bytes or file_end - start > range_bytes):
             yield closed()
             run = []
         if not run:

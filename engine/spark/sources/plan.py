@@ -22,7 +22,7 @@ from blobstore.s3.settings import S3Settings
 from engine.blocking import LoopThread
 from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.restore import find_checkpoint_backup, find_job
-from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.errors import NotFoundError, UsageError
 from engine.records.find import require_store
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of, staged_restore
@@ -87,8 +87,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     family: str | None = None
     # None: typed where one table fits all that is read, else bytes.
     rows: RowForm | None = None
-    # Stores share an input partition up to this size of their files together. A task of Spark that runs Python costs as
-    # much as to read some 10 MB, and a large store should not wait for another.
+    # Stores share an input partition up to this size of their files together, and 4 MiB for each. A task of Spark that
+    # runs Python costs as much as to read some 10 MB, and a large store should not wait for another.
     max_partition_bytes: int = 32 * MIB
     # How the store is reached; its credentials each process finds by itself.
     s3: S3Settings = S3Settings()
@@ -168,6 +168,8 @@ def _refused(source: str, name: str, reason: str) -> UsageError:
 # Where Spark lets a worker keep what is too large for memory.
 _LOCAL_DIRS: Final = "SPARK_LOCAL_DIRS"
 _MEASURED_AT_ONCE: Final = 16
+# What it takes to open a store and to load its files, one after the other, in bytes that are read meanwhile.
+_OPEN_BYTES: Final = 4 * MIB
 
 
 class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,13 +201,26 @@ class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextlib.contextmanager
     def open_logs(self, scratch: Path | None = None) -> Iterator[tuple[LoopThread, CheckpointDir]]:  # noqa: ARG002
-        """Open all of it; no copy is made."""
+        """Open all of it; no copy is made. Within `kept_open` it is that which is open."""
+        if self in _KEPT_OPEN:
+            yield _KEPT_OPEN[self]
+            return
         with contextlib.ExitStack() as stack:
             loop = LoopThread()
             stack.callback(loop.stop)
             directory = loop.run(CheckpointDir.open(self.location, settings=self.settings))
             stack.callback(lambda: loop.run(directory.close()))
             yield loop, directory
+
+    @contextlib.contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Open it once for all that opens it in a block, which is run by one thread of this process at a time."""
+        with self.open_logs() as opened:
+            _KEPT_OPEN[self] = opened
+            try:
+                yield
+            finally:
+                del _KEPT_OPEN[self]
 
 
 class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,23 +242,19 @@ class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, commit=msgspec.structs.replace(self.commit, record=record))
 
     def measure(self, loop: LoopThread, directory: CheckpointDir, stores: Sequence[StoreId]) -> list[int]:  # noqa: ARG002
-        """Return the bytes of each store's files, by its index; 0 if that is damaged, as its reading will say."""
-        with self.access.borrow() as repository:
-            opened = repository.asynchronous
-
-            async def measure(of: StoreId) -> int:
-                try:
-                    index = await opened.read_index(require_store(self.commit, of.task, of.store).index)
-                except DamagedError:
-                    return 0
-                return sum(entry.metadata.size_bytes for _, entry in files_of(index.dir))
-
-            return repository.loop.run(map_bounded(measure, stores, in_flight_max=_MEASURED_AT_ONCE))
+        """Return the bytes of each store's files, as the commit has them."""
+        return [require_store(self.commit, of.task, of.store).size_bytes for of in stores]
 
     @contextlib.contextmanager
     def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
         with self.open_index(store.task, store.store) as opened:
             yield opened
+
+    @contextlib.contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Keep the repository open for a block."""
+        with self.access.borrow():
+            yield
 
     @contextlib.contextmanager
     def open_index(self, task: str, store: str) -> Iterator[tuple[LoopThread, IndexStateFiles]]:
@@ -273,6 +284,7 @@ class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Place: TypeAlias = CheckpointPlace | BackupPlace
+_KEPT_OPEN: Final[dict[CheckpointPlace, tuple[LoopThread, CheckpointDir]]] = {}
 
 
 def find_place(options: SourceOptions, batch: int | None) -> Place:
@@ -429,14 +441,18 @@ def plan_read(options: SourceOptions, *batches: int | None) -> ReadPlan:
 
 
 def group_works(works: Sequence[StoreWork], size_bytes_max: int) -> list[tuple[StoreWork, ...]]:
-    """Give the stores to tasks, in their order: to each as many as have so many bytes together, and at least one."""
+    """Give the stores to tasks, in their order: to each as many as have so many bytes together, and at least one.
+
+    Each counts 4 MiB more than it has, as files do in Spark.
+    """
     groups: list[list[StoreWork]] = []
     held_bytes = 0
     for work in works:
-        held_bytes += work.size_bytes
-        if not groups or held_bytes > size_bytes_max or not size_bytes_max:
+        taken_bytes = work.size_bytes + _OPEN_BYTES
+        held_bytes += taken_bytes
+        if not groups or held_bytes > size_bytes_max:
             groups.append([])
-            held_bytes = work.size_bytes
+            held_bytes = taken_bytes
         groups[-1].append(work)
     return [tuple(group) for group in groups]
 

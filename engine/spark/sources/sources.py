@@ -6,6 +6,7 @@ import operator
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -331,9 +332,13 @@ class _Reader(datasource.DataSourceReader, Generic[Work]):
     @override
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is not None:  # Spark's own partition, if filters left none
-            with noting_hints():
+            with noting_hints(), self.opened(partition.value):
                 for work in partition.value:
                     yield from self.batches(work)
+
+    def opened(self, works: Sequence[Work]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Open what works have in common, for a block."""
+        return contextlib.nullcontext()
 
     def batches(self, work: Work) -> Iterator[pa.RecordBatch]:
         raise NotImplementedError
@@ -349,6 +354,11 @@ class StoresReader(_Reader[StoreWork]):
     @override
     def groups(self) -> Sequence[tuple[StoreWork, ...]]:
         return group_works(self._works, self._max_partition_bytes)
+
+    @override
+    def opened(self, works: Sequence[StoreWork]) -> AbstractContextManager[None]:
+        # All that a DataFrame reads is in one place.
+        return next(read.place for work in works for read in work.reads if read).kept_open()
 
     @override
     def batches(self, work: StoreWork) -> Iterator[pa.RecordBatch]:

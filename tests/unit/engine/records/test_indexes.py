@@ -220,6 +220,21 @@ class TestDeltas:
         with pytest.raises(IndexInvariantError, match="M9"):
             await write_index(store, bad, scope=SCOPE, ttl_ms=TTL_MS, base=first, counter=1)
 
+    async def test_a_store_that_has_shrunk_gets_a_whole_index_again(self, store: MemoryStore) -> None:
+        (large,) = await chain_of(store, 1, files=2000)
+        small = snapshot(2, 40, before=large.index)
+        # The files that are gone make the whole one large once more.
+        shrunk = msgspec.structs.replace(
+            small, dir=msgspec.structs.replace(small.dir, files_removed=large.index.dir.files_present[40:])
+        )
+        stored, _ = await write_index(store, shrunk, scope=SCOPE, ttl_ms=TTL_MS, base=large)
+        index = snapshot(3, 40, changed=1, before=stored.index)
+        newest, _ = await write_index(store, index, scope=SCOPE, ttl_ms=TTL_MS, base=stored)
+        assert newest.depth == 0
+        grown = snapshot(3, 2000, before=stored.index)
+        newest, _ = await write_index(store, grown, scope=SCOPE, ttl_ms=TTL_MS, base=stored, counter=1)
+        assert newest.depth == 0
+
     async def test_an_index_that_is_too_large_whole_is_refused_before_its_chain_is_full(
         self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:

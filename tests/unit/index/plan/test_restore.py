@@ -4,14 +4,21 @@ import msgspec
 import pytest
 
 from index.errors import UnsafeNameError
-from index.plan.restore import GAP_BYTES_FIRST, GAP_BYTES_MAX, GAP_BYTES_MIN, choose_gap_bytes, plan_restore
+from index.plan.restore import (
+    GAP_BYTES_FIRST,
+    GAP_BYTES_MAX,
+    GAP_BYTES_MIN,
+    GAP_BYTES_TINY,
+    choose_gap_bytes,
+    plan_restore,
+)
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import DirIndex, FileBlob, FileIndex, Pack, SnapshotIndex, SnapshotMetadata, UniqueId
 from tests.unit.index.builders import blob_key, file_index, local_file
 
 METADATA = SnapshotMetadata(job="job", task="0", store="s", version=1, unique_id=UniqueId("u"))
 KEY = blob_key(1)
-GAP = GAP_BYTES_FIRST
+GAP, TINY = GAP_BYTES_FIRST, GAP_BYTES_TINY
 
 
 def in_pack(name: str, offset: int, size: int) -> FileIndex:
@@ -34,8 +41,10 @@ def snapshot(*files: FileIndex, pack_bytes: int = 0) -> SnapshotIndex:
         ([(20, 10), (0, 10), (10, 10)], 100, ["0+30: b c a"]),
         ([(0, 10), (10, 10), (20, 10)], 30, ["0+30: a b c"]),
         ([(0, 10), (10, 10), (20, 10)], 29, ["0+20: a b", "20+10: c"]),
-        ([(0, 10), (10 + GAP, 10)], 1 << 30, [f"0+{GAP + 20}: a b"]),
-        ([(0, 10), (11 + GAP, 10)], 1 << 30, ["0+10: a", f"{GAP + 11}+10: b"]),
+        ([(0, 10), (10 + TINY, 10)], 1 << 30, [f"0+{TINY + 20}: a b"]),
+        ([(0, 10), (11 + TINY, 10)], 1 << 30, ["0+10: a", f"{TINY + 11}+10: b"]),
+        ([(0, 10), (10 + GAP, GAP)], 1 << 30, [f"0+{2 * GAP + 10}: a b"]),
+        ([(0, 10), (11 + GAP, GAP)], 1 << 30, ["0+10: a", f"{GAP + 11}+{GAP}: b"]),
         ([(0, 10), (15, 10)], 20, ["0+10: a", "15+10: b"]),
         ([(0, 10), (0, 10)], 100, ["0+10: a", "0+10: b"]),
         ([(0, 30), (10, 5), (25, 10)], 100, ["0+30: a", "10+25: b c"]),
@@ -71,6 +80,14 @@ def test_files_of_a_pack_are_asked_for_together_over_a_gap_of_that_size(gap_byte
     files = [in_pack("a", 0, 10), in_pack("b", 20, 10), in_pack("c", 130, 10)]
     index = snapshot(*files, pack_bytes=1 << 20)
     plan = plan_restore(index, {}, range_bytes=1 << 20, owners_count=False, gap_bytes=gap_bytes)
+    assert plan.fetch_requests == requests
+
+
+@pytest.mark.parametrize("size_bytes, requests", [(4096, 9), (64 * 1024, 1)])
+def test_a_large_gap_is_not_bridged_for_a_tiny_file(size_bytes: int, requests: int) -> None:
+    files = [in_pack(str(n), n * 900 * 1024, size_bytes) for n in range(9)]
+    index = snapshot(*files, pack_bytes=1 << 30)
+    plan = plan_restore(index, {}, range_bytes=1 << 30, owners_count=False)
     assert plan.fetch_requests == requests
 
 

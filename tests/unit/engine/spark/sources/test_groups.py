@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.settings import MIB
 from engine.spark.sources.plan import CheckpointPlace, StoreRead, StoreWork, group_works
 from engine.state.query import StoreAt
 from engine.state.settings import StateStoreSettings
@@ -17,18 +18,19 @@ def work(partition: int, size_bytes: int) -> StoreWork:
 
 
 @pytest.mark.parametrize(
-    "sizes, size_bytes_max, groups",
+    "sizes, most, groups",
     [
-        ([], 30, []),
-        ([1, 1, 1], 30, [[0, 1, 2]]),
-        ([10] * 8, 30, [[0, 1, 2], [3, 4, 5], [6, 7]]),
+        ([], 32, []),
+        ([0, 0], 32, [[0, 1]]),
+        # Each counts 4 MiB more than it has.
+        ([0] * 20, 32, [[*range(8)], [*range(8, 16)], [*range(16, 20)]]),
+        ([12] * 5, 32, [[0, 1], [2, 3], [4]]),
         ([100, 1, 1, 100], 60, [[0], [1, 2], [3]]),
-        ([100, 100], 30, [[0], [1]]),
-        ([1, 1, 1], 0, [[0], [1], [2]]),
-        ([0, 0], 30, [[0, 1]]),
+        ([100, 100], 32, [[0], [1]]),
+        ([0, 1, 1], 0, [[0], [1], [2]]),
     ],
 )
-def test_small_stores_share_a_task(sizes: list[int], size_bytes_max: int, groups: list[list[int]]) -> None:
-    works = [work(partition, size_bytes) for partition, size_bytes in enumerate(sizes)]
-    found = group_works(works, size_bytes_max)
+def test_small_stores_share_a_task(sizes: list[int], most: int, groups: list[list[int]]) -> None:
+    works = [work(partition, size * MIB) for partition, size in enumerate(sizes)]
+    found = group_works(works, most * MIB)
     assert [[each.id.partition for each in group] for group in found] == groups
