@@ -3,13 +3,13 @@
 import os
 import shutil
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
-from blobstore.wrappers.forwarding import MeteredStore
 from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, backup_checkpoint, preview_backup
 from engine.checkpoint.errors import DAMAGE_HINT
 from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSourceError, UsageError
@@ -206,14 +206,19 @@ async def test_each_log_is_asked_for_once_and_every_request_is_counted(
 ) -> None:
     """Design 0005, section 7."""
     query = new_query(remote=True, format_version=format_version, partitions=1)
-    assert query.files is not None
-    store = MeteredStore(query.files)
+    store = query.files
+    assert isinstance(store, InterposedStore)
     costs = []
     for batches in (9, 12):
         await query.run(batches)
-        store.meter.reset()
+        store.requests.clear()
         done = await backup_checkpoint(repository, store)
-        assert done.state.source_requests + done.query.source_requests == store.meter.requests.total()
+        assert done.state.source_requests + done.query.source_requests == len(store.requests)
+        gets = Counter(key for operation, key in store.requests if operation == "get")
+        # Beside the logs of the batch, what is read before it was listed, and what a store takes, too.
+        again = {f"{log}/{done.backup.batch}" for log in ("commits", "offsets")}
+        again |= {"metadata", "state/0/_metadata/metadata", "state/0/0/_metadata/schema"}
+        assert {key for key, count in gets.items() if count > 1} == again
         costs.append(done.query.source_requests)
     # Two for each batch in the logs, its offsets and its commit; for the rest as many, however long the logs are.
     assert costs[1] - costs[0] == 2 * 12
