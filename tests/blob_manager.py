@@ -4,11 +4,13 @@ import itertools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+import msgspec
 from typing_extensions import override
 
-from blobstore.base import Body, RequestMetadata
+from blobstore.base import Body, Capabilities, RequestMetadata
 from blobstore.errors import BlobDeletedError, BlobNotFoundError
 from blobstore.wrappers.by_id import BlobManager
+from blobstore.wrappers.forwarding import ForwardingStore
 
 
 class MemoryManager(BlobManager):
@@ -83,3 +85,17 @@ class MemoryManager(BlobManager):
         if blob_id not in self.blobs:
             raise BlobNotFoundError("404", operation=method, key=blob_id)
         return self.blobs[blob_id]
+
+
+class UntaggedStore(ForwardingStore):
+    """Cannot remove a TTL, as an S3 store without tags (design 0003, L5)."""
+
+    @property
+    @override
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(super().capabilities, removes_ttl=False)
+
+    @override
+    async def remove_ttl(self, key: str) -> None:
+        if await self.stat(key) is None:
+            await super().remove_ttl(key)  # says so

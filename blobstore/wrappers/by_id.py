@@ -24,12 +24,15 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.retry import RetryingStore, RetrySettings
 
 # What other programs implement. They use `ManagedStore` too; its methods are those of the contract.
 __all__ = ["BlobManager"]
 
 _ENTRY_BYTES_MAX: Final = 64 * 1024
 _IN_FLIGHT_MAX: Final = 16
+# Of one entry or blob of many: what the wrapper around the store repeats is all of them.
+_SINGLE: Final = RetrySettings(attempts_max=3)
 
 
 class BlobManager(Protocol):
@@ -67,13 +70,31 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
+class _AnyEntry(msgspec.Struct):
+    schema: int
+
+
+class _ForeignError(BlobCorruptError):
+    """The bytes are no entry of any schema, so the manager has nothing of them."""
+
+
 def decode_entry(data: bytes, key: str) -> Entry:
     """Decode an entry; unknown fields are ignored."""
     try:
         return msgspec.json.decode(data, type=Entry)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        hint = "the key is below a prefix of the manager: was it written without one, or by a newer tidemark?"
-        raise BlobCorruptError("is not the entry of a blob", operation="get", key=key, hint=hint) from error
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            if msgspec.json.decode(data, type=_AnyEntry).schema > 1:
+                hint = "use the tidemark that wrote it, or a newer one"
+                raise BlobCorruptError(
+                    "is the entry of a newer tidemark", operation="get", key=key, hint=hint
+                ) from error
+        raise _foreign(key) from error
+
+
+def _foreign(key: str) -> _ForeignError:
+    hint = "the key is below a prefix of the manager: was it written by a program without one?"
+    return _ForeignError("is not the entry of a blob", operation="get", key=key, hint=hint)
 
 
 class _CheckedBody(base.Body):
@@ -113,6 +134,15 @@ class ManagedStore(ForwardingStore):
         self._prefixes = prefixes
         self._ttl_max_ms = ttl_max_ms
         self._metadata = base.RequestMetadata()
+        self._single = RetryingStore(inner, _SINGLE)
+
+    @property
+    @override
+    def capabilities(self) -> base.Capabilities:
+        inner = super().capabilities
+        # Where an entry cannot lose its TTL, another one takes its place (B3).
+        keeps = inner.keeps_created_at and inner.removes_ttl
+        return msgspec.structs.replace(inner, removes_ttl=True, keeps_created_at=keeps)
 
     @override
     def tagged(self, metadata: base.RequestMetadata) -> base.BlobStore:
@@ -193,7 +223,11 @@ class ManagedStore(ForwardingStore):
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = base.LIST_PAGE_MAX) -> base.ListPage:
         while True:
             page = await super().list_page(prefix, start_after=start_after, limit=limit)
-            sized = await map_bounded(self._with_size, page.blobs, in_flight_max=_IN_FLIGHT_MAX)
+
+            async def with_size(info: base.BlobInfo) -> base.BlobInfo | None:
+                return await self._single.repeat("list_page", info.key, lambda: self._with_size(info))
+
+            sized = await map_bounded(with_size, page.blobs, in_flight_max=_IN_FLIGHT_MAX)
             blobs = tuple(blob for blob in sized if blob is not None)
             if blobs or not page.truncated:
                 return base.ListPage(blobs=blobs, truncated=page.truncated)
@@ -202,7 +236,10 @@ class ManagedStore(ForwardingStore):
     async def _with_size(self, info: base.BlobInfo) -> base.BlobInfo | None:
         if not info.key.startswith(self._prefixes):
             return info
-        entry = await self._find(info.key)
+        try:
+            entry = await self._find(info.key)
+        except BlobCorruptError:
+            return info  # a list that stops here would stop each collection, which alone can delete it (B4)
         return None if entry is None else msgspec.structs.replace(info, size_bytes=entry.size_bytes)
 
     @override
@@ -216,9 +253,15 @@ class ManagedStore(ForwardingStore):
 
     async def _delete_bytes(self, key: str) -> base.DeleteFailure | None:
         """Delete the bytes before the entry, which is what leads to them (B4)."""
-        try:
+
+        async def delete() -> None:
             if (entry := await self._find(key)) is not None:
                 await self._forget(entry)
+
+        try:
+            await self._single.repeat("delete", key, delete)
+        except _ForeignError:
+            return None
         except StoreUnavailableError:
             raise
         except StoreError as error:
@@ -232,6 +275,11 @@ class ManagedStore(ForwardingStore):
                 await self._manager.remove_ttl(entry.id, self._metadata)
             except BlobNotFoundError as error:
                 raise _bytes_gone(error, entry, "remove_ttl", key) from error
+            if not super().capabilities.removes_ttl:
+                info = await super().stat(key)
+                if info is not None and info.expires_at_ms is not None:
+                    await self._inner.put(key, _body(entry))
+                return
         # The entry's afterwards (B3). What is not there, the inner store says.
         await super().remove_ttl(key)
 
@@ -242,9 +290,12 @@ class ManagedStore(ForwardingStore):
             return None
 
     async def _read_entry(self, key: str, *, deleted: bool = False) -> Entry:
-        return decode_entry(
-            await base.read_blob(self._inner, key, size_bytes_max=_ENTRY_BYTES_MAX, deleted=deleted), key
-        )
+        sink = base.MemorySink(_ENTRY_BYTES_MAX)
+        try:
+            await self._inner.read_into(key, sink, deleted=deleted)
+        except base.TooLargeError:
+            raise _foreign(key) from None
+        return decode_entry(sink.data, key)
 
     async def _forget(self, entry: Entry) -> None:
         """Delete the bytes of an entry; those that are gone already are deleted."""

@@ -245,6 +245,10 @@ class RetryingStore(ForwardingStore):
     async def close(self) -> None:
         await self._within(self._settings.deadline_s, self._inner.close(), "close", "")
 
+    async def repeat(self, operation: str, key: str, request: Callable[[], Awaitable[T]]) -> T:
+        """Repeat one of many requests of which an operation consists, within the same bounds as any other."""
+        return await self._send(operation, (key,), request)
+
     @override
     async def _send(self, operation: str, keys: Sequence[str], request: Callable[[], Awaitable[T]]) -> T:
         key, tries = keys[0] if len(keys) == 1 else "", _Tries()

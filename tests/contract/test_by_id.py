@@ -11,7 +11,7 @@ from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.opening import wrap_store
 from blobstore.wrappers.by_id import ManagedStore
-from tests.blob_manager import MemoryManager
+from tests.blob_manager import MemoryManager, UntaggedStore
 from tests.contract.store_calls import HOUR_MS
 from tests.contract.store_contract import StoreContract
 
@@ -25,8 +25,10 @@ class TestManagedStore(StoreContract):
     def manager(self) -> MemoryManager:
         return MemoryManager()
 
-    @pytest.fixture(params=["memory", "local"])
+    @pytest.fixture(params=["memory", "local", "without tags"])
     def inner(self, request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
+        if request.param == "without tags":
+            return UntaggedStore(MemoryStore())
         return MemoryStore() if request.param == "memory" else LocalStore(tmp_path)
 
     @pytest.fixture

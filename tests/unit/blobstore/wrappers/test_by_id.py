@@ -16,7 +16,7 @@ from blobstore.memory import MemoryStore
 from blobstore.opening import StoreSettings, wrap_store
 from blobstore.wrappers.by_id import ManagedStore
 from blobstore.wrappers.retry import RetrySettings
-from tests.blob_manager import MemoryManager
+from tests.blob_manager import MemoryManager, UntaggedStore
 from tests.contract.store_calls import create_bytes, get_bytes, keys_of, put_bytes
 from tests.doubles import InterposedStore
 
@@ -185,13 +185,65 @@ async def test_a_blob_that_is_replaced_while_it_is_read_is_read_again(bench: Ben
     assert replaced
 
 
-async def test_what_is_no_entry_is_corrupt_and_stays(bench: Bench) -> None:
-    for data in (b"", b"{}", b'{"id": 7, "size_bytes": 1}', b'{"id": "i", "size_bytes": -1}', b"\xff"):
+async def test_what_is_no_entry_is_corrupt_and_listed_and_can_be_deleted(bench: Bench) -> None:
+    """A program without the manager wrote it: no list, and so no collection, may stop there."""
+    for data in (b"", b"{}", b'{"id": 7, "size_bytes": 1}', b'{"id": "i", "size_bytes": -1}', b"\xff", b"x" * 70_000):
         await bench.entries.inner.put(KEY, BytesBody(data))
         with pytest.raises(BlobCorruptError):
             await read_blob(bench.store, KEY, size_bytes_max=10)
-        (failure,) = await bench.store.delete([KEY])
-        assert failure.key == KEY
+        info = await bench.store.stat(KEY)
+        assert info is not None
+        assert (await bench.store.list_page("")).blobs == (info,)
+        assert info.size_bytes == len(data)
+        assert await bench.store.delete([KEY]) == ()
+        assert await keys_of(bench.entries) == []
+    assert bench.manager.methods() == []
+
+
+async def test_the_entry_of_a_newer_release_stays_because_it_leads_to_bytes(bench: Bench) -> None:
+    await bench.entries.inner.put(KEY, BytesBody(b'{"schema": 2, "ids": ["i"]}'))
+    with pytest.raises(BlobCorruptError, match="newer"):
+        await read_blob(bench.store, KEY, size_bytes_max=10)
+    (failure,) = await bench.store.delete([KEY])
+    assert (failure.key, await keys_of(bench.store)) == (KEY, [KEY])
+
+
+async def test_a_fault_at_one_entry_of_many_does_not_fail_the_others(bench: Bench) -> None:
+    """At one fault in 200 requests nearly no page of 1,000 entries would ever be read."""
+    keys = [f"blobs/{number}" for number in range(30)]
+    for key in keys:
+        await create_bytes(bench.store, key, b"content")
+    bench.manager.methods()
+    bench.entries.fail("get", keys[17])
+    assert await keys_of(bench.store) == sorted(keys)
+    bench.entries.fail("get", keys[3])
+    failing = {"ambry:/9?v=1"}
+
+    def fail_once(method: str, blob_id: str) -> None:
+        if blob_id in failing:
+            failing.remove(blob_id)
+            raise StoreUnavailableError("503", operation=method, key=blob_id)
+
+    bench.manager.before = fail_once
+    assert await bench.store.delete(keys) == ()
+    assert (bench.manager.blobs, failing) == ({}, set())
+    # Only what failed was asked for again.
+    assert len(bench.manager.methods()) == len(keys) + 1
+
+
+async def test_the_bytes_lose_their_ttl_where_the_store_of_the_entries_cannot_remove_one() -> None:
+    """An engine that is told so removes none, and what it has committed expires."""
+    manager = MemoryManager()
+    store = ManagedStore(UntaggedStore(MemoryStore()), manager, prefixes=("blobs/",), ttl_max_ms=TTL_MS)
+    assert store.capabilities.removes_ttl
+    assert not store.capabilities.keeps_created_at
+    await create_bytes(store, KEY, b"content", ttl_ms=TTL_MS)
+    await store.remove_ttl(KEY)
+    manager.expire()
+    assert await get_bytes(store, KEY) == b"content"
+    info = await store.stat(KEY)
+    assert info is not None
+    assert info.expires_at_ms is None
 
 
 async def test_a_ttl_that_is_longer_than_the_managers_is_refused_before_anything_is_sent(bench: Bench) -> None:
