@@ -209,7 +209,7 @@ class _Keeper(StatefulProcessor):
         yield self._said(key, self._keep(values))
 
     def _keep(self, values: list[int]) -> int:
-        counted = (self._count.get() or (0,))[0] + len(values)
+        counted: int = (self._count.get() or (0,))[0] + len(values)
         self._count.update((counted,))
         for value in values:
             self._items.appendValue((value,))
@@ -228,7 +228,7 @@ class _Keeper(StatefulProcessor):
 
 
 class _ForAnHour(_Keeper):
-    ttl_ms = 3_600_000
+    ttl_ms: int | None = 3_600_000
 
 
 class _Timed(_Keeper):
@@ -349,8 +349,8 @@ def _set(query: Query, name: str, conf: dict[str, str], **rest: Any) -> Kind:
 
 
 # A state of its own makes each variable a column family, which the HDFS-backed provider does not have, nor has it the
-# order of keys that timers and join format 4 need.
-_FAMILIES: Final[dict[str, Any]] = {"providers": ("V2",), "refused": "."}
+# order of keys that timers need.
+_FAMILIES: Final[dict[str, Any]] = {"providers": ("V2",), "refused": "multiple column families"}
 _FIRST: Final[dict[str, Any]] = {"providers": ("V1", "HDFS")}
 # Settings of RocksDB, which mean nothing to the other provider.
 _ROCKSDB_V1: Final[dict[str, Any]] = {"providers": ("V1",)}
@@ -366,7 +366,7 @@ _PURGED: Final = {f"{STREAMING}minBatchesToRetain": "2", f"{STREAMING}ratioExtra
 
 KINDS: Final[tuple[Kind, ...]] = (
     Kind(query=AGGREGATION, **_ALL),
-    # Spark 4.0 fails with V2: it awaits the ids of as many partitions as all other operators have.
+    # This and `limit` fail with V2 on Spark 4.0, which awaits ids of as many partitions as other operators have.
     Kind(query=KEYLESS, **_FIRST),
     Kind(query=WINDOWS),
     Kind(query=DEDUPLICATION, **_FIRST),
@@ -374,11 +374,11 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind(query=DEDUPLICATION_AND_AGGREGATION, **_FIRST),
     Kind(query=SESSION, **_ALL),
     Kind(query=MAP_GROUPS, **_FIRST),
-    Kind(query=LIMIT, is_read_by_spark=False),
-    Kind(query=TRANSFORM, since=(4, 1), providers=("V1", "V2"), refused="."),
+    Kind(query=LIMIT, is_read_by_spark=False, **_FIRST),
+    Kind(query=TRANSFORM, since=(4, 1), providers=("V1", "V2"), refused="multiple column families"),
     Kind(query=join(2), **_ALL),
-    Kind(query=join(3)),
-    Kind(query=join(4), since=(4, 2), **_FAMILIES),
+    Kind(query=join(3), since=(4, 1)),
+    Kind(query=join(4), since=(4, 2)),
     _kind("several aggregates", _several, mode="update"),
     _kind("approximate distinct", _approximate, mode="complete", **_FIRST),
     _kind("sliding windows", _sliding, mode="update"),
@@ -395,7 +395,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind(query=_joined("rightOuter")),
     Kind(query=_joined("fullOuter"), **_FIRST),
     Kind(query=_joined("leftSemi")),
-    Kind(query=_joined("fullOuter", state_format=3), **_FIRST),
+    Kind(query=_joined("fullOuter", state_format=3), since=(4, 1), **_FIRST),
     _kind("map groups, event time", _map_groups(_count_until, "EventTimeTimeout"), mode="update"),
     _kind("map groups, clock", _map_groups(_count_for_an_hour, "ProcessingTimeTimeout"), **_CLOCK, **_FIRST),
     _kind("transform in pandas", _transform(_Keeper()), mode="update", **_FAMILIES),
