@@ -49,6 +49,10 @@ class Show:
         """Where the first run has its checkpoint."""
         return self._stateful.checkpoint
 
+    def session(self) -> SparkSession:
+        """A session with the query's settings."""
+        return self._stateful.session()
+
     def start(
         self,
         sink: str,
@@ -70,10 +74,11 @@ class Show:
         session = self._stateful.session()
         if listener is not None:
             session.streams.addListener(listener)
-        sources = [
-            session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self._stateful._input(n)))
-            for n in range(self._stateful.query.sources)
-        ]
+        query = self._stateful.query
+        sources = []
+        for n in range(query.sources):
+            reader = session.readStream.name(f"source_{n}") if query.is_named else session.readStream
+            sources.append(reader.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self._stateful._input(n))))
         directory = self.root / sink
         directory.mkdir(exist_ok=True)
 
@@ -85,10 +90,10 @@ class Show:
             hidden.write_text("\n".join(rows))
             hidden.rename(directory / str(batch))
 
-        writer = self._stateful.query.build(sources).writeStream.foreachBatch(write)
-        writer = writer.outputMode(self._stateful.query.mode).option(
-            "checkpointLocation", str(checkpoint or self.checkpoint)
-        )
+        writer = query.build(sources).writeStream.foreachBatch(write).outputMode(query.mode)
+        if query.is_named:
+            writer._jwrite.name("sink")
+        writer = writer.option("checkpointLocation", str(checkpoint or self.checkpoint))
         return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def run(

@@ -20,6 +20,7 @@ from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.errors import DamagedError
 from engine.records.indexes import read_index
 from engine.repository.repository import Repository
+from engine.state.settings import HDFS_PROVIDER
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of
@@ -32,6 +33,7 @@ from tests.spark.state.queries import (
     FORMAT,
     KEYLESS,
     LIMIT,
+    ROW_CHECKSUMS,
     STORE,
     TRANSFORM,
     Query,
@@ -160,16 +162,30 @@ def test_a_backup_refuses_what_check_calls_damage(checkpoint: Path, tmp_path: Pa
     asyncio.run(look_at_each())
 
 
+_HDFS: Final = {f"{STORE}providerClass": HDFS_PROVIDER}
+# Without changelogs the files of one store of every operator are alike.
 KINDS: Final = [
-    (query, conf)
-    for query in (AGGREGATION, DEDUPLICATION_AND_AGGREGATION, TRANSFORM, LIMIT, KEYLESS, join(2), join(3))
-    for conf in ({FORMAT: "1"}, {FORMAT: "2"}, {FORMAT: "2", CHANGELOGS: "false"})
+    *(
+        (query, {FORMAT: version})
+        for query in (AGGREGATION, DEDUPLICATION_AND_AGGREGATION, TRANSFORM, LIMIT, KEYLESS, join(2), join(3))
+        for version in ("1", "2")
+    ),
+    *((query, {FORMAT: "2", CHANGELOGS: "false"}) for query in (AGGREGATION, TRANSFORM)),
+    *((query, _HDFS) for query in (AGGREGATION, DEDUPLICATION_AND_AGGREGATION, LIMIT, KEYLESS, join(2), join(3))),
+    (AGGREGATION, _HDFS | {ROW_CHECKSUMS: "true"}),
 ]
+
+
+def _name(value: object) -> str:
+    if isinstance(value, Query):
+        return value.name
+    assert isinstance(value, dict)
+    return "-".join(each.rpartition(".")[2] for each in value.values())
 
 
 @soak
 @pytest.mark.parametrize("hidden", [False, True], ids=["object store", "hidden"])
-@pytest.mark.parametrize("query, conf", KINDS, ids=lambda p: p.name if isinstance(p, Query) else "-".join(p.values()))
+@pytest.mark.parametrize("query, conf", KINDS, ids=_name)
 def test_every_file_of_every_kind(
     spark: SparkSession, tmp_path: Path, query: Query, conf: dict[str, str], hidden: bool
 ) -> None:

@@ -53,6 +53,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     conf: dict[str, str] = msgspec.field(default_factory=dict)
     forms: Forms = Forms()
     stores: tuple[str, ...] = ("default",)
+    # Whether its sources and its sink have names (Spark 4.3).
+    is_named: bool = False
 
 
 class StatefulQuery:
