@@ -305,8 +305,8 @@ def _as_asked(repository: OpenRepository, target: Path, options: RestoreOptions)
         return repository
     if not repository.store.capabilities.keeps_deleted:
         hint = (
-            "open a bucket with versions with `S3Settings(serve_deleted=True)`, as `tidemark restore --deleted` does, and "
-            "the right s3:GetBucketVersioning; a directory with `StoreSettings(deleted_retention_ms=...)`"
+            "open a bucket with versions with `S3Settings(serve_deleted=True)`, as `tidemark restore --deleted` does, "
+            "and the right s3:GetBucketVersioning; a directory with `StoreSettings(deleted_retention_ms=...)`"
         )
         raise CapabilityMissingError("deleted blobs are not kept here", operation="restore", hint=hint)
     return msgspec.structs.replace(repository, store=UndeletingStore(repository.store))

@@ -220,10 +220,8 @@ def _restore_all(session: Session, options: RestoreArguments) -> RestoreView:
             commits = repository.commits(options.scope)
             whole = repository.loop.run(find_complete(repository.asynchronous.store, commits, damaged))
         if whole is not None:
-            choice, because = (
-                Choice(number=whole.pointer.number),
-                because or "something of that one is missing or altered",
-            )
+            choice = Choice(number=whole.pointer.number)
+            because = because or "something of that one is missing or altered"
         elif failure is not None:
             raise failure
         else:
