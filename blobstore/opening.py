@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.errors import InvalidRequestError
+from blobstore.errors import InvalidRequestError, one_line
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.s3.settings import S3Settings
@@ -36,6 +36,8 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 _HINT: Final = "use s3://bucket/prefix, file:///absolute/path, a path, or memory://name"
 _DBFS: Final = Path("/dbfs")
+# Where secrets stand in a URL, before or after.
+_DOUBTFUL: Final = frozenset("@?#")
 # What Spark opens and nothing here does.
 _FOREIGN: Final = {
     "gs": "Google's storage speaks S3 too: s3://BUCKET/PREFIX with --endpoint-url https://storage.googleapis.com",
@@ -94,8 +96,10 @@ def open_store(
     """
     settings = settings or StoreSettings()
     bare = open_bare(url, settings)
-    # Only now: a URL that follows the grammar holds no credentials.
-    _LOG.debug("open %s: %d requests at once, %s", url, settings.in_flight_max, settings.retry)
+    # Only now: a URL that follows the grammar holds no credentials. A path has none, and may be a URL misspelt.
+    is_doubtful = local_path_of(url) is not None and not _DOUBTFUL.isdisjoint(url)
+    place = "a directory" if is_doubtful else one_line(url)
+    _LOG.debug("open %s: %d requests at once, %s", place, settings.in_flight_max, settings.retry)
     return wrap_store(bare, settings, meter=meter, rng=rng, on_silence=on_silence)
 
 

@@ -70,9 +70,18 @@ class _Quiet(logging.NullHandler):
 
     @override
     def handle(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.ERROR and not logging.getLogger().handlers and logging.lastResort is not None:
+        if record.levelno >= logging.ERROR and not self._is_shown(record) and logging.lastResort is not None:
             logging.lastResort.handle(record)
         return True
+
+    def _is_shown(self, record: logging.LogRecord) -> bool:
+        """Return whether a record also comes to a handler that somebody has configured."""
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
 
 
 logging.getLogger(__name__).addHandler(_Quiet())

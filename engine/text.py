@@ -39,7 +39,8 @@ class Where:
     @override
     def __str__(self) -> str:
         kind, *parts = self._store.place() or ("store",)
-        return printable(f"{kind}:{'/'.join(parts).replace('//', '/')} {self._of}")
+        place = without_credentials(f"{kind}:{'/'.join(parts).replace('//', '/')}")
+        return printable(f"{place} {self._of}")
 
 
 class Moment(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from blobstore import base
 from blobstore.concurrency import give_up
-from blobstore.errors import InvalidRequestError, StoreError
+from blobstore.errors import InvalidRequestError, StoreError, one_line
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
@@ -400,7 +400,7 @@ class LimitedStore(ForwardingStore):
 
     @override
     def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:
-        _LOG.debug("%s %s", operation, keys[0] if len(keys) == 1 else f"{len(keys)} keys")
+        _LOG.debug("%s %s", operation, one_line(keys[0]) if len(keys) == 1 else f"{len(keys)} keys")
         return self._limit
 
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from blobstore.base import HELD_S, SINK_BYTES, BlobStore, Body, Buffer, Created, CreateOutcome, Sink, Unknown
 from blobstore.concurrency import give_up, shielded
-from blobstore.errors import StoreError, StoreUnavailableError
+from blobstore.errors import StoreError, StoreUnavailableError, one_line
 from blobstore.wrappers.forwarding import ForwardingStore, InFlightLimit, Read, WatchedSink
 
 T = TypeVar("T")
@@ -275,7 +275,7 @@ class RetryingStore(ForwardingStore):
                 if isinstance(error, StoreUnavailableError):
                     self._report_silence(began_s, clock())
                     if error.asks_for_less and self._limit.shrink():
-                        _LOG.warning("%s; now %d requests at once", error, self._limit.allowed)
+                        _LOG.warning("%s; now %d requests at once", one_line(error), self._limit.allowed)
                 raise
 
         try:
@@ -308,7 +308,7 @@ class RetryingStore(ForwardingStore):
                 raise error
             if self._on_retry is not None:
                 self._on_retry()
-            _LOG.debug("attempt %d, after: %s", tries.failed + 1, tries.last)
+            _LOG.debug("attempt %d, after: %s", tries.failed + 1, one_line(tries.last))
             return await attempt()
 
         # One for each call: a tenacity object keeps the state of its loop in itself.

@@ -486,7 +486,10 @@ class LiveStore(_LiveSource):
         """Warn of a checksum that is not that of its file, which has a name without an id (K4)."""
         if name in self._chosen:
             self._brought |= await self._files.bring([name])
-            checksum = await run_blocking(read_small, self._path(name), FILE_CHECKSUM_BYTES_MAX)
+            try:
+                checksum = await run_blocking(read_small, self._path(name), FILE_CHECKSUM_BYTES_MAX)
+            except DamagedError:
+                checksum = b""  # larger than any: it is the checksum of nothing
             if misfit := await run_blocking(find_misfit, self._path(path), checksum):
                 self.findings.warn("/".join(name), misfit, MISFIT_HINT, "K4")
 

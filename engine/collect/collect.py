@@ -140,6 +140,7 @@ async def collect(
             refused = isinstance(error, TooMuchToDeleteError)
             if missing := await write_record("refused" if refused else "failed", error):
                 error.add_note(f"there is no audit record of this: {missing}")
+            _log(Where(store, run), audit.deletion)
         raise
     failed, left_alone = deletion.failed_count(), _left_alone(marked, deletion.kept.damage)
     outcome: Outcome = "failed" if left_alone else "partly" if failed else "done"
@@ -329,11 +330,15 @@ async def _delete(store: BlobStore, deletion: Deletion, backend: CollectBackend,
     await delete_leftovers(store, deletion.runs)
 
 
-def _log(where: Where, deletion: Deletion) -> None:
+def _log(where: Where, deletion: Deletion | None) -> None:
+    if deletion is None:
+        return
     for gone in deletion.totals():
         _LOG.info("%s: deleted %d keys, %d bytes: %s", where, gone.count, gone.size_bytes, gone.reason.value)
     if failed := deletion.failed_count():
         _LOG.warning("%s: %d keys are still there and were to go", where, failed)
+    if unknown := deletion.unknown_count():
+        _LOG.warning("%s: %d keys were asked for, and no answer came: they may be gone", where, unknown)
 
 
 async def _end(backend: CollectBackend) -> str:

@@ -302,7 +302,10 @@ def _as_asked(repository: OpenRepository, target: Path, options: RestoreOptions)
     if not options.deleted:
         return repository
     if not repository.store.capabilities.keeps_deleted:
-        hint = "restore without it; only a bucket with versions, or a directory with a retention, keeps what is deleted"
+        hint = (
+            "open a bucket with versions with `S3Settings(serve_deleted=True)`, as `tidemark restore --deleted` does, "
+            "and the right s3:GetBucketVersioning; a directory with `StoreSettings(deleted_retention_ms=...)`"
+        )
         raise CapabilityMissingError("deleted blobs are not kept here", operation="restore", hint=hint)
     return msgspec.structs.replace(repository, store=UndeletingStore(repository.store))
 

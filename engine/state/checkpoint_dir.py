@@ -278,18 +278,23 @@ class CheckpointDir:
                 status, data = self._seen.statuses.get(key), await self._read(path, size_bytes_max)
                 self._seen.add(key, data, status)
                 return data
-            return self._seen.files[key][1]
+            data = self._seen.files[key][1]
+            if len(data) > size_bytes_max:
+                raise self._too_large(path, size_bytes_max)
+            return data
 
     async def _read(self, path: str, size_bytes_max: int) -> bytes:
         sink = MemorySink(size_bytes_max)
         try:
             await self._files.read_into(path, sink)
         except TooLargeError:
-            message = f"is larger than the {size_bytes_max} bytes that are read of it"
-            hint = "it is not what its name says; an older version may be whole"
-            subject = f"{self.location}/{path}"
-            raise DamagedError(message, operation="read", subject=subject, hint=hint) from None
+            raise self._too_large(path, size_bytes_max) from None
         return sink.data
+
+    def _too_large(self, path: str, size_bytes_max: int) -> DamagedError:
+        message = f"is larger than the {size_bytes_max} bytes that are read of it"
+        hint = "it is not what its name says; an older version may be whole"
+        return DamagedError(message, operation="read", subject=f"{self.location}/{path}", hint=hint)
 
     async def fetch(
         self, path: str, target: Path, *, size_bytes: int | None = None, size_bytes_max: int | None = None

@@ -224,7 +224,10 @@ class QueryAt(_Committed, frozen=True, kw_only=True):
 
 
 class StreamingCheckpoint:
-    """Reads the checkpoint of one query. Nothing that can change is cached: what the query writes meanwhile is seen.
+    """Reads the checkpoint of one query.
+
+    Nothing that can change is cached, so what the query writes meanwhile is seen; only a directory that is a look
+    (`CheckpointDir.look`) shows each file as it read it first.
 
     A batch that is an argument is a committed one, by default the newest.
 

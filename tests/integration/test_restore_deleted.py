@@ -14,7 +14,7 @@ from engine.errors import DamagedError
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
 from index.snapshot.model import Scope
-from tests.integration.conftest import FIRST, Shell, content
+from tests.integration.conftest import FIRST, SECOND, Shell, content
 from tests.opaque_store import OpaqueStore
 from tests.servers.moto_server import MotoServer
 
@@ -52,8 +52,29 @@ async def test_a_store_that_keeps_nothing_is_no_place_for_deleted_blobs(shell: S
         commit = await repository.commit(JOB, [await repository.backup(JOB, shell.tree("source", FIRST))])
         with pytest.raises(CapabilityMissingError) as caught:
             await repository.restore(commit, tmp_path / "there", options=DELETED)
-    assert "a bucket with versions" in caught.value.hint
+    assert "S3Settings(serve_deleted=True)" in caught.value.hint
     assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.s3
+def test_of_several_stores_deleted_blobs_of_the_newest_commit_are_taken_before_an_older_commit(
+    shell: Shell, moto_server: MotoServer, new_bucket: Callable[[MotoServer], str]
+) -> None:
+    bucket = new_bucket(moto_server)
+    shell.environment["TIDEMARK_REPOSITORY"] = f"s3://{bucket}"
+    client = moto_server.client
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    shell.run("init")
+    for files in (FIRST, SECOND):
+        shell.run("backup", str(shell.tree("source", files)))
+    for each in client.list_objects_v2(Bucket=bucket, Prefix="indexes/")["Contents"]:
+        client.delete_object(Bucket=bucket, Key=each["Key"])
+    either = ("--all", "--deleted", "--or-newest-complete")
+    result = shell.run("restore", "there", *either)
+    assert content(shell.directory / "there/0/default") == SECOND
+    assert "not the commit that was chosen" not in result.stderr
+    # A dry run cannot see it.
+    assert shell.refused("restore", "there", *either, "--dry-run", code=2)["error"] == "UsageError"
 
 
 @pytest.mark.s3

@@ -14,7 +14,7 @@ from engine.cli.errors import Failure, describe
 from engine.cli.output import CommitView, view_commit
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
-from engine.errors import DamagedError, EngineError
+from engine.errors import DamagedError, EngineError, UsageError
 from engine.records.find import Choice, find_complete, key_of
 from engine.restore.restore import RestoreOptions, RestoreResult, check_patterns
 from engine.restore.write import OwnerPolicy
@@ -139,6 +139,9 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
     """
     check_patterns(options.how.files)
     if options.how.deleted:
+        if options.dry_run and options.or_newest_complete:
+            message, hint = "only the restore itself sees which deleted blobs can be read", "leave out one of the three"
+            raise UsageError(f"{message}: --deleted --or-newest-complete --dry-run", operation="restore", hint=hint)
         s3 = msgspec.structs.replace(session.common.s3, serve_deleted=True)
         session.common = msgspec.structs.replace(session.common, s3=s3)
     with session.open():
@@ -217,7 +220,8 @@ def _restore_all(session: Session, options: RestoreArguments) -> RestoreView:
             commits = repository.commits(options.scope)
             whole = repository.loop.run(find_complete(repository.asynchronous.store, commits, damaged))
         if whole is not None:
-            choice, because = Choice(number=whole.pointer.number), because or "something of that one is altered"
+            choice = Choice(number=whole.pointer.number)
+            because = because or "something of that one is missing or altered"
         elif failure is not None:
             raise failure
         else:
@@ -267,7 +271,8 @@ def _choose(session: Session, options: RestoreArguments) -> tuple[Choice, str]:
 def _choose_complete(session: Session, options: RestoreArguments) -> tuple[Choice, str]:
     """Return which commit to restore all stores from, and why it is not the one that was chosen."""
     choice = session.choose(options.choice)
-    if not options.or_newest_complete:
+    # What is missing may be among what is deleted, and no list shows that: reading it does.
+    if not options.or_newest_complete or options.how.deleted:
         return choice, ""
     with session.explaining(options.scope):
         complete = session.repository.choose_complete(options.scope, **choice)

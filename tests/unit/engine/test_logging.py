@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from blobstore.base import BytesBody
-from blobstore.errors import AccessDeniedError, StoreUnavailableError
+from blobstore.errors import AccessDeniedError, InvalidRequestError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.opening import StoreSettings, open_store
 from blobstore.wrappers.forwarding import InFlightLimit
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.errors import CommitLostError, LeaseExpiredError
 from engine.repository.repository import Repository
+from engine.text import Where
 from index.plan.commits import Retention
 from tests.doubles import InterposedStore
 from tests.unit.engine.conftest import JOB, TTL_MS, World
@@ -130,6 +131,20 @@ async def test_a_collection_says_what_it_deleted_and_why(world: World, caplog: p
     assert len(said) > 1
 
 
+async def test_a_collection_that_breaks_off_says_what_it_has_deleted(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository = await world.process()
+    await world.old_history(repository, "a", "b", "c")
+    world.store.fail("delete", "blobs/", AccessDeniedError("no", operation="delete"))
+    with pytest.raises(AccessDeniedError):
+        await repository.collect(Retention(keep_last=1), delete_share_max=1)
+    said = [(level, text.partition(": ")[2]) for level, text in lines(caplog, "engine.collect.collect")]
+    assert [level for level, _ in said] == ["INFO", "INFO", "WARNING"]
+    assert said[0][1].startswith("deleted 2 keys")
+    assert said[2][1].endswith("no answer came: they may be gone")
+
+
 async def test_each_retry_is_a_line_and_that_a_store_asks_for_less_is_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -155,6 +170,28 @@ async def test_an_opening_and_each_request_are_lines_for_who_wants_them(
     await store.close()
 
 
+@pytest.mark.parametrize("url", ["//u:SECRET@host/x", "S3//u:SECRET@b/x", "file:/u:SECRET@host/x", "/x?sig=SECRET"])
+async def test_a_path_that_was_meant_as_a_url_shows_no_secret(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store(url)
+    assert "open a directory: 16" in caplog.text
+    assert "SECRET" not in f"{caplog.text} {Where(store, 'job') if '?' not in url else ''}"
+
+
+async def test_no_place_key_or_answer_can_forge_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store(str(tmp_path / "a\nERROR forged"))
+    with pytest.raises(InvalidRequestError):
+        await store.stat("a\nERROR forged")
+    flaky = InterposedStore(MemoryStore())
+    flaky.fail("stat", "k", StoreUnavailableError("busy\nERROR forged", operation="stat", key="k", asks_for_less=True))
+    await RetryingStore(flaky, RetrySettings(first_wait_s=0), limit=InFlightLimit(8)).stat("k")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 4
+    assert all(r"\nERROR forged" in line and "\n" not in line for line in said)
+
+
 async def test_a_name_that_moves_the_cursor_is_spelled_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "tree").mkdir()
     async with await Repository.init(MemoryStore()) as repository:
@@ -172,6 +209,16 @@ def test_only_errors_are_seen_where_nobody_has_configured_logging(level: str, se
     configured = f"import logging; logging.basicConfig(format='%(name)s %(message)s'); {program}"
     done = subprocess.run([sys.executable, "-c", configured], check=True, capture_output=True, text=True)
     assert done.stderr == "engine.spark.listener not backed up\n"
+
+
+@pytest.mark.parametrize("name", ["engine", "engine.spark"])
+def test_an_error_is_seen_once_by_who_configures_this_package_alone(name: str) -> None:
+    program = (
+        f"import engine, logging; logging.getLogger('{name}').addHandler(logging.StreamHandler());"
+        "logging.getLogger('engine.spark.listener').error('not backed up')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stderr == "not backed up\n"
 
 
 def test_blobstore_alone_shows_nothing() -> None:

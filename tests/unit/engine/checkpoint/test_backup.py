@@ -28,7 +28,7 @@ from index.spark.query_logs import (
     encode_commit,
     encode_offsets,
 )
-from tests.doubles import InterposedStore
+from tests.doubles import InterposedStore, SteppedClock
 from tests.unit.engine.checkpoint.checked import found
 from tests.unit.engine.checkpoint.live_query import NewQuery, check_rows, names_below, restore_backup, stats_below
 from tests.unit.engine.checkpoint.written_query import FAMILIES_SCHEMA
@@ -165,6 +165,25 @@ async def test_a_query_without_state_has_a_backup_of_its_logs(tmp_path: Path, re
     target = await restore_backup(repository, done.commit, tmp_path / "restored")
     assert names_below(target) == {"metadata", "offsets/0", "offsets/1", "commits/1"}
     assert not (await backup_checkpoint(repository, root)).is_new
+
+
+async def test_a_next_batch_that_is_planned_anew_meanwhile_is_backed_up_as_it_is_now(
+    tmp_path: Path, repository: Repository
+) -> None:
+    """Of the same size and, by a clock of whole seconds, the same time."""
+    plans = [encode_offsets(BatchOffsets(timestamp_ms=at_ms)) for at_ms in (3, 4)]
+    assert len(plans[0]) == len(plans[1])
+    logs = await in_memory(write_logs(tmp_path / "query", batches=3), clock=SteppedClock())
+    await logs.put("offsets/3", BytesBody(plans[0]))
+    store = InterposedStore(logs)
+
+    async def plan_anew() -> None:
+        await logs.put("offsets/3", BytesBody(plans[1]))
+
+    store.after("get", "offsets/3", plan_anew)
+    done = await backup_checkpoint(repository, store)
+    target = await restore_backup(repository, done.commit, tmp_path / "restored")
+    assert (target / "offsets/3").read_bytes() == plans[1]
 
 
 async def test_batches_without_both_files_are_no_damage_to_a_query_without_state(
@@ -603,9 +622,9 @@ async def test_a_link_in_a_checkpoint_is_refused(
         await backup_checkpoint(repository, query)
 
 
-async def in_memory(root: Path) -> MemoryStore:
+async def in_memory(root: Path, *, clock: SteppedClock | None = None) -> MemoryStore:
     """A directory as another store has it."""
-    store = MemoryStore()
+    store = MemoryStore(clock=clock)
     for name in names_below(root):
         await store.put(name, BytesBody((root / name).read_bytes()))
     return store

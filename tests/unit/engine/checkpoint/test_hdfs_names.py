@@ -98,6 +98,13 @@ async def test_a_checksum_of_spark_4_1_that_does_not_fit_is_a_warning(
     assert {"2.snapshot.crc", "3.delta.crc"} <= {path.name for path in (tmp_path / "restored/state/0/0").iterdir()}
 
 
+async def test_a_checksum_that_is_larger_than_any_is_a_warning_to_a_backup_too(checkpoint: Path) -> None:
+    (checkpoint / "state/0/0/3.delta.crc").write_bytes(b"x" * 70_000)
+    assert await found(checkpoint) == [("warning", "state/0/0/3.delta.crc")]
+    done = await backup_checkpoint(await Repository.init(MemoryStore()), checkpoint)
+    assert [(finding.kind, finding.path) for finding in done.findings] == [("warning", "state/0/0/3.delta.crc")]
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "x.delta", "v1.snapshot"])
 async def test_a_name_that_sparks_maintenance_fails_on_is_a_warning(checkpoint: Path, name: str) -> None:
     """Spark 4.3: `NumberFormatException: For input string: "notes"`, from "Error cleaning up files"."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Sink
+from blobstore.base import BlobStore, BytesBody, Sink
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError, InvalidRequestError, StoreError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
@@ -288,3 +288,13 @@ async def test_a_wrong_setting_is_no_damage_of_what_was_to_be_read() -> None:
     directory = await CheckpointDir.open(Untrusted())
     with pytest.raises(InvalidRequestError, match="certificate"):
         await directory.read("metadata")
+
+
+async def test_a_look_refuses_a_file_that_is_too_large_also_when_it_has_read_it() -> None:
+    store = MemoryStore()
+    await store.put("metadata", BytesBody(b"content"))
+    look = (await CheckpointDir.open(store)).look()
+    assert await look.read("metadata") == b"content"
+    with pytest.raises(DamagedError, match="larger than the 6 bytes"):
+        await look.read("metadata", size_bytes_max=6)
+    assert await look.read("metadata", size_bytes_max=7) == b"content"
