@@ -7,6 +7,7 @@ puts it together. Each looks again at what a running query has moved.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -37,6 +38,8 @@ _READS_MAX: Final = 16
 _ENTRIES_MIN: Final = 3
 
 _NO_SCHEMA: Final = "is not there, and without it no reader knows the rows"
+# More batches in a row, or in several, of which nothing is there, are one finding.
+_LACKING_MAX: Final = 1_000
 _SKIPPED_HINT: Final = (
     "with asyncProgressTrackingEnabled Spark logs only some batches; without it, take the files from a backup"
 )
@@ -306,13 +309,19 @@ class _LogsCheck:
                 self._damaged(COMMITS, message, "restore the checkpoint: which state counts is not known")
             return
         known, oldest, newest = set(commits), min(commits), max(commits)
-        logged = {*commits, *offsets}
-        skipped = {} if has_state else dict.fromkeys(n for n in range(oldest, newest) if n not in logged)
-        if skipped:
-            lacking = count(len(skipped), "batch has", "batches have")
-            message = f"is not there, nor is {OFFSETS}/{min(skipped)}; {lacking} neither file"
-            self._warn(f"{COMMITS}/{min(skipped)}", message, _SKIPPED_HINT)
-        for batch in (n for n in range(oldest, newest + 1) if n not in skipped):
+        logged = sorted(batch for batch in {*commits, *offsets} if oldest <= batch <= newest)
+        # Of names that are not Spark's the gaps may have any length.
+        gaps = [range(before + 1, after) for before, after in pairwise(logged) if after > before + 1]
+        lacking = sum(map(len, gaps))
+        if lacking and (lacking > _LACKING_MAX or not has_state):
+            first, batches = gaps[0].start, count(lacking, "batch has", "batches have")
+            message = f"is not there, nor is {OFFSETS}/{first}; {batches} neither file"
+            if has_state:
+                self._damaged(f"{COMMITS}/{first}", message)
+            else:
+                self._warn(f"{COMMITS}/{first}", message, _SKIPPED_HINT)
+            gaps = []
+        for batch in sorted([*logged, *chain.from_iterable(gaps)]):
             if batch not in known:
                 self._damaged(f"{COMMITS}/{batch}", "is not there, and later batches are committed")
             if batch not in offsets:

@@ -150,6 +150,14 @@ async def test_logs_with_gaps_are_damage(checkpoint: Path) -> None:
     assert await found(checkpoint, level="quick") == [("damage", "commits/4"), ("damage", "offsets/2")]
 
 
+async def test_a_gap_of_any_length_is_one_finding(checkpoint: Path) -> None:
+    for log in ("commits", "offsets"):
+        shutil.copy(checkpoint / log / "7", checkpoint / log / "99999999999999")
+    report = await check_checkpoint(checkpoint, level="quick")
+    assert ("damage", "commits/8") in [(f.kind, f.path) for f in report.findings]
+    assert len(report.findings) < 20
+
+
 async def test_a_copy_of_two_instants_is_a_warning(checkpoint: Path) -> None:
     for batch in (6, 7):
         (checkpoint / f"commits/{batch}").unlink()
