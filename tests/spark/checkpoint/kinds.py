@@ -55,10 +55,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     query: Query
     # Of Spark 4.0 and 4.1 the first of RocksDB's is tried, and of 4.0 nothing else.
     providers: tuple[Provider, ...] = ("V2", "HDFS")
-    # What an error of Spark says, where it refuses the HDFS-backed provider.
-    refused: str = ""
-    # The first release of Spark that has it.
+    # The first release of Spark that has it, and the first whose HDFS-backed provider does not refuse it.
     since: tuple[int, int] = (4, 0)
+    hdfs_since: tuple[int, int] = (4, 0)
     # Whether times of this machine's clock are part of the state: then its rows are counted, and not compared.
     is_clocked: bool = False
     # Whether the source always has another batch.
@@ -287,7 +286,7 @@ def _transform(processor: StatefulProcessor, time: str = "None", *, begun: bool 
 
 
 class _Passing(StatefulProcessor):
-    """Counts rows, and hands each on with its time, for an operator after this one."""
+    """Counts rows, and passes each on with its time, for an operator after this one."""
 
     @override
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -348,9 +347,9 @@ def _set(query: Query, name: str, conf: dict[str, str], **rest: Any) -> Kind:
     return Kind(query=msgspec.structs.replace(query, name=f"{query.name} {name}", conf=query.conf | conf), **rest)
 
 
-# A state of its own makes each variable a column family, which the HDFS-backed provider does not have, nor has it the
-# order of keys that timers need.
-_FAMILIES: Final[dict[str, Any]] = {"providers": ("V2",), "refused": "multiple column families"}
+# Each variable of a state of one's own is a column family, of which the HDFS-backed provider has only one.
+_NEVER: Final = (99, 0)
+_FAMILIES: Final[dict[str, Any]] = {"hdfs_since": _NEVER}
 _FIRST: Final[dict[str, Any]] = {"providers": ("V1", "HDFS")}
 # Settings of RocksDB, which mean nothing to the other provider.
 _ROCKSDB_V1: Final[dict[str, Any]] = {"providers": ("V1",)}
@@ -375,9 +374,9 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind(query=SESSION, **_ALL),
     Kind(query=MAP_GROUPS, **_FIRST),
     Kind(query=LIMIT, is_read_by_spark=False, **_FIRST),
-    Kind(query=TRANSFORM, since=(4, 1), providers=("V1", "V2"), refused="multiple column families"),
+    Kind(query=TRANSFORM, since=(4, 1), hdfs_since=_NEVER, **_ALL),
     Kind(query=join(2), **_ALL),
-    Kind(query=join(3), since=(4, 1)),
+    Kind(query=join(3), since=(4, 1), hdfs_since=(4, 2)),
     Kind(query=join(4), since=(4, 2)),
     _kind("several aggregates", _several, mode="update"),
     _kind("approximate distinct", _approximate, mode="complete", **_FIRST),
@@ -395,7 +394,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind(query=_joined("rightOuter")),
     Kind(query=_joined("fullOuter"), **_FIRST),
     Kind(query=_joined("leftSemi")),
-    Kind(query=_joined("fullOuter", state_format=3), since=(4, 1), **_FIRST),
+    Kind(query=_joined("fullOuter", state_format=3), since=(4, 1), hdfs_since=(4, 2), **_FIRST),
     _kind("map groups, event time", _map_groups(_count_until, "EventTimeTimeout"), mode="update"),
     _kind("map groups, clock", _map_groups(_count_for_an_hour, "ProcessingTimeTimeout"), **_CLOCK, **_FIRST),
     _kind("transform in pandas", _transform(_Keeper()), mode="update", **_FAMILIES),
