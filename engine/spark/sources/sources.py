@@ -455,7 +455,8 @@ class DiffSource(_StoresSource):
             `tidemark_state`.
 
     Columns: operator, partition, store, change (`added`, `removed` or `changed`), then for typed rows key, before and
-    after, a list being an array; for others family, key, before and after. What was not there is null.
+    after, a list being an array, and timers having neither; for others family, key, before and after. What was not
+    there is null.
     """
 
     @classmethod
