@@ -22,6 +22,8 @@ CHUNKS_MAX: Final = 1024
 FAMILIES_MAX: Final = 32_768
 # What a schema file may have.
 SCHEMA_BYTES_MAX: Final = 64 * 1024 * 1024
+# How many types may be inside of each other: whatever reads a type goes into it as deep.
+TYPE_DEPTH_MAX: Final = 100
 
 _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
@@ -133,23 +135,23 @@ def decode_type(json: str, *, subject: str = "schema") -> DataType:
     """Decode a type from Spark's JSON.
 
     Raises:
-        BatchLogError: It is none.
+        BatchLogError: It is none, or deeper than any that is used.
     """
     try:
-        return _type(msgspec.json.decode(json), subject)
+        return _type(msgspec.json.decode(json), subject, TYPE_DEPTH_MAX)
     except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
         raise BatchLogError(f"has a type that cannot be read: {error}", subject=subject) from error
 
 
 def decode_key_form(schema: StateSchema, *, subject: str = "schema") -> KeyForm | None:
-    """Decode how the keys of a column family are encoded; None if it is in a way that only a newer Spark knows.
+    """Decode how the keys of a column family are encoded; None for what is not read: of a newer Spark, or all a range.
 
     Raises:
         BatchLogError: It is not what Spark writes.
     """
     try:
         wire = msgspec.json.decode(schema.key_encoder, type=_EncoderWire)
-    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
         raise BatchLogError(f"has a key encoder that cannot be read: {error}", subject=subject) from error
     count = len(schema.key.fields)
     match wire.key_state_encoder_type.removesuffix("StateEncoderSpec"):
@@ -166,6 +168,8 @@ def decode_key_form(schema: StateSchema, *, subject: str = "schema") -> KeyForm 
         case _:
             return None
     there = {*found.first} & {*range(count)}
+    if found.form == "range" and len(found.first) == len(there) == count:
+        return None
     if found.form != "row" and not 0 < len(found.first) == len(there) < count:
         raise BatchLogError(f"has {count} fields in a key, and leading ones {found.first}", subject=subject)
     return found
@@ -276,26 +280,28 @@ def _schema(key_json: str, value_json: str, subject: str) -> StateSchema:
     return StateSchema(key=key, value=value)
 
 
-def _type(json: Any, subject: str) -> DataType:  # noqa: ANN401  # whatever JSON can be
+def _type(json: Any, subject: str, depth_max: int) -> DataType:  # noqa: ANN401  # whatever JSON can be
+    if not depth_max:
+        raise BatchLogError(f"has a type deeper than {TYPE_DEPTH_MAX}", subject=subject)
     match json:
         case str() as name:
             return _named(name)
         case {"type": "struct", "fields": list() as fields}:
-            return StructType(tuple(_field(field, subject) for field in fields))
+            return StructType(tuple(_field(field, subject, depth_max - 1) for field in fields))
         case {"type": "array", "elementType": element, "containsNull": bool() as contains_null}:
-            return ArrayType(_type(element, subject), contains_null)
+            return ArrayType(_type(element, subject, depth_max - 1), contains_null)
         case {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": bool() as contains_null}:
-            return MapType(_type(key, subject), _type(value, subject), contains_null)
+            return MapType(_type(key, subject, depth_max - 1), _type(value, subject, depth_max - 1), contains_null)
         case {"type": str() as name}:
             # A type of a user's own, or one of a newer Spark: known by its name alone.
             return AtomType(name)
     raise BatchLogError(f"has a type that cannot be read: {str(json)[:80]}", subject=subject)
 
 
-def _field(json: Any, subject: str) -> Field:  # noqa: ANN401  # as above
+def _field(json: Any, subject: str, depth_max: int) -> Field:  # noqa: ANN401  # as above
     match json:
         case {"name": str() as name, "type": of, "nullable": bool() as nullable}:
-            return Field(name, _type(of, subject), nullable)
+            return Field(name, _type(of, subject, depth_max), nullable)
     raise BatchLogError(f"has a field that cannot be read: {str(json)[:80]}", subject=subject)
 
 

@@ -248,6 +248,14 @@ def _types() -> Iterator[bytes]:
     yield b'{"type":"struct","fields":[{"name":"a","type":"decimal(9,2)","nullable":true,"metadata":{}}]}'
     yield b'{"type":"array","elementType":"varchar(3)","containsNull":true}'
     yield b'{"type":"map","keyType":"string","valueType":"long","valueContainsNull":false}'
+    yield b'{"type":"array","containsNull":true,"elementType":' * 101 + b'"long"' + b"}" * 101
+
+
+def _deep_encoder() -> bytes:
+    """A column family whose keys' encoder is deeper than JSON is read."""
+    row, head = b'{"type":"struct","fields":[]}', b'{"keyStateEncoderType":"NoPrefixKeyStateEncoderSpec","x":'
+    sized = [struct.pack(">iH", 1, len(text)) + text for text in (row, head + b"[" * 1500)]
+    return b"\0\2v3" + struct.pack(">i", 1) + b"\0\1a" + (b"\0\0" + sized[0]) * 2 + sized[1] + bytes(4)
 
 
 def _hadoop() -> Iterator[bytes]:
@@ -393,7 +401,7 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "state-names": lambda: [b"3.zip", b"3_u.changelog.crc", b"000008.sst", b"..", b"_metadata", b"LOCK"],
     "state-metadata": _metadata,
     "state-zip": _zips,
-    "state-schema": _spark("**/schema"),
+    "state-schema": lambda: [*_spark("**/schema")(), _deep_encoder()],
     "type": _types,
     "file-checksum": _spark("*/state/0/0/*.crc"),
     "hadoop-checksum": _hadoop,

@@ -78,8 +78,8 @@ def run_tables(data: bytes) -> None:
     assert len(split_bytes("default", [(key, value)])[0]) == 1
     assert {len(column) for column in decode_keys(table, [key, key], subject=SUBJECT)} == {2}
     assert len(decode_values(table, [None, value], subject=SUBJECT)) == len((None, value))
-    columns = split_typed(table, [(key, value)], subject=SUBJECT)
-    assert len({len(column) for column in columns}) == 1
+    for columns in split_typed(table, [(key, value)], subject=SUBJECT):
+        assert len({len(column) for column in columns}) == 1
 
 
 TARGETS: Final = (

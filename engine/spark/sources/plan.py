@@ -338,6 +338,12 @@ class QueryRead(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreRead, ...]
     # None: the rows are read as bytes.
     table: Table | None
+    # By operator, the column families it had, if a read depends on them.
+    families: dict[int, frozenset[str]]
+
+    def has(self, family: str) -> bool:
+        """Return whether an operator had a column family."""
+        return any(family in names for names in self.families.values())
 
 
 class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -398,12 +404,18 @@ def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
         if options.family is not None or options.rows == "typed":
             ids = {store.id.operator for store in chosen}
             families = {of.id: loop.run(_read_families(directory, of)) for of in query.operators if of.id in ids}
-        if options.family is not None:
-            _check_family(families, options.family)
         table = None if options.rows == "bytes" else _find_table(place, query, chosen, families, options.family)
         is_alone = len(chosen) <= 1 or not options.max_partition_bytes
         sizes = [0] * len(chosen) if is_alone else place.measure(loop, directory, [store.id for store in chosen])
-    if options.rows == "typed" and table is None:
+    reads = tuple(
+        StoreRead(place=place.of(store.id), store=store, size_bytes=size_bytes)
+        for store, size_bytes in zip(chosen, sizes, strict=True)
+    )
+    names_by_operator = {operator: frozenset(schemas) for operator, schemas in families.items()}
+    found = QueryRead(batch=query.batch, place=place, stores=reads, table=table, families=names_by_operator)
+    # It may be there after the other batch.
+    is_missing = bool(families) and options.family is not None and not found.has(options.family)
+    if options.rows == "typed" and table is None and not is_missing:
         names = ", ".join(sorted(frozenset[str]().union(*families.values())))
         raise UsageError(
             "the stores have no schema, or not all the same one, or it has types that only Spark knows",
@@ -412,23 +424,24 @@ def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
             hint=f"choose one table with the options `operator` and {f'`family` ({names})' if names else '`store`'}, "
             "or read with rows=bytes",
         )
-    reads = tuple(
-        StoreRead(place=place.of(store.id), store=store, size_bytes=size_bytes)
-        for store, size_bytes in zip(chosen, sizes, strict=True)
-    )
-    return QueryRead(batch=query.batch, place=place, stores=reads, table=table)
+    return found
 
 
 def plan_read(options: SourceOptions, *batches: int | None) -> ReadPlan:
     """Choose the stores to read after a batch; of two batches to compare, every one that there is after either.
 
     Raises:
-        UsageError: Typed rows are asked for, and the rows are not of one table.
+        NotFoundError: An operator has no such column family after any of the batches.
+        UsageError: Typed rows or a column family are asked for, and the rows are not of one table.
         As `plan_state`.
     """
     queries = [plan_state(options, batch) for batch in batches]
-    table = queries[0].table if all(query.table == queries[0].table for query in queries) else None
-    if table is None and options.rows == "typed":
+    if options.family is not None:
+        _check_family(queries, options.family)
+    # A family that is not there after a batch has no rows there.
+    tables = {query.table for query in queries if options.family is None or query.has(options.family)}
+    table = _common_table(tables)
+    if table is None and (options.rows == "typed" or (options.family is not None and len(tables) > 1)):
         raise UsageError("the rows of the two batches are not alike", operation=_READ, hint="read with rows=bytes")
     stores = [{read.store.id: read for read in query.stores} for query in queries]
     ids = sorted(frozenset[StoreId]().union(*stores))
@@ -499,7 +512,10 @@ def _find_table(
         of = operators[operator]
         if of.column_families:
             avro = query.offsets.conf.get(ENCODING_KEY, "").lower() == _AVRO
-            tables.add(_family_table(of, families[operator][family], store, avro=avro) if family is not None else None)
+            if family is None:
+                tables.add(None)
+            elif schemas := families[operator].get(family):
+                tables.add(_family_table(of, schemas, store, avro=avro))
         else:
             # The HDFS-backed provider splits no keys.
             prefix_columns = 0 if store.at.is_hdfs else of.prefix_columns.get(name, 0)
@@ -551,13 +567,27 @@ def _row(of: StructType) -> StructType:
     return named if isinstance(named, StructType) else of
 
 
-def _check_family(families: _Families, family: str) -> None:
-    for operator, schemas in families.items():
-        if family not in schemas:
+def _common_table(tables: set[Table | None]) -> Table | None:
+    """Return the table that all rows are of; in Avro that of the newest schema, which has to know the older ones."""
+    known = {table for table in tables if table is not None}
+    if not known or known != tables:
+        return None
+    newest = max(known, key=lambda table: len(table.avro))
+    for table in known - {newest}:
+        evolved = msgspec.structs.replace(table, value=newest.value, avro=newest.avro)
+        if not table.avro or evolved != newest or not {*table.avro} <= {*newest.avro}:
+            return None
+    return newest
+
+
+def _check_family(queries: Sequence[QueryRead], family: str) -> None:
+    for operator in sorted(frozenset[int]().union(*(query.families for query in queries))):
+        names = frozenset[str]().union(*(query.families.get(operator, ()) for query in queries))
+        if family not in names:
             raise NotFoundError(
                 f"operator {operator} has no column family {family}",
                 operation=_READ,
-                hint=f"it has {', '.join(sorted(schemas)) or 'none'}; the option `operator` chooses another",
+                hint=f"it has {', '.join(sorted(names)) or 'none'}; the option `operator` chooses another",
             )
 
 

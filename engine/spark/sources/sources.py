@@ -30,7 +30,17 @@ from engine.spark.sources.plan import (
     plan_read,
     plan_state,
 )
-from engine.spark.sources.tables import BYTES_COLUMNS, Pair, Table, decode_keys, decode_values, split_bytes, split_typed
+from engine.spark.sources.tables import (
+    BATCH_BYTES_MAX,
+    BATCH_ROWS_MAX,
+    BYTES_COLUMNS,
+    Pair,
+    Table,
+    decode_keys,
+    decode_values,
+    split_bytes,
+    split_typed,
+)
 from engine.spark.sources.unsafe_rows import ATOMS, Column, arrow_schema, spark_schema, types_of
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
@@ -46,10 +56,6 @@ from index.spark.schema import ArrayType, AtomType
 
 # Key, the value before, the value after: None where there was none.
 Change: TypeAlias = tuple[bytes, bytes | None, bytes | None]
-
-BATCH_ROWS_MAX: Final = 32_768
-# About: a batch ends with the row that reaches it.
-BATCH_BYTES_MAX: Final = 2 * 1024 * 1024
 
 _STORE: Final[tuple[Column, ...]] = (
     ("operator", *ATOMS["integer"]),
@@ -93,11 +99,11 @@ def _chunks(store: StateStore | None, family: str, *, share: int) -> Iterator[li
 
 def _columns_of(work: StoreWork, family: str, chunks: Iterator[list[Pair]]) -> Iterator[list[pa.Array]]:
     for pairs in chunks:
-        if work.table is None:
-            columns = split_bytes(family, pairs)
-        else:
-            columns = split_typed(work.table, pairs, subject=work.subject)
-        yield [pa.repeat(pa.scalar(work.version, pa.int64()), len(columns[-1])), *columns]
+        parts = (
+            [split_bytes(family, pairs)] if work.table is None else split_typed(work.table, pairs, subject=work.subject)
+        )
+        for columns in parts:
+            yield [pa.repeat(pa.scalar(work.version, pa.int64()), len(columns[-1])), *columns]
 
 
 def _change_columns(
@@ -449,7 +455,8 @@ class DiffSource(_StoresSource):
             `tidemark_state`.
 
     Columns: operator, partition, store, change (`added`, `removed` or `changed`), then for typed rows key, before and
-    after, a list being an array; for others family, key, before and after. What was not there is null.
+    after, a list being an array, and timers having neither; for others family, key, before and after. What was not
+    there is null.
     """
 
     @classmethod

@@ -7,7 +7,7 @@ the user's key beside the grouping key, of timers when each expires. None of thi
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -54,6 +54,12 @@ _NULL: Final = 2
 _ENCODING: Final = b"\0"
 _AVRO_HEAD: Final = 3
 _PREFIX_HEAD: Final = 1
+
+# Of what is decoded at once. About: a batch ends with the row that reaches it.
+BATCH_ROWS_MAX: Final = 32_768
+BATCH_BYTES_MAX: Final = 2 * 1024 * 1024
+
+_reader = functools.cache(record_reader)
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,28 +126,38 @@ def split_bytes(family: str, pairs: Sequence[Pair]) -> list[pa.Array]:
     return [families, both.take(pa.array(places)), both.take(pa.array(places + 1))]
 
 
-def split_typed(table: Table, pairs: Sequence[Pair], *, subject: str) -> list[pa.Array]:
-    """Return the columns of keys and values, of a list with a row for each element.
+def split_typed(table: Table, pairs: Sequence[Pair], *, subject: str) -> Iterator[list[pa.Array]]:
+    """Yield the columns of keys and values; of lists a row for each element, as many at a time as have a batch's bytes.
 
     Raises:
         DamagedError: They do not fit the table.
     """
     if table == Table(key=table.key, value=table.value):
-        return list(decode_pairs(table.key, table.value, pairs, subject=subject))
+        yield list(decode_pairs(table.key, table.value, pairs, subject=subject))
+        return
     keys = decode_keys(table, [key for key, _ in pairs], subject=subject)
     values = [value for _, value in pairs]
-    if table.is_list:
-        counts, values = _elements(table, values, subject)
-        owner = pa.array(np.repeat(np.arange(len(counts)), counts))
-        keys = [column.take(owner) for column in keys]
-    return keys if table.kind == "timer" else [*keys, _values(table, values, subject)]
+    if not table.is_list:
+        yield keys if table.kind == "timer" else [*keys, _values(table, values, subject)]
+        return
+    counts, elements = _elements(table, values, subject)
+    owner = np.repeat(np.arange(len(pairs)), counts)
+    # A list may have a hundred thousand elements, and each has the key beside it.
+    ends = np.cumsum(np.array([len(key) for key, _ in pairs], np.int64)[owner])
+    start = 0
+    while start < len(owner):
+        reached = np.searchsorted(ends, BATCH_BYTES_MAX + (ends[start - 1] if start else 0))
+        end = min(int(reached) + 1, start + BATCH_ROWS_MAX)
+        taken = pa.array(owner[start:end])
+        yield [*(column.take(taken) for column in keys), _values(table, elements[start:end], subject)]
+        start = end
 
 
 def decode_keys(table: Table, keys: Sequence[bytes], *, subject: str) -> list[pa.Array]:
     """Return the columns of keys. Raises as `split_typed`."""
     form, fields = table.key_form, table.key.fields
     rest = [place for place in range(len(fields)) if place not in form.first]
-    leading, rows = _cut(form, keys)
+    leading, rows = _cut(form, keys, subject)
     columns = _leading(table, leading, subject)
     columns += _columns(table, _some(table.key, rest), rows, subject, head=_AVRO_HEAD)
     by_place = dict(zip([*form.first, *rest], columns, strict=True))
@@ -177,6 +193,8 @@ def _elements(table: Table, values: Sequence[bytes], subject: str) -> tuple[Ints
                 raise damaged_row("has elements that do not add up", subject)
             elements.append(value[start:end])
             at = end + len(table.delimiter)
+        if value and at != len(value) + len(table.delimiter):
+            raise damaged_row("has a list that ends with a delimiter", subject)
         counts.append(len(elements) - before)
     return np.array(counts, np.int64), elements
 
@@ -185,7 +203,7 @@ def _some(of: StructType, places: Sequence[int]) -> StructType:
     return StructType(tuple(of.fields[place] for place in places))
 
 
-def _cut(form: KeyForm, keys: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+def _cut(form: KeyForm, keys: Sequence[bytes], subject: str) -> tuple[list[bytes], list[bytes]]:
     """Cut keys into the part of the fields that are first, and the row of the others."""
     match form.form:
         case "row":
@@ -195,8 +213,10 @@ def _cut(form: KeyForm, keys: Sequence[bytes]) -> tuple[list[bytes], list[bytes]
         case "time_last":
             return [key[-WORD:] for key in keys], [key[:-WORD] for key in keys]
     cuts = [_LENGTH_BYTES + int.from_bytes(key[:_LENGTH_BYTES], "little", signed=True) for key in keys]
+    if not all(_LENGTH_BYTES <= cut <= len(key) for key, cut in zip(keys, cuts, strict=True)):
+        raise damaged_row("has a key whose first part does not fit into it", subject)
     leading = [key[_LENGTH_BYTES:cut] for key, cut in zip(keys, cuts, strict=True)]
-    return leading, [key[max(cut, 0) :] for key, cut in zip(keys, cuts, strict=True)]
+    return leading, [key[cut:] for key, cut in zip(keys, cuts, strict=True)]
 
 
 def _leading(table: Table, parts: list[bytes], subject: str) -> list[pa.Array]:
@@ -258,17 +278,14 @@ def _records(
 ) -> pa.Array:
     """Decode records of Avro, each by the schema that it was written with; fields go by their names."""
     try:
-        found = []
+        found, reader = [], _reader(of)
         for row in rows:
             if not row.startswith(_ENCODING):
                 raise damaged_row("is not encoded as Avro", subject)
-            read = _reader(of) if written is None else written.get(int.from_bytes(row[1:head], "little", signed=True))
+            read = reader if written is None else written.get(int.from_bytes(row[1:head], "little", signed=True))
             if read is None:
                 raise damaged_row("names a schema that is not stored", subject)
             found.append(decode_record(read, row, head))
         return pa.array(found, arrow_type(of))
     except (ValueError, TypeError, OverflowError) as error:
         raise damaged_row(f"cannot be read as Avro: {error}", subject) from error
-
-
-_reader = functools.cache(record_reader)

@@ -41,6 +41,12 @@ def chunks(*texts: str) -> bytes:
     return struct.pack(">i", len(texts)) + b"".join(map(encode_utf, texts))
 
 
+def deep(arrays: int) -> str:
+    return row_json(deep="@").replace(
+        '"@"', '{"type":"array","containsNull":true,"elementType":' * arrays + '"long"' + "}" * arrays
+    )
+
+
 LONG, TEXT = AtomType("long"), AtomType("string")
 KEY, VALUE = row_json(k="string"), row_json(n="long")
 V1 = b"".join(map(encode_utf, ("v1", KEY, VALUE)))
@@ -90,6 +96,12 @@ def test_every_form_of_a_type_is_known() -> None:
     )
 
 
+def test_a_type_may_be_as_deep_as_a_person_would_write_one() -> None:
+    assert with_unique_names(decode_type(deep(98))) == decode_type(deep(98))
+    with pytest.raises(BatchLogError, match="deeper than 100"):
+        decode_type(deep(99))
+
+
 @pytest.mark.parametrize("data", [V1, V2, V3])
 def test_a_file_that_is_cut_short_or_goes_on_is_refused(data: bytes) -> None:
     for size in range(len(data)):
@@ -111,6 +123,8 @@ def test_a_file_that_is_cut_short_or_goes_on_is_refused(data: bytes) -> None:
         (encode_utf("v2") + chunks('{"type":"struct","fields":[{"name":1}]}') + chunks(VALUE), BatchLogError),
         (encode_utf("v2") + chunks('{"type":["struct"]}') + chunks(VALUE), BatchLogError),
         (encode_utf("v2") + chunks("[" * 60_000) + chunks(VALUE), BatchLogError),
+        (encode_utf("v2") + chunks(deep(100)) + chunks(VALUE), BatchLogError),
+        (encode_utf("v2") + chunks(deep(900)) + chunks(VALUE), BatchLogError),
     ],
 )
 def test_what_spark_never_writes_is_refused(data: bytes, error: type[Exception]) -> None:
@@ -150,6 +164,7 @@ def schema_with(encoder: str, fields: int = 2) -> StateSchema:
         ('{"keyStateEncoderType":"TimestampAsPrefixKeyStateEncoderSpec"}', KeyForm("time_first", (1,))),
         ('{"keyStateEncoderType":"TimestampAsPostfixKeyStateEncoderSpec"}', KeyForm("time_last", (1,))),
         ('{"keyStateEncoderType":"OfANewerSparkStateEncoderSpec"}', None),
+        ('{"keyStateEncoderType":"RangeKeyScanStateEncoderSpec","orderingOrdinals":[1,0]}', None),
     ],
 )
 def test_the_encoder_of_a_key_says_its_form(encoder: str, form: KeyForm | None) -> None:
@@ -161,6 +176,8 @@ def test_the_encoder_of_a_key_says_its_form(encoder: str, form: KeyForm | None) 
     [
         "",
         "{}",
+        SPEC[:-1] + ',"x":' + "[" * 60_000,
+        SPEC[:-1] + ',"x":' + "[" * 60_000 + "]" * 60_000 + "}",
         '{"keyStateEncoderType":"PrefixKeyScanStateEncoderSpec","numColsPrefixKey":2}',
         '{"keyStateEncoderType":"PrefixKeyScanStateEncoderSpec","numColsPrefixKey":99999999999}',
         '{"keyStateEncoderType":"PrefixKeyScanStateEncoderSpec","numColsPrefixKey":-1}',
@@ -168,6 +185,7 @@ def test_the_encoder_of_a_key_says_its_form(encoder: str, form: KeyForm | None) 
         '{"keyStateEncoderType":"RangeKeyScanStateEncoderSpec","orderingOrdinals":[2]}',
         '{"keyStateEncoderType":"RangeKeyScanStateEncoderSpec","orderingOrdinals":[-1]}',
         '{"keyStateEncoderType":"RangeKeyScanStateEncoderSpec","orderingOrdinals":[0,0]}',
+        '{"keyStateEncoderType":"RangeKeyScanStateEncoderSpec","orderingOrdinals":[0,1,1]}',
     ],
 )
 def test_an_encoder_that_no_key_can_have_is_refused(encoder: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import DamagedError
-from engine.spark.sources.tables import Table, decode_keys, decode_values, split_typed
+from engine.spark.sources.tables import BATCH_BYTES_MAX, BATCH_ROWS_MAX, Table, decode_keys, decode_values, split_typed
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, Field, KeyForm, MapType, StructType
 from tests.unit.engine.spark.sources.test_unsafe_rows import DECIMALS, LONG, TEXT, atom, plain, row_of
 from tests.unit.engine.spark.sources.unsafe_row_writer import encode_row
@@ -122,24 +122,44 @@ def test_a_list_is_a_row_for_each_element_and_in_a_difference_an_array(delimiter
     rows: list[list[tuple[str, int | None]]] = [[("a", 1), ("b", None)], [], [("c", 3)]]
     stored = [delimiter.join(sized(encode_row(VALUE, each)) for each in row) for row in rows]
     table = Table(key=row_of(LONG), value=VALUE, kind="list", delimiter=delimiter)
-    keys, elements = split_typed(
+    ((keys, elements),) = split_typed(
         table, [(encode_row(row_of(LONG), (n,)), value) for n, value in enumerate(stored)], subject="x"
     )
     assert [(k["f0"], tuple(e.values())) for k, e in zip(keys.to_pylist(), elements.to_pylist(), strict=True)] == [
         (n, each) for n, row in enumerate(rows) for each in row
     ]
     assert decode_values(table, [None], subject="x").to_pylist() == [None]
-    assert [len(column) for column in split_typed(table, [], subject="x")] == [0, 0]
+    assert not [*split_typed(table, [], subject="x")]
     whole = decode_values(table, [stored[0], None, stored[2]], subject="x")
     assert whole.to_pylist() == [[plain(VALUE, each) for each in row] if row else None for row in rows]
     for broken in (
         stored[0][:-1],
         stored[0] + b"x",
+        stored[0] + (delimiter or b"x"),
+        delimiter or b"x",
         stored[0] + b"\xff" * 4,
         stored[0].replace(delimiter or b"a", b"") + b"?",
     ):
         with pytest.raises(DamagedError):
             decode_values(table, [broken], subject="x")
+
+
+@pytest.mark.parametrize("key_bytes, batch_rows", [(8, BATCH_ROWS_MAX), (4096, 510), (24_000, 88)])
+def test_a_long_list_is_read_in_batches_however_long_its_key_is(key_bytes: int, batch_rows: int) -> None:
+    key_type, element_type = row_of(TEXT), row_of(LONG)
+    keys = [encode_row(key_type, (letter * key_bytes,)) for letter in "kl"]
+    lists = [list(range(70_000)), list(range(3))]
+    stored = [b"".join(sized(encode_row(element_type, (n,))) for n in each) for each in lists]
+    table = Table(key=key_type, value=element_type, kind="list")
+    found: list[tuple[str, int]] = []
+    sizes: list[int] = []
+    for batch in split_typed(table, [*zip(keys, stored, strict=True)], subject="x"):
+        key, element = batch
+        found += zip((k[:1] for k in key.flatten()[0].to_pylist()), element.flatten()[0].to_pylist(), strict=True)
+        sizes.append(len(key))
+        assert key.nbytes < BATCH_BYTES_MAX + 2 * key_bytes + 4 * batch_rows
+    assert set(sizes[:-1]) == {batch_rows} >= {max(sizes)}
+    assert found == [(letter, n) for letter, each in zip("kl", lists, strict=True) for n in each]
 
 
 def test_a_map_and_a_timer_have_the_columns_of_sparks_reader() -> None:
@@ -151,7 +171,7 @@ def test_a_map_and_a_timer_have_the_columns_of_sparks_reader() -> None:
         "user_map_key",
         "user_map_value",
     ]
-    found = split_typed(table, [(key, encode_row(VALUE, ("v", 1)))], subject="x")
+    (found,) = split_typed(table, [(key, encode_row(VALUE, ("v", 1)))], subject="x")
     assert [column.to_pylist() for column in found] == [[{"f0": "k"}], [{"f0": 5}], [plain(VALUE, ("v", 1))]]
     timer = Table(key=row_of(row_of(TEXT), LONG), value=VALUE, key_form=KeyForm("prefix", (0,)), kind="timer")
     assert [name for name, *_ in (*timer.key_columns(), *timer.value_columns("before"))] == [
@@ -257,6 +277,10 @@ def test_what_spark_writes_no_avro_of_is_not_known(of: DataType) -> None:
     assert not Table(key=known, value=known, avro=((0, known),)).is_known
 
 
+# A length that counts from the end of the key: up to there is a row, and all of the key is one with nulls.
+LEADS_FROM_THE_END = struct.pack("<i", -256) + encode_row(row_of(LONG), (5,)) + bytes(252 - 25)
+
+
 @pytest.mark.parametrize(
     "form, key",
     [
@@ -268,6 +292,7 @@ def test_what_spark_writes_no_avro_of_is_not_known(of: DataType) -> None:
         ("time_last", b""),
         ("prefix", sized(b"")),
         ("prefix", struct.pack("<i", -5)),
+        ("prefix", LEADS_FROM_THE_END),
     ],
 )
 def test_what_is_no_key_of_the_form_is_damage(form: Any, key: bytes) -> None:
