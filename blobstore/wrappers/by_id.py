@@ -75,7 +75,7 @@ class _AnyEntry(msgspec.Struct):
 
 
 class _ForeignError(BlobCorruptError):
-    """The bytes are no entry of any schema, so the manager has nothing of them."""
+    """Nobody wrote these bytes as an entry, so that the manager has nothing of them."""
 
 
 def decode_entry(data: bytes, key: str) -> Entry:

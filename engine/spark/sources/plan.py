@@ -429,7 +429,7 @@ def plan_read(options: SourceOptions, *batches: int | None) -> ReadPlan:
 
 
 def group_works(works: Sequence[StoreWork], size_bytes_max: int) -> list[tuple[StoreWork, ...]]:
-    """Give the stores to tasks, in their order: to each as many as have so many bytes together, and at least one."""
+    """Give the stores to tasks, in their order: to each as many as are within the size together, at least one."""
     groups: list[list[StoreWork]] = []
     held_bytes = 0
     for work in works:

@@ -240,7 +240,7 @@ async def test_a_fault_at_one_entry_of_many_does_not_fail_the_others(bench: Benc
 
 
 async def test_the_bytes_lose_their_ttl_where_the_store_of_the_entries_cannot_remove_one() -> None:
-    """An engine that is told so removes none, and what it has committed expires."""
+    """An engine that sees `removes_ttl=False` removes none, and what it has committed expires."""
     manager = MemoryManager()
     store = ManagedStore(UntaggedStore(MemoryStore()), manager, prefixes=("blobs/",), ttl_max_ms=TTL_MS)
     assert store.capabilities.removes_ttl
