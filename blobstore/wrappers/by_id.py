@@ -288,7 +288,7 @@ class ManagedStore(ForwardingStore):
             return None
 
     async def _find_own(self, key: str) -> Entry | None:
-        """Return None also for what is no entry: the manager has no bytes of it."""
+        """Return None also for bytes that are not an entry: the manager has nothing of them."""
         try:
             return await self._find(key)
         except _ForeignError:
