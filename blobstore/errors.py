@@ -125,10 +125,5 @@ class CheckpointUnknownError(StoreError):
     default_hint = "read the file: it is there whole or not at all; while it is absent it may still arrive"
 
 
-def one_line(text: object) -> str:
-    """Return a text for a line of a log: what would end the line, or move a cursor, is spelled out."""
-    return repr(str(text))[1:-1]
-
-
 # Answers with which a store says for certain that it has not written anything.
 REFUSALS: Final = (AccessDeniedError, StoreFullError, StoreMissingError, InvalidRequestError, CapabilityMissingError)

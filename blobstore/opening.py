@@ -21,11 +21,19 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.errors import InvalidRequestError, one_line
+from blobstore.errors import InvalidRequestError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.s3.settings import S3Settings
-from blobstore.wrappers.forwarding import InFlightLimit, LimitedStore, Meter, MeteredStore, PacedStore, shared_bandwidth
+from blobstore.wrappers.forwarding import (
+    InFlightLimit,
+    LimitedStore,
+    Meter,
+    MeteredStore,
+    PacedStore,
+    one_line,
+    shared_bandwidth,
+)
 from blobstore.wrappers.retry import HedgedStore, HedgeSettings, RetryingStore, RetrySettings
 
 if TYPE_CHECKING:
@@ -36,7 +44,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 _HINT: Final = "use s3://bucket/prefix, file:///absolute/path, a path, or memory://name"
 _DBFS: Final = Path("/dbfs")
-# Where secrets stand in a URL, before or after.
+# What comes before or after a secret in a URL.
 _DOUBTFUL: Final = frozenset("@?#")
 # What Spark opens and nothing here does.
 _FOREIGN: Final = {

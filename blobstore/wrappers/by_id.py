@@ -75,7 +75,7 @@ class _AnyEntry(msgspec.Struct):
 
 
 class _ForeignError(BlobCorruptError):
-    """The bytes are no entry of any schema, so the manager has nothing of them."""
+    """Nobody wrote these bytes as an entry, so that the manager has nothing of them."""
 
 
 def decode_entry(data: bytes, key: str) -> Entry:
@@ -158,7 +158,7 @@ class ManagedStore(ForwardingStore):
         if not key.startswith(self._prefixes):
             return await super().put(key, body, ttl_ms=ttl_ms, repeatable=repeatable)
         entry = await self._upload("put", key, body, ttl_ms)
-        replaced = await self._find(key)
+        replaced = await self._find_own(key)
         created = await self._inner.put(key, _body(entry), ttl_ms=ttl_ms)
         if replaced is not None:
             await self._forget(replaced)
@@ -171,7 +171,7 @@ class ManagedStore(ForwardingStore):
         entry = await self._upload("put_if_absent", key, body, ttl_ms)
         outcome = await self._inner.put_if_absent(key, _body(entry), ttl_ms=ttl_ms)
         # What is there may be this very entry, from a request that was sent twice. After Unknown it may yet arrive.
-        if isinstance(outcome, base.Lost) and await self._find(key) != entry:
+        if isinstance(outcome, base.Lost) and await self._find_own(key) != entry:
             await self._forget(entry)
         return outcome
 
@@ -255,13 +255,11 @@ class ManagedStore(ForwardingStore):
         """Delete the bytes before the entry, which is what leads to them (B4)."""
 
         async def delete() -> None:
-            if (entry := await self._find(key)) is not None:
+            if (entry := await self._find_own(key)) is not None:
                 await self._forget(entry)
 
         try:
             await self._single.repeat("delete", key, delete)
-        except _ForeignError:
-            return None
         except StoreUnavailableError:
             raise
         except StoreError as error:
@@ -287,6 +285,13 @@ class ManagedStore(ForwardingStore):
         try:
             return await self._read_entry(key)
         except BlobNotFoundError:
+            return None
+
+    async def _find_own(self, key: str) -> Entry | None:
+        """Return None also for bytes that are not an entry: the manager has nothing of them."""
+        try:
+            return await self._find(key)
+        except _ForeignError:
             return None
 
     async def _read_entry(self, key: str, *, deleted: bool = False) -> Entry:

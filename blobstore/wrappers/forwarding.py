@@ -18,12 +18,17 @@ from typing_extensions import override
 
 from blobstore import base
 from blobstore.concurrency import give_up
-from blobstore.errors import InvalidRequestError, StoreError, one_line
+from blobstore.errors import InvalidRequestError, StoreError
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 # Reads the bytes of a call into any sink.
 Read = Callable[[base.Sink], Coroutine[Any, Any, None]]
+
+
+def one_line(text: object) -> str:
+    """Return a text for a line of a log: what would end the line, or move a cursor, is spelled out."""
+    return repr(str(text))[1:-1]
 
 
 class PassedBody(base.Body):

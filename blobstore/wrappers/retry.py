@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from blobstore.base import HELD_S, SINK_BYTES, BlobStore, Body, Buffer, Created, CreateOutcome, Sink, Unknown
 from blobstore.concurrency import give_up, shielded
-from blobstore.errors import StoreError, StoreUnavailableError, one_line
-from blobstore.wrappers.forwarding import ForwardingStore, InFlightLimit, Read, WatchedSink
+from blobstore.errors import StoreError, StoreUnavailableError
+from blobstore.wrappers.forwarding import ForwardingStore, InFlightLimit, Read, WatchedSink, one_line
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)

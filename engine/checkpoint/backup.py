@@ -554,7 +554,7 @@ async def finish_backup(
         raise UsageError(f"has no result for {min(missing)}", operation=OPERATION, subject=root.location)
     _check_shrinking(plan, [(store.base_sst_bytes, store.sst_bytes) for store in stores], choice)
     root = root.look()
-    # Another run of the query may have taken the batch meanwhile, and planned the next one anew.
+    # Another run of the query may have taken the batch meanwhile, and planned the next one again.
     root.forget([f"{COMMITS}/{at.batch}", f"{OFFSETS}/{at.batch}", f"{OFFSETS}/{at.batch + 1}"])
     async with live_files(root, choice.scratch) as found:
         files = QueryFiles(

@@ -432,7 +432,7 @@ class FactReader:
 def _map_read(
     read: Callable[[_Item], _Found], items: Sequence[_Item], sizes: Sequence[int], stop: threading.Event
 ) -> list[_Found]:
-    """Read one file after the other, or several at once where there is much to hash: so many bytes of each."""
+    """Read one file after the other, or several at once where there is much to hash; `sizes` are in bytes."""
     if sum(sizes) <= READ_ALONE_BYTES_MAX:
         return [read(item) for item in items]
     found: list[_Found] = []

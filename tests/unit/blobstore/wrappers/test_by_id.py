@@ -200,6 +200,14 @@ async def test_what_is_no_entry_is_corrupt_and_listed_and_can_be_deleted(bench: 
     assert bench.manager.methods() == []
 
 
+async def test_what_is_no_entry_wins_a_race_and_can_be_replaced(bench: Bench) -> None:
+    await bench.entries.inner.put(KEY, BytesBody(b"bytes"))
+    assert await create_bytes(bench.store, KEY, b"content") == Lost()
+    assert bench.manager.blobs == {}
+    await put_bytes(bench.store, KEY, b"content")
+    assert await get_bytes(bench.store, KEY) == b"content"
+
+
 async def test_the_entry_of_a_newer_release_stays_because_it_leads_to_bytes(bench: Bench) -> None:
     await bench.entries.inner.put(KEY, BytesBody(b'{"schema": 2, "ids": ["i"]}'))
     with pytest.raises(BlobCorruptError, match="newer"):
@@ -232,7 +240,7 @@ async def test_a_fault_at_one_entry_of_many_does_not_fail_the_others(bench: Benc
 
 
 async def test_the_bytes_lose_their_ttl_where_the_store_of_the_entries_cannot_remove_one() -> None:
-    """An engine that is told so removes none, and what it has committed expires."""
+    """An engine that sees `removes_ttl=False` removes none, and what it has committed expires."""
     manager = MemoryManager()
     store = ManagedStore(UntaggedStore(MemoryStore()), manager, prefixes=("blobs/",), ttl_max_ms=TTL_MS)
     assert store.capabilities.removes_ttl

@@ -167,7 +167,7 @@ async def test_a_query_without_state_has_a_backup_of_its_logs(tmp_path: Path, re
     assert not (await backup_checkpoint(repository, root)).is_new
 
 
-async def test_a_next_batch_that_is_planned_anew_meanwhile_is_backed_up_as_it_is_now(
+async def test_a_next_batch_that_is_planned_again_meanwhile_is_backed_up_as_it_is_now(
     tmp_path: Path, repository: Repository
 ) -> None:
     """Of the same size and, by a clock of whole seconds, the same time."""
@@ -177,10 +177,10 @@ async def test_a_next_batch_that_is_planned_anew_meanwhile_is_backed_up_as_it_is
     await logs.put("offsets/3", BytesBody(plans[0]))
     store = InterposedStore(logs)
 
-    async def plan_anew() -> None:
+    async def plan_again() -> None:
         await logs.put("offsets/3", BytesBody(plans[1]))
 
-    store.after("get", "offsets/3", plan_anew)
+    store.after("get", "offsets/3", plan_again)
     done = await backup_checkpoint(repository, store)
     target = await restore_backup(repository, done.commit, tmp_path / "restored")
     assert (target / "offsets/3").read_bytes() == plans[1]
