@@ -361,7 +361,7 @@ _EVOLUTION: Final = {
     f"{STREAMING}queryEvolution.enableSinkEvolution": "true",
     f"{STREAMING}offsetLog.formatVersion": "2",
 }
-_PURGED: Final = {f"{STREAMING}minBatchesToRetain": "2", f"{STREAMING}ratioExtraSpaceAllowedInCheckpoint": "0"}
+_PURGED: Final = {f"{STREAMING}minBatchesToRetain": "3", f"{STREAMING}ratioExtraSpaceAllowedInCheckpoint": "0"}
 
 KINDS: Final[tuple[Kind, ...]] = (
     Kind(query=AGGREGATION, **_ALL),
