@@ -233,7 +233,7 @@ class _ForAnHour(_Keeper):
 class _Timed(_Keeper):
     """Sets a timer for each key, with the first of its rows, and forgets the key when it expires."""
 
-    after_ms = 20_000
+    after_ms = 100_000
 
     def _now_ms(self, timers: Any) -> int:
         return int(timers.getCurrentWatermarkInMs())
