@@ -233,7 +233,7 @@ class _ForAnHour(_Keeper):
 class _Timed(_Keeper):
     """Sets a timer for each key, with the first of its rows, and forgets the key when it expires."""
 
-    after_ms = 20_000
+    after_ms = 100_000
 
     def _now_ms(self, timers: Any) -> int:
         return int(timers.getCurrentWatermarkInMs())
@@ -361,7 +361,7 @@ _EVOLUTION: Final = {
     f"{STREAMING}queryEvolution.enableSinkEvolution": "true",
     f"{STREAMING}offsetLog.formatVersion": "2",
 }
-_PURGED: Final = {f"{STREAMING}minBatchesToRetain": "2", f"{STREAMING}ratioExtraSpaceAllowedInCheckpoint": "0"}
+_PURGED: Final = {f"{STREAMING}minBatchesToRetain": "3", f"{STREAMING}ratioExtraSpaceAllowedInCheckpoint": "0"}
 
 KINDS: Final[tuple[Kind, ...]] = (
     Kind(query=AGGREGATION, **_ALL),

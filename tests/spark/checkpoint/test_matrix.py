@@ -44,7 +44,7 @@ State = dict[tuple[int, int, str], Counter[tuple[str, bytes, bytes]]]
 
 HERE: Final = [kind for kind in KINDS if kind.since <= SPARK]
 # What `make test` has of it.
-SHORT: Final = {("wide types", "V1"), ("transform, event timers", "V2"), ("two aggregations", "HDFS")}
+SHORT: Final = {("flatMapGroupsWithState", "V1"), ("aggregation names", "V2"), ("two aggregations", "HDFS")}
 
 
 def providers_of(kind: Kind) -> tuple[Provider, ...]:
