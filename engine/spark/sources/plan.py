@@ -454,7 +454,7 @@ def plan_read(options: SourceOptions, *batches: int | None) -> ReadPlan:
 
 
 def group_works(works: Sequence[StoreWork], size_bytes_max: int) -> list[tuple[StoreWork, ...]]:
-    """Give the stores to tasks, in their order: to each as many as have so many bytes together, and at least one.
+    """Give the stores to tasks, in their order: to each as many as fit into that size together, and at least one.
 
     Each counts 4 MiB more than it has, as files do in Spark.
     """
