@@ -15,7 +15,7 @@ from index.snapshot.model import BlobKey, FileIndex, FilePath, SnapshotIndex
 GAP_BYTES_FIRST: Final = 1024 * 1024
 GAP_BYTES_MIN: Final = 64 * 1024
 GAP_BYTES_MAX: Final = 4 * 1024 * 1024
-# A gap above the first of these has at most 16 times the bytes of the file behind it: of tiny files few bytes are wanted.
+# A gap above the first has at most 16 times the bytes of the file behind it: of tiny files few bytes are wanted.
 GAP_BYTES_TINY: Final = 256 * 1024
 GAP_PER_BYTE_MAX: Final = 16
 # What a request takes of this machine's processor.
