@@ -336,10 +336,9 @@ def _union(sources: ROWS) -> DataFrame:
 # --- The table --------------------------------------------------------------------------------------------------------
 
 
-def _kind(
-    name: str, build: Callable[[ROWS], DataFrame], *, mode: str = "append", sources: int = 1, **rest: Any
-) -> Kind:
-    return Kind(query=Query(name=name, build=build, mode=mode, sources=sources), **rest)
+def _kind(name: str, build: Callable[[ROWS], DataFrame], **rest: Any) -> Kind:
+    of_query = {field: rest.pop(field) for field in ("mode", "sources", "conf") if field in rest}
+    return Kind(query=Query(name=name, build=build, **of_query), **rest)
 
 
 def _set(query: Query, name: str, conf: dict[str, str], **rest: Any) -> Kind:
@@ -355,7 +354,12 @@ _FIRST: Final[dict[str, Any]] = {"providers": ("V1", "HDFS")}
 _ROCKSDB_V1: Final[dict[str, Any]] = {"providers": ("V1",)}
 _ROCKSDB_V2: Final[dict[str, Any]] = {"providers": ("V2",)}
 _ALL: Final[dict[str, Any]] = {"providers": ("V1", "V2", "HDFS")}
-_CLOCK: Final[dict[str, Any]] = {"is_clocked": True, "mode": "update"}
+# Such a query always wants another batch without data, and a run of what there is would never end.
+_CLOCK: Final[dict[str, Any]] = {
+    "is_clocked": True,
+    "mode": "update",
+    "conf": {f"{STREAMING}noDataMicroBatches.enabled": "false"},
+}
 _EVOLUTION: Final = {
     f"{STREAMING}queryEvolution.enableSourceEvolution": "true",
     f"{STREAMING}queryEvolution.enableSinkEvolution": "true",
