@@ -24,7 +24,16 @@ from engine.checkpoint.store_check import StoreWork, check_store
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, PARTITIONS_KEY, QueryAt, StoreAt, StreamingCheckpoint
+from engine.state.query import (
+    COMMITS,
+    ENTRY_BYTES_MAX,
+    OFFSETS,
+    PARTITIONS_KEY,
+    SCHEMAS,
+    QueryAt,
+    StoreAt,
+    StreamingCheckpoint,
+)
 from index.display import count
 from index.errors import UNDECODABLE, BatchLogError, FileChecksumError, FormatError
 from index.spark import query_logs
@@ -32,7 +41,6 @@ from index.spark.checkpoint import SOURCES, STATE, StoreId, check_entry, is_entr
 from index.spark.names import parse_state_name
 from index.spark.schema import decode_state_schema
 
-_SCHEMA: Final = "_stateSchema"
 _READS_MAX: Final = 16
 # With fewer entries it is not certain which one is altered.
 _ENTRIES_MIN: Final = 3
@@ -269,7 +277,7 @@ class _LogsCheck:
             operator = query_logs.parse_batch_name(status.name) if status.is_directory else None
             if operator is None:
                 continue
-            schemas = [entry.path for entry in await self._root.walk(f"{status.path}/{_SCHEMA}")]
+            schemas = [entry.path for entry in await self._root.walk(f"{status.path}/{SCHEMAS}")]
             await self._read_schemas(schemas)
             read: dict[int, query_logs.OperatorMetadata] = {}
             for entry in await self._root.walk(f"{status.path}/_metadata"):
@@ -285,7 +293,7 @@ class _LogsCheck:
             found.append(operator)
             # Named by the paths of where it was made.
             for named in (named for store in read[max(read)].stores for named in store.schema_paths):
-                wanted = f"{status.path}/{_SCHEMA}/{named.rpartition(f'/{_SCHEMA}/')[2]}"
+                wanted = f"{status.path}/{SCHEMAS}/{named.rpartition(f'/{SCHEMAS}/')[2]}"
                 if wanted not in schemas:
                     self._damaged(wanted, _NO_SCHEMA)
         return tuple(found)

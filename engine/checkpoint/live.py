@@ -35,7 +35,7 @@ from engine.local.scan import changed_error, is_unchanged, local_file, refusing,
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import resolve_with
-from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt
+from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, SCHEMAS, QueryAt, StoreAt
 from index.errors import FileChecksumError, FormatError, UnknownFormatError, UnsafeNameError, VersionMissingError
 from index.plan.backup import PlannedFile
 from index.snapshot.contents import files_of
@@ -63,7 +63,6 @@ from index.spark.schema import decode_state_schema
 # Files of one store that are checked at once: each is a thread that reads and sums up.
 _CHECKS_MAX: Final = 2
 _METADATA: Final = "_metadata"
-_SCHEMA: Final = "_stateSchema"
 # The store of an id that no store of the backup has: the batch cannot be restored from it.
 _NO_STORE: Final = ("",)
 # After this Hadoop has put its checksum beside a file.
@@ -577,7 +576,7 @@ class QueryFiles(_LiveSource):
 
     async def bring(self) -> dict[FilePath, LocalFile]:
         """Bring all that a backup takes to where it can be read; raises as `look`."""
-        dirs = [f"{STATE}/{operator.id}/{name}" for operator in self._at.operators for name in (_METADATA, _SCHEMA)]
+        dirs = [f"{STATE}/{operator.id}/{name}" for operator in self._at.operators for name in (_METADATA, SCHEMAS)]
         listed = await self._files.list((COMMITS, OFFSETS, SOURCES, *dirs))
         before = _batches_before(self._batch, self._first, listed)
         own_logs: tuple[FilePath, FilePath] = ((COMMITS, str(self._batch)), (OFFSETS, str(self._batch)))

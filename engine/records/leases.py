@@ -144,6 +144,7 @@ class PinLease:
             the end of the pin as first written, which is what the check for a boundary has followed. Renewing does not
             move it. 0 if not pinned.
         last_error: Why the newest renewal failed, if it did.
+        where: What it is, for a line of a log.
         kept: The pin is left to expire, not released: a record that rests on it may still land late (C3).
     """
 
@@ -151,7 +152,7 @@ class PinLease:
         self._store = store
         self._pin = pin
         self._margin_ms = margin_ms
-        self._where = Where(store, f"{pin.scope}: pin for {pin.purpose}")
+        self.where = Where(store, f"{pin.scope}: pin for {pin.purpose}")
         self._ends_at_ms = 0
         self.pinned = False
         self.valid_until_ms = 0
@@ -177,13 +178,13 @@ class PinLease:
                 created = await self._put(self._pin)
             except StoreError as error:
                 self.last_error = error
-                _LOG.warning("%s was not renewed: %s", self._where, error)
+                _LOG.warning("%s was not renewed: %s", self.where, error)
                 continue
             self.last_error = None
             # A pin that was over when it was renewed may have been overtaken by a collection: it protects nothing.
             self.pinned = created.created_at_ms < self._ends_at_ms
             self._ends_at_ms = created.created_at_ms + self._pin.duration_ms
-        _LOG.warning("%s has ended before its work, which nothing protects any more", self._where)
+        _LOG.warning("%s has ended before its work, which nothing protects any more", self.where)
 
     async def _put(self, pin: Pin) -> Created:
         """Put the pin's record: a copy that arrives late lets it end no sooner (design 0002, D5)."""
@@ -219,14 +220,14 @@ async def hold_pin(
         purpose=purpose,
         stores=commit.record.stores,
     )
-    lease, where = PinLease(store, pin, margin_ms), Where(store, f"{commit.scope}: pin for {purpose}")
+    lease = PinLease(store, pin, margin_ms)
     try:
         await lease.begin()
     except (AccessDeniedError, StoreFullError) as error:
         if required:
             raise
         lease.last_error = error
-        _LOG.warning("%s cannot be written, so that nothing protects the work: %s", where, error)
+        _LOG.warning("%s cannot be written, so that nothing protects the work: %s", lease.where, error)
         yield lease
         return
     renewal: asyncio.Task[None] | None = None
@@ -242,7 +243,7 @@ async def hold_pin(
         try:
             await lease.release()
         except StoreError as error:
-            _LOG.warning("%s was not released, and ends by itself: %s", where, error)
+            _LOG.warning("%s was not released, and ends by itself: %s", lease.where, error)
 
 
 async def check_open(store: BlobStore, commit: Commit) -> None:

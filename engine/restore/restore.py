@@ -346,16 +346,16 @@ async def _plan(
         finally:
             stop.set()
     settings, pace = repository.settings, repository.pace
-    is_known = pace.bytes_per_s > 0 and pace.answer_s < math.inf
+    gap_bytes = GAP_BYTES_FIRST
+    if pace.bytes_per_s > 0 and pace.answer_s < math.inf:
+        gap_bytes = choose_gap_bytes(pace.answer_s / settings.in_flight_max, pace.bytes_per_s)
     return await run_blocking(
         plan_restore,
         index,
         present,
         range_bytes=settings.range_bytes,
         owners_count=options.owners is not OwnerPolicy.IGNORE,
-        gap_bytes=choose_gap_bytes(pace.answer_s / settings.in_flight_max, pace.bytes_per_s)
-        if is_known
-        else GAP_BYTES_FIRST,
+        gap_bytes=gap_bytes,
     )
 
 

@@ -27,7 +27,7 @@ from engine.state.settings import (
 from index.errors import BatchLogError, FormatError
 from index.snapshot.model import SIZE_BYTES_MAX
 from index.spark import query_logs
-from index.spark.checkpoint import StoreId
+from index.spark.checkpoint import STATE, StoreId
 from index.spark.names import StateVersion, check_store_dir, check_unique_id
 from index.spark.schema import SCHEMA_BYTES_MAX, decode_state_schema
 
@@ -99,7 +99,6 @@ PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
 _PARTITIONS_MAX: Final = 100_000
 
 _METADATA: Final = "metadata"
-STATE: Final = "state"
 _OPERATOR_DIR: Final = "_metadata"
 _OPERATOR: Final = "_metadata/metadata"
 _OPERATOR_BY_BATCH: Final = "_metadata/v2"

@@ -30,14 +30,14 @@ from engine.settings import MIB
 from engine.spark.access import Access, absolute, open_on_driver
 from engine.spark.sources.tables import Kind, Table
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
-from engine.state.query import SCHEMAS, STATE, QueryAt, StateOperator, StoreAt, StreamingCheckpoint
+from engine.state.query import SCHEMAS, QueryAt, StateOperator, StoreAt, StreamingCheckpoint
 from engine.state.restore import IndexStateFiles
 from engine.state.settings import ENCODING_KEY
 from engine.state.store import StateStore
 from index.errors import BatchLogError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
-from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId, single_operators
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, STATE, StoreId, single_operators
 from index.spark.query_logs import decode_state_variables
 from index.spark.schema import (
     SCHEMA_BYTES_MAX,
