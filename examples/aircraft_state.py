@@ -30,6 +30,8 @@ SETTINGS: Final = RocksDbSettings(
 )
 MONTHS: Final = 12
 ORDER: Final = ("time_hour", "minute", "carrier", "flight", "origin")
+_KEY: Final = ("month", "day", "sched_dep_time", "carrier", "flight", "origin")
+_SHOWN: Final = ("tailnum", "dest", "dep_delay", "arr_delay")
 # Per aircraft: flights, and the sum of its delays in minutes.
 _TOTALS: Final = struct.Struct(">Ii")
 
@@ -65,7 +67,8 @@ def _name(month: int) -> str:
 def _flights(month: int) -> list[dict[str, Any]]:
     """Return the flights of a month, in the order in which they were due."""
     flights = _table().filter(pc.equal(_table()["month"], month)).sort_by([(name, "ascending") for name in ORDER])
-    return list(flights.to_pylist())
+    # Without its times, for which Arrow would import pandas.
+    return list(flights.select([*_KEY, *_SHOWN]).to_pylist())
 
 
 @functools.cache
@@ -83,7 +86,7 @@ def _table() -> pa.Table:
 def _apply(store: StoreWriter, flight: dict[str, Any]) -> None:
     """One flight: a row of the history, and the totals of its aircraft if it has flown."""
     when = f"{flight['month']:02}-{flight['day']:02}T{flight['sched_dep_time']:04}"
-    shown = {name: flight[name] for name in ("tailnum", "dest", "dep_delay", "arr_delay")}
+    shown = {name: flight[name] for name in _SHOWN}
     # History sorts before totals, and by month: what is old stays in files that no compaction touches again.
     key = f"flight/{when}/{flight['carrier']}{flight['flight']}/{flight['origin']}"
     store.put(key.encode(), json.dumps(shown).encode())

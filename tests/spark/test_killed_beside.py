@@ -99,6 +99,7 @@ def job_version(url: str) -> int:
     return newest.record.version
 
 
+@pytest.mark.soak  # test_for_each_batch shows it in one process
 def test_driver_killed_between_the_two_commits_goes_on(spark: SparkSession, url: str, tmp_path: Path) -> None:
     """The short one: the job has the batch, and the query does not know it."""
     settings = Settings(root=str(tmp_path), repository=url, moment="between", batch=1)

@@ -84,12 +84,9 @@ def assert_resumes(show: Show, checkpoint: Path, expected: Results, sink: str) -
     assert show.committed(checkpoint) >= show.batches - 1
 
 
-# One query for `make test`, by way of Spark; the matrix is below.
-@pytest.mark.parametrize(
-    "query",
-    [AGGREGATION, *(pytest.param(query, marks=pytest.mark.soak) for query in (join(2), TRANSFORM))],
-    ids=lambda query: query.name,
-)
+# By way of Spark, as test_checkpoint_backup does in `make test`; test_matrix resumes there.
+@pytest.mark.soak
+@pytest.mark.parametrize("query", [AGGREGATION, join(2), TRANSFORM], ids=lambda query: query.name)
 def test_a_lost_query_goes_on_from_a_backup_taken_while_it_ran(
     spark: SparkSession, tmp_path: Path, url: str, query: Query
 ) -> None:

@@ -62,7 +62,7 @@ def backed_up_while_running(show: Show, url: str) -> None:
 @pytest.mark.parametrize(
     "query, conf",
     [
-        (MAP_GROUPS, {ROW_CHECKSUMS: "true"}),
+        pytest.param(MAP_GROUPS, {ROW_CHECKSUMS: "true"}, marks=pytest.mark.soak),
         pytest.param(AGGREGATION, {}, marks=pytest.mark.soak),
         pytest.param(AGGREGATION, {CODEC: "zstd"}, marks=pytest.mark.soak),
         pytest.param(DEDUPLICATION, {}, marks=pytest.mark.soak),

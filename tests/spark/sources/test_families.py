@@ -88,6 +88,7 @@ def check_indexes(query: StatefulQuery) -> None:
     }
 
 
+@pytest.mark.soak
 def test_variables_that_expire_and_timers_are_read_as_spark_reads_them(spark: SparkSession, tmp_path: Path) -> None:
     query = ran(spark, EXPIRING, tmp_path, V2, batches=2)
     check_families(query)

@@ -53,7 +53,7 @@ CASES = [
     )
     for query in EVERY
     for before, after in (("1", "2"), ("2", "1"))
-    for is_short in (query.name in {"aggregation", "transformWithState"} and after == "2",)
+    for is_short in (query.name == "aggregation" and after == "2",)
 ]
 
 
