@@ -21,6 +21,8 @@ CONNECTIONS = 16
 OURS = "tidemark"
 AIOBOTOCORE = f"{OURS}-aiobotocore"
 REFERENCE = "reference copier"
+HASHING_REFERENCE = f"{REFERENCE}, BLAKE3"
+S5CMD_HASHED = "s5cmd and b3sum"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,11 +179,15 @@ class TidemarkAiobotocore(Tidemark):
 
 
 class Raw(PythonContestant):
-    """The limit."""
+    """The limit, of a client that hashes nothing or of one that hashes what it restores."""
 
-    name = REFERENCE
-    about = "16 sockets, signed ranged GETs of 8 MiB, pwrite, fsync; no hashing, no library; PUTs by sendfile"
     module = "raw_client"
+
+    def __init__(self, *, hashing: bool = False) -> None:
+        super().__init__({"hash": hashing})
+        self.name = HASHING_REFERENCE if hashing else REFERENCE
+        hashes = "BLAKE3 of each range" if hashing else "no hashing"
+        self.about = f"16 sockets, signed ranged GETs of 8 MiB, pwrite, fsync; {hashes}, no library; PUTs by sendfile"
 
 
 class Obstore(PythonContestant):

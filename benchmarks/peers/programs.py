@@ -1,16 +1,20 @@
 """The peers that are programs: rclone, s5cmd and restic; and the list of everybody."""
 
+import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from typing_extensions import override
 
 from benchmarks.peers import packages
 from benchmarks.peers.contestants import (
     CONNECTIONS,
+    S5CMD_HASHED,
     Boto3,
     Contestant,
     Obstore,
@@ -109,6 +113,23 @@ class S5cmd(Contestant):
         return self._command(place, "cp", f"s3://{BUCKET}/tree/*", f"{target}/")
 
 
+class S5cmdHashed(S5cmd):
+    """s5cmd, and BLAKE3 of what it brought: what its user does to know that the bytes are the right ones."""
+
+    name = S5CMD_HASHED
+    about = "s5cmd cp, then BLAKE3 of each file, mapped and in as many threads as cores, as b3sum does it; no fsync"
+
+    @override
+    def restore(self, place: Place, target: Path) -> Command:
+        fetch = super().restore(place, target)
+        hashing = (sys.executable, "-m", "benchmarks.peers.clients.hash_files", str(target))
+        return msgspec.structs.replace(
+            fetch,
+            arguments=("sh", "-c", f"{shlex.join(fetch.arguments)} && {shlex.join(hashing)}"),
+            environment={**fetch.environment, "PYTHONPATH": str(ROOT)},
+        )
+
+
 class Restic(Contestant):
     """restic, which encrypts."""
 
@@ -173,7 +194,9 @@ def all_contestants(options: Mapping[str, Any] | None = None) -> Sequence[Contes
         Tidemark(options),
         TidemarkAiobotocore(options),
         Raw(),
+        Raw(hashing=True),
         S5cmd(),
+        S5cmdHashed(),
         Rclone(),
         Obstore(threads=False),
         Obstore(threads=True),
