@@ -178,7 +178,7 @@ def checkout(commit: str, directory: Path) -> Iterator[Path]:
     git = ("git", "-C", str(ROOT), "worktree")
     subprocess.run([*git, "add", "--quiet", "--detach", str(directory), commit], check=True)
     try:
-        # As an installed one is: else it would be compiled anew in each run where bytecode is not written.
+        # Where bytecode is not written, each run would compile it again, and the installed one is compiled.
         compiled = [str(directory / package) for package in ("blobstore", "engine", "index")]
         subprocess.run([sys.executable, "-m", "compileall", "-q", *compiled], check=True)
         yield directory
