@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -295,6 +295,9 @@ def open_changelog(path: Path, codec: Codec, of: StateVersion | None = None) -> 
         yield reader
 
 
+# Opens a changelog for a block.
+Opener: TypeAlias = Callable[[], AbstractContextManager[ChangelogReader]]
+
 # Bringing a store to a later version: the last record of a key wins, so records are gathered in a dict, and the dict is
 # written at once, in the order of its keys.
 
@@ -346,7 +349,7 @@ def count_store(db: StoreReader, is_internal: Callable[[bytes], bool] | None = N
 
 def replay(
     db: StoreWriter,
-    changelogs: Iterable[Callable[[], AbstractContextManager[ChangelogReader]]],
+    changelogs: Iterable[Opener],
     *,
     before: KeyCounts | None = None,
     is_internal: Callable[[bytes], bool] | None = None,
