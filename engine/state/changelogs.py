@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -295,6 +295,9 @@ def open_changelog(path: Path, codec: Codec, of: StateVersion | None = None) -> 
         yield reader
 
 
+# Opens a changelog for a block.
+Opener: TypeAlias = Callable[[], AbstractContextManager[ChangelogReader]]
+
 # Bringing a store to a later version: the last record of a key wins, so records are gathered in a dict, and the dict is
 # written at once, in the order of its keys.
 
@@ -346,7 +349,7 @@ def count_store(db: StoreReader, is_internal: Callable[[bytes], bool] | None = N
 
 def replay(
     db: StoreWriter,
-    changelogs: Iterable[Callable[[], AbstractContextManager[ChangelogReader]]],
+    changelogs: Iterable[Opener],
     *,
     before: KeyCounts | None = None,
     is_internal: Callable[[bytes], bool] | None = None,
@@ -356,7 +359,7 @@ def replay(
 
     Args:
         db: The store at the version before the first changelog. After an error it is of no version. If its compactions
-            wait, they begin when this is done, or when so much was written that they are overdue.
+            wait, they begin when so much was written that they are overdue.
         changelogs: One call per changelog that opens it, in the order of their versions. Each is closed when it is
             read.
         before: The keys that the store has now. They are counted on as Spark does, with a look for every key and a scan
@@ -383,7 +386,6 @@ def replay(
             if target.size_bytes >= COMPACTED_AFTER_BYTES:
                 db.begin_compactions()
     target.write()
-    db.begin_compactions()
     counts = None if counter is None else counter.counts()
     return Replayed(changelogs=opened, records=records_count, size_bytes=target.size_bytes, counts=counts)
 

@@ -22,6 +22,7 @@ from engine.state import loaded
 from engine.state.changelogs import (
     ChangelogReader,
     KeyCounts,
+    Opener,
     Replayed,
     count_store,
     open_changelog,
@@ -31,6 +32,7 @@ from engine.state.changelogs import (
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import FilesLoaded, StateFileManager
 from engine.state.local_files import WorkingDir
+from engine.state.overlay import Changes, OverlaidStore, gather_changes
 from engine.state.settings import HDFS_PROVIDER, StateStoreSettings
 from index.errors import FormatError, LineageError, VersionMissingError
 from index.spark.changelog import changelog_version, check_leads_back
@@ -121,12 +123,19 @@ class StateLoader:
         self.rocksdb = msgspec.structs.replace(settings.rocksdb, merge_delimiter=settings.merge_delimiter)
 
     async def load(
-        self, target: StateVersion, known: Mapping[StateVersion, Lineage], *, read_only: bool, empty: bool = False
+        self,
+        target: StateVersion,
+        known: Mapping[StateVersion, Lineage],
+        *,
+        read_only: bool,
+        empty: bool = False,
+        overlays: bool = False,
     ) -> tuple[loaded.LoadedState, LoadMetrics]:
         """Build a version, as `StateStore.load`. Nothing may have the working directory open.
 
         Lineages that are known need not be read again (design 0004, C2). A reader of another query's state may not know
-        whether there are changelogs: a repair tries.
+        whether there are changelogs: a repair tries. With `overlays` the rows are only scanned, and no keys counted:
+        changelogs are laid over the snapshot where they can be (C1a).
         """
         timer = _Timer(self._runtime)
         candidate = Resolution(target, None) if empty else await self._resolve(target, known)
@@ -143,7 +152,9 @@ class StateLoader:
         may_repair = self._settings.snapshot_repair and (self._settings.changelogs or read_only)
         while True:
             try:
-                state, replayed = await self._build(candidate, changelogs, timer, is_empty_start=empty)
+                state, replayed = await self._build(
+                    candidate, changelogs, timer, is_empty_start=empty, overlays=overlays
+                )
             except SnapshotUnusableError as error:
                 failure = error
             else:
@@ -215,7 +226,13 @@ class StateLoader:
         return found
 
     async def _build(
-        self, candidate: Resolution, changelogs: dict[StateVersion, Path], timer: _Timer, *, is_empty_start: bool
+        self,
+        candidate: Resolution,
+        changelogs: dict[StateVersion, Path],
+        timer: _Timer,
+        *,
+        is_empty_start: bool,
+        overlays: bool,
     ) -> tuple[loaded.LoadedState, Replayed]:
         """Build a version from one of the snapshots that it can be made of, or raise a `SnapshotUnusableError`.
 
@@ -225,16 +242,19 @@ class StateLoader:
             metadata = await self._fetch(candidate, changelogs)
         finally:
             timer.note("fetch_s")
+        openers = self._openers(candidate, changelogs)
+        changes = None
+        if overlays and candidate.rocksdb_snapshot is not None:
+            rows = self._row_checks()
+            changes = await run_blocking(gather_changes, openers, None if rows is None else rows.replayed)
+            timer.note("replay_s")
         reused = self._manager.last_load.files_reused > 0
         try:
-            db = await self._open(candidate.rocksdb_snapshot, reused=reused)
+            db = await self._open(candidate.rocksdb_snapshot, reused=reused, changes=changes)
         finally:
             timer.note("open_s")
-        paths = [changelogs[of] for of in candidate.changelogs]
-        if candidate.row_snapshot is not None:
-            paths.insert(0, self._place.fetched / snapshot_name(candidate.row_snapshot))
         try:
-            return await self._finish(candidate, db, metadata, paths, is_empty_start=is_empty_start)
+            return await self._finish(candidate, db, metadata, openers, is_empty_start=is_empty_start)
         except DamagedError as error:
             # It opens. But where files were here already, those in the store deserve a try.
             if reused:
@@ -265,11 +285,11 @@ class StateLoader:
         # Out here, so that the group becomes neither its context nor takes the place of its cause.
         raise error
 
-    async def _open(self, base: StateVersion | None, *, reused: bool) -> StoreWriter:
+    async def _open(self, base: StateVersion | None, *, reused: bool, changes: Changes | None = None) -> StoreWriter:
         opened: list[StoreWriter] = []
         try:
             # Noted in the thread: it opens it to the end even if this is cancelled, and somebody has to close it.
-            await run_blocking(lambda: opened.append(self._open_db(base)))
+            await run_blocking(lambda: opened.append(self._open_db(base, changes)))
         except EngineError as error:
             # It refuses the directory for its files, or for what it lacks.
             said = str(error.__cause__ or "")
@@ -283,23 +303,40 @@ class StateLoader:
             raise
         return opened[0]
 
-    def _open_db(self, base: StateVersion | None) -> StoreWriter:
+    def _open_db(self, base: StateVersion | None, changes: Changes | None = None) -> StoreWriter:
         # RocksDB would make an empty store where there is none.
         if base is not None and not (self._place.db / _CURRENT).is_file():
             hint = "an older snapshot may be whole"
             raise DamagedError(f"has no {_CURRENT}", operation="load", subject=f"snapshot {base}", hint=hint)
+        if changes is not None:
+            return OverlaidStore.open(self._place.db, self.rocksdb).lay_over(changes)
         return StoreWriter.open(self._place.db, self.rocksdb, compactions_wait=True)
+
+    def _openers(self, candidate: Resolution, changelogs: Mapping[StateVersion, Path]) -> list[Opener]:
+        """Return what opens the files to replay, in order."""
+        replayed = candidate.changelogs
+        paths = [changelogs[of] for of in replayed]
+        if candidate.row_snapshot is not None:
+            replayed = (candidate.row_snapshot, *replayed)
+            paths.insert(0, self._place.fetched / snapshot_name(candidate.row_snapshot))
+        below = (candidate.rocksdb_snapshot or StateVersion(0), *replayed)
+        files = zip(paths, replayed, below, strict=False)
+        return [partial(_open_changelog, *each, self._settings) for each in files]
+
+    def _row_checks(self) -> loaded.RowChecks | None:
+        settings = self._settings
+        return loaded.RowChecks(settings.merge_delimiter, settings.row_check_ratio) if settings.row_checksums else None
 
     async def _finish(
         self,
         candidate: Resolution,
         db: StoreWriter,
         metadata: StateMetadata,
-        changelogs: Sequence[Path],
+        openers: Sequence[Opener],
         *,
         is_empty_start: bool,
     ) -> tuple[loaded.LoadedState, Replayed]:
-        """Replay on top of a snapshot; closes RocksDB if that fails."""
+        """Replay on top of a snapshot, unless changes are laid over it; closes RocksDB if that fails."""
         settings = self._settings
         try:
             families = _families(metadata, candidate, settings)
@@ -309,26 +346,16 @@ class StateLoader:
                 before = KeyCounts(metadata.num_keys, metadata.num_internal_keys)
                 if min(metadata.num_keys, metadata.num_internal_keys) < 0:  # its writer did not count
                     before = await run_blocking(count_store, db, is_internal)
-            rows = None
-            if settings.row_checksums:
-                rows = loaded.RowChecks(settings.merge_delimiter, settings.row_check_ratio)
+            rows = self._row_checks()
             check_row = None if rows is None else rows.replayed
             if candidate.target.is_hdfs:
                 check_row = self._row_form.to_rocksdb
-            first = () if candidate.row_snapshot is None else (candidate.row_snapshot,)
-            replayed_files = (*first, *candidate.changelogs)
-            below = (candidate.rocksdb_snapshot or StateVersion(0), *replayed_files)
-            replayed = await run_blocking(
-                replay,
-                db,
-                [
-                    partial(_open_changelog, *each, settings)
-                    for each in zip(changelogs, replayed_files, below, strict=False)
-                ],
-                before=before,
-                is_internal=is_internal,
-                check_row=check_row,
-            )
+            if isinstance(db, OverlaidStore):
+                replayed = db.changes.replayed
+            else:
+                replayed = await run_blocking(
+                    replay, db, openers, before=before, is_internal=is_internal, check_row=check_row
+                )
             counts = loaded.RunningCounts(replayed.counts)
             state = loaded.LoadedState(
                 db, settings, candidate, families=families, counts=counts, rows=rows, is_empty_start=is_empty_start

@@ -26,14 +26,18 @@ from engine.errors import NotFoundError, UsageError
 from engine.records.find import require_store
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of, staged_restore
+from engine.runtime import Runtime
 from engine.settings import MIB
 from engine.spark.access import Access, absolute, open_on_driver
 from engine.spark.sources.tables import Kind, Table
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
+from engine.state.files import StateFileManager
+from engine.state.load import StateLoader, check_target
+from engine.state.loaded import LoadedState
+from engine.state.local_files import WorkingDir, unwritable_error
 from engine.state.query import SCHEMAS, QueryAt, StateOperator, StoreAt, StreamingCheckpoint
 from engine.state.restore import IndexStateFiles
 from engine.state.settings import ENCODING_KEY
-from engine.state.store import StateStore
 from index.errors import BatchLogError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
@@ -471,19 +475,27 @@ def group_works(works: Sequence[StoreWork], size_bytes_max: int) -> list[tuple[S
 
 
 @contextlib.contextmanager
-def load_store(read: StoreRead) -> Iterator[StateStore]:
-    """Load a store as a version, to be read on this machine for a block; raises as `StateStore.load`."""
-    with scratch_dir() as scratch, read.place.open_store(read.store.id) as (loop, files):
+def load_store(read: StoreRead) -> Iterator[LoadedState]:
+    """Load a store as a version, to be scanned on this machine for a block; raises as `StateStore.load`."""
+    with (
+        scratch_dir() as scratch,
+        read.place.open_store(read.store.id) as (loop, files),
+        contextlib.ExitStack() as stack,
+    ):
         settings, at = read.store.settings, read.store.at
         # Without what only pays if there is a next version.
         rocksdb = msgspec.structs.replace(settings.rocksdb, compacts=False)
         settings = msgspec.structs.replace(settings, count_keys=False, rocksdb=rocksdb)
-        store = loop.run(StateStore.open(files, scratch / "store", settings))
+        target = check_target(at.version, at.unique_id, files, settings.format_version, read_only=True, empty=False)
+        place = WorkingDir.open(scratch / "store")
+        stack.callback(place.close)
+        loader = StateLoader(StateFileManager(files, settings), place, Runtime())
         try:
-            loop.run(store.load(at.version, at.unique_id, read_only=True))
-            yield store
-        finally:
-            loop.run(store.close())
+            loaded, _ = loop.run(loader.load(target, {}, read_only=True, overlays=True))
+        except OSError as error:
+            raise unwritable_error("load", error) from error
+        stack.callback(loaded.db.close)
+        yield loaded
 
 
 async def _read_families(directory: CheckpointDir, operator: StateOperator) -> dict[str, list[StateSchema]]:

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import operator
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
@@ -44,8 +43,9 @@ from engine.spark.sources.tables import (
 from engine.spark.sources.unsafe_rows import ATOMS, Column, arrow_schema, spark_schema, types_of
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
+from engine.state.loaded import LoadedState
+from engine.state.overlay import align_chunks
 from engine.state.query import StoreAt
-from engine.state.store import StateStore
 from index.errors import FormatError
 from index.snapshot.contents import files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, belongs
@@ -73,7 +73,7 @@ def columns_of(table: Table | None, *, changes: bool) -> list[Column]:
     return [*found, *table.key_columns(), *table.value_columns(*names)]
 
 
-def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator[pa.RecordBatch]:
+def batches_of(work: StoreWork, stores: Sequence[LoadedState | None]) -> Iterator[pa.RecordBatch]:
     """Yield all rows of a loaded store; of two, what changed from the first to the second, by family and key.
 
     Raises:
@@ -81,7 +81,7 @@ def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator
         RowChecksumError: A row that is checked does not fit its checksum.
     """
     schema = arrow_schema(columns_of(work.table, changes=work.changes))
-    names = dict.fromkeys(name for store in stores if store is not None for name in store.families)
+    names = dict.fromkeys(name for store in stores if store is not None for name in store.families.names)
     for family in names if work.family is None else names.keys() & {work.family}:
         chunks = (_chunks(store, family, share=len(stores)) for store in stores)
         for columns in _change_columns(work, family, *chunks) if work.changes else _columns_of(work, family, *chunks):
@@ -91,7 +91,7 @@ def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator
             yield pa.RecordBatch.from_arrays([*head, *columns], schema=schema)
 
 
-def _chunks(store: StateStore | None, family: str, *, share: int) -> Iterator[list[Pair]]:
+def _chunks(store: LoadedState | None, family: str, *, share: int) -> Iterator[list[Pair]]:
     if store is None or family not in store.families:
         return iter(())
     return store.chunks(family, rows_max=BATCH_ROWS_MAX // share, bytes_max=BATCH_BYTES_MAX // share)
@@ -123,20 +123,12 @@ def _change_columns(
 
 
 def diff_pairs(before: Iterator[list[Pair]], after: Iterator[list[Pair]]) -> Iterator[list[Change]]:
-    """Yield what changed from some rows to others, both in the order of their keys; a chunk of either is held.
-
-    Up to the lower of the last keys of both chunks both sides are known, and compared as sets.
-    """
-    first, second = next(before, []), next(after, [])
-    while first or second:
-        bound = min(rows[-1][0] for rows in (first, second) if rows)
-        cuts = [bisect_right(rows, bound, key=operator.itemgetter(0)) for rows in (first, second)]
-        old, new = dict(first[: cuts[0]]), dict(second[: cuts[1]])
+    """Yield what changed from some rows to others, both in the order of their keys; a chunk of either is held."""
+    for first, second in align_chunks(before, after):
+        old, new = dict(first), dict(second)
         differing = sorted({key for key, _ in old.items() ^ new.items()})
         if differing:
             yield [(key, old.get(key), new.get(key)) for key in differing]
-        first = first[cuts[0] :] or next(before, [])
-        second = second[cuts[1] :] or next(after, [])
 
 
 # ---------------------------------------------------------------------- files

@@ -12,7 +12,9 @@ from pyspark.sql import SparkSession
 
 from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.repository.repository import Repository
+from engine.spark.sources.plan import SourceOptions, load_store, plan_state
 from engine.spark.sources.sources import register_sources
+from engine.state.overlay import OverlaidStore
 from engine.state.settings import HDFS_PROVIDER
 from index.spark.checkpoint import decode_checkpoint_backup
 from index.spark.query_logs import JOIN_STORES
@@ -114,6 +116,17 @@ def test_small_stores_are_read_by_one_task(
     backed_up = session.read.format("tidemark_state").option("repository", url).options(**options).load()
     assert backed_up.rdd.getNumPartitions() == tasks
     assert rows_of(backed_up) == rows_of(read)
+
+
+def test_changelogs_are_laid_over_a_snapshot(counted: StatefulQuery) -> None:
+    session = reading_session(counted)
+    laid_over = 0
+    for batch in counted.committed():
+        assert rows_of(by_us(session, counted, batch=batch)) == rows_of(by_spark(session, counted, batch=batch))
+        for read in plan_state(SourceOptions(checkpoint=str(counted.checkpoint)), batch).stores:
+            with load_store(read) as loaded:
+                laid_over += isinstance(loaded.db, OverlaidStore) and loaded.db.changes.replayed.records > 0
+    assert laid_over
 
 
 def test_a_damaged_block_is_an_error_and_never_fewer_rows(counted: StatefulQuery, checkpoint: Path) -> None:

@@ -285,9 +285,9 @@ async def test_too_many_open_files_are_no_damaged_snapshot(bench: Bench, monkeyp
     opening = StateLoader._open_db
     refusals = [os.strerror(24)]
 
-    def refuse_once(self: StateLoader, base: Any) -> Any:
+    def refuse_once(self: StateLoader, base: Any, changes: Any = None) -> Any:
         if not refusals:
-            return opening(self, base)
+            return opening(self, base, changes)
         cause = Exception("IO error: While open a file for random read: 000011.sst: " + refusals.pop())
         raise EngineError(str(cause), operation="open") from cause
 
@@ -347,12 +347,12 @@ async def test_a_snapshot_is_put_aside_only_if_it_does_not_open_from_the_store_e
         opening = StateLoader._open_db
         opened: list[bool] = []
 
-        def once_damaged(self: StateLoader, base: Any) -> Any:
+        def once_damaged(self: StateLoader, base: Any, changes: Any = None) -> Any:
             reused = self._manager.last_load.files_reused > 0
             opened.append(reused)
             if reused:
                 raise DamagedError("injected", operation="open")
-            return opening(self, base)
+            return opening(self, base, changes)
 
         monkeypatch.setattr(StateLoader, "_open_db", once_damaged)
         await check_numbers(store, ids, [3])

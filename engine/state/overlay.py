@@ -1,0 +1,158 @@
+"""Rows of a snapshot that is open for reading only, with the changes of changelogs laid over them.
+
+Nothing is written. RocksDB opened for writing syncs a dozen files, of a store that is read once and thrown away.
+"""
+
+import heapq
+import itertools
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+import msgspec
+from typing_extensions import override
+
+from engine.rocksdb.store import RocksDbSettings, StoreWriter
+from engine.settings import MIB
+from engine.state.changelogs import Opener, Replayed
+from index.spark.changelog import DELETE, PUT, Record
+
+# More than this is replayed instead: the bytes of all records, with what Python takes for each.
+OVERLAID_BYTES_MAX: Final = 64 * MIB
+_RECORD_BYTES: Final = 160
+# The changes get one part of this number of each list of rows, and what is stored the others.
+_PARTS: Final = 4
+
+_first: Final = itemgetter(0)
+
+Value = TypeVar("Value")
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What changelogs set each key to; None: the key goes."""
+
+    by_key: dict[bytes, bytes | None]
+    replayed: Replayed
+
+
+def gather_changes(changelogs: Iterable[Opener], check_row: Callable[[Record], Record] | None = None) -> Changes | None:
+    """Return what changelogs change; None if they are large, or if one has other records than PUT and DELETE.
+
+    Arguments and errors are those of `replay`.
+    """
+    by_key: dict[bytes, bytes | None] = {}
+    opened = records_count = size_bytes = 0
+    for open_one in changelogs:
+        opened += 1
+        with open_one() as changelog:
+            for read in changelog:
+                records = read if check_row is None else map(check_row, read)
+                for kind, key, value in records:
+                    if kind not in {PUT, DELETE}:
+                        return None
+                    by_key[key] = value if kind == PUT else None
+                    size_bytes += len(key) + len(value)
+                records_count += len(read)
+                if size_bytes + records_count * _RECORD_BYTES > OVERLAID_BYTES_MAX:
+                    return None
+    return Changes(by_key, Replayed(changelogs=opened, records=records_count, size_bytes=size_bytes))
+
+
+class OverlaidStore(StoreWriter):
+    """A store with changes laid over its rows. It is open for reading only: RocksDB refuses every write."""
+
+    changes = Changes({}, Replayed())
+    _sorted: Sequence[bytes] = ()
+
+    @classmethod
+    @override
+    def open(cls, directory: Path, settings: RocksDbSettings | None = None, *, compactions_wait: bool = False) -> Self:
+        """Open an existing store as `StoreReader.open`."""
+        return super(StoreWriter, cls).open(directory, settings)
+
+    def lay_over(self, changes: Changes) -> Self:
+        """Show these changes from now on."""
+        self.changes = changes
+        self._sorted = sorted(changes.by_key)
+        return self
+
+    @override
+    def get(self, key: bytes) -> bytes | None:
+        by_key = self.changes.by_key
+        return by_key[key] if key in by_key else super().get(key)
+
+    @override
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.get(key) for key in keys]
+
+    @override
+    def items(self, prefix: bytes = b"", *, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        stored = super().items(prefix, start=start)
+        # Of two rows with one key the change comes first.
+        rows: Iterator[tuple[bytes, bytes | None]] = heapq.merge(self._changed(prefix, start), stored, key=_first)
+        for key, same in itertools.groupby(rows, key=_first):
+            value = next(same)[1]
+            if value is not None:
+                yield key, value
+
+    @override
+    def chunks(self, prefix: bytes = b"", *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        rows_part, bytes_part = max(1, rows_max // _PARTS), max(1, bytes_max // _PARTS)
+        stored = super().chunks(prefix, rows_max=max(1, rows_max - rows_part), bytes_max=max(1, bytes_max - bytes_part))
+        changed = _cut(self._changed(prefix), rows_part, bytes_part)
+        for rows, changes in align_chunks(stored, changed):
+            found: list[tuple[bytes, bytes]] = []
+            at = 0
+            # Changes are few beside rows: what lies between two of them is taken as a whole.
+            for key, value in changes:
+                end = bisect_left(rows, (key,), at)
+                found += rows[at:end]
+                at = end + (end < len(rows) and rows[end][0] == key)
+                if value is not None:
+                    found.append((key, value))
+            found += rows[at:]
+            if found:
+                yield found
+
+    @override
+    def count(self, *, prefix_bytes: int = 0) -> dict[bytes, int]:
+        groups = itertools.groupby(self.items(), key=lambda row: row[0][:prefix_bytes])
+        return {group: sum(1 for _ in rows) for group, rows in groups}
+
+    def _changed(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes | None]]:
+        at = bisect_left(self._sorted, max(prefix, start))
+        keys = itertools.takewhile(lambda key: key.startswith(prefix), itertools.islice(self._sorted, at, None))
+        return ((key, self.changes.by_key[key]) for key in keys)
+
+
+def _cut(
+    rows: Iterator[tuple[bytes, bytes | None]], rows_max: int, bytes_max: int
+) -> Iterator[list[tuple[bytes, bytes | None]]]:
+    chunk: list[tuple[bytes, bytes | None]] = []
+    size_bytes = 0
+    for key, value in rows:
+        chunk.append((key, value))
+        size_bytes += len(key) + len(value or b"")
+        if len(chunk) >= rows_max or size_bytes >= bytes_max:
+            yield chunk
+            chunk, size_bytes = [], 0
+    if chunk:
+        yield chunk
+
+
+def align_chunks(
+    before: Iterator[list[tuple[bytes, bytes]]], after: Iterator[list[tuple[bytes, Value]]]
+) -> Iterator[tuple[list[tuple[bytes, bytes]], list[tuple[bytes, Value]]]]:
+    """Cut two sides, both in the order of their keys, so that both parts of a pair end at the same key.
+
+    That is the lower of the last keys of both chunks: up to it both sides are known. A chunk of either is held.
+    """
+    first, second = next(before, []), next(after, [])
+    while first or second:
+        bound = min(rows[-1][0] for rows in (first, second) if rows)
+        ends = [bisect_right(rows, bound, key=_first) for rows in (first, second)]
+        yield first[: ends[0]], second[: ends[1]]
+        first = first[ends[0] :] or next(before, [])
+        second = second[ends[1] :] or next(after, [])
