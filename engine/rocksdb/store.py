@@ -226,7 +226,6 @@ def _remaining(witness: rocksdict.RdictIter) -> Iterator[tuple[bytes, bytes]]:
 
 DEFAULT_FAMILY: Final = "default"
 
-_LEVEL_ZERO_FILES: Final = "rocksdb.num-files-at-level0"
 _TABLE_PROPERTIES: Final = "rocksdb.aggregated-table-properties"
 # How RocksDB's messages about this machine end, after the name of a file.
 _LACKING: Final = tuple(os.strerror(number) for number in sorted(LACKING))
@@ -397,7 +396,6 @@ class StoreWriter(StoreReader):
     def __init__(self, directory: Path, db: rocksdict.Rdict, merge_delimiter: bytes | None = None) -> None:
         super().__init__(directory, db, merge_delimiter)
         self._compactions_wait = False
-        self._level_zero_files = 0
         self._unlogged = rocksdict.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment]  # rocksdict's stub errs
 
@@ -420,19 +418,13 @@ class StoreWriter(StoreReader):
         db = _open(directory, settings, access, create=True, compactions=compactions)
         store = cls(directory, db, settings.merge_delimiter)
         store._compactions_wait = settings.compacts and compactions_wait  # its own class
-        store._level_zero_files = settings.level_zero_files
         return store
 
-    def begin_compactions(self, *, if_due: bool = False) -> None:
-        """Let RocksDB compact from now on, if it was opened to wait for this; it syncs a file of options for that.
-
-        With `if_due` only once there are files enough on level 0.
-        """
+    def begin_compactions(self) -> None:
+        """Let RocksDB compact from now on, if it was opened to wait for this."""
         if not self._compactions_wait:
             return
         with _typing("begin compactions", self.directory):
-            if if_due and int(self._db.property_value(_LEVEL_ZERO_FILES) or 0) < self._level_zero_files:
-                return
             self._db.set_options({"disable_auto_compactions": "false"})
         self._compactions_wait = False
 
@@ -515,8 +507,6 @@ class StoreWriter(StoreReader):
         """
         if target.exists():
             raise UsageError("is there already", operation="checkpoint", subject=str(target))
-        # The options in it are not to say that nothing is compacted.
-        self.begin_compactions()
         self.flush()
         with _typing("checkpoint", self.directory):
             # The object keeps the store open while it lives: it must not get a name.
@@ -534,7 +524,7 @@ def _open(
 ) -> rocksdict.Rdict:
     options = _make_options(settings, compactions=compactions)
     options.create_if_missing(create_if_missing=create)
-    families = dict.fromkeys((DEFAULT_FAMILY, family), options)
+    families = {name: _make_options(settings, compactions=compactions) for name in {DEFAULT_FAMILY, family}}
     try:
         # Without options for the column family rocksdict would take those in the directory's OPTIONS file, whatever
         # else it is given: with their comparator and merge operator.

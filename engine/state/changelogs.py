@@ -359,7 +359,7 @@ def replay(
 
     Args:
         db: The store at the version before the first changelog. After an error it is of no version. If its compactions
-            wait, they begin when so much was written that they are overdue.
+            wait, they begin when this is done, or when so much was written that they are overdue.
         changelogs: One call per changelog that opens it, in the order of their versions. Each is closed when it is
             read.
         before: The keys that the store has now. They are counted on as Spark does, with a look for every key and a scan
@@ -386,6 +386,7 @@ def replay(
             if target.size_bytes >= COMPACTED_AFTER_BYTES:
                 db.begin_compactions()
     target.write()
+    db.begin_compactions()
     counts = None if counter is None else counter.counts()
     return Replayed(changelogs=opened, records=records_count, size_bytes=target.size_bytes, counts=counts)
 

@@ -320,7 +320,6 @@ class LoadedState:
     def begin(self, changelog: Path, unique_id: UniqueId | None) -> None:
         """Prepare for the changes of the next version, with its changelog and its id (None for format 1)."""
         self.cancel()
-        self.db.begin_compactions(if_due=True)
         self.is_read_only = False
         self.next_id = unique_id
         self.is_lineage_cut = False

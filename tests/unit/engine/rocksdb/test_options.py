@@ -147,10 +147,8 @@ def test_compactions_wait_if_they_are_asked_to(tmp_path: Path) -> None:
         for n in range(6):
             store.write_batch({b"%06d" % key: b"%d" % n for key in range(1000)})
             store.flush()
-            if not n:  # one file is not enough
-                store.begin_compactions(if_due=True)
         assert levels(store) == [0] * 6
-        store.begin_compactions(if_due=True)
+        store.begin_compactions()
         store.begin_compactions()
         deadline = time.monotonic() + 30
         while len(levels(store)) > 2 and time.monotonic() < deadline:
@@ -159,14 +157,6 @@ def test_compactions_wait_if_they_are_asked_to(tmp_path: Path) -> None:
         assert dict(store.items()) == {b"%06d" % key: b"5" for key in range(1000)}
     # It was for that one time, and with no delimiter too.
     (written, *_) = sorted((tmp_path / "db").glob("OPTIONS-*"), reverse=True)
-    assert "disable_auto_compactions=false" in written.read_text()
-
-
-def test_a_checkpoint_does_not_say_that_compactions_wait(tmp_path: Path) -> None:
-    with StoreWriter.open(tmp_path / "db", compactions_wait=True) as store:
-        store.put(b"k", b"v")
-        store.checkpoint(tmp_path / "checkpoint")
-    (written,) = (tmp_path / "checkpoint").glob("OPTIONS-*")
     assert "disable_auto_compactions=false" in written.read_text()
 
 
