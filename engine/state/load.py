@@ -32,7 +32,7 @@ from engine.state.changelogs import (
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import FilesLoaded, StateFileManager
 from engine.state.local_files import WorkingDir
-from engine.state.overlay import Changes, OverlaidStore, gather_changes
+from engine.state.overlay import OverlaidStore
 from engine.state.settings import HDFS_PROVIDER, StateStoreSettings
 from index.errors import FormatError, LineageError, VersionMissingError
 from index.spark.changelog import changelog_version, check_leads_back
@@ -242,17 +242,13 @@ class StateLoader:
             metadata = await self._fetch(candidate, changelogs)
         finally:
             timer.note("fetch_s")
-        openers = self._openers(candidate, changelogs)
-        changes = None
-        if overlays and candidate.rocksdb_snapshot is not None:
-            rows = self._row_checks()
-            changes = await run_blocking(gather_changes, openers, None if rows is None else rows.replayed)
-            timer.note("replay_s")
         reused = self._manager.last_load.files_reused > 0
+        base = candidate.rocksdb_snapshot
         try:
-            db = await self._open(candidate.rocksdb_snapshot, reused=reused, changes=changes)
+            db = await self._open(base, reused=reused, kind=OverlaidStore if overlays and base else StoreWriter)
         finally:
             timer.note("open_s")
+        openers = self._openers(candidate, changelogs)
         try:
             return await self._finish(candidate, db, metadata, openers, is_empty_start=is_empty_start)
         except DamagedError as error:
@@ -285,11 +281,11 @@ class StateLoader:
         # Out here, so that the group becomes neither its context nor takes the place of its cause.
         raise error
 
-    async def _open(self, base: StateVersion | None, *, reused: bool, changes: Changes | None = None) -> StoreWriter:
+    async def _open(self, base: StateVersion | None, *, reused: bool, kind: type[StoreWriter]) -> StoreWriter:
         opened: list[StoreWriter] = []
         try:
             # Noted in the thread: it opens it to the end even if this is cancelled, and somebody has to close it.
-            await run_blocking(lambda: opened.append(self._open_db(base, changes)))
+            await run_blocking(lambda: opened.append(self._open_db(base, kind)))
         except EngineError as error:
             # It refuses the directory for its files, or for what it lacks.
             said = str(error.__cause__ or "")
@@ -303,14 +299,12 @@ class StateLoader:
             raise
         return opened[0]
 
-    def _open_db(self, base: StateVersion | None, changes: Changes | None = None) -> StoreWriter:
+    def _open_db(self, base: StateVersion | None, kind: type[StoreWriter]) -> StoreWriter:
         # RocksDB would make an empty store where there is none.
         if base is not None and not (self._place.db / _CURRENT).is_file():
             hint = "an older snapshot may be whole"
             raise DamagedError(f"has no {_CURRENT}", operation="load", subject=f"snapshot {base}", hint=hint)
-        if changes is not None:
-            return OverlaidStore.open(self._place.db, self.rocksdb).lay_over(changes)
-        return StoreWriter.open(self._place.db, self.rocksdb, compactions_wait=True)
+        return kind.open(self._place.db, self.rocksdb, compactions_wait=True)
 
     def _openers(self, candidate: Resolution, changelogs: Mapping[StateVersion, Path]) -> list[Opener]:
         """Return what opens the files to replay, in order."""
@@ -336,7 +330,7 @@ class StateLoader:
         *,
         is_empty_start: bool,
     ) -> tuple[loaded.LoadedState, Replayed]:
-        """Replay on top of a snapshot, unless changes are laid over it; closes RocksDB if that fails."""
+        """Replay on top of a snapshot, or lay changes over it; closes RocksDB if that fails."""
         settings = self._settings
         try:
             families = _families(metadata, candidate, settings)
@@ -350,9 +344,13 @@ class StateLoader:
             check_row = None if rows is None else rows.replayed
             if candidate.target.is_hdfs:
                 check_row = self._row_form.to_rocksdb
+            replayed = None
             if isinstance(db, OverlaidStore):
-                replayed = db.changes.replayed
-            else:
+                replayed = await run_blocking(db.lay_over, openers, check_row)
+                if replayed is None:
+                    await run_blocking(db.close)
+                    db = await self._open(candidate.rocksdb_snapshot, reused=False, kind=StoreWriter)
+            if replayed is None:
                 replayed = await run_blocking(
                     replay, db, openers, before=before, is_internal=is_internal, check_row=check_row
                 )

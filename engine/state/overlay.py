@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 import msgspec
+import rocksdict
 from typing_extensions import override
 
-from engine.rocksdb.store import RocksDbSettings, StoreWriter
+from engine.errors import DamagedError, UsageError
+from engine.rocksdb.store import DEFAULT_FAMILY, RocksDbSettings, StoreWriter, list_families
 from engine.settings import MIB
 from engine.state.changelogs import Opener, Replayed
 from index.spark.changelog import DELETE, PUT, Record
 
-# More than this is replayed instead: the bytes of all records, with what Python takes for each.
+# More than this is replayed instead: it would take much memory, or merging in Python longer than RocksDB.
 OVERLAID_BYTES_MAX: Final = 64 * MIB
-_RECORD_BYTES: Final = 160
+OVERLAID_RECORDS_MAX: Final = 20_000
+_KINDS: Final = frozenset({PUT, DELETE})
 # The changes get one part of this number of each list of rows, and what is stored the others.
 _PARTS: Final = 4
 
@@ -50,12 +53,12 @@ def gather_changes(changelogs: Iterable[Opener], check_row: Callable[[Record], R
             for read in changelog:
                 records = read if check_row is None else map(check_row, read)
                 for kind, key, value in records:
-                    if kind not in {PUT, DELETE}:
+                    if kind not in _KINDS:
                         return None
                     by_key[key] = value if kind == PUT else None
                     size_bytes += len(key) + len(value)
                 records_count += len(read)
-                if size_bytes + records_count * _RECORD_BYTES > OVERLAID_BYTES_MAX:
+                if size_bytes > OVERLAID_BYTES_MAX or records_count > OVERLAID_RECORDS_MAX:
                     return None
     return Changes(by_key, Replayed(changelogs=opened, records=records_count, size_bytes=size_bytes))
 
@@ -63,25 +66,44 @@ def gather_changes(changelogs: Iterable[Opener], check_row: Callable[[Record], R
 class OverlaidStore(StoreWriter):
     """A store with changes laid over its rows. It is open for reading only: RocksDB refuses every write."""
 
-    changes = Changes({}, Replayed())
-    _sorted: Sequence[bytes] = ()
+    def __init__(self, directory: Path, db: rocksdict.Rdict, merge_delimiter: bytes | None = None) -> None:
+        super().__init__(directory, db, merge_delimiter)
+        self._changes: dict[bytes, bytes | None] = {}
+        self._sorted: Sequence[bytes] = ()
 
     @classmethod
     @override
     def open(cls, directory: Path, settings: RocksDbSettings | None = None, *, compactions_wait: bool = False) -> Self:
-        """Open an existing store as `StoreReader.open`."""
+        """Open an existing store as `StoreReader.open`, if its rows are in one column family: others would be left out.
+
+        Raises:
+            DamagedError: As there, or for another column family.
+        """
+        families = list_families(directory)
+        if families != (DEFAULT_FAMILY,):
+            reason = f"has the column families {', '.join(families)}: Spark writes one"
+            raise DamagedError(reason, operation="open", subject=str(directory))
         return super(StoreWriter, cls).open(directory, settings)
 
-    def lay_over(self, changes: Changes) -> Self:
-        """Show these changes from now on."""
-        self.changes = changes
+    def lay_over(
+        self, changelogs: Iterable[Opener], check_row: Callable[[Record], Record] | None = None
+    ) -> Replayed | None:
+        """Show the changes of some changelogs from now on; where `gather_changes` returns None nothing is shown."""
+        changes = gather_changes(changelogs, check_row)
+        if changes is None:
+            return None
+        self._changes = changes.by_key
         self._sorted = sorted(changes.by_key)
-        return self
+        return changes.replayed
+
+    @override
+    def compact(self) -> None:
+        raise UsageError("is open for reading only", operation="compact", subject=str(self.directory))
 
     @override
     def get(self, key: bytes) -> bytes | None:
-        by_key = self.changes.by_key
-        return by_key[key] if key in by_key else super().get(key)
+        stored = super().get(key)
+        return self._changes.get(key, stored)
 
     @override
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -99,6 +121,9 @@ class OverlaidStore(StoreWriter):
 
     @override
     def chunks(self, prefix: bytes = b"", *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        if not self._changes:
+            yield from super().chunks(prefix, rows_max=rows_max, bytes_max=bytes_max)
+            return
         rows_part, bytes_part = max(1, rows_max // _PARTS), max(1, bytes_max // _PARTS)
         stored = super().chunks(prefix, rows_max=max(1, rows_max - rows_part), bytes_max=max(1, bytes_max - bytes_part))
         changed = _cut(self._changed(prefix), rows_part, bytes_part)
@@ -123,8 +148,9 @@ class OverlaidStore(StoreWriter):
 
     def _changed(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes | None]]:
         at = bisect_left(self._sorted, max(prefix, start))
-        keys = itertools.takewhile(lambda key: key.startswith(prefix), itertools.islice(self._sorted, at, None))
-        return ((key, self.changes.by_key[key]) for key in keys)
+        following = (self._sorted[n] for n in range(at, len(self._sorted)))
+        keys = itertools.takewhile(lambda key: key.startswith(prefix), following)
+        return ((key, self._changes[key]) for key in keys)
 
 
 def _cut(

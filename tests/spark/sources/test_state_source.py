@@ -125,7 +125,7 @@ def test_changelogs_are_laid_over_a_snapshot(counted: StatefulQuery) -> None:
         assert rows_of(by_us(session, counted, batch=batch)) == rows_of(by_spark(session, counted, batch=batch))
         for read in plan_state(SourceOptions(checkpoint=str(counted.checkpoint)), batch).stores:
             with load_store(read) as loaded:
-                laid_over += isinstance(loaded.db, OverlaidStore) and loaded.db.changes.replayed.records > 0
+                laid_over += isinstance(loaded.db, OverlaidStore) and bool(loaded.db._changes)
     assert laid_over
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
+import rocksdict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.errors import EngineError
+from engine.errors import DamagedError, EngineError
 from engine.rocksdb.store import StoreWriter, spark_settings
 from engine.runtime import Runtime
 from engine.state import overlay
@@ -54,9 +55,9 @@ def record_of(change: tuple[bytes, bytes | None]) -> Record:
 
 
 def laid_over(directory: Path, openers: Sequence[Opener]) -> OverlaidStore:
-    found = gather_changes(openers)
-    assert found is not None
-    return OverlaidStore.open(directory, spark_settings(b"")).lay_over(found)
+    store = OverlaidStore.open(directory, spark_settings(b""))
+    assert store.lay_over(openers) is not None
+    return store
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -89,7 +90,9 @@ def test_rows_are_those_of_a_replay(
             StoreWriter.open(root / "replayed", spark_settings(b"")) as replayed,
             laid_over(root / "db", openers) as store,
         ):
-            assert store.changes.replayed == replay(replayed, openers)
+            found = gather_changes(openers)
+            assert found is not None
+            assert found.replayed == replay(replayed, openers)
             for prefix in PREFIXES:
                 expected = list(replayed.items(prefix))
                 assert list(store.items(prefix)) == expected
@@ -127,11 +130,27 @@ def test_other_records_are_left_to_a_replay(tmp_path: Path, record: Record) -> N
 
 def test_large_changelogs_are_left_to_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = written(tmp_path / "1.changelog", [(PUT, b"k%03d" % n, b"v" * 96) for n in range(100)])
-    taken_bytes = 2 * 100 * (100 + overlay._RECORD_BYTES)
+    taken_bytes = 2 * 100 * 100
     monkeypatch.setattr(overlay, "OVERLAID_BYTES_MAX", taken_bytes)
     assert gather_changes([log, log]) is not None
     monkeypatch.setattr(overlay, "OVERLAID_BYTES_MAX", taken_bytes - 1)
     assert gather_changes([log, log]) is None
+
+
+def test_many_records_are_left_to_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = written(tmp_path / "1.changelog", [(PUT, b"k", b"v")] * 100)
+    monkeypatch.setattr(overlay, "OVERLAID_RECORDS_MAX", 200)
+    assert gather_changes([log, log]) is not None
+    assert gather_changes([log, log, log]) is None
+
+
+def test_a_second_column_family_is_damage(tmp_path: Path) -> None:
+    # Open for reading only, RocksDB would leave its rows out and say nothing.
+    db = rocksdict.Rdict(str(tmp_path / "db"), rocksdict.Options(raw_mode=True))
+    db.create_column_family("other", rocksdict.Options(raw_mode=True))
+    db.close()
+    with pytest.raises(DamagedError, match="other"):
+        OverlaidStore.open(tmp_path / "db")
 
 
 def test_nothing_can_be_written(tmp_path: Path) -> None:
@@ -228,7 +247,7 @@ async def test_a_version_is_replayed_where_changes_cannot_be_laid_over(
     if what == "drops":
         bench.file(4, "zip").unlink()  # the snapshot that a dropped family comes with
     if what == "large":
-        monkeypatch.setattr(overlay, "OVERLAID_BYTES_MAX", 41 * overlay._RECORD_BYTES)
+        monkeypatch.setattr(overlay, "OVERLAID_RECORDS_MAX", 39)
     assert (await scan(bench, conf, 3, ids[3])).is_overlaid == (what != "large")
     found = await scan(bench, conf, 4, ids[4])
     assert not found.is_overlaid
@@ -260,6 +279,16 @@ async def test_a_damaged_changelog_is_the_same_error(bench: Bench, damage: str) 
     assert str(errors[0]) == str(errors[1])
 
 
+async def test_settings_that_do_not_fit_a_snapshot_are_the_same_error(bench: Bench) -> None:
+    ids = await history(bench, {"column_families": True})
+    errors: list[str] = []
+    for overlays in (True, False):
+        with pytest.raises((EngineError, FormatError)) as caught:
+            await scan(bench, {"column_families": False}, 5, ids[5], overlays=overlays)
+        errors.append(f"{type(caught.value)} {caught.value}")
+    assert errors[0] == errors[1]
+
+
 async def test_a_snapshot_that_does_not_open_is_repaired_from_an_older_one(bench: Bench) -> None:
     conf: Conf = {"file_checksums": False}
     ids = await history(bench, conf)
@@ -278,9 +307,9 @@ async def test_nothing_of_rocksdb_is_written(bench: Bench, monkeypatch: pytest.M
     before: dict[str, bytes] = {}
     opening = OverlaidStore.open
 
-    def noting(directory: Path, *args: Any) -> OverlaidStore:
+    def noting(directory: Path, *args: Any, **options: Any) -> OverlaidStore:
         before.update({path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()})
-        return opening(directory, *args)
+        return opening(directory, *args, **options)
 
     closing = OverlaidStore.close
 
