@@ -524,7 +524,7 @@ def _open(
 ) -> rocksdict.Rdict:
     options = _make_options(settings, compactions=compactions)
     options.create_if_missing(create_if_missing=create)
-    families = {name: _make_options(settings, compactions=compactions) for name in {DEFAULT_FAMILY, family}}
+    families = dict.fromkeys((DEFAULT_FAMILY, family), options)
     try:
         # Without options for the column family rocksdict would take those in the directory's OPTIONS file, whatever
         # else it is given: with their comparator and merge operator.
