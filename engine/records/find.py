@@ -120,9 +120,17 @@ def _check_choice(log: ScopeLog, found: Commit | None, number: int | None) -> No
 
 @contextlib.asynccontextmanager
 async def find_pinned(
-    store: BlobStore, runtime: Runtime, scope: Scope, *, purpose: str, **choice: Unpack[Choice]
+    store: BlobStore,
+    runtime: Runtime,
+    scope: Scope,
+    *,
+    purpose: str,
+    on_found: Callable[[Commit], None] = lambda _: None,
+    **choice: Unpack[Choice],
 ) -> AsyncIterator[tuple[Commit, PinLease]]:
     """Find a commit and pin it; choose again if it is collected before its pin is there (design 0002, D5).
+
+    `on_found` is called with each choice before it is pinned; only the last one counts.
 
     Raises:
         NotFoundError: None fits.
@@ -131,6 +139,7 @@ async def find_pinned(
     async with contextlib.AsyncExitStack() as stack:
         for attempt in range(CHOICES_MAX):
             commit = await find_commit(store, scope, **choice)
+            on_found(commit)
             pin = hold_pin(store, runtime, commit, purpose=purpose)
             try:
                 lease = await stack.enter_async_context(pin)

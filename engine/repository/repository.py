@@ -63,6 +63,7 @@ from engine.records.repository import (
 )
 from engine.records.roots import read_pins
 from engine.restore.restore import (
+    EarlyReading,
     Restored,
     RestoreOptions,
     RestoreResult,
@@ -514,9 +515,11 @@ class Repository:
             IncompleteError, DamagedError: A blob or an index is missing, or a blob is altered.
             TargetError: The target cannot be used.
         """
-        reference = require_store(commit, task, store)
-        async with self._naming_complete(commit.scope), self.pinned(commit, purpose=f"restore {task}/{store}"):
-            return await self.restore_reference(reference, target, options, progress)
+        address, reference = StoreAddress(commit.scope, task, store), require_store(commit, task, store)
+        async with self._naming_complete(commit.scope), EarlyReading(self.opened, address, options) as early:
+            early.begin(commit)
+            async with self.pinned(commit, purpose=f"restore {task}/{store}"):
+                return await restore_store(self.opened, reference, target, options, progress, reading=early.reading)
 
     async def find_and_restore(
         self,

@@ -9,15 +9,16 @@ import logging
 import math
 import os
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.concurrency import ByteBudget, run_blocking
+from blobstore.concurrency import ByteBudget, give_up, run_blocking
 from blobstore.errors import CapabilityMissingError
 from blobstore.wrappers.forwarding import UndeletingStore
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
@@ -41,6 +42,8 @@ from index.snapshot.dir_diff import LocalFile, pairs_to_identify
 from index.snapshot.model import CommitPointer, FilePath, SnapshotIndex, StoreReference
 
 _LOG: Final = logging.getLogger(__name__)
+# An index, and the GETs that it took.
+IndexRead = tuple[SnapshotIndex, int]
 
 
 class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +119,13 @@ async def restore_store(
     target: Path,
     options: RestoreOptions = RestoreOptions(),
     progress: Progress = NO_PROGRESS,
+    *,
+    reading: Awaitable[IndexRead] | None = None,
 ) -> RestoreResult:
     """Restore a snapshot to a directory.
 
-    Requests: one GET for the index (one more per delta that leads to it), then one per blob or range of a pack.
+    Requests: one GET for the index (one more per delta that leads to it), then one per blob or range of a pack. What is
+    `reading` the index already is awaited instead.
 
     The target is absent, an empty directory, or with `replace` any directory. On any error, and if this is cancelled,
     it is what it was, or complete.
@@ -137,7 +143,7 @@ async def restore_store(
     repository = _as_asked(repository, target, options)
     with repository.missing_blobs.recording():
         async with staged_restore(repository, target, options, progress) as staged:
-            index, requests = await _read_chosen(repository, reference, options.files)
+            index, requests = await _read_chosen(repository, reference, options.files, reading)
             await staged.download(index, requests=requests)
             result = await staged.publish()
     _LOG.info(
@@ -169,13 +175,21 @@ async def restore_chosen(
     overtaken: tuple[CommitPointer, DamagedError] | None = None
     purpose = f"restore {address.task}/{address.store}"
     for attempt in range(CHOICES_MAX):
-        found = find_pinned(repository.store, repository.runtime, address.scope, purpose=purpose, **choice)
-        async with found as (commit, lease):
+        early = EarlyReading(repository, address, options)
+        found = find_pinned(
+            repository.store,
+            repository.runtime,
+            address.scope,
+            purpose=purpose,
+            on_found=early.begin,
+            **choice,
+        )
+        async with early, found as (commit, lease):
             if overtaken is not None and overtaken[0] == commit.pointer:
                 raise overtaken[1]
             reference = require_store(commit, address.task, address.store)
             try:
-                result = await restore_store(repository, reference, target, options, progress)
+                result = await restore_store(repository, reference, target, options, progress, reading=early.reading)
                 return Restored(commit=commit, result=result, pinned=lease.pinned)
             except DamagedError as error:
                 # Only an unprotected reader may have been overtaken by a collection, and one whose pin somebody has
@@ -186,6 +200,37 @@ async def restore_chosen(
                     raise
                 overtaken = commit.pointer, error
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+class EarlyReading:
+    """The reading of an index while its commit is being pinned: used once the pin holds, else thrown away (D5).
+
+    An index never changes, so that what is read before the pin is what would be read after it.
+    """
+
+    def __init__(self, repository: OpenRepository, address: StoreAddress, options: RestoreOptions) -> None:
+        self._repository, self._address, self._options = repository, address, options
+        self._given_up: list[asyncio.Task[IndexRead]] = []
+        # Of the commit that was found last; None: nothing was begun.
+        self.reading: asyncio.Task[IndexRead] | None = None
+
+    def begin(self, commit: Commit) -> None:
+        """Begin with the store of a commit that was found, if it has it. Not where deleted indexes are wanted too."""
+        reference, repository = commit.store(self._address.task, self._address.store), self._repository
+        if self.reading is not None:
+            self._given_up.append(self.reading)
+            self.reading.cancel()
+            self.reading = None
+        if reference is not None and not self._options.deleted:
+            self.reading = asyncio.create_task(read_index_of(repository.store, reference, repository.pace))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await give_up(*self._given_up, *filter(None, [self.reading]))
 
 
 @contextlib.asynccontextmanager
@@ -311,10 +356,13 @@ def _as_asked(repository: OpenRepository, target: Path, options: RestoreOptions)
 
 
 async def _read_chosen(
-    repository: OpenRepository, reference: StoreReference, patterns: Sequence[str]
-) -> tuple[SnapshotIndex, int]:
+    repository: OpenRepository,
+    reference: StoreReference,
+    patterns: Sequence[str],
+    reading: Awaitable[IndexRead] | None = None,
+) -> IndexRead:
     """Read an index as `read_index_of`, and leave out of it the files that no pattern matches."""
-    index, requests = await read_index_of(repository.store, reference, repository.pace)
+    index, requests = await (reading or read_index_of(repository.store, reference, repository.pace))
     if not patterns:
         return index, requests
     chosen, unmatched = choose_files(index, patterns)
@@ -325,9 +373,7 @@ async def _read_chosen(
     return chosen, requests
 
 
-async def read_index_of(
-    store: BlobStore, reference: StoreReference, pace: Pace | None = None
-) -> tuple[SnapshotIndex, int]:
+async def read_index_of(store: BlobStore, reference: StoreReference, pace: Pace | None = None) -> IndexRead:
     """Read the index of a store in a commit, and count the GETs. DamagedError: it is missing, altered, or another's."""
     snapshot = await read_stored_snapshot(store, reference.index, pace)
     check_is_of(snapshot.index, reference, operation="restore")
