@@ -177,12 +177,7 @@ async def restore_chosen(
     for attempt in range(CHOICES_MAX):
         early = EarlyReading(repository, address, options)
         found = find_pinned(
-            repository.store,
-            repository.runtime,
-            address.scope,
-            purpose=purpose,
-            on_found=early.begin,
-            **choice,
+            repository.store, repository.runtime, address.scope, purpose=purpose, on_found=early.begin, **choice
         )
         async with early, found as (commit, lease):
             if overtaken is not None and overtaken[0] == commit.pointer:
