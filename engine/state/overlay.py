@@ -6,13 +6,13 @@ Nothing is written. RocksDB opened for writing syncs a dozen files, of a store t
 import heapq
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Self, TypeVar
 
 import msgspec
-import rocksdict
 from typing_extensions import override
 
 from engine.errors import DamagedError, UsageError
@@ -66,10 +66,9 @@ def gather_changes(changelogs: Iterable[Opener], check_row: Callable[[Record], R
 class OverlaidStore(StoreWriter):
     """A store with changes laid over its rows. It is open for reading only: RocksDB refuses every write."""
 
-    def __init__(self, directory: Path, db: rocksdict.Rdict, merge_delimiter: bytes | None = None) -> None:
-        super().__init__(directory, db, merge_delimiter)
-        self._changes: dict[bytes, bytes | None] = {}
-        self._sorted: Sequence[bytes] = ()
+    # Until changes are laid over it there are none.
+    _changes: Mapping[bytes, bytes | None] = MappingProxyType({})
+    _sorted: Sequence[bytes] = ()
 
     @classmethod
     @override
