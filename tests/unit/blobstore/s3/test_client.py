@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import botocore.loaders
+import botocore.session
 import msgspec
 import pytest
 from aiohttp import web
@@ -415,6 +417,26 @@ async def test_a_profile_that_is_not_there_is_none_however_the_store_says_so(ser
     store = S3Store("bucket", settings=S3Settings(endpoint_url=server.url))
     assert await store.stat("k") is None
     await store.close()
+
+
+async def test_the_description_of_s3_is_read_once_a_process(
+    server: ScriptedServer, client: S3Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.call("head_object", Bucket="bucket", Key="key")
+    # What the tests share among all sessions is not what is asked here.
+    monkeypatch.setattr(botocore.session, "create_loader", botocore.loaders.create_loader)
+    read: list[str] = []
+    reading = botocore.loaders.JSONFileLoader.load_file
+
+    def noting(self: botocore.loaders.JSONFileLoader, path: str) -> Any:
+        read.append(path)
+        return reading(self, path)
+
+    monkeypatch.setattr(botocore.loaders.JSONFileLoader, "load_file", noting)
+    other = S3Client(S3Settings(endpoint_url=server.url, path_style=True))
+    await other.call("head_object", Bucket="bucket", Key="key")
+    await other.close()
+    assert read == []
 
 
 async def test_requests_name_tidemark_and_the_sdk(server: ScriptedServer, client: S3Client) -> None:
