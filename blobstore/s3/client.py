@@ -252,7 +252,6 @@ class S3Client:
     async def _create(self) -> Any:
         settings = self._settings
         session = get_session()
-        session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
         # The SDK's own ways to name itself and to read a time cost an eighth of a small request (design 0008, R12).
         session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=read_time)
         config = AioConfig(
@@ -271,6 +270,7 @@ class S3Client:
             else {"addressing_style": "path" if settings.path_style else "virtual"},
         )
         try:
+            session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
             # AWS_REGION is what all other SDKs read, and this one does not.
             region = settings.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
             await _check_ca_bundle(settings.ca_bundle or session.get_config_variable("ca_bundle"))
