@@ -76,8 +76,8 @@ RUNS ?= 1000
 simulate: $(STAMP)  ## Run RUNS seeded schedules from SEED on against the protocol, and count what they have met
 	$(PYTHON) -m tests.simulation.campaign --seed $(SEED) --runs $(RUNS)
 
-# PART chooses: `peers` or one of its works, `guard`, `replay`, `summary`, `help`; else it is a part of the name of a benchmark of
-# our own (diff, collect, state_load, ...), all of them if it is empty. ARGS are the options of what runs:
+# PART chooses: `peers` or one of its works, `guard`, `replay`, `summary`, `help`; else it is a part of the name of a
+# benchmark of our own (diff, collect, state_load, ...), all of them if it is empty. ARGS are the options of what runs:
 # make bench PART=small ARGS="--to disk --rounds 5"
 PART ?=
 ARGS ?=

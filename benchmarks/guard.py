@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.peers.figures import Key, Ratio, Sample, quartiles, ratio
-from benchmarks.peers.processes import ROOT, Command, ContestantError, Usage, end_in_order, run
+from benchmarks.peers.processes import NOTHING, ROOT, Command, ContestantError, Usage, end_in_order, run, sample_of_run
 from benchmarks.peers.report import table
 from benchmarks.peers.servers import BUCKET, open_server
 from benchmarks.peers.trees import KIB, MIB, Shape, change_files, difference, make_tree, tree_digests
@@ -129,25 +129,22 @@ def measure(work: Work, programs: Mapping[str, Program], rounds: int) -> dict[st
     """
     samples: dict[str, list[Sample]] = {name: [] for name in programs}
     for program in programs.values():
-        shutil.rmtree(program.source, ignore_errors=True)
         make_tree(work.shape, program.source)
         program.begin_repository()
         program.back_up()
     for number in range(1, rounds + 1):
         for name in sorted(programs, reverse=bool(number % 2)):
             usage = work.act(programs[name], number)
-            samples[name].append(
-                Sample(
-                    step=work.name,
-                    contestant=name,
-                    round=number,
-                    wall_s=usage.wall_s,
-                    user_s=usage.user_s,
-                    system_s=usage.system_s,
-                    peak_bytes=usage.peak_bytes,
-                    size_bytes=0,
-                )
+            sample = sample_of_run(
+                usage,
+                NOTHING,
+                step=work.name,
+                contestant=name,
+                number=number,
+                size_bytes=0,
+                files_count=work.shape.count,
             )
+            samples[name].append(sample)
     for name, program in programs.items():
         restore_all(program, 0)
         if wrong := difference(tree_digests(program.source), program.target):
@@ -209,13 +206,13 @@ def compare(commit: str, stores: Sequence[str], rounds: int, memory: Path) -> bo
         for store in stores:
             rows = []
             with open_place(store, memory / store) as (url, environment):
-                for work in WORKS:
+                for number, work in enumerate(WORKS):
                     programs = {}
                     for name, checked_out in ((EARLIER, tree), (NOW, ROOT)):
                         place = memory / store / name
                         shutil.rmtree(place, ignore_errors=True)
                         place.mkdir(parents=True)
-                        programs[name] = Program(checked_out, place, f"{url}/{WORKS.index(work)}-{name}", environment)
+                        programs[name] = Program(checked_out, place, f"{url}/{number}-{name}", environment)
                     row, slower = row_of(work.name, measure(work, programs, rounds))
                     rows.append(row)
                     fast &= not slower

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import botocore.hooks
-import botocore.loaders
-import botocore.session
 import pytest
 
 from tests.balance import schedule_units, sort_longest_first
@@ -65,11 +63,8 @@ def no_account_of_this_machine() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_model_of_s3() -> Iterator[None]:
-    """The SDK's description of S3 is read once a process, and not for each of a thousand stores: half of their cost.
-
-    Nor are the same hundred handlers asked for their signatures each time: a quarter of the rest.
-    """
+def signatures_asked_once() -> Iterator[None]:
+    """The SDK's same hundred handlers are not asked for their signatures by each of a thousand stores."""
     takes_keywords = functools.cache(botocore.hooks.accepts_kwargs)
 
     def remembered(handler: Callable[..., object]) -> bool:
@@ -77,7 +72,6 @@ def one_model_of_s3() -> Iterator[None]:
         return bool(takes_keywords(getattr(handler, "__func__", handler)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(botocore.session, "create_loader", functools.cache(botocore.loaders.create_loader))
         patch.setattr(botocore.hooks, "accepts_kwargs", remembered)
         yield
 

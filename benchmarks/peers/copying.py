@@ -11,13 +11,12 @@ from pathlib import Path
 from benchmarks.peers.contestants import Contestant, Place
 from benchmarks.peers.counting import open_proxy
 from benchmarks.peers.outcome import Outcome, Requests
-from benchmarks.peers.processes import Command, ContestantError, Usage, run, run_idle, sample_of_run, sync
+from benchmarks.peers.processes import NOTHING, Command, ContestantError, Usage, run, run_idle, sample_of_run, sync
 from benchmarks.peers.servers import BenchServer
 from benchmarks.peers.trees import difference, tree_bytes, tree_digests
 
 UP, DOWN = "up", "down"
 Report = Callable[[str], None]
-_NOTHING = Usage(wall_s=0.0, user_s=0.0, system_s=0.0, peak_bytes=0)
 
 
 class Copying:
@@ -78,7 +77,7 @@ class Copying:
 
     def _turn(self, contestant: Contestant, number: int) -> None:
         target = self._begin()
-        opened = _NOTHING
+        opened = NOTHING
         try:
             contestant.prepare(self._place)
             self._outcome.starts_s.setdefault(contestant.name, []).append(run(contestant.start(self._place)).wall_s)
@@ -88,7 +87,7 @@ class Copying:
             self._step(DOWN, contestant, number, command=restore, opened=opened, written=target)
         except ContestantError as error:
             # Whatever it was at: it has no time for a restore, and that is reported.
-            self._sample(DOWN, contestant, number, _NOTHING, opened, sync_s=0.0, error=str(error))
+            self._sample(DOWN, contestant, number, NOTHING, opened, sync_s=0.0, error=str(error))
         self._end(contestant, target)
 
     def _begin(self) -> Path:

@@ -51,6 +51,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return self.user_s + self.system_s
 
 
+NOTHING = Usage(wall_s=0.0, user_s=0.0, system_s=0.0, peak_bytes=0)
+
+
 class ContestantError(Exception):
     """A contestant's process failed; the message has the end of what it said."""
 

@@ -106,7 +106,7 @@ class OverlaidStore(StoreWriter):
 
     @override
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return [self.get(key) for key in keys]
+        return [self._changes.get(key, stored) for key, stored in zip(keys, super().get_many(keys), strict=True)]
 
     @override
     def items(self, prefix: bytes = b"", *, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:

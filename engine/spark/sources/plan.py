@@ -494,9 +494,8 @@ def load_store(read: StoreRead) -> Iterator[LoadedState]:
             loaded, _ = loop.run(loader.load(target, {}, read_only=True, overlays=True))
         except OSError as error:
             raise unwritable_error("load", error) from error
-        finally:
-            place.clear_fetched()
         stack.callback(loaded.db.close)
+        place.clear_fetched()
         yield loaded
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import botocore.loaders
-import botocore.session
 import msgspec
 import pytest
 from aiohttp import web
@@ -423,8 +422,6 @@ async def test_the_description_of_s3_is_read_once_a_process(
     server: ScriptedServer, client: S3Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.call("head_object", Bucket="bucket", Key="key")
-    # What the tests share among all sessions is not what is asked here.
-    monkeypatch.setattr(botocore.session, "create_loader", botocore.loaders.create_loader)
     read: list[str] = []
     reading = botocore.loaders.JSONFileLoader.load_file
 
