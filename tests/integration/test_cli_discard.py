@@ -9,7 +9,8 @@ KEY = "log/flights/00000000000000000001.commit"
 
 def test_a_damaged_record_is_named_and_discarded(two_commits: Shell) -> None:
     place = Path(two_commits.environment["TIDEMARK_REPOSITORY"].removeprefix("file://")) / KEY
-    place.write_bytes(place.read_bytes()[:-1] + b"?")
+    whole = place.read_bytes()
+    place.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     shown = two_commits.result("verify", code=4)
     assert [(p["kind"], p["key"]) for p in shown["problems"]] == [("unreadable", KEY)]
     assert [c["number"] for c in two_commits.result("list")["commits"]] == [2]
