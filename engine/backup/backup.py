@@ -14,7 +14,8 @@ from typing import Final, Literal, Protocol
 import msgspec
 from typing_extensions import override
 
-from blobstore.concurrency import ByteBudget, run_blocking
+from blobstore.base import Created
+from blobstore.concurrency import ByteBudget, run_all, run_blocking
 from engine.backup.upload import Uploader
 from engine.errors import DamagedError, ShrunkError, UsageError
 from engine.local.digests import DigestCache, FactReader
@@ -81,7 +82,10 @@ class BackupSource(Protocol):
         ...
 
     async def check_held_still(self) -> None:
-        """Raise an `UnsafeSourceError`, after the last byte was read, if what was looked at has changed (0002, I3)."""
+        """Raise an `UnsafeSourceError`, after the last byte was read, if what was looked at has changed (0002, I3).
+
+        Bytes that were read may still be on their way to the store.
+        """
         ...
 
 
@@ -260,15 +264,21 @@ async def backup_source(
                 progress=progress,
                 budget=ByteBudget(repository.settings.memory_bytes_max),
             )
-            await uploader.upload(plan)
-        await source.check_held_still()
-    packs = [Pack(uploader.key(pack.counter), pack.size_bytes) for pack in plan.packs]
-    index = await run_blocking(
-        build_snapshot, plan, metadata=metadata, session=session, uploaded=uploader.files, packs=packs
-    )
-    snapshot, created = await write_index(
-        repository.store, index, scope=address.scope, ttl_ms=repository.record.ttl_ms, base=facts.base.snapshot
-    )
+            packs = [Pack(uploader.key(pack.counter), pack.size_bytes) for pack in plan.packs]
+            written: list[tuple[StoredSnapshot, Created]] = []
+
+            async def describe() -> None:
+                """Look again and write the index, while packs are still sent from memory (design 0002, P3)."""
+                await uploader.all_read.wait()
+                await source.check_held_still()
+                index = await run_blocking(
+                    build_snapshot, plan, metadata=metadata, session=session, uploaded=uploader.files, packs=packs
+                )
+                scope, ttl_ms, on = address.scope, repository.record.ttl_ms, facts.base.snapshot
+                written.append(await write_index(repository.store, index, scope=scope, ttl_ms=ttl_ms, base=on))
+
+            await run_all(lambda work: work(), (lambda: uploader.upload(plan), describe), in_flight_max=2)
+    snapshot, created = written[0]
     repository.indexes.keep(snapshot)
     stored, stats = snapshot.chain[0], _stats(facts, snapshot.chain[0].size_bytes, watch)
     _LOG.info(

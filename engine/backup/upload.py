@@ -1,5 +1,6 @@
 """Carry out a backup plan: every planned file read, hashed and put, in parallel within the limits."""
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -131,6 +132,9 @@ class Uploader(msgspec.Struct, kw_only=True):
     budget: ByteBudget
     # The new entry of every planned file, and when the store created each blob.
     files: dict[FilePath, FileIndex] = msgspec.field(default_factory=dict)
+    # Set once every planned file has its entry, though packs may still be sent from memory.
+    all_read: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    files_left: int = 0
     created_ms: list[int] = msgspec.field(default_factory=list)
     # The hashes of files in blobs of their own by their first number, and of each run of those that were cut.
     whole: dict[int, Digest] = msgspec.field(default_factory=dict)
@@ -142,7 +146,7 @@ class Uploader(msgspec.Struct, kw_only=True):
         return upload_key(BLOBS, self.address.scope, self.session, counter)
 
     async def upload(self, plan: BackupPlan) -> None:
-        """Send everything.
+        """Send everything; `all_read` is set as soon as no file is read any more.
 
         Requests: one PUT per pack and blob of the plan, and nothing else unless an answer was lost.
 
@@ -151,7 +155,8 @@ class Uploader(msgspec.Struct, kw_only=True):
             StoreError: As the store says; the others are cancelled.
             DamagedError: A key that is ours alone was taken.
         """
-        self.progress.total(files=plan.files_count, bytes_=plan.upload_bytes + plan.inline_bytes)
+        self.files_left = plan.files_count
+        self.progress.total(files=self.files_left, bytes_=plan.upload_bytes + plan.inline_bytes)
         nothing = hash_bytes(b"")
         for empty in plan.empty:
             self._enter(empty, nothing, None)
@@ -161,6 +166,8 @@ class Uploader(msgspec.Struct, kw_only=True):
             self._check_runs(planned)
             sst = self.ssts.get(planned.file.path)
             self._enter(planned.file, self.whole[planned.counter], sst, blobs=tuple(self._blobs_of(planned)))
+        # Also where nothing was planned.
+        self.all_read.set()
 
     def _jobs(self, plan: BackupPlan) -> Iterator[Callable[[], Awaitable[None]]]:
         if plan.inline:
@@ -183,12 +190,12 @@ class Uploader(msgspec.Struct, kw_only=True):
         key = self.key(pack.counter)
         async with self.budget.hold(pack.size_bytes):
             read = await run_blocking(_read_files, self.source, pack.files)
+            offset = 0
+            for item, one in zip(pack.files, read, strict=True):
+                self._enter(item, one.digest, one.sst, blobs=(FileBlob(key, 0, offset, item.size_bytes),))
+                offset += item.size_bytes
             body = PartsBody([one.data for one in read], self.repository.settings.chunk_bytes)
             await self._put(key, body, f"pack of {len(read)} files")
-        offset = 0
-        for item, one in zip(pack.files, read, strict=True):
-            self._enter(item, one.digest, one.sst, blobs=(FileBlob(key, 0, offset, item.size_bytes),))
-            offset += item.size_bytes
         self.progress.add(files=len(pack.files), bytes_=pack.size_bytes)
 
     async def _put_run(self, planned: PlannedBlobs, position: int, start: int, size_bytes: int) -> None:
@@ -267,6 +274,9 @@ class Uploader(msgspec.Struct, kw_only=True):
         if item.expected is not None:
             sst = item.expected.sst
         self.files[item.path] = FileIndex(file.name, file.metadata, digest.blake3, digest.crc32, blobs, inline, sst)
+        self.files_left -= 1
+        if not self.files_left:
+            self.all_read.set()
 
 
 class _RunHasher:

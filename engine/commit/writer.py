@@ -12,6 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
+from blobstore.concurrency import give_up
 from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
 from engine.backup.backup import BackupResult
 from engine.commit.record import (
@@ -52,7 +53,7 @@ from engine.text import Where
 from index.errors import FormatError
 from index.plan.commits import Commit, Head
 from index.snapshot.keys import commit_key
-from index.snapshot.model import CommitPointer, CommitRecord, RepositoryRecord, Scope, ScopeLayout
+from index.snapshot.model import BlobKey, CommitPointer, CommitRecord, RepositoryRecord, Scope, ScopeLayout
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -246,8 +247,12 @@ class CommitWriter:
                     continue
                 raise
             if await self._send(request, record, data):
-                commit = await self._judge_sent(record)
-                return await self._finish(commit, results)
+                # Beside the list that decides about the record: a blob without a TTL vouches for nothing (T1).
+                settling = asyncio.ensure_future(settle_keys(self._store, _new_uploads(record, results)[0]))
+                try:
+                    return await self._finish(await self._judge_sent(record), results, settling)
+                finally:
+                    await give_up(settling)
             why = "own late records keep arriving"
         raise CommitLostError(why, operation=request.kind, subject=str(self._scope))
 
@@ -380,17 +385,19 @@ class CommitWriter:
             del self._unresolved[record.pointer]
             raise
 
-    async def _finish(self, commit: Commit, results: Sequence[BackupResult]) -> Commit:
-        """Remove the TTLs of what the record names as new, and of nothing else (T1).
+    async def _finish(
+        self, commit: Commit, results: Sequence[BackupResult], settling: Awaitable[None] | None = None
+    ) -> Commit:
+        """Remove the TTLs of what the record names as new, and of nothing else (T1); `settling` does it for the blobs.
 
         Interrupted here, the same request finds its commit. `CommitDamagedError`: something that is new in it is gone.
         """
-        new = set(new_indexes_of(commit.record))
-        new_keys = [key for result in results if result.reference.index in new for key in result.new_keys]
         gone: DamagedError | None = None
         # The commit is made whatever happens now; while `settled` is False the next commit completes it.
         try:
-            await settle_keys(self._store, new_keys)
+            blobs, indexes = _new_uploads(commit.record, results)
+            await (settling or settle_keys(self._store, blobs))
+            await settle_keys(self._store, indexes)
             commit = msgspec.structs.replace(commit, settled=True)
         except StoreError as error:
             _LOG.warning("%s: commit %d keeps TTLs until the next one: %s", self._where, commit.pointer.number, error)
@@ -440,6 +447,14 @@ async def until_known(commit: Callable[[], Awaitable[Commit]]) -> Commit:
         with suppress(CommitUnknownError):
             return await commit()
     return await commit()
+
+
+def _new_uploads(record: CommitRecord, results: Sequence[BackupResult]) -> tuple[list[BlobKey], list[BlobKey]]:
+    """Return the blobs and the indexes of some results that a record names as new."""
+    named = set(new_indexes_of(record))
+    new = [result for result in results if result.reference.index in named]
+    indexes = [result.reference.index.key for result in new]
+    return [key for result in new for key in result.new_keys if key != result.reference.index.key], indexes
 
 
 def _gone(record: CommitRecord) -> CommitUnknownError:

@@ -16,7 +16,7 @@ from engine.commit import record as commit_record
 from engine.commit.record import Request
 from engine.commit.writer import CommitWriter
 from engine.errors import CommitLostError, DamagedError, StaleResultError
-from engine.records.indexes import settle_keys
+from engine.records.indexes import new_indexes_of, settle_keys
 from engine.records.log import list_log, read_vouched
 from index.plan import commits as log
 from index.plan.commits import Commit, Head
@@ -301,7 +301,7 @@ def nothing_is_settled() -> Iterator[None]:
 @mutation(
     "T1",
     "the TTL of indexes is removed before that of blobs",
-    interleavings_of_commits.the_next_committer_settles_what_was_interrupted,
+    interleavings_of_commits.the_one_who_completes_it_may_be_interrupted_too,
     shows=NO_BLOB,
 )
 def indexes_are_settled_first() -> Iterator[None]:
@@ -311,6 +311,23 @@ def indexes_are_settled_first() -> Iterator[None]:
                 await store.remove_ttl(key)
 
     with everywhere(settle_keys, settle):
+        yield
+
+
+@mutation(
+    "T1",
+    "the TTL of indexes is removed before the acknowledgement, as that of blobs is",
+    interleavings_of_commits.a_record_that_comes_within_the_margin_is_void,
+    shows="store a is not one",
+)
+def indexes_are_settled_unseen() -> Iterator[None]:
+    real = CommitWriter._judge_sent
+
+    async def judge(self: CommitWriter, record: CommitRecord) -> Commit:
+        await settle_keys(self._store, [index.key for index in new_indexes_of(record)])
+        return await real(self, record)
+
+    with mock.patch.object(CommitWriter, "_judge_sent", judge):
         yield
 
 

@@ -144,6 +144,22 @@ async def a_record_that_comes_after_its_lease_is_void(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
+@interleaving()
+async def a_record_that_comes_within_the_margin_is_void(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one")
+    result = await writer.backup("two")
+    async with scene.held("put_object", ".commit", "writer", writer.commit(result)) as committing:
+        writer.process.stop()
+        await asyncio.sleep((scene.times.ttl_ms - scene.times.margin_ms // 2) / 1000)
+    await asyncio.sleep(1)
+    writer.process.wake()
+    with refused(LeaseExpiredError):
+        await committing
+    await scene.check({"a": "one"})
+    await scene.check_all_goes()
+
+
 @interleaving(expiry_ms=LIFECYCLE_MS)
 async def the_next_committer_settles_what_was_interrupted(scene: Scene) -> None:
     first, second = await scene.actor("first"), await scene.actor("second")
@@ -155,6 +171,22 @@ async def the_next_committer_settles_what_was_interrupted(scene: Scene) -> None:
     with contextlib.suppress(KilledError):
         await committing
     await second.push("two", "b")
+    await asyncio.sleep(30 * DAY_S)
+    await scene.check({"a": "one", "b": "two"})
+
+
+@interleaving(expiry_ms=LIFECYCLE_MS)
+async def the_one_who_completes_it_may_be_interrupted_too(scene: Scene) -> None:
+    first, second, third = await scene.actor("first"), await scene.actor("second"), await scene.actor("third")
+    for committer, after in ((first, False), (second, True)):
+        result = await committer.backup("one")
+        gate = scene.server.faults.hold(matching("put_object_tagging", "", committer.process.name), after=after)
+        committing = asyncio.ensure_future(committer.commit(result))
+        await gate.reached.wait()
+        committer.process.kill()
+        with contextlib.suppress(KilledError):
+            await committing
+    await third.push("two", "b")
     await asyncio.sleep(30 * DAY_S)
     await scene.check({"a": "one", "b": "two"})
 
