@@ -1,4 +1,4 @@
-"""Talking to an S3 server: with `threads` the only importer of aiobotocore, botocore, aiohttp and urllib3.
+"""Talking to an S3 server: with `gets` and `threads` the only importer of aiobotocore, botocore, aiohttp and urllib3.
 
 One client for one event loop, and the bucket that it is asked about. The client signs, sends, and separates refusals
 from broken connections. It does not try again, but for the HTTP client, which may repeat a request without a body
@@ -37,6 +37,7 @@ from blobstore import installed_release
 from blobstore.base import Buffer
 from blobstore.errors import AccessDeniedError, InvalidRequestError
 from blobstore.s3.errors import STALE_CREDENTIALS, Answer, BrokenError, Refusal, RefusedError, read_refusal, store_error
+from blobstore.s3.gets import ObjectGets
 from blobstore.s3.settings import S3Settings, may_hold_credentials
 from blobstore.s3.threads import IN_THREAD, ThreadedSession
 from blobstore.wrappers.forwarding import Bandwidth
@@ -141,7 +142,7 @@ class S3Client:
         self._settings = settings
         self._bandwidth = bandwidth
         self._opening = asyncio.Lock()
-        self._client: Any = None
+        self._client: ObjectGets | None = None
         # Whether the credentials of this client have ever been accepted.
         self._is_proven = False
         # Whether a request has ever come to a server, and since when nothing else was met than what a wrong endpoint
@@ -182,7 +183,7 @@ class S3Client:
         outcome: Refusal | Exception
         why = ""
         try:
-            answer: Answer = await getattr(client, method)(**{k: v for k, v in arguments.items() if v is not None})
+            answer = await client.call(method, {k: v for k, v in arguments.items() if v is not None})
         except botocore.exceptions.ClientError as error:
             outcome = read_refusal(error.response)
         except Exception as error:  # noqa: BLE001  (translated, and what is not the libraries' goes on as it is)
@@ -226,7 +227,7 @@ class S3Client:
             if not is_whole:
                 abandon(answer)
 
-    async def _renew(self, client: Any) -> bool:
+    async def _renew(self, client: ObjectGets) -> bool:
         """Drop a client whose credentials have ended; return whether new ones may be there."""
         if client is not self._client:
             return True  # another call has renewed it
@@ -240,7 +241,7 @@ class S3Client:
             await self._retired.pop(0).aclose()
         return True
 
-    async def _open(self) -> Any:
+    async def _open(self) -> ObjectGets:
         if self._client is not None:
             return self._client
         async with self._opening:
@@ -249,8 +250,14 @@ class S3Client:
                 self._client = await self._create()
         return self._client
 
-    async def _create(self) -> Any:
+    async def _create(self) -> ObjectGets:
         settings = self._settings
+        sessions: list[ThreadedSession] = []
+
+        def make_session(**arguments: Any) -> ThreadedSession:
+            sessions.append(ThreadedSession(**arguments))
+            return sessions[-1]
+
         session = get_session()
         # The SDK's own ways to name itself and to read a time cost an eighth of a small request (design 0008, R12).
         session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=read_time)
@@ -264,7 +271,7 @@ class S3Client:
             connect_timeout=settings.connect_timeout_s,
             read_timeout=settings.read_timeout_s,
             max_pool_connections=settings.connections_max,
-            http_session_cls=ThreadedSession,
+            http_session_cls=make_session,
             s3=None
             if settings.path_style is None
             else {"addressing_style": "path" if settings.path_style else "virtual"},
@@ -300,7 +307,7 @@ class S3Client:
         # Some servers never answer it, and the client would wait for ever.
         client.meta.events.register_last("before-call.s3", _drop_expect)
         client.meta.events.register_last("before-call.s3.HeadBucket", _ask_no_region)
-        return client
+        return ObjectGets(client, sessions[-1], _SIGNATURE)
 
 
 class S3Bucket:
