@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -286,7 +286,7 @@ class S3Client:
                     "s3",
                     region_name=region or _FIRST_REGION,
                     endpoint_url=settings.endpoint_url or None,
-                    verify=settings.ca_bundle or None,
+                    verify=_verified_by(settings),
                     config=config,
                 )
             )
@@ -377,6 +377,14 @@ async def _read_some(stream: aiohttp.StreamReader) -> bytes:
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         broken = BrokenError(f"the body broke off: {type(error).__name__}")
     raise broken  # out here, as in `S3Client.call`
+
+
+def _verified_by(settings: S3Settings) -> str | Literal[False] | None:
+    """Return the certificates to trust; None: the SDK's. Where there is no TLS it is not made to read them all."""
+    url = settings.endpoint_url
+    if url.startswith("http://") and not botocore.utils.get_environ_proxies(url):
+        return False
+    return settings.ca_bundle or None
 
 
 async def _check_ca_bundle(path: str | None) -> None:

@@ -7,7 +7,9 @@ the SDK's as ever: endpoint, credentials, signature, certificates, proxies, and 
 
 import _thread
 import asyncio
+import http.client
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
@@ -20,7 +22,7 @@ from aiobotocore.httpsession import AIOHTTPSession
 from botocore.httpsession import URLLib3Session
 from typing_extensions import override
 
-from blobstore.base import HELD_S, SINK_BYTES, Sink
+from blobstore.base import HELD_S, SINK_BYTES, Buffer, Sink
 from blobstore.concurrency import run_blocking
 from blobstore.s3.errors import BrokenError
 
@@ -38,6 +40,8 @@ _REFUSAL_S_MAX: Final = 60.0
 # What is read at first; more at a time while that comes fast, so that of a slow body the sink hears in time.
 _FIRST_BYTES: Final = 64 * 1024
 _FAST_S: Final = HELD_S / 8
+# What threads have read into, for those that come after them: a new buffer for each range would be cleared first.
+_BUFFERS: Final = deque[bytearray](maxlen=16)
 # Connections that nobody used for so long are not trusted: what is between may have forgotten them.
 _IDLE_MAX_S: Final = 12.0
 
@@ -158,7 +162,7 @@ async def read_into(body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) 
     """
     clock, writing, is_given_up = asyncio.get_running_loop().time, threading.Lock(), False
 
-    def write(piece: bytes) -> bool:
+    def write(piece: Buffer) -> bool:
         with writing:
             if not is_given_up:
                 sink.write(piece)
@@ -177,16 +181,24 @@ async def read_into(body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) 
 
 
 def _read(
-    body: urllib3.HTTPResponse, write: Callable[[bytes], bool], size_bytes: int, clock: Callable[[], float]
+    body: urllib3.HTTPResponse, write: Callable[[Buffer], bool], size_bytes: int, clock: Callable[[], float]
 ) -> None:
     """Read a body until `write` says that nobody waits for more."""
     left, at_once = size_bytes, _FIRST_BYTES
+    # urllib3 makes a new object of each piece; what it reads from fills one buffer (design 0008, R14).
+    source = getattr(body, "_fp", None)
+    source = source if isinstance(source, http.client.HTTPResponse) else body
+    try:
+        buffer = _BUFFERS.pop()
+    except IndexError:
+        buffer = bytearray(SINK_BYTES)
     try:
         while left:
             began_s = clock()
+            piece = memoryview(buffer)[: min(left, at_once)]
             try:
-                piece = body.read(min(left, at_once))
-            except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+                piece = piece[: source.readinto(piece)]
+            except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError) as error:
                 raise BrokenError(f"the body broke off: {type(error).__name__}") from None
             if not piece:
                 raise BrokenError(f"the last {left} bytes did not come")
@@ -199,8 +211,11 @@ def _read(
             if not write(piece):
                 return
     finally:
+        _BUFFERS.append(buffer)
         if left:
             body.close()
+        else:
+            body.release_conn()
 
 
 async def _in_thread(work: Callable[[], T], undo: Callable[["Future[T]"], None] | None = None) -> T:

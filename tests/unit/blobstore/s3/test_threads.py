@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from aiohttp import web
 
 from blobstore.errors import StoreUnavailableError
 from blobstore.s3.settings import MIB, S3Settings
@@ -55,3 +56,25 @@ async def test_whatever_an_answer_lacks_it_is_an_error_that_may_go_away(raw: Raw
     with pytest.raises(StoreUnavailableError):
         await read_range(store, 0, 2 * MIB)
     await store.close()
+
+
+async def test_a_connection_is_used_again_once_a_body_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    body = bytes(range(256)) * (2 * MIB // 256)
+    connections: set[object] = set()
+
+    async def serve(request: web.BaseRequest) -> web.Response:
+        connections.add(request.transport)
+        return web.Response(status=206, body=body, headers={"Content-Range": f"bytes 0-{len(body) - 1}/{len(body)}"})
+
+    runner = web.ServerRunner(web.Server(serve))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    store = S3Store("bucket", settings=S3Settings(endpoint_url=url, path_style=True), bound_by_profile=False)
+    for _ in range(3):
+        assert await read_range(store, 0, 2 * MIB) == body
+    await store.close()
+    assert len(connections) == 1
+    await runner.cleanup()
