@@ -217,11 +217,11 @@ def _measure_all() -> None:
     options = parser.parse_args()
     end_in_order()
     outcome = measure(options)
-    written = report.write(outcome, options.results, _plot_curve)
+    written = report.write(outcome, options.results, plot_curve)
     sys.stdout.write(f"{report.markdown(outcome)}\nwritten: {written}\n")
 
 
-def _plot_curve(outcome: Outcome, path: Path) -> None:
+def plot_curve(outcome: Outcome, path: Path) -> None:
     """One panel for each number of writes per key, and in it a line for each contestant."""
     from benchmarks.peers.plot import Curve, plot_curves  # noqa: PLC0415  # matplotlib is in an extra
 

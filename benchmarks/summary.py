@@ -1,9 +1,9 @@
 """The table and the plot of the newest results: `python -m benchmarks.summary`, or `make bench PART=summary`.
 
-Reads `benchmarks/results/*.json`; writes `benchmarks/results/README.md` and `summary.svg` beside it, and the table into
-`benchmarks/README.md`, between its two marks. Git keeps these, and of each work the newest JSON; the pages of single
-runs (`.md`, which git ignores) are written again. Only whole runs count: those on another scale, of some contestants or
-with settings of ours are passed over. What was not measured says so.
+Reads `benchmarks/results/*.json`; writes `benchmarks/results/README.md` and `summary.svg` beside it, a page and a plot
+of each work, and the table into `benchmarks/README.md`, between its two marks. Git keeps these, and of each work the
+newest JSON. Only whole runs count: those on another scale, of some contestants or with settings of ours are passed
+over. What was not measured says so.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks import bench_replay
 from benchmarks.peers import report
 from benchmarks.peers.outcome import Outcome
 from benchmarks.peers.processes import ROOT
@@ -23,11 +24,12 @@ from benchmarks.summary_rows import MISSED, REACHED, Newest, Row, all_ratios, al
 RESULTS = ROOT / "benchmarks" / "results"
 README = RESULTS.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
-_HEAD = ("work", "goal", "tidemark", "others: times longer", "goal is", "run")
+_HEAD = ("work", "goal", "tidemark", "rival", "ratio", "bound", "goal is", "run")
 _LEGEND = (
-    "Medians. Of the others: how many times longer than tidemark each took, the median of the ratios of the rounds of "
-    "one run in which all took turns; `=` where the quartiles overlap, so that neither is ahead. Starting and ending "
-    "the process, and opening what it works on, are not in it."
+    "Medians. The ratio is how many times longer than tidemark the rival took, the median of the ratios of the rounds "
+    "of one run in which all took turns; `=` where the quartiles overlap, so that neither is ahead. The bound is the "
+    "time of a contestant that does no more than the work needs. Starting and ending the process, and opening what it "
+    "works on, are not in it. The page of a run has everybody who took part."
 )
 
 
@@ -58,7 +60,9 @@ def load_newest(directory: Path, *, any_scale: bool = False) -> Newest:
 
 def goals_table(rows: Sequence[Row], directory: str = "") -> str:
     """Every line of the goals, with links to results in a directory as seen from the page."""
-    lines = [(r.work, r.goal, r.ours, r.others, _loud(r.verdict), _link(r.source, directory)) for r in rows]
+    lines = [
+        (r.work, r.goal, r.ours, r.rival, r.ratio, r.bound, _loud(r.verdict), _link(r.source, directory)) for r in rows
+    ]
     return "\n".join(table(_HEAD, lines))
 
 
@@ -83,7 +87,7 @@ def machines_text(newest: Newest) -> str:
 
 
 def _link(source: Outcome | None, directory: str) -> str:
-    return f"[{source.server}]({directory}{result_name(source)}.json)" if source else ""
+    return f"[{source.server}]({directory}{result_name(source)}.md)" if source else ""
 
 
 def _loud(verdict: str) -> str:
@@ -128,8 +132,7 @@ def main() -> None:
     newest = load_newest(options.results, any_scale=options.any_scale)
     options.results.mkdir(parents=True, exist_ok=True)
     for outcome in newest.values():
-        single = report.markdown(outcome)
-        (options.results / f"{result_name(outcome)}.md").write_text(single, encoding="utf-8")
+        report.write(outcome, options.results, bench_replay.plot_curve if outcome.work == "replay" else None)
     page = options.results / "README.md"
     page.write_text(markdown(newest), encoding="utf-8")
     sys.stdout.write(goals_table(all_rows(newest)) + "\n")

@@ -58,6 +58,8 @@ def markdown(outcome: Outcome) -> str:
         f"Versions: {versions}.",
         "",
         _LEGEND,
+        "",
+        f"![Seconds of each]({result_name(outcome)}.svg)",
     ]
     for step in outcome.steps():
         lines += ["", f"## {step}", "", *_step_table(outcome, step)]

@@ -86,14 +86,16 @@ def test_a_run_without_a_rival_says_nothing_of_it() -> None:
 )
 def test_each_rival_of_an_incremental_backup_has_a_goal_of_its_own(restic_s: list[float], verdict: str) -> None:
     times = {OURS: [1.0, 1.0], "rclone": [4.0, 4.5], "restic": restic_s}
-    (row,) = [row for row in rows_of(outcome("incremental", changed(COUNTS[0]), times)) if row.source]
-    assert row.verdict == verdict
+    rows = [row for row in rows_of(outcome("incremental", changed(COUNTS[0]), times)) if row.source]
+    assert [(row.rival, row.verdict) for row in rows] == [("rclone", REACHED), ("restic", verdict)]
 
 
 def test_a_share_of_the_reference_is_a_share_of_its_speed() -> None:
     times = {OURS: [1.0, 1.0, 1.0], REFERENCE: [0.8, 0.8, 0.8]}
     rows = [row for row in rows_of(outcome("mid", DOWN, times)) if row.source and "reference" in row.goal]
-    assert [(row.others, row.verdict) for row in rows] == [("reference 0.80", MISSED)]
+    assert [(row.rival, row.ratio, row.bound, row.verdict) for row in rows] == [
+        (REFERENCE, "0.80", f"0.8 s, {REFERENCE}", MISSED)
+    ]
 
 
 def test_only_the_newest_whole_run_counts(tmp_path: Path) -> None:
@@ -113,6 +115,12 @@ def test_only_the_newest_whole_run_counts(tmp_path: Path) -> None:
     assert "| big | down | tidemark | 100 | 192 |" in markdown(load_newest(tmp_path))
 
 
+def test_who_was_fastest_is_the_rival_of_small_files() -> None:
+    times = {OURS: [1.0, 1.0], "rclone": [4.0, 4.5], "s5cmd": [1.6, 1.6], REFERENCE: [1.1, 1.1]}
+    (row, _) = [row for row in rows_of(outcome("small", DOWN, times)) if row.source]
+    assert (row.rival, row.ratio, row.bound, row.verdict) == ("s5cmd", "1.60", "", REACHED)
+
+
 def test_p99_is_held_against_the_run_without_faults() -> None:
     def verdict(hanging_s: float) -> str:
         times = {OURS: [1.0] * 100, HANGING: [1.0] * 98 + [hanging_s] * 2}
@@ -128,7 +136,7 @@ def test_verifying_is_held_against_a_full_restore(verified_s: float, verdict: st
     # Trusting is slow itself: that excuses nothing.
     times = {OURS: [1.0], TRUSTED: [0.7], VERIFIED: [verified_s], READING: [0.5]}
     (row,) = [row for row in rows_of(outcome("present", step, times)) if row.source and "verified" in row.work]
-    assert row.others.startswith("full 1.")
+    assert (row.rival, row.ratio[:2], row.bound) == ("ours, a full one", "1.", f"0.5 s, {READING}")
     assert row.verdict == verdict
 
 
