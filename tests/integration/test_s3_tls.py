@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from random import Random
@@ -97,6 +98,22 @@ async def test_a_thread_says_so_too(store: S3Store, bucket: str, settings: S3Set
     with pytest.raises(InvalidRequestError, match="not trusted"):
         await read_range(unknown, 0, 2 * MIB)
     await unknown.close()
+
+
+async def test_certificates_are_read_once_for_all_connections_of_threads(
+    store: S3Store, settings: S3Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.put(KEY, BytesBody(bytes(8 * MIB)))
+    read: list[str] = []
+    real = ssl.SSLContext.load_verify_locations
+
+    def load(self: ssl.SSLContext, cafile: str, *more: None) -> None:
+        read.append(cafile)
+        real(self, cafile, *more)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", load)
+    await asyncio.gather(*(read_range(store, at * MIB, 2 * MIB) for at in range(6)))
+    assert read == [settings.ca_bundle]
 
 
 async def test_an_authority_that_nobody_knows_is_refused_with_a_hint(bucket: str, settings: S3Settings) -> None:
