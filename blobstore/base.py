@@ -173,7 +173,8 @@ class Sink(ABC):
     def write(self, data: Buffer) -> None:
         """Take the next bytes; what it raises ends the read.
 
-        It may block, and is called in a thread, each time perhaps in another one, never twice at once.
+        It may block, and is called in a thread, each time perhaps in another one, never twice at once. A sink that
+        keeps bytes copies them: their place is used again.
         """
 
     async def take(self, chunks: Sequence[Buffer]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Other = TypeVar("Other")
 Parameters = ParamSpec("Parameters")
 
 
@@ -62,6 +63,15 @@ async def map_bounded(
 
     await run_all(keep, enumerate(items), in_flight_max=in_flight_max)
     return [results[position] for position in range(len(results))]
+
+
+async def both(one: Awaitable[Result], other: Awaitable[Other]) -> tuple[Result, Other]:
+    """Await two things at once; if one fails the other is cancelled, and ends before its error is raised itself."""
+    tasks = asyncio.ensure_future(one), asyncio.ensure_future(other)
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await give_up(*tasks)
 
 
 def first_error(group: BaseExceptionGroup) -> BaseException:

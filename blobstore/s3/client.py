@@ -37,7 +37,7 @@ from blobstore import installed_release
 from blobstore.base import Buffer
 from blobstore.errors import AccessDeniedError, InvalidRequestError
 from blobstore.s3.errors import STALE_CREDENTIALS, Answer, BrokenError, Refusal, RefusedError, read_refusal, store_error
-from blobstore.s3.gets import ObjectGets
+from blobstore.s3.gets import SdkClient
 from blobstore.s3.settings import S3Settings, may_hold_credentials
 from blobstore.s3.threads import IN_THREAD, ThreadedSession
 from blobstore.wrappers.forwarding import Bandwidth
@@ -142,7 +142,7 @@ class S3Client:
         self._settings = settings
         self._bandwidth = bandwidth
         self._opening = asyncio.Lock()
-        self._client: ObjectGets | None = None
+        self._client: SdkClient | None = None
         # Whether the credentials of this client have ever been accepted.
         self._is_proven = False
         # Whether a request has ever come to a server, and since when nothing else was met than what a wrong endpoint
@@ -227,7 +227,7 @@ class S3Client:
             if not is_whole:
                 abandon(answer)
 
-    async def _renew(self, client: ObjectGets) -> bool:
+    async def _renew(self, client: SdkClient) -> bool:
         """Drop a client whose credentials have ended; return whether new ones may be there."""
         if client is not self._client:
             return True  # another call has renewed it
@@ -241,7 +241,7 @@ class S3Client:
             await self._retired.pop(0).aclose()
         return True
 
-    async def _open(self) -> ObjectGets:
+    async def _open(self) -> SdkClient:
         if self._client is not None:
             return self._client
         async with self._opening:
@@ -250,13 +250,13 @@ class S3Client:
                 self._client = await self._create()
         return self._client
 
-    async def _create(self) -> ObjectGets:
+    async def _create(self) -> SdkClient:
         settings = self._settings
-        sessions: list[ThreadedSession] = []
+        senders: list[ThreadedSession] = []
 
-        def make_session(**arguments: Any) -> ThreadedSession:
-            sessions.append(ThreadedSession(**arguments))
-            return sessions[-1]
+        def make_sender(**arguments: Any) -> ThreadedSession:
+            senders.append(ThreadedSession(**arguments))
+            return senders[-1]
 
         session = get_session()
         # The SDK's own ways to name itself and to read a time cost an eighth of a small request (design 0008, R12).
@@ -271,11 +271,12 @@ class S3Client:
             connect_timeout=settings.connect_timeout_s,
             read_timeout=settings.read_timeout_s,
             max_pool_connections=settings.connections_max,
-            http_session_cls=make_session,
+            http_session_cls=make_sender,
             s3=None
             if settings.path_style is None
             else {"addressing_style": "path" if settings.path_style else "virtual"},
         )
+        verified_by = _verified_by(settings)
         try:
             session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
             # AWS_REGION is what all other SDKs read, and this one does not.
@@ -286,7 +287,7 @@ class S3Client:
                     "s3",
                     region_name=region or _FIRST_REGION,
                     endpoint_url=settings.endpoint_url or None,
-                    verify=_verified_by(settings),
+                    verify=verified_by,
                     config=config,
                 )
             )
@@ -298,6 +299,8 @@ class S3Client:
             ) from None
         endpoint = client.meta.endpoint_url
         check_endpoint(endpoint, allow_http=settings.allow_http)
+        if verified_by is False and not endpoint.startswith("http:"):
+            raise InvalidRequestError("TLS would not be verified", operation="open")
         if endpoint.startswith("http:") and not settings.allow_http and botocore.utils.get_environ_proxies(endpoint):
             raise InvalidRequestError(
                 "the way to this machine leads through a proxy, in the open",
@@ -307,7 +310,8 @@ class S3Client:
         # Some servers never answer it, and the client would wait for ever.
         client.meta.events.register_last("before-call.s3", _drop_expect)
         client.meta.events.register_last("before-call.s3.HeadBucket", _ask_no_region)
-        return ObjectGets(client, sessions[-1], _SIGNATURE)
+        (sender,) = senders
+        return SdkClient(client, sender, _SIGNATURE)
 
 
 class S3Bucket:

@@ -42,7 +42,14 @@ _TOO_MANY: Final = (
 # The body was altered on the way, or did not come whole; what is sent again is read again.
 _DAMAGED: Final = "BadDigest|IncompleteBody|InvalidDigest|RequestTimeout|XAmzContent(Checksum|SHA256)Mismatch"
 _AGAIN: Final = "ConditionalRequestConflict|InternalError|OperationAborted|ServiceUnavailable"
-_ELSEWHERE: Final = "the bucket is in another region or place: set region or endpoint_url"
+# What a server says of a bucket that another region or place has.
+ELSEWHERE: Final = (
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+)
+_ELSEWHERE_HINT: Final = "the bucket is in another region or place: set region or endpoint_url"
 
 # What a refusal means, by its word or its status, and the hint: the first row that fits counts.
 _MEANINGS: Final[tuple[tuple[str, Container[int], type[StoreError], str], ...]] = (
@@ -56,12 +63,7 @@ _MEANINGS: Final[tuple[tuple[str, Container[int], type[StoreError], str], ...]] 
     ("RequestTimeTooSkewed", (), StoreUnavailableError, "set this machine's clock: it is too far from the store's"),
     (f"{_TOO_MANY}|{_DAMAGED}|{_AGAIN}", {409, 429, *range(500, 1000)}, StoreUnavailableError, ""),
     ("NoSuchBucket", (), StoreMissingError, ""),
-    (
-        "AuthorizationHeaderMalformed|IllegalLocationConstraintException|(Permanent|Temporary)Redirect",
-        {301, 302, 303, 307, 308},
-        InvalidRequestError,
-        _ELSEWHERE,
-    ),
+    ("|".join(ELSEWHERE), {301, 302, 303, 307, 308}, InvalidRequestError, _ELSEWHERE_HINT),
     (
         STALE_CREDENTIALS.pattern,
         (),
@@ -200,7 +202,7 @@ def classify(refusal: Refusal, *, operation: str, key: str) -> StoreError:
             retry_after_s=refusal.retry_after_s,
             asks_for_less=status in {429, 503} or re.fullmatch(_TOO_MANY, code) is not None,
         )
-    if hint == _ELSEWHERE:
+    if hint == _ELSEWHERE_HINT:
         operation = "connect"  # as for all that a wrong setting leads to: exit code 2
         if refusal.location:
             hint = f"redirects are not followed: set endpoint_url to {refusal.location} if you trust it, or set region"

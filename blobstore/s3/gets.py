@@ -1,9 +1,9 @@
-"""GETs of objects as the SDK has sent the first one: for those that follow it works nothing out again.
+"""Requests by the SDK's client, and GETs of objects as it has sent the first one: for those it works nothing out again.
 
 For each request the SDK checks parameters, resolves an endpoint, calls two dozen handlers and reads an answer by its
 description of S3, which takes more CPU than to send and to sign it (design 0008, B8). From one GET to the next only the
 key and the range differ. So what it has made of the first one is kept as long as its client: the URL before the key,
-the name that it gives itself, and what it signs with. Signer, HTTP client and parser of refusals are the SDK's.
+the User-Agent, and what it signs with. Signer, HTTP client and parser of refusals are the SDK's.
 """
 
 from contextvars import ContextVar
@@ -16,42 +16,44 @@ from aiobotocore.parsers import AioResponseParserFactory
 from botocore.awsrequest import AWSRequest
 from botocore.utils import percent_encode
 
-from blobstore.s3.errors import Answer
+from blobstore.s3.errors import ELSEWHERE, Answer
 
 _OPERATION: Final = "GetObject"
 # As the SDK writes a key into a URL.
 _SAFE: Final = "-._~/"
-# What the SDK sends of its own accord, beside the range: a request with more than that is not learned from.
 _AGENT: Final = "User-Agent"
-_PLAIN: Final = frozenset({"range", _AGENT.lower(), "amz-sdk-invocation-id", "amz-sdk-request", "x-amzn-trace-id"})
+# What the SDK sends beside the range before it signs: a request with more than that is not learned from.
+_PLAIN: Final = frozenset({"range", _AGENT.lower(), "amz-sdk-invocation-id", "amz-sdk-request"})
 _ARGUMENTS: Final = frozenset({"Bucket", "Key", "Range"})
 
 
-class _First(msgspec.Struct):
-    """A GET that the SDK makes now, and what of it was seen when it was signed."""
-
-    key: str
-    known: "_Known | None" = None
-
-
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What the GETs of a bucket have in common."""
+
     root: str
     agent: str
     context: dict[str, Any]
     signer: Any
 
 
+class _First(msgspec.Struct):
+    """A GET that the SDK makes now, and what was learned when it was signed."""
+
+    key: str
+    known: _Known | None = None
+
+
 _FIRST: Final = ContextVar[_First | None]("_FIRST", default=None)
 
 
 class _Body(msgspec.Struct):
-    """The body of an answer, as the SDK gives it, with what reads it."""
+    """The body of an answer, by the name that the SDK has for it."""
 
     raw_stream: Any
 
 
-class ObjectGets:
-    """Makes the requests of one client of the SDK for one bucket.
+class SdkClient:
+    """A client of the SDK, whose further GETs of an object are made here.
 
     Args:
         client: The SDK's.
@@ -61,33 +63,37 @@ class ObjectGets:
 
     def __init__(self, client: Any, session: Any, signature: str) -> None:
         self._client, self._session, self._signature = client, session, signature
+        # By bucket.
         self._known: dict[str, _Known] = {}
         self._parser = AioResponseParserFactory().create_parser(client.meta.service_model.resolved_protocol)
         self._shape = client.meta.service_model.operation_model(_OPERATION).output_shape
-        client.meta.events.register_last(f"before-sign.s3.{_OPERATION}", self._note)
+        client.meta.events.register_last(f"before-sign.s3.{_OPERATION}", self._learn)
 
     async def call(self, method: str, arguments: dict[str, Any]) -> Answer:
-        """Make a request, and raise what the SDK does; of a GET that was not made by it the answer is what is read."""
-        if method != "get_object" or not arguments.keys() <= _ARGUMENTS:
+        """Make a request; raise what the SDK does. Of a GET the answer has Body, ContentLength and ContentRange."""
+        if method != "get_object":
             return await self._ask(method, arguments)
-        known = self._known.get(arguments["Bucket"])
+        if not arguments.keys() <= _ARGUMENTS:
+            return _reduced(await self._ask(method, arguments))
+        bucket, key = arguments["Bucket"], arguments["Key"]
+        known = self._known.get(bucket)
         if known is not None:
-            return await self._get(known, arguments["Key"], arguments.get("Range"))
-        first = _First(arguments["Key"])
+            return await self._get(known, bucket, key, arguments.get("Range"))
+        first = _First(key)
         token = _FIRST.set(first)
         try:
             answer = await self._ask(method, arguments)
         finally:
             _FIRST.reset(token)
         if first.known is not None:
-            self._known[arguments["Bucket"]] = first.known
-        return answer
+            self._known[bucket] = first.known
+        return _reduced(answer)
 
     async def _ask(self, method: str, arguments: dict[str, Any]) -> Answer:
         answer: Answer = await getattr(self._client, method)(**arguments)
         return answer
 
-    def _note(self, request: AWSRequest, signature_version: Any, request_signer: Any, **_: Any) -> None:
+    def _learn(self, request: AWSRequest, signature_version: Any, request_signer: Any, **_: Any) -> None:
         """Keep of a GET that is about to be signed what the next one shares with it, if that is all there is."""
         first = _FIRST.get()
         if first is None:
@@ -102,7 +108,7 @@ class ObjectGets:
                 signer=request_signer,
             )
 
-    async def _get(self, known: _Known, key: str, bytes_range: str | None) -> Answer:
+    async def _get(self, known: _Known, bucket: str, key: str, bytes_range: str | None) -> Answer:
         headers = {_AGENT: known.agent} | ({} if bytes_range is None else {"Range": bytes_range})
         request = AWSRequest("GET", known.root + percent_encode(key, safe=_SAFE), headers, stream_output=True)
         request.context = dict(known.context)
@@ -110,8 +116,17 @@ class ObjectGets:
         answer = await self._session.send(request.prepare())
         status, told = answer.status_code, answer.headers
         if status < HTTPStatus.MULTIPLE_CHOICES:
-            # Read by whoever believes them, as they are.
-            lengths = {"ContentLength": told.get("content-length"), "ContentRange": told.get("content-range", "")}
-            return {"Body": _Body(answer.raw), **lengths}
+            # Strings: `read_promised_bytes` checks them.
+            length, covered = told.get("content-length"), told.get("content-range", "")
+            return {"Body": _Body(answer.raw), "ContentLength": length, "ContentRange": covered}
         refused = {"headers": told, "status_code": status, "body": await answer.content, "context": {}}
-        raise botocore.exceptions.ClientError(await self._parser.parse(refused, self._shape), _OPERATION)
+        read = await self._parser.parse(refused, self._shape)
+        if status < HTTPStatus.BAD_REQUEST or str(read.get("Error", {}).get("Code")) in ELSEWHERE:
+            # Where the bucket is now the SDK finds out.
+            self._known.pop(bucket, None)
+        raise botocore.exceptions.ClientError(read, _OPERATION)
+
+
+def _reduced(answer: Answer) -> Answer:
+    """Leave of the SDK's answer to a GET what every GET has."""
+    return {name: answer.get(name) for name in ("Body", "ContentLength", "ContentRange")}

@@ -41,7 +41,8 @@ _REFUSAL_S_MAX: Final = 60.0
 # What is read at first; more at a time while that comes fast, so that of a slow body the sink hears in time.
 _FIRST_BYTES: Final = 64 * 1024
 _FAST_S: Final = HELD_S / 8
-# What threads have read into, for those that come after them: a new buffer for each range would be cleared first.
+# What threads have read into, for those that come after them: a new buffer for each range would be cleared first. Up
+# to 16 MiB stay for the life of the process.
 _BUFFERS: Final = deque[bytearray](maxlen=16)
 # Connections that nobody used for so long are not trusted: what is between may have forgotten them.
 _IDLE_MAX_S: Final = 12.0
@@ -112,21 +113,22 @@ class _BlockingSession(URLLib3Session):  # type: ignore[misc]  # as above
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._reading = threading.Lock()
-        # The TLS contexts, one for each proxy and one without, that have these certificates.
+        # The TLS contexts that have the certificates of a file.
         self._know: set[tuple[ssl.SSLContext, str]] = set()
 
     @override
     def _setup_ssl_cert(self, conn: Any, url: str, verify: Any) -> None:
-        super()._setup_ssl_cert(conn, url, verify)
-        context = conn.conn_kw.get("ssl_context")
-        if conn.ca_certs is None or context is None:
-            return
         # A pool that names a file has each of its connections read it, 0.03 s of CPU each, into the context of all.
         with self._reading:
-            if (known := (context, conn.ca_certs)) not in self._know:
-                context.load_verify_locations(conn.ca_certs)
+            super()._setup_ssl_cert(conn, url, verify)
+            certificates, context = conn.ca_certs, conn.conn_kw.get("ssl_context")
+            # A proxy may have a context of its own, for which the pool has to name the file.
+            if certificates is None or context is None or conn.proxy is not None:
+                return
+            if (known := (context, certificates)) not in self._know:
+                context.load_verify_locations(certificates)
                 self._know.add(known)
-        conn.ca_certs = None
+            conn.ca_certs = None
 
 
 class _NoRedirects:
@@ -236,7 +238,8 @@ def _read(
                 return
     finally:
         _BUFFERS.append(buffer)
-        if left:
+        # A length that is not the answer's end, as beside chunks, leaves something in the connection.
+        if left or not source.isclosed():
             body.close()
         else:
             body.release_conn()

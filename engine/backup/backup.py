@@ -15,7 +15,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import Created
-from blobstore.concurrency import ByteBudget, run_all, run_blocking
+from blobstore.concurrency import ByteBudget, both, run_blocking
 from engine.backup.upload import Uploader
 from engine.errors import DamagedError, ShrunkError, UsageError
 from engine.local.digests import DigestCache, FactReader
@@ -264,21 +264,19 @@ async def backup_source(
                 progress=progress,
                 budget=ByteBudget(repository.settings.memory_bytes_max),
             )
-            packs = [Pack(uploader.key(pack.counter), pack.size_bytes) for pack in plan.packs]
-            written: list[tuple[StoredSnapshot, Created]] = []
 
-            async def describe() -> None:
+            async def describe() -> tuple[StoredSnapshot, Created]:
                 """Look again and write the index, while packs are still sent from memory (design 0002, P3)."""
                 await uploader.all_read.wait()
                 await source.check_held_still()
+                packs = [Pack(uploader.key(pack.counter), pack.size_bytes) for pack in plan.packs]
                 index = await run_blocking(
                     build_snapshot, plan, metadata=metadata, session=session, uploaded=uploader.files, packs=packs
                 )
                 scope, ttl_ms, on = address.scope, repository.record.ttl_ms, facts.base.snapshot
-                written.append(await write_index(repository.store, index, scope=scope, ttl_ms=ttl_ms, base=on))
+                return await write_index(repository.store, index, scope=scope, ttl_ms=ttl_ms, base=on)
 
-            await run_all(lambda work: work(), (lambda: uploader.upload(plan), describe), in_flight_max=2)
-    snapshot, created = written[0]
+            _, (snapshot, created) = await both(uploader.upload(plan), describe())
     repository.indexes.keep(snapshot)
     stored, stats = snapshot.chain[0], _stats(facts, snapshot.chain[0].size_bytes, watch)
     _LOG.info(

@@ -188,7 +188,7 @@ class CommitWriter:
         async with self._submitting():
             standing = await self._resolve(request, await self._load_head()) if self._unresolved else None
             if standing is not None:
-                return await self._finish(standing, ())
+                return await self._finish(standing, (), settle_keys(self._store, ()))
             margin_ms = self._repository.margin_ms
             async with hold_pin(
                 self._store, self._runtime, target, purpose=request.kind, margin_ms=margin_ms, required=True
@@ -225,7 +225,8 @@ class CommitWriter:
             head = await self._load_head(request.parent)
             standing = await self._resolve(request, head)
             if standing is not None:
-                return await self._finish(standing, results)
+                blobs = _new_blobs(standing.record, results)
+                return await self._finish(standing, results, settle_keys(self._store, blobs))
             check_commits(self._store, request.kind)
             check_parent(self._scope, head, request)
             try:
@@ -248,7 +249,7 @@ class CommitWriter:
                 raise
             if await self._send(request, record, data):
                 # Beside the list that decides about the record: a blob without a TTL vouches for nothing (T1).
-                settling = asyncio.ensure_future(settle_keys(self._store, _new_uploads(record, results)[0]))
+                settling = asyncio.ensure_future(settle_keys(self._store, _new_blobs(record, results)))
                 try:
                     return await self._finish(await self._judge_sent(record), results, settling)
                 finally:
@@ -385,9 +386,7 @@ class CommitWriter:
             del self._unresolved[record.pointer]
             raise
 
-    async def _finish(
-        self, commit: Commit, results: Sequence[BackupResult], settling: Awaitable[None] | None = None
-    ) -> Commit:
+    async def _finish(self, commit: Commit, results: Sequence[BackupResult], settling: Awaitable[None]) -> Commit:
         """Remove the TTLs of what the record names as new, and of nothing else (T1); `settling` does it for the blobs.
 
         Interrupted here, the same request finds its commit. `CommitDamagedError`: something that is new in it is gone.
@@ -395,9 +394,8 @@ class CommitWriter:
         gone: DamagedError | None = None
         # The commit is made whatever happens now; while `settled` is False the next commit completes it.
         try:
-            blobs, indexes = _new_uploads(commit.record, results)
-            await (settling or settle_keys(self._store, blobs))
-            await settle_keys(self._store, indexes)
+            await settling
+            await settle_keys(self._store, [r.reference.index.key for r in _new_results(commit.record, results)])
             commit = msgspec.structs.replace(commit, settled=True)
         except StoreError as error:
             _LOG.warning("%s: commit %d keeps TTLs until the next one: %s", self._where, commit.pointer.number, error)
@@ -449,12 +447,16 @@ async def until_known(commit: Callable[[], Awaitable[Commit]]) -> Commit:
     return await commit()
 
 
-def _new_uploads(record: CommitRecord, results: Sequence[BackupResult]) -> tuple[list[BlobKey], list[BlobKey]]:
-    """Return the blobs and the indexes of some results that a record names as new."""
+def _new_results(record: CommitRecord, results: Sequence[BackupResult]) -> list[BackupResult]:
+    """Return those of some results that a record names as new."""
     named = set(new_indexes_of(record))
-    new = [result for result in results if result.reference.index in named]
-    indexes = [result.reference.index.key for result in new]
-    return [key for result in new for key in result.new_keys if key != result.reference.index.key], indexes
+    return [result for result in results if result.reference.index in named]
+
+
+def _new_blobs(record: CommitRecord, results: Sequence[BackupResult]) -> list[BlobKey]:
+    """Return what they have uploaded, but for their indexes."""
+    new = _new_results(record, results)
+    return [key for result in new for key in result.new_keys if key != result.reference.index.key]
 
 
 def _gone(record: CommitRecord) -> CommitUnknownError:

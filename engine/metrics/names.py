@@ -101,7 +101,7 @@ commits_skipped_total: Commits that existed already. | commits-skipped
 commit_exceptions_total: Commits that failed. | commit-exceptions
 commit_seconds: The last commit, with the removal of TTLs. | commit-ns commit-async-ns last-commit-ns |
     rocksdbCommitFileSyncLatencyMs
-commit_cleanup_seconds: Requests that removed TTLs after it, added up. | cleanup-ns async-cleanup-ns
+commit_cleanup_seconds: Requests that removed TTLs, beside it and after it, added up. | cleanup-ns async-cleanup-ns
 [verb job_name task store]
 files_total restore_files_to_restore: Files of the snapshot. | files-to-restore
 bytes_total restore_to_restore_bytes: Their bytes. | bytes-to-restore

@@ -1,8 +1,9 @@
 """A program that backs a tree up and restores it, and shows how much memory that took at its peak.
 
-    python -m tests.integration.memory_probe DIRECTORY LARGE_MIB FILES [URL]
+    python -m tests.integration.memory_probe DIRECTORY LARGE_MIB FILES FILE_BYTES [URL]
 
-The tree has one sparse file and many tiny ones. It is made by another process, so that making it counts for nothing.
+The tree has one sparse file, unless that has 0 MiB, and many tiny ones. It is made by another process, so that making
+it counts for nothing.
 """
 
 import asyncio
@@ -24,15 +25,16 @@ from index.snapshot.model import RepositoryRecord, Scope, StoreReference
 _MAKE = """
 import sys
 from pathlib import Path
-root, large_mib, files = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+root, (large_mib, files, file_bytes) = Path(sys.argv[1]), map(int, sys.argv[2:5])
 root.mkdir()
-with open(root / "large", "wb") as large:
-    large.truncate(large_mib << 20)
+if large_mib:
+    with open(root / "large", "wb") as large:
+        large.truncate(large_mib << 20)
 for number in range(files):
     if number % 1000 == 0:
         below = root / f"{number // 1000:03d}"
         below.mkdir()
-    (below / f"{number:06d}").write_bytes(b"%d" % number * 20)
+    (below / f"{number:06d}").write_bytes((b"%d" % number * file_bytes)[:file_bytes])
 """
 
 
@@ -87,9 +89,9 @@ async def run(root: Path, url: str) -> dict[str, object]:
 
 
 def main() -> None:
-    root, large_mib, files = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    url = sys.argv[4] if len(sys.argv) > 4 else f"file://{root}/repository"
-    subprocess.run([sys.executable, "-c", _MAKE, str(root / "state"), large_mib, files], check=True)
+    root, numbers = Path(sys.argv[1]), sys.argv[2:5]
+    url = sys.argv[5] if len(sys.argv) > 5 else f"file://{root}/repository"
+    subprocess.run([sys.executable, "-c", _MAKE, str(root / "state"), *numbers], check=True)
     idle = Peak()
     phases = asyncio.run(run(root, url))
     print(json.dumps({"over_idle_bytes": idle.end(), "phases": phases}))  # noqa: T201

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import botocore.loaders
 import msgspec
@@ -22,6 +22,7 @@ from blobstore.s3.client import S3Client, SentBody, check_endpoint, read_time
 from blobstore.s3.errors import BrokenError, RefusedError
 from blobstore.s3.settings import S3Settings
 from blobstore.s3.store import S3Store
+from blobstore.s3.threads import ThreadedSession
 
 CANARY = "canary-4f1d-secret"
 TOKEN = "canary-4f1d-token"
@@ -108,6 +109,45 @@ def error_answer(status: int, code: str, message: str = "", **headers: str) -> H
         return web.Response(status=status, text=text, headers=headers)
 
     return answer
+
+
+@pytest.mark.parametrize(
+    "endpoint, environment, verified",
+    [
+        ("http://127.0.0.1:9", {}, False),
+        ("http://127.0.0.1:9", {"HTTP_PROXY": "http://proxy:1"}, True),
+        ("http://127.0.0.1:9", {"HTTPS_PROXY": "http://proxy:1"}, True),
+        ("http://127.0.0.1:9", {"HTTP_PROXY": "http://proxy:1", "NO_PROXY": "127.0.0.1"}, False),
+        ("HTTP://127.0.0.1:9", {}, True),
+        ("https://127.0.0.1:9", {}, True),
+        ("", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, True),
+        ("", {}, True),
+    ],
+)
+async def test_certificates_are_asked_for_wherever_there_may_be_tls(
+    endpoint: str, environment: dict[str, str], verified: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("blobstore.s3.client.ThreadedSession", seen := NotedSession)
+    seen.verified.clear()
+    client = S3Client(S3Settings(endpoint_url=endpoint, allow_http=True))
+    await client._open()
+    await client.close()
+    assert seen.verified == [verified]
+
+
+class NotedSession(ThreadedSession):
+    """Notes whether it is to verify certificates."""
+
+    verified: ClassVar[list[bool]] = []
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.verified.append(settings["verify"] is not False)
 
 
 async def test_a_body_is_signed_by_its_hash_and_sent_with_its_length(server: ScriptedServer, client: S3Client) -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 from botocore.auth import S3SigV4Auth
@@ -132,7 +133,7 @@ async def test_a_refusal_says_what_it_says_of_a_get_by_the_sdk(
     for _ in range(2):
         with pytest.raises(RefusedError) as caught:
             await client.call("get_object", Bucket="bucket", Key="k")
-        refusals.append(caught.value.refusal)
+        refusals.append(msgspec.structs.replace(caught.value.refusal, date_ms=None))
         assert SECRET not in repr(caught.value.__context__) + repr(caught.value.__cause__)
         server.answer = None
         await get(client)
@@ -140,6 +141,27 @@ async def test_a_refusal_says_what_it_says_of_a_get_by_the_sdk(
     assert server.made_by_the_sdk == [True, True, False, False]
     assert (refusals[0].status, refusals[0].code, refusals[0].retry_after_s) == (status, code, 3)
     assert refusals[0] == refusals[1]
+
+
+@pytest.mark.parametrize("status, code", [(301, "PermanentRedirect"), (400, "AuthorizationHeaderMalformed")])
+async def test_where_a_bucket_is_that_has_moved_the_sdk_finds_out(
+    server: Server, client: S3Client, status: int, code: str
+) -> None:
+    for _ in range(2):
+        await get(client)
+    server.refuse(status, code)
+    with pytest.raises(RefusedError):
+        await get(client)
+    server.answer = None
+    for _ in range(2):
+        await get(client)
+    assert server.made_by_the_sdk == [True, False, False, True, False]
+
+
+async def test_every_get_has_the_same_kind_of_answer(server: Server, client: S3Client) -> None:
+    answers = [await get(client), await get(client), await get(client, VersionId="v1")]
+    assert {frozenset(answer) for answer in answers} == {frozenset({"Body", "ContentLength", "ContentRange"})}
+    assert {(int(answer["ContentLength"]), answer["ContentRange"]) for answer in answers} == {(10, "bytes 0-9/10")}
 
 
 @pytest.mark.parametrize("body", ["<Error><Code>SlowDown</Code>", "nonsense", ""])

@@ -1,7 +1,10 @@
 """Answers that only threads meet, over real connections."""
 
 import asyncio
+import ssl
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from aiohttp import web
@@ -9,6 +12,7 @@ from aiohttp import web
 from blobstore.errors import StoreUnavailableError
 from blobstore.s3.settings import MIB, S3Settings
 from blobstore.s3.store import S3Store
+from blobstore.s3.threads import _BlockingSession
 from tests.contract.sink_contract import read_range
 
 
@@ -56,6 +60,32 @@ async def test_whatever_an_answer_lacks_it_is_an_error_that_may_go_away(raw: Raw
     with pytest.raises(StoreUnavailableError):
         await read_range(store, 0, 2 * MIB)
     await store.close()
+
+
+def test_threads_that_connect_at_once_wait_for_one_of_them_to_read_the_certificates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[str] = []
+
+    def load(self: ssl.SSLContext, cafile: str, *_: None) -> None:
+        assert cafile
+        time.sleep(0.02)
+        read.append(cafile)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", load)
+    session = _BlockingSession(verify="bundle.pem")
+    pool = session._manager.connection_from_url("https://127.0.0.1:9")
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: session._setup_ssl_cert(pool, "https://127.0.0.1:9", "bundle.pem"), range(8)))
+    assert (read, pool.ca_certs, pool.cert_reqs) == (["bundle.pem"], None, "CERT_REQUIRED")
+
+
+def test_for_a_proxy_the_certificates_stay_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_: pytest.fail("it was read"))
+    session = _BlockingSession(verify="bundle.pem", proxies={"https": "https://proxy:1"})
+    pool = session._get_proxy_manager("https://proxy:1").connection_from_url("https://127.0.0.1:9")
+    session._setup_ssl_cert(pool, "https://127.0.0.1:9", "bundle.pem")
+    assert (pool.ca_certs, pool.cert_reqs) == ("bundle.pem", "CERT_REQUIRED")
 
 
 async def test_a_connection_is_used_again_once_a_body_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
