@@ -76,8 +76,8 @@ RUNS ?= 1000
 simulate: $(STAMP)  ## Run RUNS seeded schedules from SEED on against the protocol, and count what they have met
 	$(PYTHON) -m tests.simulation.campaign --seed $(SEED) --runs $(RUNS)
 
-# PART chooses: `peers` or one of its works, `guard`, `replay`, `summary`, `help`; else it is a part of the name of a
-# benchmark of our own (diff, collect, state_load, ...), all of them if it is empty. ARGS are the options of what runs:
+# PART chooses: `peers` or one of its works, `guard`, `throughput`, `replay`, `summary`, `help`; else it is a part of the
+# name of a benchmark of our own (diff, collect, state_load, ...), all of them if empty. ARGS are the options of what runs:
 # make bench PART=small ARGS="--to disk --rounds 5"
 PART ?=
 ARGS ?=
@@ -87,6 +87,7 @@ ifeq ($(PART),help)
 	@echo "PART= of make bench, with options in ARGS= (ARGS=--help lists them):"
 	@echo "  peers       all works against the peers: $(PEER_WORKS); or one of these names"
 	@echo "  guard       this tree against the last release, or against ARGS=\"--base COMMIT\": which works became slower"
+	@echo "  throughput  GB a minute and TiB an hour, for 4, 8 and 16 GB, and a forecast"
 	@echo "  replay      restore against the replay of a changelog"
 	@echo "  summary     one table and one plot of the newest results"
 	@echo "  (empty)     our own, with nobody beside: $(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py))"
@@ -96,6 +97,8 @@ else ifneq ($(filter $(PART),$(PEER_WORKS)),)
 	$(PYTHON) -m benchmarks.peers --work $(PART) $(ARGS)
 else ifeq ($(PART),guard)
 	$(PYTHON) -m benchmarks.guard $(ARGS)
+else ifeq ($(PART),throughput)
+	$(PYTHON) -m benchmarks.throughput $(ARGS)
 else ifeq ($(PART),replay)
 	$(PYTHON) -m benchmarks.bench_replay $(ARGS)
 else ifeq ($(PART),summary)
