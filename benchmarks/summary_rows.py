@@ -188,7 +188,7 @@ def _row(
 
 
 def _bound(outcome: Outcome, step: str, key: Key) -> str:
-    """Tell the time of the contestant that does no more than a step needs: it hashes as we do, if one of them does."""
+    """Show the time of the contestant that does no more than a step needs: it hashes as we do, if one of them does."""
     limit = next((name for name in (HASHING_REFERENCE, REFERENCE, READING) if good(outcome.of(step, name))), None)
     return f"{_seconds(outcome, step, limit, key)}, {limit}" if limit else ""
 

@@ -109,17 +109,17 @@ class SdkClient:
             )
 
     async def _get(self, known: _Known, bucket: str, key: str, bytes_range: str | None) -> Answer:
-        headers = {_AGENT: known.agent} | ({} if bytes_range is None else {"Range": bytes_range})
-        request = AWSRequest("GET", known.root + percent_encode(key, safe=_SAFE), headers, stream_output=True)
+        sent = {_AGENT: known.agent} | ({} if bytes_range is None else {"Range": bytes_range})
+        request = AWSRequest("GET", known.root + percent_encode(key, safe=_SAFE), sent, stream_output=True)
         request.context = dict(known.context)
         await known.signer.sign(_OPERATION, request)
         answer = await self._session.send(request.prepare())
-        status, told = answer.status_code, answer.headers
+        status, headers = answer.status_code, answer.headers
         if status < HTTPStatus.MULTIPLE_CHOICES:
             # Strings: `read_promised_bytes` checks them.
-            length, covered = told.get("content-length"), told.get("content-range", "")
+            length, covered = headers.get("content-length"), headers.get("content-range", "")
             return {"Body": _Body(answer.raw), "ContentLength": length, "ContentRange": covered}
-        refused = {"headers": told, "status_code": status, "body": await answer.content, "context": {}}
+        refused = {"headers": headers, "status_code": status, "body": await answer.content, "context": {}}
         read = await self._parser.parse(refused, self._shape)
         if status < HTTPStatus.BAD_REQUEST or str(read.get("Error", {}).get("Code")) in ELSEWHERE:
             # Where the bucket is now the SDK finds out.

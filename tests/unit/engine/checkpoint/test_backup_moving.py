@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import StoreUnavailableError
+from engine.backup.upload import Uploader
 from engine.checkpoint.backup import ATTEMPTS_MAX, BackupChoice, backup_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.live import LiveStore
@@ -16,6 +17,7 @@ from engine.local.checksums import crc32c
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.errors import VersionMissingError
+from index.plan.backup import BackupPlan
 from index.spark.checkpoint import QUERY_TASK
 from index.spark.checksums import FileChecksum, encode_file_checksum
 from index.spark.names import parse_state_name
@@ -75,7 +77,12 @@ async def test_files_that_vanish_make_it_begin_again_at_the_newest_batch(
 @in_both_places
 @pytest.mark.parametrize("suffix", ["zip", "changelog"])
 async def test_a_file_without_an_id_that_is_overwritten_meanwhile_is_refused(
-    new_query: NewQuery, tmp_path: Path, repository: Repository, remote: bool, suffix: str
+    new_query: NewQuery,
+    tmp_path: Path,
+    repository: Repository,
+    monkeypatch: pytest.MonkeyPatch,
+    remote: bool,
+    suffix: str,
 ) -> None:
     query = new_query(remote=remote, format_version=1, partitions=1)
     await query.run(5)
@@ -83,11 +90,15 @@ async def test_a_file_without_an_id_that_is_overwritten_meanwhile_is_refused(
     (name,) = [s.path for s in await directory.list() if s.path.endswith(suffix) and s.path[0] in "35"][-1:]
     data = await directory.read(name)
 
-    async def overwrite() -> None:
-        # Another file, of the same size and the same content but for the time.
-        await directory.publish(name, data, overwrite=True)
+    upload = Uploader.upload
 
-    at_upload(repository, overwrite)
+    async def overwrite_and_upload(uploader: Uploader, plan: BackupPlan) -> None:
+        # Once, before the last file is read: another file, of the same size and the same content but for the time.
+        monkeypatch.setattr(Uploader, "upload", upload)
+        await directory.publish(name, data, overwrite=True)
+        await upload(uploader, plan)
+
+    monkeypatch.setattr(Uploader, "upload", overwrite_and_upload)
     done = await backup_checkpoint(repository, query.location)
     assert (done.backup.batch, done.attempts) == (4, 2)
     target = await restore_backup(repository, done.commit, tmp_path / "restored")
