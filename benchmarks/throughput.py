@@ -111,7 +111,7 @@ def measure(store: str, place: Path, sources: dict[int, Path], rounds: int) -> l
 
 
 def forecast(figures: Sequence[Figure]) -> str:
-    """Tell how long many machines like this one would take."""
+    """Say how long many machines like this one would take."""
     lines = []
     for store in dict.fromkeys(figure.store for figure in figures):
         *_, last = (figure for figure in figures if (figure.store, figure.step) == (store, "restore"))
