@@ -175,8 +175,8 @@ def checkout(commit: str, directory: Path) -> Iterator[Path]:
     git = ("git", "-C", str(ROOT), "worktree")
     subprocess.run([*git, "add", "--quiet", "--detach", str(directory), commit], check=True)
     try:
-        # Where bytecode is not written, each run would compile it again, and the installed one is compiled.
-        compiled = [str(directory / package) for package in ("blobstore", "engine", "index")]
+        # Where bytecode is not written, each run would compile again what has none.
+        compiled = [str(tree / package) for tree in (directory, ROOT) for package in ("blobstore", "engine", "index")]
         subprocess.run([sys.executable, "-m", "compileall", "-q", *compiled], check=True)
         yield directory
     finally:
