@@ -189,6 +189,11 @@ def newest_release() -> str | None:
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or None
 
 
+def choose_stores(asked: str | None) -> Sequence[str]:
+    """The one that was asked for; else each of which there is a server."""
+    return [asked] if asked else ["directory", *(() if ceph_rgw.why_missing() else ("ceph",))]
+
+
 @contextlib.contextmanager
 def open_place(store: str, memory: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """The URL below which repositories are made, and the variables that lead there."""
@@ -235,7 +240,7 @@ def main() -> None:
     commit = options.base or newest_release()
     if commit is None:
         parser.error("there is no tag v... to compare with; name a commit by --base")
-    stores = [options.store] if options.store else ["directory", *(() if ceph_rgw.why_missing() else ("ceph",))]
+    stores = choose_stores(options.store)
     with tempfile.TemporaryDirectory(prefix="tidemark-guard-", dir=options.memory) as memory:
         fast = compare(commit, stores, options.rounds, Path(memory))
     sys.exit(0 if fast else f"slower than {commit}: the lines that say so")

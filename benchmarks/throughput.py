@@ -18,12 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from benchmarks.guard import Program, open_place
+from benchmarks.guard import Program, choose_stores, open_place
 from benchmarks.peers.figures import quartiles
 from benchmarks.peers.processes import ROOT, ContestantError, Usage, end_in_order, sync
 from benchmarks.peers.report import table
 from benchmarks.peers.trees import MIB, difference, tree_bytes, tree_digests, write_random
-from tests.servers import ceph_rgw
 
 FILE_BYTES: Final = 64 * MIB
 TIB: Final = 2**40
@@ -63,6 +62,7 @@ class Figure(NamedTuple):
         )
 
 
+# In memory a blob takes half as much again as on a disk.
 _MEMORY_SHARE: Final = 0.4
 _HEAD = ("repository", "step", "state", "wall", "client CPU", "GB/min", "TiB/h", "TiB/h for a core of client CPU")
 
@@ -148,12 +148,10 @@ def main() -> None:
     options.disk.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(options.disk).free < 3.2e9 * max(sizes_gb):
         parser.error(f"{options.disk} has too little space for {max(sizes_gb)} GB three times")
-    stores = [options.store] if options.store else ["directory", *(() if ceph_rgw.why_missing() else ("ceph",))]
     with tempfile.TemporaryDirectory(prefix="throughput-", dir=options.disk) as place:
         sources = make_sources(Path(place), sizes_gb)
         figures = []
-        for store in stores:
-            # In memory a blob takes half as much again as on a disk.
+        for store in choose_stores(options.store):
             bytes_max = _MEMORY_SHARE * _memory_bytes() if store == "ceph" else math.inf
             fitting = {size_gb: source for size_gb, source in sources.items() if size_gb * 1e9 <= bytes_max}
             figures += measure(store, Path(place), fitting, options.rounds)

@@ -1,5 +1,6 @@
 """A clock that only moves when asked, and a store into which faults and other actors' actions are put."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -10,6 +11,24 @@ from blobstore.errors import StoreUnavailableError
 from blobstore.wrappers.forwarding import ForwardingStore
 
 Hook = Callable[[], Awaitable[None]]
+
+
+# Longer than that no test holds a request.
+HELD_S_MAX = 10
+
+
+class Gate:
+    """Holds a request back until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = asyncio.Event(), asyncio.Event()
+
+    async def wait(self) -> None:
+        self.reached.set()
+        await asyncio.wait_for(self.opened.wait(), HELD_S_MAX)
+
+    async def open(self) -> None:
+        self.opened.set()
 
 
 class SteppedClock:

@@ -22,6 +22,7 @@ from tests.simulation.scenarios.interleavings import (
     HOUR_S,
     JOB,
     LIFECYCLE_MS,
+    Actor,
     Scene,
     interleaving,
     overtaken,
@@ -160,16 +161,21 @@ async def a_record_that_comes_within_the_margin_is_void(scene: Scene) -> None:
     await scene.check_all_goes()
 
 
+async def end_at_a_ttl(scene: Scene, committer: Actor, *, after: bool) -> None:
+    """Kill a process that commits, before the first TTL is removed or after it."""
+    result = await committer.backup("one")
+    gate = scene.server.faults.hold(matching("put_object_tagging", "", committer.process.name), after=after)
+    committing = asyncio.ensure_future(committer.commit(result))
+    await gate.reached.wait()
+    committer.process.kill()
+    with contextlib.suppress(KilledError):
+        await committing
+
+
 @interleaving(expiry_ms=LIFECYCLE_MS)
 async def the_next_committer_settles_what_was_interrupted(scene: Scene) -> None:
     first, second = await scene.actor("first"), await scene.actor("second")
-    result = await first.backup("one")
-    gate = scene.server.faults.hold(matching("put_object_tagging", "", "first"), after=True)
-    committing = asyncio.ensure_future(first.commit(result))
-    await gate.reached.wait()
-    first.process.kill()
-    with contextlib.suppress(KilledError):
-        await committing
+    await end_at_a_ttl(scene, first, after=True)
     await second.push("two", "b")
     await asyncio.sleep(30 * DAY_S)
     await scene.check({"a": "one", "b": "two"})
@@ -179,13 +185,7 @@ async def the_next_committer_settles_what_was_interrupted(scene: Scene) -> None:
 async def the_one_who_completes_it_may_be_interrupted_too(scene: Scene) -> None:
     first, second, third = await scene.actor("first"), await scene.actor("second"), await scene.actor("third")
     for committer, after in ((first, False), (second, True)):
-        result = await committer.backup("one")
-        gate = scene.server.faults.hold(matching("put_object_tagging", "", committer.process.name), after=after)
-        committing = asyncio.ensure_future(committer.commit(result))
-        await gate.reached.wait()
-        committer.process.kill()
-        with contextlib.suppress(KilledError):
-            await committing
+        await end_at_a_ttl(scene, committer, after=after)
     await third.push("two", "b")
     await asyncio.sleep(30 * DAY_S)
     await scene.check({"a": "one", "b": "two"})

@@ -1,6 +1,5 @@
 """An index is read while its commit is pinned, and counts only once the pin holds (design 0002, D5)."""
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,8 @@ from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
 from index.plan.commits import Retention
 from index.snapshot.keys import INDEXES, PINS
+from tests.doubles import Gate
 from tests.unit.engine.conftest import JOB, World
-
-SECONDS_MAX = 10
-
-
-class Gate:
-    """Holds one request of a world back until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached, self.opened = asyncio.Event(), asyncio.Event()
-
-    async def wait(self) -> None:
-        self.reached.set()
-        await asyncio.wait_for(self.opened.wait(), SECONDS_MAX)
-
-    async def open(self) -> None:
-        self.opened.set()
 
 
 async def restore_found(repository: Repository, target: Path) -> None:

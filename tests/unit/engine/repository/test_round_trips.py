@@ -8,28 +8,15 @@ import pytest
 from blobstore.errors import StoreUnavailableError
 from engine.backup.backup import BackupOptions, BackupResult
 from engine.errors import CommitLostError, UnsafeSourceError
+from engine.records.indexes import has_ttl
 from engine.repository.repository import Repository
 from index.plan.commits import Retention
 from index.snapshot.keys import INDEXES, commit_key
+from tests.doubles import HELD_S_MAX, Gate
 from tests.unit.engine.conftest import JOB, World, text_tree
 
 # All in one pack, and in the index.
 SMALL = {"CURRENT": b"MANIFEST-000005", "000007.log": b"log" * 10_000, "000008.log": b"other" * 10_000}
-SECONDS_MAX = 10
-
-
-class Gate:
-    """Holds one request of a world back until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached, self.opened = asyncio.Event(), asyncio.Event()
-
-    async def wait(self) -> None:
-        self.reached.set()
-        await asyncio.wait_for(self.opened.wait(), SECONDS_MAX)
-
-    async def open(self) -> None:
-        self.opened.set()
 
 
 async def refuse() -> None:
@@ -38,12 +25,6 @@ async def refuse() -> None:
 
 def operations(world: World, prefix: str = "") -> list[str]:
     return [operation for operation, key in world.store.requests if key.startswith(prefix)]
-
-
-async def has_ttl(world: World, key: str) -> bool:
-    info = await world.store.inner.stat(key)
-    assert info is not None
-    return info.expires_at_ms is not None
 
 
 # ---------------------------------------------------------------------- backup
@@ -85,7 +66,7 @@ async def test_a_pack_that_fails_fails_the_backup_though_its_index_is_written(wo
     with pytest.raises(StoreUnavailableError):
         await back_up(repository, tree)
     (left,) = await world.keys(INDEXES)
-    assert await has_ttl(world, left)
+    assert await has_ttl(world.store.inner, left)
     assert await world.keys("log/") == set()
     assert left not in (await repository.backup(JOB, tree)).new_keys
     world.clock.advance(2 * 3_600_000)
@@ -98,7 +79,7 @@ async def test_a_second_look_that_finds_a_change_takes_back_what_is_being_sent(w
 
     async def meddle_and_hang() -> None:
         (tree / "000007.log").write_bytes(b"other")
-        await asyncio.sleep(SECONDS_MAX)
+        await asyncio.sleep(HELD_S_MAX)
         raise AssertionError("it was not given up")
 
     world.store.before("put_if_absent", "blobs/", meddle_and_hang)
@@ -118,7 +99,7 @@ async def test_ttls_of_blobs_go_beside_the_list_and_those_of_indexes_after_it(wo
     world.store.after("remove_ttl", "blobs/", listing.open)
     world.store.requests.clear()
     assert (await repository.commit(JOB, [result])).settled
-    assert not any([await has_ttl(world, key) for key in result.new_keys])
+    assert {await has_ttl(world.store.inner, key) for key in result.new_keys} == {False}
     asked = operations(world)
     assert asked[0] == "put_if_absent"
     assert world.store.requests[-1] == ("remove_ttl", result.reference.index.key)
@@ -136,4 +117,4 @@ async def test_an_index_keeps_its_ttl_if_the_list_says_that_the_record_is_lost(w
     world.store.before("put_if_absent", commit_key(JOB, 3), take_its_number)
     with pytest.raises(CommitLostError):
         await mine.commit(JOB, [result])
-    assert await has_ttl(world, result.reference.index.key)
+    assert await has_ttl(world.store.inner, result.reference.index.key)
