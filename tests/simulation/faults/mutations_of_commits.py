@@ -178,7 +178,7 @@ def requests_are_known_by_their_ids() -> Iterator[None]:
 @mutation(
     "C3",
     "after Lost nobody looks whose record is there: another's, it is believed",
-    interleavings_of_commits.a_lost_answer_is_no_conflict,
+    interleavings_of_commits.a_lost_answer_is_not_a_conflict,
     shows="CommitLostError",
 )
 def lost_is_lost() -> Iterator[None]:

@@ -82,7 +82,7 @@ async def a_result_of_another_base_is_refused(scene: Scene) -> None:
 
 
 @interleaving(kind="direct")
-async def a_lost_answer_is_no_conflict(scene: Scene) -> None:
+async def a_lost_answer_is_not_a_conflict(scene: Scene) -> None:
     writer = await scene.actor("writer")
     result = await writer.backup("one")
     scene.server.faults.arm(Fault.LOST, matching("put_object", ".commit"))
