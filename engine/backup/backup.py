@@ -66,11 +66,12 @@ class BackupSource(Protocol):
         """The versions that its state grew from, oldest first; known once it was looked at. None: it does not know."""
         return None
 
-    async def look(self, previous: SnapshotIndex | None) -> LocalDir:
+    async def look(self, previous: SnapshotIndex | None, believed: LocalDir) -> LocalDir:
         """List what there is to back up, sorted by name; raises if it cannot be backed up.
 
         A file that carries its `blake3` already is known to be the one of `previous`, which it will be compared with:
-        it is not read, and need not be in the directory.
+        it is not read, and need not be in the directory. `believed` has files of an earlier look with facts that may be
+        taken over where the stat is the same (I1).
         """
         ...
 
@@ -100,9 +101,9 @@ class WholeDirectory(BackupSource):
         self._scanned = LocalDir(name="")
 
     @override
-    async def look(self, previous: SnapshotIndex | None) -> LocalDir:
+    async def look(self, previous: SnapshotIndex | None, believed: LocalDir) -> LocalDir:
         def scan() -> LocalDir:
-            scanned = scan_dir(self.directory)
+            scanned = scan_dir(self.directory, believed)
             check_not_held(self.directory, scanned)
             return scanned
 
@@ -382,7 +383,7 @@ async def _gather_facts(
         plan = plan_backup(facts.local, previous, facts.diff, settings, missing)
         return msgspec.structs.replace(facts, plan=plan)
 
-    facts = await compare(await source.look(None if options.by_content else previous))
+    facts = await compare(await source.look(None if options.by_content else previous, cache.believed))
     requests = base.requests
     if options.check_retained:
         retained = facts.plan.blobs_retained

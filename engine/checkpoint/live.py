@@ -354,7 +354,7 @@ class LiveStore(_LiveSource):
         return tuple(items[version] for version in sorted(items) if version < self._store.at.version)
 
     @override
-    async def look(self, previous: SnapshotIndex | None) -> LocalDir:
+    async def look(self, previous: SnapshotIndex | None, believed: LocalDir) -> LocalDir:
         async with self._unless_changed():
             try:
                 await self.choose(previous)
@@ -570,7 +570,7 @@ class QueryFiles(_LiveSource):
                 self._ids.setdefault(item.version, {})[store] = item.unique_id
 
     @override
-    async def look(self, previous: SnapshotIndex | None) -> LocalDir:
+    async def look(self, previous: SnapshotIndex | None, believed: LocalDir) -> LocalDir:
         self._taken = await self.bring()
         return local_dir_of(self._taken)
 

@@ -93,9 +93,11 @@ def file_system_now_ns(directory: Path, scanned: LocalDir) -> int:
     It is the newest ctime of the scan and of a file without a name, where the file system makes one. With other file
     systems mounted below the directory it is the earliest of theirs.
     """
-    newest_ns: dict[int, int] = {}
-    for file in all_files(scanned):
-        newest_ns[file.device] = max(file.changed_at_ns, newest_ns.get(file.device, 0))
+    files = all_files(scanned)
+    newest_ns = {
+        device: max([file.changed_at_ns for file in files if file.device == device])
+        for device in {file.device for file in files}
+    }
     with suppress(OSError, AttributeError):  # read-only, or a system that has no such files
         probe = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:

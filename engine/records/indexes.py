@@ -19,7 +19,7 @@ from engine.runtime import Pace
 from index.errors import IndexInvariantError
 from index.snapshot import model
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_index, encode_index
-from index.snapshot.contents import blob_keys, files_of, new_blob_keys
+from index.snapshot.contents import blob_keys, new_blob_keys
 from index.snapshot.delta import make_delta, resolve_deltas
 from index.snapshot.invariants import INDEX_DELTAS_MAX, check_snapshot_index
 from index.snapshot.keys import INDEXES, upload_key
@@ -206,7 +206,7 @@ def _encode(index: model.SnapshotIndex, base: StoredSnapshot | None) -> tuple[by
         return encode_index(index, base.index), False
     # The whole one would have about as many bytes a file as the one that the base grew from. That one may have had many
     # more files, which must not make the few of now seem large.
-    counts = [sum(1 for _ in files_of(each.dir)) for each in (index, base.index)]
+    counts = [_count_files(each.dir) for each in (index, base.index)]
     expected_bytes = counts[0] * min(_FILE_BYTES_MAX, base.chain[-1].size_bytes // max(counts[1], 1))
     delta = _encode_delta(index, base) if expected_bytes > WHOLE_BYTES_MAX else None
     # Near the cap the whole is made, so that an index too large for it is refused now, not at the end of the chain.
@@ -220,6 +220,10 @@ def _encode(index: model.SnapshotIndex, base: StoredSnapshot | None) -> tuple[by
     if delta is not None and delta_pays(whole_bytes=len(whole), delta_bytes=len(delta)):
         return delta, True
     return whole, False
+
+
+def _count_files(directory: model.DirIndex) -> int:
+    return len(directory.files_present) + sum(map(_count_files, directory.sub_dirs_present))
 
 
 def _weigh(index: model.SnapshotIndex) -> int:

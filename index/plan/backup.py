@@ -118,7 +118,7 @@ class BackupPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def blobs_retained(self) -> dict[BlobKey, int]:
         """The blobs of the previous snapshot that the new one uses, each with the bytes that it must at least have."""
-        return bytes_needed(file for _, file in _retained(self.diff, ()))
+        return bytes_needed(_retained_files(self.diff))
 
 
 def plan_backup(
@@ -151,7 +151,7 @@ def plan_backup(
         raise IndexInvariantError("the diff retains files that the scan did not see", subject="backup plan")
     to_store = sorted((*_added(diff, ()), *found), key=lambda item: item.path)
     # What is packed again has blobs, and so nothing inline.
-    in_index_bytes = sum(len(file.inline) for _, file in _retained(diff, ()) if file.inline is not None)
+    in_index_bytes = sum(len(file.inline) for file in _retained_files(diff) if file.inline is not None)
     empty, inline, small, large = _choose_forms(to_store, limits, limits.inline_bytes_max - in_index_bytes)
     groups = _fill_packs(small, limits.pack_bytes_max)
     # A file alone makes no pack.
@@ -219,9 +219,15 @@ def _retained(diff: DirDiff, path: FilePath) -> Iterator[tuple[FilePath, FileInd
         yield from _retained(sub, (*path, sub.name))
 
 
+def _retained_files(diff: DirDiff) -> Iterator[FileIndex]:
+    yield from diff.files_retained
+    for sub in diff.sub_dirs_retained:
+        yield from _retained_files(sub)
+
+
 def _live_bytes(diff: DirDiff) -> dict[BlobKey, int]:
     live_bytes: dict[BlobKey, int] = {}
-    for _, file in _retained(diff, ()):
+    for file in _retained_files(diff):
         for blob in file.blobs:
             live_bytes[blob.key] = live_bytes.get(blob.key, 0) + blob.size_bytes
     return live_bytes

@@ -110,7 +110,9 @@ def _dir_delta(base: model.DirIndex, new: model.DirIndex) -> model.DirDelta:
             sub_dirs_set.append(below)
     return model.DirDelta(
         new.name,
-        tuple(file for file in new.files_present if files_before.get(file.name) != file),
+        tuple(
+            [file for file in new.files_present if (known := files_before.get(file.name)) is not file and known != file]
+        ),
         tuple(name for name in files_before if name not in files_after),
         tuple(sub_dirs_set),
         tuple(name for name in dirs_before if name not in dirs_after),
@@ -140,9 +142,11 @@ def _apply_dir(base: model.DirIndex, delta: model.DirDelta, depth: int) -> model
         tuple(sorted(files.values(), key=_name)) if delta.files_set else tuple(files.values()),
         tuple(sorted((*changed.values(), *kept.values()), key=_name)),
         tuple(
-            file
-            for file in base.files_present
-            if (after := files.get(file.name)) is not file and (after is None or not is_stored_alike(file, after))
+            [
+                file
+                for file in base.files_present
+                if (after := files.get(file.name)) is not file and (after is None or not is_stored_alike(file, after))
+            ]
         ),
         tuple(strip_removed(sub) for sub in base.sub_dirs_present if sub.name not in sub_dirs),
         delta.mode,

@@ -186,14 +186,24 @@ def pairs_to_identify(
 ) -> Iterator[tuple[FilePath, list[tuple[LocalFile, FileIndex]]]]:
     """Yield the files whose identity `is_same_file` needs, by directory, each with the entry that it may be equal to.
 
-    Only a file that has the same name, place and size in the snapshot and is not empty: every other one is decided by
-    its size or absence. Where the remote entry has an SST identity, the local SST identity answers; where it has none,
-    or the local file turns out to have none, the content hash does. A tree deeper than DEPTH_MAX is refused.
+    Only a file that has the same name, place and size in the snapshot, is not empty and does not carry its identity
+    yet: every other one is decided by its size or absence. Where the remote entry has an SST identity, the local SST
+    identity answers; where it has none, or the local file turns out to have none, the content hash does. A tree deeper
+    than DEPTH_MAX is refused.
     """
     _check_depth(path)
-    entries = {file.name: file for file in remote.files_present if file.metadata.size_bytes}
-    pairs = [(file, entries[file.name]) for file in local.files if file.name in entries]
-    yield path, [(file, entry) for file, entry in pairs if file.metadata.size_bytes == entry.metadata.size_bytes]
+    entries = {file.name: file for file in remote.files_present}
+    yield (
+        path,
+        [
+            (file, entry)
+            for file in local.files
+            if file.blake3 is None
+            and (entry := entries.get(file.name)) is not None
+            and entry.metadata.size_bytes == file.metadata.size_bytes > 0
+            and (file.sst is None or entry.sst is None)
+        ],
+    )
     remote_dirs = {sub.name: sub for sub in remote.sub_dirs_present}
     for sub in local.sub_dirs:
         if (known := remote_dirs.get(sub.name)) is not None:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -85,6 +86,57 @@ def test_second_look_reads_nothing(tmp_path: Path, reads: list[tuple[str, int, i
     first = identified(tmp_path, remote, cache)
     assert identified(tmp_path, remote, cache) == first
     assert len(reads) == 1
+
+
+def test_what_the_cache_believes_is_taken_over_by_the_next_look(
+    tmp_path: Path, reads: list[tuple[str, int, int]]
+) -> None:
+    (tmp_path / "sub").mkdir()
+    names = ("OPTIONS-000007", "CURRENT", "sub/000008.sst")
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode())
+    top = tuple(entry(name, name.encode()) for name in ("CURRENT", "OPTIONS-000007"))
+    remote = DirIndex("", top, (DirIndex("sub", (entry("000008.sst", names[2].encode()),)),))
+    cache = DigestCache()
+    identified(tmp_path, remote, cache)
+    assert not cache.believed.files, "what was read a moment ago is believed by the cache, from the next look on"
+    second = identified(tmp_path, remote, cache)
+    assert [file.name for file in cache.believed.files] == ["OPTIONS-000007"], "CURRENT is written again and again"
+    reads.clear()
+    third = reader(tmp_path, cache).identify(scan_dir(tmp_path, cache.believed), remote)
+    assert third == second
+    assert third.files[1] is second.files[1]
+    assert third.sub_dirs[0].files[0] is second.sub_dirs[0].files[0]
+    assert [path for path, _, _ in reads] == ["CURRENT"]
+
+
+@pytest.mark.parametrize("looks", range(1, 4))
+def test_a_file_that_changed_since_it_was_believed_is_read(
+    tmp_path: Path, reads: list[tuple[str, int, int]], looks: int
+) -> None:
+    path = tmp_path / "OPTIONS-000007"
+    path.write_bytes(b"data")
+    cache = DigestCache()
+    remote = DirIndex("", (entry("OPTIONS-000007", b"data"),))
+    for _ in range(looks):
+        reader(tmp_path, cache).identify(scan_dir(tmp_path, cache.believed), remote)
+    status = path.stat()
+    path.write_bytes(b"DATA")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    reads.clear()
+    changed = reader(tmp_path, cache).identify(scan_dir(tmp_path, cache.believed), remote)
+    assert facts(changed) == {"OPTIONS-000007": (hash_bytes(b"DATA").blake3, None)}
+    assert len(reads) == 1
+
+
+def test_a_file_that_may_still_change_within_a_tick_is_described_anew(tmp_path: Path) -> None:
+    (tmp_path / "OPTIONS-000007").write_bytes(b"data")
+    cache = DigestCache()
+    remote = DirIndex("", (entry("OPTIONS-000007", b"data"),))
+    for _ in range(3):
+        soon = FactReader(tmp_path, cache, stop=threading.Event(), looked_at_ns=time.time_ns())
+        soon.identify(scan_dir(tmp_path, cache.believed), remote)
+    assert not cache.believed.files
 
 
 def test_sst_with_an_identity_is_not_hashed(
