@@ -81,7 +81,7 @@ simulate: $(STAMP)  ## Run RUNS seeded schedules from SEED on against the protoc
 # make bench PART=small ARGS="--to disk --rounds 5"
 PART ?=
 ARGS ?=
-PEER_WORKS := small mid big state incremental present stores spark hanging
+PEER_WORKS := small mid big state incremental present stores spark hanging load read start
 bench: $(STAMP)  ## Run the benchmarks (PART=help: which there are; PART=peers: against rclone, restic and others)
 ifeq ($(PART),help)
 	@echo "PART= of make bench, with options in ARGS= (ARGS=--help lists them):"

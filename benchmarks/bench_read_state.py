@@ -18,7 +18,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation has it)
@@ -61,19 +61,21 @@ def count_partition(spark: SparkSession, side: str, checkpoint: str) -> object:
 READS: dict[str, Read] = {"count": count_all, "sum up": sum_up, "one partition": count_partition}
 
 
-def measure(root: Path) -> dict[str, dict[str, list[float]]]:
+def measure(
+    root: Path, *, rounds: int = ROUNDS, state_mb: int = load.STATE_MB, names: Sequence[str] = tuple(READS)
+) -> dict[str, dict[str, list[float]]]:
     """Seconds by read and side, the sides in turn; the first round is thrown away."""
     checkpoint = str(root / "checkpoint")
     with load.spark_session() as spark:
-        load.write_state(spark, root)
+        load.write_state(spark, root, state_mb)
         load.report_state(root / "checkpoint", load.last_version(root / "checkpoint"))
         register_sources(spark)
-        results: dict[str, dict[str, list[float]]] = {name: {side: [] for side in SIDES} for name in READS}
-        for (name, read), n in itertools.product(READS.items(), range(ROUNDS + 1)):
+        results: dict[str, dict[str, list[float]]] = {name: {side: [] for side in SIDES} for name in names}
+        for name, n in itertools.product(names, range(rounds + 1)):
             answers = set()
             for side in SIDES:
                 began = time.perf_counter()
-                answers.add(read(spark, side, checkpoint))
+                answers.add(READS[name](spark, side, checkpoint))
                 seconds = time.perf_counter() - began
                 if n:
                     results[name][side].append(seconds)

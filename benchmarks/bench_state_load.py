@@ -152,15 +152,15 @@ def run_query(spark: SparkSession, root: Path, deltas: int, snapshot_of: int | N
         query.stop()
 
 
-def write_state(spark: SparkSession, root: Path) -> None:
+def write_state(spark: SparkSession, root: Path, state_mb: int = STATE_MB) -> None:
     """A checkpoint with a snapshot of nearly everything and changelogs above it."""
     if (root / "whole").exists():
         return
     shutil.rmtree(root, ignore_errors=True)
     (root / "input").mkdir(parents=True)
     rng = random.Random(1)
-    keys = STATE_MB * 1024 * 1024 // ROW_BYTES
-    bulk = max(2, STATE_MB // 300)
+    keys = state_mb * 1024 * 1024 // ROW_BYTES
+    bulk = max(2, state_mb // 300)
     for n in range(bulk):
         feed(root / "input", n, range(keys * n // bulk, keys * (n + 1) // bulk))
     run_query(spark, root, deltas=1, snapshot_of=bulk)
@@ -267,7 +267,7 @@ def cpu_seconds_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure_loads(root: Path) -> dict[str, list[Run]]:
+def measure_loads(root: Path, *, rounds: int = ROUNDS, state_mb: int = STATE_MB) -> dict[str, list[Run]]:
     """Runs over all partitions, by side, taken in turn; the first of each is thrown away."""
     checkpoint = root / "checkpoint"
     results: dict[str, list[Run]] = {"tidemark": [], "Spark": []}
@@ -277,10 +277,10 @@ def measure_loads(root: Path) -> dict[str, list[Run]]:
         ProcessPoolExecutor(WORKERS, mp_context=context) as processes,
         ThreadPoolExecutor(WORKERS) as threads,
     ):
-        write_state(spark, root)
+        write_state(spark, root, state_mb)
         loads = last_version(checkpoint)
         report_state(checkpoint, loads)
-        for n, side in itertools.product(range(ROUNDS + 1), results):
+        for n, side in itertools.product(range(rounds + 1), results):
             with tempfile.TemporaryDirectory(dir=root, prefix="loads-", ignore_cleanup_errors=True) as directory:
                 if side == "tidemark":
                     run = timed_loads(processes, functools.partial(load_ours, checkpoint, Path(directory)), loads)

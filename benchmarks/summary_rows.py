@@ -15,6 +15,7 @@ from benchmarks.peers.hanging import STEP as HANGING_STEP
 from benchmarks.peers.incremental import COUNTS, LOOK, REQUESTS_TIMES_MAX, SAMZA, changed
 from benchmarks.peers.many_stores import COMMIT, is_as_wanted
 from benchmarks.peers.outcome import Outcome
+from benchmarks.peers.own_state import BARE, READ_MB, SPARK_LOAD, STARTS, STATESTORE, read_step
 from benchmarks.peers.present import READING, TRUSTED, VERIFIED, step_of
 from benchmarks.peers.spark import ONE, TWO
 from benchmarks.peers.spark import STEPS as SPARK_STEPS
@@ -33,6 +34,9 @@ NO_CHANGE_MS = 40
 P99_TIMES_MAX = 1.3
 # Two cores that are shared with the server cannot be twice as fast as one that is not: what is ours is the CPU time.
 SPARK_CPU_MS_MAX = 2.2
+LOAD_TIMES = 3.1
+READ_TIMES = dict(zip(READ_MB, (1.0, 1.2, 1.5), strict=True))
+START_CPU_S_MAX = dict(zip(STARTS, (0.13, 0.18), strict=True))
 
 
 class Row(NamedTuple):
@@ -91,6 +95,9 @@ def all_rows(newest: Newest) -> list[Row]:
         _hanging(_any(newest, "hanging")),
         *_replay(_any(newest, "replay")),
         *_spark(_any(newest, "spark")),
+        _load(_any(newest, "load")),
+        *_read(_any(newest, "read")),
+        *_start(_any(newest, "start")),
         _memory(newest),
     ]
 
@@ -301,6 +308,35 @@ def _spark(outcome: Outcome | None) -> Iterator[Row]:
             ratio=_text(times(outcome, step, ONE, ours=TWO)),
             verdict=REACHED if took_ms <= SPARK_CPU_MS_MAX else MISSED,
             source=outcome,
+        )
+
+
+def _load(outcome: Outcome | None) -> Row:
+    work = "Spark state of 1.2 GB, 10 changelogs, opened", f"at least {LOAD_TIMES:g} times {SPARK_LOAD}"
+    return _row(outcome, "load", work, SPARK_LOAD, LOAD_TIMES) if outcome else Row(*work)
+
+
+def _read(outcome: Outcome | None) -> Iterator[Row]:
+    for state_mb, wanted in READ_TIMES.items():
+        work = f"{read_step(state_mb)} as a DataFrame", f"at least {wanted:g} times {STATESTORE}"
+        yield _row(outcome, read_step(state_mb), work, STATESTORE, wanted) if outcome else Row(*work)
+
+
+def _start(outcome: Outcome | None) -> Iterator[Row]:
+    for step, most_s in START_CPU_S_MAX.items():
+        row = Row(f"`tidemark {step}`, a whole process", f"client CPU at most {most_s:g} s")
+        samples = good(outcome.of(step, OURS)) if outcome else []
+        if outcome is None or not samples:
+            yield row
+            continue
+        took_s = quartiles([sample.cpu_s for sample in samples]).median
+        yield row._replace(
+            ours=f"{took_s:.3f} s",
+            rival=BARE,
+            ratio=_text(times(outcome, step, BARE, cpu_s)),
+            verdict=REACHED if took_s <= most_s else MISSED,
+            source=outcome,
+            bound=f"{_seconds(outcome, step, BARE, cpu_s)}, {BARE}",
         )
 
 

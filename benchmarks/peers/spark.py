@@ -58,7 +58,7 @@ class WarmSpark(WarmTidemark):
 def restore_on_spark(work: Run) -> Outcome:
     """All rounds, and one restore that is counted."""
     stores = max(2, round(STORES * work.scale))
-    java_home = _java_home()
+    java_home = find_java_home()
     with open_server(work.server, work.memory) as server, ExitStack() as stack:
         title = f"Restore of {stores} stores on Spark, {DELAY_S * 1000:.0f} ms added to each request"
         outcome = work.begin(title, server.kind)
@@ -131,7 +131,7 @@ def _restored(path: str) -> str:
     return f"{task}/{STORE_NAME}/{name}"
 
 
-def _java_home() -> str:
+def find_java_home() -> str:
     """A Java that Spark starts with.
 
     Raises:

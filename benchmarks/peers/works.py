@@ -7,6 +7,7 @@ from benchmarks.peers.hanging import restore_with_hangs
 from benchmarks.peers.incremental import update_trees
 from benchmarks.peers.many_stores import commit_stores
 from benchmarks.peers.outcome import Outcome
+from benchmarks.peers.own_state import load_versions, read_state, start_programs
 from benchmarks.peers.present import restore_onto
 from benchmarks.peers.run import Run
 from benchmarks.peers.servers import open_server
@@ -47,4 +48,7 @@ WORKS: Mapping[str, Callable[[Run], Outcome]] = {
     "stores": commit_stores,
     "spark": restore_on_spark,
     "hanging": restore_with_hangs,
+    "load": load_versions,
+    "read": read_state,
+    "start": start_programs,
 }
