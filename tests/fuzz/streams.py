@@ -40,6 +40,7 @@ from index.spark.checksums import (
 from index.spark.hdfs_rows import RowForm, prefix_key_splitter
 from index.spark.lineage import HeaderNeeded, Lineage, Present, decode_lineage, encode_lineage, full_lineage, resolve
 from index.spark.metadata import decode_state_metadata, encode_state_metadata
+from index.spark.rescale import repartition_operator
 from tests.fuzz.target import Scratch, Target, check_refusal
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
@@ -303,6 +304,7 @@ def run_source_log(data: bytes) -> None:
 
 
 def run_relocation(data: bytes) -> None:
+    repartition_operator(data, 7, subject=SUBJECT)
     for target in ("/new", "s3://bucket/new"):
         checkpoint.relocate_operator(data, target, subject=SUBJECT)
 
@@ -443,7 +445,7 @@ TARGETS: Final = (
         run=run_source_log,
         covers=(checkpoint.check_entry, checkpoint.join_entries, checkpoint.PathMap.relocate_log),
     ),
-    Target(name="relocation", run=run_relocation, covers=(checkpoint.relocate_operator,)),
+    Target(name="relocation", run=run_relocation, covers=(checkpoint.relocate_operator, repartition_operator)),
     Target(name="sst-tail", run=run_sst_tail, covers=(parse_sst_tail, parse_range_deletions)),
     Target(
         name="sst-blocks",

@@ -26,6 +26,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "blobstore.local.files.read_chunks",
             "blobstore.wrappers.forwarding.PassedBody.read_chunks",
             "engine.checkpoint.live.read_small",
+            "engine.checkpoint.store.read_row_schema",
             "engine.local.digests.read_own_file",
             "engine.state.checkpoint_dir.FileBody.read_chunks",
             "engine.backup.upload.FileRunBody.read_chunks",
