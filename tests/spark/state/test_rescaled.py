@@ -13,6 +13,7 @@ from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.rescale import HashKey, RescaleChoice, rescale_checkpoint
 from engine.errors import DamagedError
 from index.spark.checkpoint import StoreId
+from index.spark.query_logs import decode_offsets
 from tests.spark.state.forms import StateRow
 from tests.spark.state.oracle import our_rows, spark_rows
 from tests.spark.state.queries import (
@@ -22,6 +23,8 @@ from tests.spark.state.queries import (
     KEYLESS,
     MAP_GROUPS,
     ROW_CHECKSUMS,
+    SCHEMA,
+    STREAMING,
     TRANSFORM,
     Query,
     StatefulQuery,
@@ -32,6 +35,7 @@ from tests.spark.state.test_restored import grown
 pytestmark = pytest.mark.spark
 
 PARTITIONS = "spark.sql.shuffle.partitions"
+OFFSETS_VERSION = f"{STREAMING}offsetLog.formatVersion"
 WORD = re.compile(rb"key-\d{3}")
 V1, V2 = {FORMAT: "1"}, {FORMAT: "2"}
 
@@ -96,6 +100,8 @@ def check_rescaled(
     assert outputs[0] == outputs[1]
     assert min(outputs[1]) == batch + 1
     assert everywhere(rescaled, newest) == everywhere(original, newest)
+    pinned = decode_offsets((place / "offsets" / str(newest)).read_bytes())
+    assert (pinned.version, pinned.conf[PARTITIONS]) == (int(conf.get(OFFSETS_VERSION, "1")), str(after[-1]))
     assert {path.name for path in place.glob("state/0/[0-9]*")} == set(map(str, range(count)))
 
 
@@ -111,7 +117,7 @@ CASES = [
         marks=() if (query, which, (before, after)) == (AGGREGATION, "V2", CHAIN) else pytest.mark.soak,
     )
     for query in (AGGREGATION, DEDUPLICATION, MAP_GROUPS, TRANSFORM, join(2), join(3), join(4), KEYLESS)
-    for which, conf in (("V1", V1), ("V2", V2), ("rows", {**V2, ROW_CHECKSUMS: "true"}))
+    for which, conf in (("V1", V1), ("V2", V2), ("rows", {**V2, ROW_CHECKSUMS: "true", OFFSETS_VERSION: "2"}))
     for before, after in ((4, (2,)), (2, (1,)), (2, (4,)), (4, (6,)), (6, (4,)), CHAIN)
 ]
 
@@ -159,3 +165,29 @@ def test_a_batch_that_was_planned_and_not_committed_keeps_its_number_and_its_row
     assert outputs[0] == outputs[1]
     assert set(outputs[1]) == {planned}
     assert everywhere(rescaled, planned) == everywhere(original, planned)
+
+
+@pytest.mark.soak
+def test_a_file_sink_has_every_row_once_over_two_rescalings(spark: SparkSession, tmp_path: Path) -> None:
+    query = StatefulQuery(spark, DEDUPLICATION, tmp_path / "query", {**V2, PARTITIONS: "4"})
+    output = tmp_path / "output"
+
+    def run(checkpoint: Path) -> None:
+        query.feed(2)
+        reader = query.session().readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        rows = DEDUPLICATION.build([reader.json(str(query.root / "input-0"))])
+        writer = rows.writeStream.format("json").option("checkpointLocation", str(checkpoint))
+        writer.trigger(availableNow=True).start(str(output)).awaitTermination()
+
+    place = query.checkpoint
+    run(place)
+    for partitions in (2, 6):
+        target = tmp_path / f"to-{partitions}"
+        asyncio.run(rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), hash_words(spark)))
+        place = target
+        run(place)
+    # The sink passes over a batch whose number it has.
+    batches = sorted(int(path.name) for path in (output / "_spark_metadata").iterdir() if path.name.isdecimal())
+    assert batches == list(range(6))
+    words = [row.k for row in spark.read.schema(SCHEMA).json(str(output)).collect()]
+    assert sorted(words) == sorted(f"key-{n:03d}" for n in range(19))
