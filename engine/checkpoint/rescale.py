@@ -16,6 +16,7 @@ from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
 from engine.checkpoint.convert import bring_query, check_read, name_stores
 from engine.checkpoint.errors import error_context
+from engine.checkpoint.file_check import check_sst
 from engine.checkpoint.restore import make_target
 from engine.checkpoint.store import StoreRestored, read_row_schema, write_snapshot
 from engine.checkpoint.targets import CheckpointTarget, check_apart, dirs_below
@@ -27,14 +28,14 @@ from engine.runtime import Runtime
 from engine.settings import STORES_AT_ONCE
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager
-from engine.state.load import StateLoader
+from engine.state.load import LoadMetrics, StateLoader
 from engine.state.local_files import WorkingDir
 from engine.state.query import COMMITS, OFFSETS, PARTITIONS_KEY, QueryAt, StateOperator, StoreAt, StreamingCheckpoint
 from engine.state.settings import StateStoreSettings
 from index.snapshot.model import UniqueId
 from index.spark.checkpoint import STATE, StoreId
 from index.spark.metadata import NOT_COUNTED, StateMetadata
-from index.spark.names import StateVersion
+from index.spark.names import SSTS, StateVersion
 from index.spark.query_logs import decode_commit, decode_offsets, encode_commit, encode_offsets
 from index.spark.rescale import PartitionGroup, group_partitions, merge_state_metadata, repartition_operator
 
@@ -79,9 +80,7 @@ class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     metadata: StateMetadata
     internal_prefixes: frozenset[bytes]
-    bytes_fetched: int
-    changelogs: int
-    records: int
+    metrics: LoadMetrics
 
 
 async def rescale_checkpoint(
@@ -221,7 +220,7 @@ async def rescale_group(
             await run_blocking(merge_stores, [each.directory for each in loaded], made[0][0])
         else:
             made = await run_blocking(_split, loaded, work, beside.with_name("split"), hash_key)
-        results = []
+        results: list[StoreRestored] = []
         for staging, (of, named), (directory, metadata) in zip(stagings, work.targets, made, strict=True):
             schema = await read_row_schema(root.child(of.path)) if of.partition == 0 else None
             manager = StateFileManager(root.child(of.path), work.settings)
@@ -232,7 +231,20 @@ async def rescale_group(
                 sizes = await run_blocking(
                     write_snapshot, staging.directory, captured, schema, now_ms * 1_000_000, summed_at_ms
                 )
-            results.append(StoreRestored(id=of, files=len(sizes), size_bytes=sum(sizes), bytes_fetched=0, requests=0))
+            await run_blocking(_check_ssts, staging.directory / SSTS)
+            # What the sources took is of the first target.
+            costs = [] if results else [each.metrics for each in loaded]
+            results.append(
+                StoreRestored(
+                    id=of,
+                    files=len(sizes),
+                    size_bytes=sum(sizes),
+                    bytes_fetched=sum(cost.bytes_fetched for cost in costs),
+                    requests=0,
+                    changelogs=sum(cost.changelogs for cost in costs),
+                    records=sum(cost.records for cost in costs),
+                )
+            )
         for staging in stagings:
             await run_blocking(staging.publish, dirs_below(staging.directory), {})
     return results
@@ -265,9 +277,7 @@ async def _load(files: CheckpointDir, store: StoreAt, place: WorkingDir, runtime
         directory=directory,
         metadata=loaded.metadata,
         internal_prefixes=frozenset(family.prefix for family in loaded.families if family.is_internal),
-        bytes_fetched=metrics.bytes_fetched,
-        changelogs=metrics.changelogs,
-        records=metrics.records,
+        metrics=metrics,
     )
 
 
@@ -322,6 +332,12 @@ def _split(
 def _no_hash(of: StoreId, _: bytes) -> int:
     hint = "give a function that hashes keys, or a number of partitions that divides the one before"
     raise UsageError("its rows have to be hashed to be split", operation="rescale", subject=of.path, hint=hint)
+
+
+def _check_ssts(directory: Path) -> None:
+    """Walk what was made: of what no changelog has touched, nothing but its blocks says whether it is whole. Blocks."""
+    for path in sorted(directory.glob("*.sst")):
+        check_sst(path)
 
 
 def _misplaced(of: StoreId, key: bytes, where: int) -> DamagedError:

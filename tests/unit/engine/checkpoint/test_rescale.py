@@ -10,6 +10,7 @@ from engine.checkpoint.rescale import RescaleChoice, rescale_checkpoint
 from engine.errors import DamagedError, NotFoundError, TargetError, UsageError
 from engine.local.checksums import crc32c
 from index.spark.checkpoint import StoreId
+from tests.unit.engine.checkpoint.checked import flip
 from tests.unit.engine.checkpoint.written_query import Rows, WrittenQuery, rows_of
 
 
@@ -92,4 +93,14 @@ async def test_what_cannot_be_is_refused_and_leaves_nothing(tmp_path: Path) -> N
         await rescale_checkpoint(
             tmp_path / "split", tmp_path / "no", RescaleChoice(partitions=8), lambda of, key: hash_key(of, key) + 1
         )
+    assert not (tmp_path / "no").exists()
+
+
+async def test_a_damaged_sst_is_not_taken_over(tmp_path: Path) -> None:
+    query = await written(tmp_path, families=False, format_version=2)
+    await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=2), hash_key)
+    sst = next((tmp_path / "split").glob("state/0/1/SSTs/*.sst"))
+    flip(sst, 20)
+    with pytest.raises(DamagedError):
+        await rescale_checkpoint(tmp_path / "split", tmp_path / "no", RescaleChoice(partitions=1))
     assert not (tmp_path / "no").exists()

@@ -133,6 +133,23 @@ def test_a_manifest_that_is_written_again_is_as_good(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "store") == rows
 
 
+def test_a_live_manifest_says_what_rocksdb_says_after_each_flush(tmp_path: Path) -> None:
+    db = Rdict(str(tmp_path / "live"), options())
+    (path,) = (tmp_path / "live").glob("MANIFEST-*")
+    for turn in range(30):
+        db[key(turn)] = b"value"
+        db.flush()
+        if turn % 10 == 9:
+            db.compact_range(None, None)
+        data = path.read_bytes()
+        state = decode_manifest(data, crc32c=crc32c, is_live=True, subject="MANIFEST")
+        found = {(level, f"/{file.number:06d}.sst", file.size_bytes) for level, file in state.families[0].files}
+        assert found == {(file["level"], file["name"], file["size"]) for file in db.live_files()}
+        # What was there before the last append is a store too.
+        decode_manifest(data[:-1], crc32c=crc32c, is_live=True, subject="MANIFEST")
+    db.close()
+
+
 def test_deletions_of_ranges_are_refused_until_they_are_compacted(tmp_path: Path) -> None:
     make_parent(tmp_path / "whole", 0, 2)
     rows = make_parent(tmp_path / "deleting", 1, 2)["default"]
