@@ -76,3 +76,11 @@ class FileChecksumError(FormatError):
 
 class RowChecksumError(FormatError):
     """A row of a state store does not fit the checksum that is stored with it."""
+
+
+class ManifestError(FormatError):
+    """A MANIFEST is not what RocksDB writes: it is damaged, or contradicts itself (design 0010, M1 to M3)."""
+
+
+class StoreMergeError(FormatError):
+    """Stores cannot be merged by reference, for a reason that the error names (design 0010, R1)."""

@@ -194,7 +194,7 @@ async def run_conversion(
             )
             for store in at.stores
         )
-        files, size_bytes = await _bring_query(root, target, at, _rewritten(plan, at, work))
+        files, size_bytes = await bring_query(root, target, at, _rewritten(plan, at, work))
         made = await convert_stores(target.directory, work)
         await target.publish([path for store in made for path in store.published])
         leftovers = await target.close()
@@ -264,7 +264,7 @@ def _rewritten(plan: ConversionPlan, at: QueryAt, work: Sequence[StoreToConvert]
 
     def rewrite(path: str, before: bytes) -> bytes:
         if path.startswith(f"{COMMITS}/"):
-            return encode_commit(_renamed(decode_commit(before, subject=path), at, ids))
+            return encode_commit(name_stores(decode_commit(before, subject=path), at, ids))
         if path.startswith(f"{OFFSETS}/") and changed:
             offsets = decode_offsets(before, subject=path)
             return encode_offsets(msgspec.structs.replace(offsets, conf=offsets.conf | changed))
@@ -273,7 +273,7 @@ def _rewritten(plan: ConversionPlan, at: QueryAt, work: Sequence[StoreToConvert]
     return rewrite
 
 
-def _renamed(commit: BatchCommit, at: QueryAt, ids: dict[StoreId, UniqueId | None]) -> BatchCommit:
+def name_stores(commit: BatchCommit, at: QueryAt, ids: dict[StoreId, UniqueId | None]) -> BatchCommit:
     """Give a commit the ids of the new stores; none, and a version that knows of none, for format 1."""
     if not ids:
         return commit  # without state there is nothing to name
@@ -290,7 +290,7 @@ def _renamed(commit: BatchCommit, at: QueryAt, ids: dict[StoreId, UniqueId | Non
     return msgspec.structs.replace(commit, version=max(commit.version, UNIQUE_IDS_VERSION), unique_ids=unique_ids)
 
 
-async def _bring_query(
+async def bring_query(
     root: CheckpointDir, target: CheckpointTarget, at: QueryAt, rewrite: Callable[[str, bytes], bytes]
 ) -> tuple[int, int]:
     """Write the files of the query, rewritten; return their number and size."""
@@ -343,7 +343,7 @@ async def convert_store(
                 split_key=split_key,
             )
             sizes, metrics = await build_snapshot(files, snapshot, made, runtime=runtime)
-            await run_blocking(_check_read, files, metrics)
+            await run_blocking(check_read, files, metrics)
             # What was not touched by a changelog was copied, and nothing but its blocks says whether it is whole.
             for path in sorted(await run_blocking(lambda: list((made / SSTS).glob("*.sst")))):
                 await run_blocking(check_sst, path)
@@ -371,7 +371,7 @@ async def _key_splitter(root: CheckpointDir, work: StoreToConvert) -> SplitKey |
     return prefix_key_splitter(schemas[0].key, work.prefix_columns)
 
 
-def _check_read(files: CheckpointDir, metrics: LoadMetrics) -> None:
+def check_read(files: CheckpointDir, metrics: LoadMetrics) -> None:
     """Compare what a version without an id was made of with Hadoop's checksums: nothing else proves all of it (V4)."""
     if files.local_root is None or metrics.of.unique_id is not None:
         return

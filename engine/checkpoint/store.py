@@ -179,9 +179,7 @@ async def build_snapshot(
     an error. Returns the size of each file, and what the load took.
     """
     manager = StateFileManager(files, msgspec.structs.replace(work.settings, snapshot_repair=False))
-    schema = None
-    with contextlib.suppress(BlobNotFoundError):
-        schema = await files.read("/".join(SCHEMA_PATH))
+    schema = await read_row_schema(files)
     place = await run_blocking(WorkingDir.open, target.with_name("working"))
     try:
         loader = StateLoader(manager, place, runtime, split_key=work.split_key)
@@ -200,10 +198,17 @@ async def build_snapshot(
             is_summed = work.settings.file_checksums and work.named.unique_id is not None
             summed_at_ms = runtime.local_now_ms() if is_summed else None
             with target_errors(target):
-                sizes = await run_blocking(_build, target, captured, schema, work.modified_at_ns, summed_at_ms)
+                sizes = await run_blocking(write_snapshot, target, captured, schema, work.modified_at_ns, summed_at_ms)
     finally:
         await run_blocking(place.close)
     return sizes, metrics
+
+
+async def read_row_schema(files: StateFiles) -> bytes | None:
+    """Read the schema of a store's rows; None where there is none: Spark writes it in partition 0."""
+    with contextlib.suppress(BlobNotFoundError):
+        return await files.read("/".join(SCHEMA_PATH))
+    return None
 
 
 def _capture(
@@ -216,7 +221,7 @@ def _capture(
     return manager.capture(directory, named, loaded.metadata)
 
 
-def _build(
+def write_snapshot(
     target: Path, captured: CapturedSnapshot, schema: bytes | None, modified_at_ns: int, summed_at_ms: int | None
 ) -> list[int]:
     """Write the directory of a store, SSTs and logs moved; with a checksum if there is a time for it. Blocks.

@@ -487,6 +487,15 @@ class StoreWriter(StoreReader):
                     put(key, value)
             self._db.write(batch, self._unlogged)
 
+    def ingest(self, paths: Sequence[Path]) -> None:
+        """Take the rows of files that `write_sst` wrote, newer than all rows here. The files are moved."""
+        with _typing("ingest", self.directory):
+            options = rocksdict.IngestExternalFileOptions()
+            options.set_move_files(True)
+            # One by one: RocksDB refuses files of one call that overlap each other.
+            for path in paths:
+                self._db.ingest_external_file([str(path)], options)
+
     def flush(self) -> None:
         """Write what is in memory to SST files, and wait for it."""
         with _typing("flush", self.directory):
@@ -511,6 +520,31 @@ class StoreWriter(StoreReader):
         with _typing("checkpoint", self.directory):
             # The object keeps the store open while it lives: it must not get a name.
             rocksdict.Checkpoint(self._db).create_checkpoint(str(target))
+
+
+class SstWriter:
+    """Writes one SST of rows that come in the order of their keys, for `StoreWriter.ingest`."""
+
+    def __init__(self, path: Path, settings: RocksDbSettings) -> None:
+        self.path = path
+        self.rows = 0
+        self._writer = rocksdict.SstFileWriter(options=_make_options(settings))
+        with _typing("write SST", path):
+            self._writer.open(str(path))
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Write the next row; an `EngineError` if its key is not above the last."""
+        try:
+            self._writer[key] = value
+        except Exception as error:
+            raise _typed(error, "write SST", self.path) from error
+        self.rows += 1
+
+    def finish(self) -> None:
+        """Write what makes it a file. Without rows there is none."""
+        if self.rows:
+            with _typing("write SST", self.path):
+                self._writer.finish()
 
 
 def _open(

@@ -75,12 +75,13 @@ VERSION_WITHOUT_HANDLES: Final = 6
 INDEX_BLOCK: Final = b"rocksdb.index"
 PROPERTIES_BLOCK: Final = b"rocksdb.properties"
 _PROPERTIES_BLOCK_OLD: Final = b"rocksdb.stats"
+_RANGE_DELETIONS: Final = b"rocksdb.range_del"
 _PARTITIONED_FILTER: Final = b"partitionedfilter."
 _KINDS: Final = {
     INDEX_BLOCK: "index",
     PROPERTIES_BLOCK: "properties",
     _PROPERTIES_BLOCK_OLD: "properties",
-    b"rocksdb.range_del": "range deletion",
+    _RANGE_DELETIONS: "range deletion",
     b"rocksdb.compression_dict": "compression dictionary",
     b"rocksdb.hashindex.prefixes": "hash index",
     b"rocksdb.hashindex.metadata": "hash index",
@@ -396,6 +397,25 @@ def parse_sst_tail(tail: bytes, file_size_bytes: int) -> SstIdentity | MoreBytes
         return MoreBytesNeeded(tail_bytes) if tail_bytes <= TAIL_BYTES_MAX else None
     except ValueError:
         return None
+
+
+def parse_range_deletions(tail: bytes, file_size_bytes: int) -> bool | MoreBytesNeeded:
+    """Read whether an SST deletes ranges of keys; the arguments and `MoreBytesNeeded` are those of `parse_sst_tail`.
+
+    Raises:
+        ValueError: It is not a block-based table, or its end is damaged.
+    """
+    if len(tail) < min(FOOTER_BYTES, file_size_bytes):
+        return MoreBytesNeeded(min(FOOTER_BYTES, file_size_bytes))
+    try:
+        footer = decode_footer(tail[-FOOTER_BYTES:], file_size_bytes)
+        return any(
+            name == _RANGE_DELETIONS for name, _ in decode_entries(_block_in(tail, footer.metaindex, file_size_bytes))
+        )
+    except _OutOfReach as reach:
+        if reach.args[0] > TAIL_BYTES_MAX:
+            raise ValueError("has an unlikely long end") from None
+        return MoreBytesNeeded(reach.args[0])
 
 
 def _block_in(tail: bytes, handle: BlockHandle, file_size_bytes: int) -> bytes:

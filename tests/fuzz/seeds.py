@@ -16,6 +16,7 @@ from blobstore.s3.settings import StoreProfile, encode_profile
 from engine.backup.backup import BackupResult, BackupStats
 from engine.cli.cmd.commit import ResultFile
 from engine.drill.drill import FailedDrill
+from engine.local.checksums import crc32c
 from engine.metrics.exposition import expose
 from engine.metrics.names import Samples
 from engine.spark.collection.tasks import encode_inventory
@@ -24,6 +25,7 @@ from index.plan import plan_format
 from index.plan.collect import DeleteReason, PlannedUpload, Upload
 from index.plan.commits import Retention, as_policy
 from index.plan.plan_format import SHARDS, AuditRecord, RunHeader, encode_indented, encode_run_header
+from index.rocksdb.manifest import BYTEWISE, VersionEdit, decode_log, encode_edit, encode_log
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import strip_removed
 from index.snapshot.keys import BLOBS, RunId, upload_key
@@ -274,6 +276,15 @@ def _blocks() -> Iterator[bytes]:
         yield data[-53:]
 
 
+def _manifests() -> Iterator[bytes]:
+    data = (GOLDEN / "rocksdb" / "MANIFEST").read_bytes()
+    records, _ = decode_log(data, crc32c=crc32c, subject="MANIFEST")
+    yield encode_log(records[:4], crc32c=crc32c)
+    beginning = VersionEdit(comparator=BYTEWISE, next_file_number=1000, last_sequence=9)
+    for record in sorted(set(records), key=len)[:20]:
+        yield encode_edit(beginning) + record
+
+
 def _sst_compression() -> Iterator[bytes]:
     yield bytes((2 | 0x80, 4)) + zlib.compress(b"data")[2:-4]
     for data in _codecs():
@@ -420,6 +431,7 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "relocation": lambda: [*_spark("*/state/0/_metadata/v2/*")()],
     "sst-tail": _spark("*/state/0/0/SSTs/*.sst"),
     "sst-blocks": _blocks,
+    "manifest": _manifests,
     "sst": _spark("*/state/0/0/SSTs/*.sst"),
     "sst-compression": _sst_compression,
     "lzf": _lzf,

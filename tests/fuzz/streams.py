@@ -1,5 +1,6 @@
 """Targets for what Spark and RocksDB write: changelogs, zips, logs, schemas, SSTs, rows."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -20,8 +21,8 @@ from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
 from engine.state.zips import read_state_zip
 from index.errors import DamagedChangelogError, FormatError, LineageError
 from index.java_text import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
-from index.rocksdb import sst
-from index.rocksdb.sst import parse_sst_tail
+from index.rocksdb import manifest, sst
+from index.rocksdb.sst import parse_range_deletions, parse_sst_tail
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark import changelog, checkpoint, query_logs
 from index.spark import names as state_names
@@ -39,6 +40,7 @@ from index.spark.checksums import (
 from index.spark.hdfs_rows import RowForm, prefix_key_splitter
 from index.spark.lineage import HeaderNeeded, Lineage, Present, decode_lineage, encode_lineage, full_lineage, resolve
 from index.spark.metadata import decode_state_metadata, encode_state_metadata
+from index.spark.rescale import repartition_operator
 from tests.fuzz.target import Scratch, Target, check_refusal
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
@@ -302,14 +304,17 @@ def run_source_log(data: bytes) -> None:
 
 
 def run_relocation(data: bytes) -> None:
+    repartition_operator(data, 7, subject=SUBJECT)
     for target in ("/new", "s3://bucket/new"):
         checkpoint.relocate_operator(data, target, subject=SUBJECT)
 
 
 def run_sst_tail(data: bytes) -> None:
-    """No input raises."""
+    """No input raises, as an identity may be missing; whether ranges are deleted has to be known."""
     for size_bytes in (len(data), len(data) + 4096):
         parse_sst_tail(data, size_bytes)
+        with contextlib.suppress(ValueError):
+            parse_range_deletions(data, size_bytes)
 
 
 def run_sst_blocks(data: bytes) -> None:
@@ -340,6 +345,20 @@ def run_sst_blocks(data: bytes) -> None:
 
 def run_sst(data: bytes) -> None:
     check_sst(_scratch.file(data))
+
+
+def run_manifest(data: bytes) -> None:
+    """As a file, and as the payload of a record that fits its checksum."""
+    for is_live in (False, True):
+        try:
+            manifest.decode_manifest(data, crc32c=crc32c, is_live=is_live, subject=SUBJECT)
+        except FormatError as error:
+            check_refusal(error)
+    edit = manifest.decode_edit(data, subject=SUBJECT)
+    assert manifest.decode_edit(manifest.encode_edit(edit), subject=SUBJECT) == edit
+    state = manifest.apply_edits([edit], subject=SUBJECT)
+    written = manifest.encode_manifest(state, crc32c=crc32c)
+    assert manifest.decode_manifest(written, crc32c=crc32c, subject=SUBJECT) == state
 
 
 def run_sst_compression(data: bytes) -> None:
@@ -426,8 +445,8 @@ TARGETS: Final = (
         run=run_source_log,
         covers=(checkpoint.check_entry, checkpoint.join_entries, checkpoint.PathMap.relocate_log),
     ),
-    Target(name="relocation", run=run_relocation, covers=(checkpoint.relocate_operator,)),
-    Target(name="sst-tail", run=run_sst_tail, covers=(parse_sst_tail,)),
+    Target(name="relocation", run=run_relocation, covers=(checkpoint.relocate_operator, repartition_operator)),
+    Target(name="sst-tail", run=run_sst_tail, covers=(parse_sst_tail, parse_range_deletions)),
     Target(
         name="sst-blocks",
         run=run_sst_blocks,
@@ -439,6 +458,9 @@ TARGETS: Final = (
             sst.decode_handle,
             sst.decode_varint,
         ),
+    ),
+    Target(
+        name="manifest", run=run_manifest, covers=(manifest.decode_log, manifest.decode_edit, manifest.decode_manifest)
     ),
     Target(name="sst", run=run_sst, covers=(check_sst,)),
     Target(

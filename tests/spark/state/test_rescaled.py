@@ -1,0 +1,194 @@
+"""A rescaled checkpoint is Spark's own: its query goes on as if it always had these partitions (0010, section 3)."""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from engine.checkpoint.check import check_checkpoint
+from engine.checkpoint.rescale import HashKey, RescaleChoice, rescale_checkpoint
+from engine.errors import DamagedError
+from index.spark.checkpoint import StoreId
+from index.spark.query_logs import decode_offsets
+from tests.spark.state.forms import StateRow
+from tests.spark.state.oracle import our_rows, spark_rows
+from tests.spark.state.queries import (
+    AGGREGATION,
+    DEDUPLICATION,
+    FORMAT,
+    KEYLESS,
+    MAP_GROUPS,
+    ROW_CHECKSUMS,
+    SCHEMA,
+    STREAMING,
+    TRANSFORM,
+    Query,
+    StatefulQuery,
+    join,
+)
+from tests.spark.state.test_restored import grown
+
+pytestmark = pytest.mark.spark
+
+PARTITIONS = "spark.sql.shuffle.partitions"
+OFFSETS_VERSION = f"{STREAMING}offsetLog.formatVersion"
+WORD = re.compile(rb"key-\d{3}")
+V1, V2 = {FORMAT: "1"}, {FORMAT: "2"}
+
+
+def hash_words(spark: SparkSession) -> HashKey:
+    """Spark's own hash of the keys of these queries, of which each has one word."""
+    rows = spark.range(19).selectExpr("format_string('key-%03d', id) as k").selectExpr("k", "hash(k) as h").collect()
+    hashes = {row.k.encode(): row.h for row in rows}
+
+    def hash_key(_: StoreId, key: bytes) -> int:
+        (word,) = WORD.findall(key)
+        hashed: int = hashes[word]
+        return hashed
+
+    return hash_key
+
+
+def everywhere(query: StatefulQuery, batch: int) -> list[Counter[StateRow]]:
+    """The rows of each store in all partitions, by Spark's reader."""
+    return [sum(spark_rows(query, [batch], store).values(), Counter()) for store in query.query.stores]
+
+
+def to_sink(into: dict[int, Counter[Row]]) -> Callable[[DataFrame, int], None]:
+    def sink(rows: DataFrame, batch: int) -> None:
+        assert batch not in into
+        into[batch] = Counter(rows.collect())
+
+    return sink
+
+
+def check_rescaled(
+    spark: SparkSession, tmp_path: Path, query: Query, conf: Mapping[str, str], before: int, after: tuple[int, ...]
+) -> None:
+    conf = {**conf, PARTITIONS: str(before)}
+    original = grown(spark, query, tmp_path / "query", conf)
+    batch = original.committed()[-1]
+    rows = everywhere(original, batch)
+    place = original.checkpoint
+    for partitions in after:
+        target = tmp_path / f"to-{partitions}"
+        asyncio.run(rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), hash_words(spark)))
+        place = target
+    report = asyncio.run(check_checkpoint(place))
+    assert report.is_sound
+    assert not report.warnings
+    count = 1 if query is KEYLESS else after[-1]
+    rescaled = StatefulQuery(spark, query, original.root, conf)
+    rescaled.checkpoint = place
+    assert everywhere(rescaled, batch) == rows
+    for n, store in enumerate(query.stores):
+        assert our_rows(rescaled, [batch], tmp_path / f"ours-{n}", store) == spark_rows(rescaled, [batch], store)
+
+    described = spark.read.format("state-metadata").load(str(place)).select("numPartitions").distinct().collect()
+    assert [row.numPartitions for row in described] == [count]
+    # Spark takes the number of partitions from the logs, whatever its session says.
+    original.feed(3)
+    outputs: tuple[dict[int, Counter[Row]], ...] = ({}, {})
+    for run, into in zip((original, rescaled), outputs, strict=True):
+        run.run(sink=to_sink(into))
+    newest = original.committed()[-1]
+    assert rescaled.committed()[-1] == newest
+    assert outputs[0] == outputs[1]
+    assert min(outputs[1]) == batch + 1
+    assert everywhere(rescaled, newest) == everywhere(original, newest)
+    pinned = decode_offsets((place / "offsets" / str(newest)).read_bytes())
+    assert (pinned.version, pinned.conf[PARTITIONS]) == (int(conf.get(OFFSETS_VERSION, "1")), str(after[-1]))
+    assert {path.name for path in place.glob("state/0/[0-9]*")} == set(map(str, range(count)))
+
+
+# One of them is short.
+CHAIN = (4, (2, 4, 1))
+CASES = [
+    pytest.param(
+        query,
+        conf,
+        before,
+        after,
+        id=f"{query.name}-{which}-{before}-{'-'.join(map(str, after))}",
+        marks=() if (query, which, (before, after)) == (AGGREGATION, "V2", CHAIN) else pytest.mark.soak,
+    )
+    for query in (AGGREGATION, DEDUPLICATION, MAP_GROUPS, TRANSFORM, join(2), join(3), join(4), KEYLESS)
+    for which, conf in (("V1", V1), ("V2", V2), ("rows", {**V2, ROW_CHECKSUMS: "true", OFFSETS_VERSION: "2"}))
+    for before, after in ((4, (2,)), (2, (1,)), (2, (4,)), (4, (6,)), (6, (4,)), CHAIN)
+    if which == "V2" or query.name in {"aggregation", "transformWithState", "join2"}
+]
+
+
+@pytest.mark.parametrize("query, conf, before, after", CASES)
+def test_a_rescaled_query_goes_on_as_if_nothing_had_happened(
+    spark: SparkSession, tmp_path: Path, query: Query, conf: Mapping[str, str], before: int, after: tuple[int, ...]
+) -> None:
+    check_rescaled(spark, tmp_path, query, conf, before, after)
+
+
+def test_a_key_that_lies_where_its_hash_does_not_say_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    original = grown(spark, AGGREGATION, tmp_path / "query", {**V2, PARTITIONS: "2"}, batches=2)
+    right = hash_words(spark)
+    with pytest.raises(DamagedError, match="belongs in partition"):
+        asyncio.run(
+            rescale_checkpoint(
+                original.checkpoint,
+                tmp_path / "elsewhere",
+                RescaleChoice(partitions=4),
+                lambda of, key: right(of, key) + (b"key-007" in key),
+            )
+        )
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("partitions", [2, 8])
+def test_a_batch_that_was_planned_and_not_committed_keeps_its_number_and_its_rows(
+    spark: SparkSession, tmp_path: Path, partitions: int
+) -> None:
+    original = grown(spark, AGGREGATION, tmp_path / "query", {**V2, PARTITIONS: "4"})
+    planned = original.committed()[-1]
+    original.forget_commits(planned)
+    target = tmp_path / "elsewhere"
+    asyncio.run(
+        rescale_checkpoint(original.checkpoint, target, RescaleChoice(partitions=partitions), hash_words(spark))
+    )
+    rescaled = StatefulQuery(spark, AGGREGATION, original.root, original.conf)
+    rescaled.checkpoint = target
+    assert rescaled.committed()[-1] == planned - 1
+    outputs: tuple[dict[int, Counter[Row]], ...] = ({}, {})
+    for run, into in zip((original, rescaled), outputs, strict=True):
+        run.run(sink=to_sink(into))
+    assert outputs[0] == outputs[1]
+    assert set(outputs[1]) == {planned}
+    assert everywhere(rescaled, planned) == everywhere(original, planned)
+
+
+@pytest.mark.soak
+def test_a_file_sink_has_every_row_once_over_two_rescalings(spark: SparkSession, tmp_path: Path) -> None:
+    query = StatefulQuery(spark, DEDUPLICATION, tmp_path / "query", {**V2, PARTITIONS: "4"})
+    output = tmp_path / "output"
+
+    def run(checkpoint: Path) -> None:
+        query.feed(2)
+        reader = query.session().readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        rows = DEDUPLICATION.build([reader.json(str(query.root / "input-0"))])
+        writer = rows.writeStream.format("json").option("checkpointLocation", str(checkpoint))
+        writer.trigger(availableNow=True).start(str(output)).awaitTermination()
+
+    place = query.checkpoint
+    run(place)
+    for partitions in (2, 6):
+        target = tmp_path / f"to-{partitions}"
+        asyncio.run(rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), hash_words(spark)))
+        place = target
+        run(place)
+    # The sink passes over a batch whose number it has.
+    batches = sorted(int(path.name) for path in (output / "_spark_metadata").iterdir() if path.name.isdecimal())
+    assert batches == list(range(6))
+    words = [row.k for row in spark.read.schema(SCHEMA).json(str(output)).collect()]
+    assert sorted(words) == sorted(f"key-{n:03d}" for n in range(19))
