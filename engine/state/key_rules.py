@@ -181,19 +181,19 @@ async def _read_forms(
 ) -> list[tuple[StateSchema, KeyForm | None]]:
     """Read the newest schema of each column family of a store, and how its keys are encoded."""
     subject = f"operator {operator.id} ({operator.name}), store {store}"
-    if operator.column_families:
-        newest = [schemas[-1] for schemas in (await read_families(directory, operator)).values()]
-        return [(schema, decode_key_form(schema, subject=f"schema of {subject}")) for schema in newest]
     try:
-        data = await directory.read(
-            f"{StoreId(operator.id, 0, store).path}/{SCHEMA_PATH}", size_bytes_max=SCHEMA_BYTES_MAX
-        )
+        if operator.column_families:
+            newest = [schemas[-1] for schemas in (await read_families(directory, operator)).values()]
+            return [(schema, decode_key_form(schema, subject=f"schema of {subject}")) for schema in newest]
+        path = f"{StoreId(operator.id, 0, store).path}/{SCHEMA_PATH}"
+        data = await directory.read(path, size_bytes_max=SCHEMA_BYTES_MAX)
     except BlobNotFoundError as error:
         hint = "take it from a backup, or run the query once with a Spark that writes it"
         raise PartitionKeyError("has no schema of its keys", subject=subject, hint=hint) from error
-    (schema,) = decode_state_schema(data, subject=f"schema of {subject}")
+    schemas = decode_state_schema(data, subject=path)
     # The HDFS-backed provider splits no keys.
     leading = 0 if is_hdfs else operator.prefix_columns.get(store, 0)
-    if not 0 <= leading < max(1, len(schema.key.fields)):
-        raise PartitionKeyError(f"has {len(schema.key.fields)} fields in a key, and {leading} lead", subject=subject)
-    return [(schema, KeyForm("prefix", tuple(range(leading))) if leading else KeyForm())]
+    if len(schemas) != 1 or not 0 <= leading <= len(schemas[0].key.fields):
+        reason = f"has {len(schemas)} schemas, or fewer fields in a key than the {leading} that lead"
+        raise PartitionKeyError(reason, subject=subject, hint="the metadata of the operator is of another query")
+    return [(schemas[0], KeyForm("prefix", tuple(range(leading))) if leading else KeyForm())]
