@@ -218,7 +218,7 @@ class KeyRule(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fields(self) -> tuple[Field, ...]:
         """The columns that are hashed."""
-        of = self.row.fields[0].type if self.is_within else self.row
+        of = self.row.fields[0].type if self.is_within and self.row.fields else self.row
         return of.fields[: self.count] if isinstance(of, StructType) else ()
 
     def cut(self, keys: Sequence[bytes]) -> list[bytes]:

@@ -180,6 +180,7 @@ def test_each_operator_has_its_columns(
         ("symmetricHashJoin", "left-other", KEY, None, "partition key is not known"),
         (TRANSFORM, "other", KEY, None, "partition key is not known"),
         (TRANSFORM, "map", KEY, KeyForm("range", (0,)), "the first field of the key is not a part"),
+        (TRANSFORM, "$ttl_map", row(), None, "is not a part"),
         (TRANSFORM, "$ttl_map", TIMED, LEADS, "is not a part"),
         (TRANSFORM, "$ttl_map", row(at=LONG, key=LONG), FOLLOWS, "is not a part"),
         ("stateStoreSave", "default", TWO, LEADS, "the whole key is not a part"),
