@@ -123,21 +123,40 @@ def check_store(
         PartitionKeyError: There is a key of a family without a rule, or one does not fit its schema (0011, H8).
         DamagedError, RowChecksumError: A block or a row is damaged.
     """
-    operator, counts = rules.operator, dict.fromkeys(families, 0)
-    subject = f"operator {operator.id} ({operator.name}), store {rules.store}"
+    counts = dict.fromkeys(families, 0)
     for family in families:
         rule = rules.families.get(family)
         for pairs in reader.chunks(family, rows_max=_ROWS_MAX, bytes_max=_BYTES_MAX):
             keys = [key for key, _ in pairs]
-            if rule is None and not operator.is_single:
-                reason = f"has keys of the column family {family}, which no schema names"
-                raise PartitionKeyError(reason, subject=subject, hint="restore the checkpoint from a backup")
-            found = [0] * len(keys) if rule is None else partitioner(rule, keys, operator.partitions_count)
-            wrong = next((n for n, of in enumerate(found) if of != partition), None)
-            if wrong is not None:
-                raise _misplaced(rules, rule, keys[wrong], partition, found[wrong], sum(counts.values()) + wrong)
+            found = [0] * len(keys) if rule is None else partitioner(rule, keys, rules.operator.partitions_count)
+            check_keys(rules, family, keys, found, partition, checked=sum(counts.values()))
             counts[family] += len(keys)
     return counts
+
+
+def check_keys(
+    rules: StoreRules, family: str, keys: Sequence[bytes], found: Sequence[int], partition: int, *, checked: int = 0
+) -> None:
+    """Refuse keys of a column family of which not all belong in this partition. Raises as `check_store`.
+
+    Args:
+        rules: Of the store.
+        family: The column family.
+        keys: Some of its keys.
+        found: In which partition each of them belongs.
+        partition: In which they are.
+        checked: How many keys of the store were found in place before these.
+    """
+    operator, rule = rules.operator, rules.families.get(family)
+    if keys and rule is None and not operator.is_single:
+        raise PartitionKeyError(
+            f"has keys of the column family {family}, which no schema names",
+            subject=f"operator {operator.id} ({operator.name}), store {rules.store}",
+            hint="restore the checkpoint from a backup",
+        )
+    wrong = next((number for number, of in enumerate(found) if of != partition), None)
+    if wrong is not None:
+        raise _misplaced(rules, rule, keys[wrong], partition, found[wrong], checked + wrong)
 
 
 def _misplaced(

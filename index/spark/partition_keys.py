@@ -247,14 +247,18 @@ class KeyRule(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def partition_of(self, key: bytes, partitions: int) -> int:
-        """Return the partition of a key among a number of them.
+        """Return the partition of a key among a number of them. Raises as `hash_of`."""
+        return partition_of(self.hash_of(key), partitions)
+
+    def hash_of(self, key: bytes) -> int:
+        """Return the hash of the columns of a key, 32 bits without a sign.
 
         Raises:
             PartitionKeyError: The key does not fit its schema (H8).
         """
         try:
             (part,) = self.cut([key])
-            return partition_of(hash_values((field.type for field in self.fields), self.decode(part)), partitions)
+            return hash_values((field.type for field in self.fields), self.decode(part))
         except (ValueError, struct.error) as error:
             reason = f"has a key that does not fit its schema: {error}; it is {key[:64].hex()}"
             raise PartitionKeyError(reason, subject=self.subject, hint="restore the state from a backup") from error

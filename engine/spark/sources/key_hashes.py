@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from engine.spark.sources.unsafe_rows import Ints, RowBuffer, damaged_row
-from engine.state import key_rules
 from index.spark.partition_keys import DOUBLE_NAN, FLOAT_NAN, SEED, WORD_DIGITS_MAX, KeyRule, hash_bytes, hash_values
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 
@@ -25,15 +24,21 @@ _FEW: Final = 16
 _SIZES: Final = {"byte": 1, "short": 2, "integer": 4, "float": 4, "double": 8}
 
 
-def partitions_of(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-    """Return the partition of each key, as `index.spark.partition_keys.KeyRule.partition_of` does.
+def partitions_of(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> list[int]:
+    """Return the partition of each key, as `KeyRule.partition_of` does. Raises as `hashes_of`."""
+    found: list[int] = (hashes_of(rule, keys) % np.int32(partitions)).tolist()
+    return found
+
+
+def hashes_of(rule: KeyRule, keys: Sequence[bytes]) -> npt.NDArray[np.int32]:
+    """Return the hash of the columns of each key: modulo any number of partitions it is the partition among them.
 
     Raises:
         DamagedError: A key does not fit its schema.
         PartitionKeyError: Likewise, of keys that are encoded as Avro.
     """
     if rule.is_avro:
-        return key_rules.partitions_of(rule, keys, partitions)
+        return np.array([rule.hash_of(key) for key in keys], np.int64).astype(np.uint32).view(np.int32)
     try:
         parts = rule.cut(keys)
     except ValueError as error:
@@ -47,8 +52,7 @@ def partitions_of(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> Sequ
     hashes = np.full(len(keys), SEED, np.uint32)
     for field, column in zip(rule.fields, columns, strict=False):
         hashes = hash_column(field.type, column, hashes)
-    found: list[int] = (hashes.view(np.int32) % np.int32(partitions)).tolist()
-    return found
+    return hashes.view(np.int32)
 
 
 def hash_column(of: DataType, column: pa.Array, seeds: Hashes) -> Hashes:
