@@ -15,6 +15,7 @@ EngineError
 ├── SnapshotUploadError        state commits are whole, a snapshot of one of them is not: the next commit makes another
 ├── DamagedError               stored data is missing or altered
 │   ├── CommitDamagedError     the commit was made, and something of it is missing: back up again
+│   ├── MisplacedKeyError      a key of state is not in the partition that the rule of its operator says
 │   ├── SnapshotRepairError    no snapshot of a state store opens that is near enough: take the state from a backup
 │   └── IncompleteError        something of a commit is missing, and it is known which commit is whole
 ├── TargetError                the target of a restore cannot be used
@@ -129,6 +130,20 @@ class IncompleteError(DamagedError):
     """
 
     complete: "Commit | None" = None
+
+
+class MisplacedKeyError(DamagedError):
+    """A key of state is not in the partition in which its operator's rule has it (design 0010, H9).
+
+    Attributes:
+        checked: How many keys of the store were found in place before it.
+    """
+
+    default_hint = (
+        "nothing was written: the query partitions its state by a rule that tidemark does not know, or the state is "
+        "damaged; `restore` keeps the partitions as they are"
+    )
+    checked: int = 0
 
 
 class TargetError(EngineError):

@@ -70,6 +70,10 @@ class StateMetadataError(FormatError):
     """The `metadata` entry of a snapshot is not what Spark writes (design 0004, 4)."""
 
 
+class PartitionKeyError(FormatError):
+    """By what columns a key of state was given to its partition is not known, or they cannot be decoded (0010, H8)."""
+
+
 class FileChecksumError(FormatError):
     """A snapshot or changelog is not the file that its `.crc` was written for, or the `.crc` itself is damaged."""
 

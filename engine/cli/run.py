@@ -65,9 +65,9 @@ _NAMES: Final = {
     # Names and files that people give are checked before, as usage; a name that is wrong later was in the store. A
     # plan is where people put it, and is only ever read because they name it.
     ExitCode.USAGE: "UsageError NotLoadedError SamzaFormatError PlanFileError UnsupportedRecordError",
-    ExitCode.DAMAGED: "BlobCorruptError DamagedError CommitDamagedError IncompleteError SnapshotRepairError "
-    "FormatError CorruptIndexError IndexInvariantError UnsafeNameError BatchLogError DamagedChangelogError "
-    "FileChecksumError LineageError RowChecksumError StateMetadataError",
+    ExitCode.DAMAGED: "BlobCorruptError DamagedError CommitDamagedError IncompleteError MisplacedKeyError "
+    "SnapshotRepairError FormatError CorruptIndexError IndexInvariantError UnsafeNameError BatchLogError "
+    "DamagedChangelogError FileChecksumError LineageError RowChecksumError StateMetadataError",
     # Of a full store nothing is wrong with the data or the command; once there is space, the same command works. The
     # changelog of a snapshot that was not uploaded exists, and the next commit makes another snapshot.
     ExitCode.UNAVAILABLE: "StoreUnavailableError StoreFullError CheckpointUnknownError CommitUnknownError "
@@ -79,7 +79,7 @@ _NAMES: Final = {
     "VersionMissingError",
     ExitCode.DENIED: "AccessDeniedError",
     ExitCode.UNSAFE: "CapabilityMissingError SourceChangedError UnsafeSourceError TargetError TargetBusyError "
-    "ProviderError UnsafeStoreError UnknownFormatError ShortListingError",
+    "PartitionKeyError ProviderError UnsafeStoreError UnknownFormatError ShortListingError",
     ExitCode.TOO_MUCH: "TooMuchToDeleteError ShrunkError",
 }
 CODES: Final = {name: code for code, names in _NAMES.items() for name in names.split()}

@@ -170,7 +170,7 @@ class DigestCache:
         self._trust_stat = trust_stat
         self._files: dict[tuple[int, int], CachedFile] = {}
         # What `find` said of the files of the last look, as they were: the next look takes over what it finds the same,
-        # in place of making 100,000 files anew. It is not kept on disk.
+        # in place of making 100,000 files again. It is not kept on disk.
         self.believed = LocalDir(name="")
 
     def __len__(self) -> int:

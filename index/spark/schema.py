@@ -29,6 +29,9 @@ _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
 _VERSION: Final = re.compile(r"v([0-9]{1,9})")
 _DECIMAL: Final = re.compile(r"decimal\(\s*([0-9]{1,2})\s*,\s*(-?[0-9]{1,2})\s*\)")
+# A text may have a collation, which its type says, or the metadata of a field does; one of them is by bytes.
+_COLLATIONS: Final = "__COLLATIONS"
+_COLLATE: Final = re.compile(r" collate (?!UTF8_BINARY(?![A-Za-z0-9_]))")
 _TEXT: Final = re.compile(r"(var)?char\([0-9]{1,9}\)|string( collate [A-Za-z0-9_]+)?")
 # Precision and scale of a decimal that says neither.
 _DECIMAL_PLAIN: Final = (10, 0)
@@ -69,6 +72,8 @@ class Field(msgspec.Struct, frozen=True):
     name: str
     type: "DataType"
     nullable: bool
+    # Whether a text in it is compared by other rules than its bytes.
+    is_collated: bool = False
 
 
 class StructType(msgspec.Struct, frozen=True):
@@ -301,7 +306,9 @@ def _type(json: Any, subject: str, depth_max: int) -> DataType:  # noqa: ANN401 
 def _field(json: Any, subject: str, depth_max: int) -> Field:  # noqa: ANN401  # as above
     match json:
         case {"name": str() as name, "type": of, "nullable": bool() as nullable}:
-            return Field(name, _type(of, subject, depth_max), nullable)
+            metadata = json.get("metadata")
+            is_collated = isinstance(metadata, dict) and _COLLATIONS in metadata
+            return Field(name, _type(of, subject, depth_max), nullable, is_collated or bool(_COLLATE.search(str(of))))
     raise BatchLogError(f"has a field that cannot be read: {str(json)[:80]}", subject=subject)
 
 

@@ -1,14 +1,18 @@
 """Targets for what becomes Arrow: the inventory of a collection, and rows of Spark's."""
 
+import contextlib
 from typing import Final
 
 from engine.spark.collection.tasks import decode_inventory
+from engine.spark.sources.key_hashes import partitions_of
 from engine.spark.sources.tables import Table, decode_keys, decode_values, split_bytes, split_typed
 from engine.spark.sources.unsafe_rows import decode_pairs, decode_rows
 from index.plan import plan_format
 from index.spark import schema as state_schema
 from index.spark.avro import decode_record
+from index.spark.partition_keys import KeyRule, choose_key_rule, stored_type
 from index.spark.schema import KeyForm
+from index.spark.unsafe_row import decode_row
 from tests.fuzz.target import Target
 
 SUBJECT: Final = "fuzzed"
@@ -48,6 +52,12 @@ def run_unsafe_rows(data: bytes) -> None:
     assert isinstance(of, state_schema.StructType)
     cut = 2 + data[1] * 8 + 1
     rows = [data[2:cut], data[cut:]]
+    stored = stored_type(of)
+    assert isinstance(stored, state_schema.StructType)
+    for row in rows:
+        # The decoder of one row refuses what that of many does.
+        with contextlib.suppress(ValueError):
+            decode_row(stored, row[1:])
     array = decode_rows(of, rows, subject=SUBJECT)
     array.validate(full=True)
     assert len(array.to_pylist()) == len(rows)
@@ -80,6 +90,10 @@ def run_tables(data: bytes) -> None:
     assert len(decode_values(table, [None, value], subject=SUBJECT)) == len((None, value))
     for columns in split_typed(table, [(key, value)], subject=SUBJECT):
         assert len({len(column) for column in columns}) == 1
+    operator = "sessionWindowStateStoreSaveExec" if table.key_form.form == "prefix" else "symmetricHashJoin"
+    schema = state_schema.StateSchema(family="left-tsWithKey", key=of, value=of)
+    rule = choose_key_rule(0, operator, "default", schema, table.key_form, variables={}, is_avro=bool(avro))
+    assert [rule.partition_of(key, 200)] == partitions_of(rule, [key], 200)
 
 
 TARGETS: Final = (
@@ -87,8 +101,8 @@ TARGETS: Final = (
     Target(
         name="tables",
         run=run_tables,
-        covers=(split_typed, split_bytes, decode_keys, decode_values, decode_record),
+        covers=(split_typed, split_bytes, decode_keys, decode_values, decode_record, KeyRule.partition_of),
         bytes_max=256,
     ),
-    Target(name="unsafe-rows", run=run_unsafe_rows, covers=(decode_rows, decode_pairs), bytes_max=1024),
+    Target(name="unsafe-rows", run=run_unsafe_rows, covers=(decode_rows, decode_pairs, decode_row), bytes_max=1024),
 )

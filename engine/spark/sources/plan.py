@@ -32,16 +32,17 @@ from engine.spark.access import Access, absolute, open_on_driver
 from engine.spark.sources.tables import Kind, Table
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
+from engine.state.key_rules import AVRO, SCHEMA_PATH, read_families
 from engine.state.load import StateLoader, check_target
 from engine.state.loaded import LoadedState
 from engine.state.local_files import WorkingDir, unwritable_error
-from engine.state.query import SCHEMAS, QueryAt, StateOperator, StoreAt, StreamingCheckpoint
+from engine.state.query import QueryAt, StateOperator, StoreAt, StreamingCheckpoint
 from engine.state.restore import IndexStateFiles
 from engine.state.settings import ENCODING_KEY
 from index.errors import BatchLogError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
-from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, STATE, StoreId, single_operators
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId, single_operators
 from index.spark.query_logs import decode_state_variables
 from index.spark.schema import (
     SCHEMA_BYTES_MAX,
@@ -312,16 +313,14 @@ def scratch_dir() -> Iterator[Path]:
 
 
 _READ: Final = "read state"
-_AVRO: Final = "avro"
 # By the type of a state variable, as the operator's metadata has it.
 _KINDS: Final[dict[str, Kind]] = {"ListState": "list", "MapState": "map", "TimerState": "timer"}
 _JOIN: Final = "symmetricHashJoin"
 # The column families of a join of state format 4: what is under one key and time is a list.
 _JOIN_LISTS: Final = ("-keyWithTsToValues", "-tsWithKey")
-SCHEMA_PATH: Final = "_metadata/schema"
 
 
-# By operator, and by column family: the schemas it had, the newest last.
+# By operator, as `read_families`.
 _Families: TypeAlias = dict[int, dict[str, list[StateSchema]]]
 
 
@@ -407,7 +406,7 @@ def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
         families: _Families = {}
         if options.family is not None or options.rows == "typed":
             ids = {store.id.operator for store in chosen}
-            families = {of.id: loop.run(_read_families(directory, of)) for of in query.operators if of.id in ids}
+            families = {of.id: loop.run(read_families(directory, of)) for of in query.operators if of.id in ids}
         table = None if options.rows == "bytes" else _find_table(place, query, chosen, families, options.family)
         is_alone = len(chosen) <= 1 or not options.max_partition_bytes
         sizes = [0] * len(chosen) if is_alone else place.measure(loop, directory, [store.id for store in chosen])
@@ -499,17 +498,6 @@ def load_store(read: StoreRead) -> Iterator[LoadedState]:
         yield loaded
 
 
-async def _read_families(directory: CheckpointDir, operator: StateOperator) -> dict[str, list[StateSchema]]:
-    """Read the schemas that the column families of an operator had, by name, the newest of each last."""
-    found: dict[str, list[StateSchema]] = {}
-    for name in operator.schemas:
-        path = f"{STATE}/{operator.id}/{SCHEMAS}/{name}"
-        data = await directory.read(path, size_bytes_max=SCHEMA_BYTES_MAX)
-        for schema in decode_state_schema(data, subject=path):
-            found.setdefault(schema.family, []).append(schema)
-    return found
-
-
 def _find_table(
     place: Place, query: QueryAt, stores: tuple[StoreAt, ...], families: _Families, family: str | None
 ) -> Table | None:
@@ -524,7 +512,7 @@ def _find_table(
     for (operator, name), store in sorted(firsts.items()):
         of = operators[operator]
         if of.column_families:
-            avro = query.offsets.conf.get(ENCODING_KEY, "").lower() == _AVRO
+            avro = query.offsets.conf.get(ENCODING_KEY, "").lower() == AVRO
             if family is None:
                 tables.add(None)
             elif schemas := families[operator].get(family):

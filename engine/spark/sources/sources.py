@@ -17,7 +17,6 @@ from typing_extensions import override
 from blobstore.checkpoint_files import FileStatus
 from engine.errors import EngineError, UsageError
 from engine.spark.sources.plan import (
-    SCHEMA_PATH,
     BackupPlace,
     CheckpointPlace,
     ReadPlan,
@@ -43,6 +42,7 @@ from engine.spark.sources.tables import (
 from engine.spark.sources.unsafe_rows import ATOMS, Column, arrow_schema, spark_schema, types_of
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
+from engine.state.key_rules import SCHEMA_PATH
 from engine.state.loaded import LoadedState
 from engine.state.overlay import align_chunks
 from engine.state.query import StoreAt

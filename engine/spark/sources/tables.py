@@ -28,6 +28,7 @@ from engine.spark.sources.unsafe_rows import (
     types_of,
 )
 from index.spark.avro import Read, decode_record, record_reader
+from index.spark.partition_keys import cut_keys
 from index.spark.schema import ArrayType, AtomType, Field, KeyForm, StructType
 
 Pair: TypeAlias = tuple[bytes, bytes]
@@ -205,18 +206,10 @@ def _some(of: StructType, places: Sequence[int]) -> StructType:
 
 def _cut(form: KeyForm, keys: Sequence[bytes], subject: str) -> tuple[list[bytes], list[bytes]]:
     """Cut keys into the part of the fields that are first, and the row of the others."""
-    match form.form:
-        case "row":
-            return [], list(keys)
-        case "time_first":
-            return [key[:WORD] for key in keys], [key[WORD:] for key in keys]
-        case "time_last":
-            return [key[-WORD:] for key in keys], [key[:-WORD] for key in keys]
-    cuts = [_LENGTH_BYTES + int.from_bytes(key[:_LENGTH_BYTES], "little", signed=True) for key in keys]
-    if not all(_LENGTH_BYTES <= cut <= len(key) for key, cut in zip(keys, cuts, strict=True)):
-        raise damaged_row("has a key whose first part does not fit into it", subject)
-    leading = [key[_LENGTH_BYTES:cut] for key, cut in zip(keys, cuts, strict=True)]
-    return leading, [key[cut:] for key, cut in zip(keys, cuts, strict=True)]
+    try:
+        return cut_keys(form, keys)
+    except ValueError as error:
+        raise damaged_row(str(error), subject) from error
 
 
 def _leading(table: Table, parts: list[bytes], subject: str) -> list[pa.Array]:

@@ -129,7 +129,7 @@ def test_a_file_that_changed_since_it_was_believed_is_read(
     assert len(reads) == 1
 
 
-def test_a_file_that_may_still_change_within_a_tick_is_described_anew(tmp_path: Path) -> None:
+def test_a_file_that_may_still_change_within_a_tick_is_described_again(tmp_path: Path) -> None:
     (tmp_path / "OPTIONS-000007").write_bytes(b"data")
     cache = DigestCache()
     remote = DirIndex("", (entry("OPTIONS-000007", b"data"),))

@@ -74,6 +74,24 @@ def test_what_spark_wrote_is_read(path: Path) -> None:
     assert schema.value == row(count=LONG, sum=LONG, max=TEXT)
 
 
+@pytest.mark.parametrize(
+    "of, metadata, is_collated",
+    [
+        ("string", {}, False),
+        ("string collate UTF8_BINARY", {}, False),
+        ("string collate UTF8_BINARY_RTRIM", {}, True),
+        ("string collate UNICODE", {}, True),
+        ({"type": "array", "elementType": "string collate UTF8_LCASE", "containsNull": True}, {}, True),
+        ("string", {"__COLLATIONS": {"k": "icu.UNICODE_CI"}}, True),
+    ],
+)
+def test_a_field_says_whether_its_texts_have_a_collation(of: Any, metadata: dict[str, Any], is_collated: bool) -> None:
+    field = {"name": "k", "type": of, "nullable": True, "metadata": metadata}
+    found = decode_type(json.dumps({"type": "struct", "fields": [field]}))
+    assert isinstance(found, StructType)
+    assert found.fields[0].is_collated == is_collated
+
+
 def test_every_form_of_a_type_is_known() -> None:
     of = row_json(
         a={"type": "array", "elementType": "decimal(20,3)", "containsNull": False},

@@ -1,0 +1,125 @@
+"""Decode one UnsafeRow, the form of Spark's rows, field by field; `engine.spark.sources` decodes many at once.
+
+A row is a bit for each field that is null, a word of eight bytes for each field, and behind them what does not fit a
+word. Nothing is believed: what does not lie within its row is refused.
+"""
+
+import struct
+from typing import Final, TypeAlias
+
+from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
+
+# A number, a decimal without its point, bytes of a text; of a struct its fields, of an array its elements, of a map
+# pairs of its entries.
+Value: TypeAlias = "int | float | bytes | tuple[Value, ...] | list[Value] | None"
+
+WORD: Final = 8
+_WORD_BITS: Final = 64
+_WORD_DIGITS_MAX: Final = 18
+_WIDE_BYTES: Final = 16
+_HALF: Final = 32
+_LONG: Final = struct.Struct("<q")
+_PLACE: Final = struct.Struct("<Q")
+_NUMBERS: Final[dict[str, struct.Struct]] = {
+    "boolean": struct.Struct("?"),
+    "byte": struct.Struct("b"),
+    "short": struct.Struct("<h"),
+    "integer": struct.Struct("<i"),
+    "long": _LONG,
+    "float": struct.Struct("<f"),
+    "double": struct.Struct("<d"),
+}
+
+
+def decode_row(of: StructType, row: bytes) -> tuple[Value, ...]:
+    """Decode the fields of a row of stored types: numbers, `binary`, decimals, structs, arrays, maps and `void`.
+
+    Raises:
+        ValueError: It cannot be such a row.
+        KeyError: A type is none of these.
+    """
+    if len(row) % WORD:
+        raise ValueError("is not as long as an UnsafeRow is")
+    return _struct(of, row, 0, len(row))
+
+
+def _struct(of: StructType, data: bytes, start: int, size: int) -> tuple[Value, ...]:
+    fixed = -(-len(of.fields) // _WORD_BITS) * WORD
+    if size < fixed + WORD * len(of.fields):
+        raise ValueError("is shorter than its fields")
+    return tuple(
+        None if _is_null(data, start, n) else _value(field.type, data, start + fixed + WORD * n, start, size)
+        for n, field in enumerate(of.fields)
+    )
+
+
+def _is_null(data: bytes, at: int, number: int) -> bool:
+    return bool(data[at + number // 8] >> number % 8 & 1)
+
+
+def _value(of: DataType, data: bytes, at: int, start: int, size: int) -> Value:
+    """Decode the value whose word, or number in an array, is at a place of a row or array from `start` on."""
+    if isinstance(of, AtomType) and of.name in _NUMBERS:
+        found: int | float = _NUMBERS[of.name].unpack_from(data, at)[0]
+        return found
+    if isinstance(of, DecimalType) and of.precision <= _WORD_DIGITS_MAX:
+        return int(_LONG.unpack_from(data, at)[0])
+    if of == AtomType("void"):
+        return None
+    (place,) = _PLACE.unpack_from(data, at)
+    offset, length = place >> _HALF, place & (1 << _HALF) - 1
+    if offset + length > size:
+        raise ValueError("points beyond its end")
+    if of != AtomType("binary") and not isinstance(of, DecimalType) and (offset | length) % WORD:
+        raise ValueError("points into the middle of a word")
+    return _beside(of, data, start + offset, length)
+
+
+def _beside(of: DataType, data: bytes, at: int, length: int) -> Value:
+    """Decode a value that does not fit a word."""
+    match of:
+        case AtomType("binary"):
+            return data[at : at + length]
+        case DecimalType():
+            if not 0 < length <= _WIDE_BYTES:
+                raise ValueError("has a decimal of more than 16 bytes")
+            return int.from_bytes(data[at : at + length], "big", signed=True)
+        case StructType():
+            return _struct(of, data, at, length)
+        case ArrayType(element=element):
+            return _array(element, data, at, length)
+        case MapType():
+            return _map(of, data, at, length)
+    raise KeyError(of)
+
+
+def _array(element: DataType, data: bytes, at: int, size: int) -> list[Value]:
+    if size < WORD:
+        raise ValueError("has an array without a length")
+    (count,) = _LONG.unpack_from(data, at)
+    if isinstance(element, AtomType) and element.name in _NUMBERS:
+        width = _NUMBERS[element.name].size
+    else:
+        width = 1 if element == AtomType("void") else WORD
+    header = WORD + -(-count // _WORD_BITS) * WORD
+    if count < 0 or header + count * width > size:
+        raise ValueError("has an array beyond its end")
+    first = at + header
+    return [
+        None if _is_null(data, at + WORD, n) else _value(element, data, first + n * width, at, size)
+        for n in range(count)
+    ]
+
+
+def _map(of: MapType, data: bytes, at: int, size: int) -> list[Value]:
+    if size < WORD:
+        raise ValueError("has a map without a size")
+    (keys_size,) = _LONG.unpack_from(data, at)
+    rest = size - WORD - keys_size
+    if keys_size < 0 or keys_size % WORD or rest < 0:
+        raise ValueError("has a map beyond its end")
+    keys = _array(of.key, data, at + WORD, keys_size)
+    values = _array(of.value, data, at + WORD + keys_size, rest)
+    if len(keys) != len(values) or None in keys:
+        raise ValueError("has a map whose keys are not one for each value")
+    return list(zip(keys, values, strict=True))
