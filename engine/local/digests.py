@@ -25,6 +25,7 @@ from engine.local.checksums import crc32
 from engine.local.scan import (
     READ_FLAGS,
     SourceDir,
+    all_files,
     changed_error,
     is_still,
     is_written_once,
@@ -377,8 +378,11 @@ class FactReader:
                     facts = {"sst": known.sst, "blake3": known.blake3, "crc32": known.crc32}
                     identified_here[file.name] = msgspec.structs.replace(file, **facts)
         local = _with_files(local, identified, ())
-        # What is read now is believed once the cache says so: it may have changed a moment ago.
-        self._cache.believed = _identified(local)
+        # What the cache said now, and what is taken over of what it said before. What is read now may have changed a
+        # moment ago, and a hash that a source has by a file's name was read by nobody.
+        taken_over = {id(file) for file in all_files(self._cache.believed)}
+        taken_over.update(id(file) for files in identified.values() for file in files.values())
+        self._cache.believed = _only(local, taken_over)
         read: dict[FilePath, dict[str, LocalFile]] = {}
         for path, file in self._read(wanted).items():
             read.setdefault(path[:-1], {})[path[-1]] = file
@@ -551,7 +555,7 @@ def _with_files(local: LocalDir, known: dict[FilePath, dict[str, LocalFile]], pa
     return LocalDir(name=local.name, files=files, sub_dirs=sub_dirs, mode=local.mode)
 
 
-def _identified(local: LocalDir) -> LocalDir:
-    """Return the files that carry an identity fact, and no others."""
-    files = tuple([file for file in local.files if file.blake3 is not None or file.sst is not None])
-    return LocalDir(name=local.name, files=files, sub_dirs=tuple(map(_identified, local.sub_dirs)))
+def _only(local: LocalDir, wanted: Collection[int]) -> LocalDir:
+    """Return the files whose `id` is among those wanted."""
+    files = tuple([file for file in local.files if id(file) in wanted])
+    return LocalDir(name=local.name, files=files, sub_dirs=tuple(_only(sub, wanted) for sub in local.sub_dirs))
