@@ -77,6 +77,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
             "backup": "spark:spark_backup",
             "restore": "spark:spark_restore",
             "convert": "spark:spark_convert",
+            "rescale": "spark:spark_rescale",
             "check": "spark:spark_check",
         },
         short_help="Back up, restore and check the checkpoints of Spark.",

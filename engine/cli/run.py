@@ -79,7 +79,7 @@ _NAMES: Final = {
     "VersionMissingError",
     ExitCode.DENIED: "AccessDeniedError",
     ExitCode.UNSAFE: "CapabilityMissingError SourceChangedError UnsafeSourceError TargetError TargetBusyError "
-    "PartitionKeyError ProviderError UnsafeStoreError UnknownFormatError ShortListingError",
+    "PartitionKeyError ProviderError StoreMergeError UnsafeStoreError UnknownFormatError ShortListingError",
     ExitCode.TOO_MUCH: "TooMuchToDeleteError ShrunkError",
 }
 CODES: Final = {name: code for code, names in _NAMES.items() for name in names.split()}

@@ -501,10 +501,13 @@ class StoreWriter(StoreReader):
         with _typing("flush", self.directory):
             self._db.flush()
 
-    def compact(self) -> None:
-        """Merge all files into the last level."""
+    def compact(self, *, force: bool = False) -> None:
+        """Merge all files into the last level; with `force` write them again even if they need only be moved there."""
+        options = rocksdict.CompactOptions()
+        if force:
+            options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
         with _typing("compact", self.directory):
-            self._db.compact_range(None, None)
+            self._db.compact_range(None, None, options)
 
     def checkpoint(self, target: Path) -> None:
         """Make a rocksdb_checkpoint: a directory of the same file system with everything written so far.

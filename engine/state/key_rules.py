@@ -4,6 +4,7 @@ Whatever changes partitions does this first, so that a rule which is wrong for a
 can lose nothing: it is refused at the first key.
 """
 
+import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
@@ -13,7 +14,7 @@ from blobstore.errors import BlobNotFoundError
 from engine.errors import MisplacedKeyError
 from engine.settings import MIB
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import SCHEMAS, QueryAt, StateOperator
+from engine.state.query import AGGREGATION, SCHEMAS, QueryAt, StateOperator
 from engine.state.settings import ENCODING_KEY
 from index.errors import PartitionKeyError
 from index.spark.checkpoint import STATE, StoreId
@@ -72,8 +73,12 @@ async def read_key_rules(directory: CheckpointDir, query: QueryAt) -> dict[tuple
         variables = decode_state_variables(operator.properties, subject=f"properties of operator {operator.id}")
         for store in operator.stores:
             families = {}
+            forms = [] if operator.is_single else await _read_forms(directory, operator, store, is_hdfs=is_hdfs)
+            # Where one partition is pinned, the metadata of an aggregation does not show that it has no grouping keys.
+            if forms and operator.name == AGGREGATION and not any(schema.key.fields for schema, _ in forms):
+                operator = msgspec.structs.replace(operator, is_single=True)  # noqa: PLW2901 - of all its stores
             if not operator.is_single:
-                for schema, form in await _read_forms(directory, operator, store, is_hdfs=is_hdfs):
+                for schema, form in forms:
                     families[schema.family] = choose_key_rule(
                         operator.id,
                         operator.name,
@@ -177,9 +182,16 @@ def _misplaced(
 
 
 def show_key(rule: KeyRule, key: bytes) -> str:
-    """Return the columns of a key that are hashed, as text; times and dates as numbers, as they are stored."""
-    (part,) = rule.cut([key])
-    shown = ", ".join(f"{of.name}={_show(value)}" for of, value in zip(rule.fields, rule.decode(part), strict=True))
+    """Return the columns of a key that are hashed, as text; times and dates as numbers, as they are stored.
+
+    A key that does not fit its schema is shown as its bytes.
+    """
+    try:
+        (part,) = rule.cut([key])
+        values = rule.decode(part)
+    except (ValueError, struct.error):
+        return key[:64].hex()
+    shown = ", ".join(f"{of.name}={_show(value)}" for of, value in zip(rule.fields, values, strict=True))
     return shown if len(shown) <= _SHOWN_CHARACTERS_MAX else f"{shown[:_SHOWN_CHARACTERS_MAX]}…"
 
 

@@ -96,7 +96,7 @@ class OverlaidStore(StoreWriter):
         return changes.replayed
 
     @override
-    def compact(self) -> None:
+    def compact(self, *, force: bool = False) -> None:
         raise UsageError("is open for reading only", operation="compact", subject=str(self.directory))
 
     @override

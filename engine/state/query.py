@@ -96,7 +96,7 @@ class BatchLog(Generic[E]):
 
 PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
 # More than any query has; each is a directory that is looked for.
-_PARTITIONS_MAX: Final = 100_000
+PARTITIONS_MAX: Final = 100_000
 
 _METADATA: Final = "metadata"
 _OPERATOR_DIR: Final = "_metadata"
@@ -110,7 +110,7 @@ _LOST_OR_OLD: Final = (
 
 # Keeps its state in one partition, whatever its metadata says of their number; so does this one without grouping keys.
 SINGLE_PARTITION: Final = frozenset({"globalLimit"})
-_AGGREGATION: Final = "stateStoreSave"
+AGGREGATION: Final = "stateStoreSave"
 _FIRST_SCHEMA: Final = "0/_metadata/schema"
 
 
@@ -144,7 +144,7 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether its number of partitions depends on whether it has grouping keys."""
         ids = self.commit.unique_ids
         one_at_most = ids is None or len(ids.get(metadata.id, ())) == 1
-        return metadata.name == _AGGREGATION and one_at_most and self.offsets.conf.get(PARTITIONS_KEY) != "1"
+        return metadata.name == AGGREGATION and one_at_most and self.offsets.conf.get(PARTITIONS_KEY) != "1"
 
     def describe(
         self, metadata: query_logs.OperatorMetadata, stores: tuple[str, ...], *, is_keyless: bool = False
@@ -159,8 +159,8 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
             # After an offline repartition the metadata of the operator still has the old number.
             pinned = self.offsets.conf.get(PARTITIONS_KEY, "")
             count = int(pinned) if pinned.isdecimal() else max((s.partitions_count for s in metadata.stores), default=0)
-            if not 0 < count <= _PARTITIONS_MAX:
-                message = f"gives operator {metadata.id} {count} partitions, and 1 to {_PARTITIONS_MAX} can be"
+            if not 0 < count <= PARTITIONS_MAX:
+                message = f"gives operator {metadata.id} {count} partitions, and 1 to {PARTITIONS_MAX} can be"
                 raise BatchLogError(message, subject=f"{OFFSETS}/{self.batch}")
         schemas = (path for store in metadata.stores for path in store.schema_paths)
         return StateOperator(

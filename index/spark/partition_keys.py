@@ -333,7 +333,7 @@ def choose_key_rule(
         is_avro=is_avro,
     )
     unknown = _find_unknown(row)
-    is_there = wanted == places[: len(wanted)] and len(chosen.fields) == len(wanted) and bool(wanted or not fields)
+    is_there = wanted == places[: len(wanted)] and len(chosen.fields) == len(wanted) and bool(wanted)
     if depth:
         is_there = is_there and all(isinstance(field.type, StructType) for field in chosen.fields)
     if form is None:

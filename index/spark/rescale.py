@@ -21,11 +21,6 @@ class PartitionGroup(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[int, ...]
     targets: tuple[int, ...]
 
-    @property
-    def is_merge(self) -> bool:
-        """Whether no row has to be looked at to know where it belongs."""
-        return len(self.targets) == 1
-
 
 def group_partitions(before: int, after: int) -> tuple[PartitionGroup, ...]:
     """Split the partitions of a store, `before` and `after` of them, into as many groups as can be (P1)."""

@@ -15,6 +15,7 @@ GOLDEN: Final = Path(__file__).parents[1] / "golden" / "spark"
 # An aggregation of ten batches, and a transformWithState query of three, whose metadata names its schemas by path.
 AGGREGATION: Final = GOLDEN / "lost-attempts"
 TRANSFORM: Final = GOLDEN / "changelog-v4-lz4"
+HDFS: Final = GOLDEN / "hdfs-provider"
 
 
 class Shell:
@@ -148,6 +149,41 @@ def test_a_batch_that_no_backup_has_is_not_found(shell: Shell, batch: str) -> No
     refused = shell.spark("restore", str(shell.directory / "new"), "--batch", batch, code=7)
     assert "9" in refused["message"] + refused["hint"]
     assert not (shell.directory / "new").exists()
+
+
+def test_a_checkpoint_gets_another_number_of_partitions_at_a_new_place(shell: Shell) -> None:
+    source = shell.checkpoint(AGGREGATION)
+    split, merged = shell.directory / "split", shell.directory / "merged"
+    plan = shell.spark("rescale", str(source), str(split), "--partitions", "6", "--dry-run")
+    assert plan["dry_run"]
+    assert not split.exists()
+    done = shell.spark("rescale", str(source), str(split), "--partitions", "6")
+    assert {name: done[name] for name in plan if name != "dry_run"} == {n: plan[n] for n in plan if n != "dry_run"}
+    assert (done["partitions_before"], done["partitions"], done["stores"], done["batch"]) == (1, 6, 6, 9)
+    assert done["rows"] > 0
+    assert sorted(path.name for path in (split / "state" / "0").glob("[0-9]*")) == list("012345")
+    shell.run("spark", "check", str(split), "--strict")
+    lines = shell.run("spark", "rescale", str(split), str(merged), "--partitions", "3").stdout
+    assert "partitions 6 → 3; stores 6 → 3" in lines
+    assert f"{done['rows']:,} rows checked, each in its partition" in lines
+    assert "6 SSTs taken over as they are" in lines
+    assert "written again" not in lines
+    shell.run("spark", "check", str(merged), "--strict")
+    hint = shell.run("spark", "rescale", str(split), str(shell.directory / "no"), "--partitions", "4", "-n").stdout
+    assert "no row would be written again for a number of partitions of 1, 2, 3" in hint
+    assert hint.endswith("nothing was written\n")
+
+
+def test_a_rescale_that_cannot_be_is_refused_and_leaves_nothing(shell: Shell) -> None:
+    target = shell.directory / "new"
+    source = shell.checkpoint(AGGREGATION)
+    shell.run("spark", "rescale", str(source), str(target), code=2)
+    shell.run("spark", "rescale", str(source), str(target), "--partitions", "0", code=2)
+    shell.spark("rescale", str(source), str(target), "--partitions", "2", "--batch", "99", code=7)
+    shell.spark("rescale", str(source), str(source), "--partitions", "2", code=9)
+    hdfs = shell.spark("rescale", str(shell.checkpoint(HDFS)), str(target), "--partitions", "2", code=2)
+    assert "spark convert --to rocksdb" in hdfs["hint"]
+    assert not target.exists()
 
 
 def test_a_checkpoint_is_converted_to_a_new_place(shell: Shell) -> None:

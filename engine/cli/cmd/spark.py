@@ -1,4 +1,4 @@
-"""The verbs of the group `spark`: backup, restore, convert and check a streaming checkpoint (design 0005)."""
+"""The verbs of the group `spark`: back up, restore, convert, rescale and check a checkpoint (designs 0005 and 0010)."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from blobstore.errors import StoreUnavailableError
-from engine.checkpoint import backup, convert, restore
+from engine.checkpoint import backup, convert, rescale, restore
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.findings import CheckLevel, CheckReport
@@ -20,6 +20,7 @@ from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
 from engine.state.compression import CODECS
+from engine.state.key_rules import Partitioner, partitions_of
 from engine.text import Moment, table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 
@@ -341,6 +342,77 @@ def _conversion_lines(found: convert.ConversionPlan) -> list[str]:
     if found.has_ids and found.format_before != found.format_version:
         lines.append("Spark before 4.3 needs the setting spark.sql.streaming.stateStore.checkpointFormatVersion=2")
     return lines
+
+
+@verb(
+    "rescale",
+    "Make another checkpoint with another number of partitions.",
+    group="spark",
+    needs_repository=False,
+    prints=(rescale.RescaledCheckpoint, rescale.RescalePlan),
+)
+@click.argument("source", metavar="SOURCE")
+@click.argument("target", metavar="TARGET")
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="M",
+    help="Number of state partitions of TARGET: the spark.sql.shuffle.partitions with which its query goes on.",
+)
+@click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
+@click.option("-n", "--dry-run", is_flag=True, help="Hash every key, but make nothing; show what would be made.")
+def spark_rescale(session: Session, source: str, target: str, options: rescale.RescaleChoice, *, dry_run: bool) -> None:
+    """Make a checkpoint with M partitions at TARGET, a new directory or s3://bucket/prefix, of one batch of SOURCE.
+
+    Stop the query first, and let only one of the two go on. SOURCE is only read. If M divides the number of now, files
+    of state are taken as they are; else rows are written again, without a shuffle. Every key is hashed before, and has
+    to be in the partition where Spark would have it, or nothing is made.
+
+    Example: tidemark spark rescale /checkpoints/flights /checkpoints/flights-50 --partitions 50
+    """
+    options = msgspec.structs.replace(options, store_settings=session.store_settings())
+    work = rescale.plan_rescale if dry_run else rescale.rescale_checkpoint
+    with session.progress("rescale") as progress:
+        found = asyncio.run(work(source, target, options, partitioner=_partitioner(), progress=progress))
+    session.show(found, _rescale_lines(found))
+    if isinstance(found, rescale.RescaledCheckpoint):
+        session.warn_of_restore(pinned=True, leftovers=found.leftovers)
+
+
+def _partitioner() -> Partitioner:
+    """Return the hash over arrays, where its libraries are: they come with the extra `spark`."""
+    try:
+        from engine.spark.sources import key_hashes  # noqa: PLC0415
+    except ImportError:
+        return partitions_of
+    return key_hashes.partitions_of
+
+
+def _rescale_lines(found: rescale.RescalePlan) -> list[str]:
+    """Format what was made or, if it is only the plan, would be."""
+    done = found if isinstance(found, rescale.RescaledCheckpoint) else None
+    batch = f"{'' if done else 'would be '}batch {found.batch} of query {printable(found.query_id)}"
+    proof = (
+        "each in its partition" if found.partitions_before > 1 else "which in one partition shows nothing of the rule"
+    )
+    lines = [
+        f"{printable(found.location)}: {batch}, of {printable(found.source)}",
+        f"partitions {found.partitions_before} → {found.partitions}; stores {found.stores_before} → {found.stores}",
+        f"{count(found.rows, 'row')} checked, {proof}",
+    ]
+    if found.files_linked:
+        lines.append(f"{count(found.files_linked, 'SST')} taken over as they are, {human_bytes(found.bytes_linked)}")
+    if found.bytes_rewritten:
+        lines.append(f"rows of {human_bytes(found.bytes_rewritten)} written again")
+    if done is not None:
+        replayed = f"replayed {count(done.changelogs, 'changelog')}, {done.records:,} records"
+        held = f"{count(done.files, 'file')}, {human_bytes(done.size_bytes)}"
+        return [*lines, f"{held}; {replayed} in {human_duration(int(done.seconds * 1000))}"]
+    if found.bytes_rewritten and found.partitions_by_reference:
+        numbers = ", ".join(map(str, found.partitions_by_reference))
+        lines.append(f"no row would be written again for a number of partitions of {numbers}")
+    return [*lines, "nothing was written"]
 
 
 def _change(before: object, after: object) -> str:

@@ -26,7 +26,7 @@ _SIZES: Final = {"byte": 1, "short": 2, "integer": 4, "float": 4, "double": 8}
 
 def partitions_of(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> list[int]:
     """Return the partition of each key, as `KeyRule.partition_of` does. Raises as `hashes_of`."""
-    found: list[int] = (hashes_of(rule, keys) % np.int32(partitions)).tolist()
+    found: list[int] = (hashes_of(rule, keys).astype(np.int64) % partitions).tolist()
     return found
 
 

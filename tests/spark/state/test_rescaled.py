@@ -1,18 +1,18 @@
 """A rescaled checkpoint is Spark's own: its query goes on as if it always had these partitions (0010, section 3)."""
 
 import asyncio
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from engine.checkpoint.check import check_checkpoint
-from engine.checkpoint.rescale import HashKey, RescaleChoice, rescale_checkpoint
-from engine.errors import DamagedError
-from index.spark.checkpoint import StoreId
+from engine.checkpoint.rescale import RescaleChoice, rescale_checkpoint
+from engine.errors import MisplacedKeyError
+from engine.spark.sources.key_hashes import partitions_of
+from index.spark.partition_keys import KeyRule
 from index.spark.query_logs import decode_offsets
 from tests.spark.state.forms import StateRow
 from tests.spark.state.oracle import our_rows, spark_rows
@@ -36,21 +36,7 @@ pytestmark = pytest.mark.spark
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 OFFSETS_VERSION = f"{STREAMING}offsetLog.formatVersion"
-WORD = re.compile(rb"key-\d{3}")
 V1, V2 = {FORMAT: "1"}, {FORMAT: "2"}
-
-
-def hash_words(spark: SparkSession) -> HashKey:
-    """Spark's own hash of the keys of these queries, of which each has one word."""
-    rows = spark.range(19).selectExpr("format_string('key-%03d', id) as k").selectExpr("k", "hash(k) as h").collect()
-    hashes = {row.k.encode(): row.h for row in rows}
-
-    def hash_key(_: StoreId, key: bytes) -> int:
-        (word,) = WORD.findall(key)
-        hashed: int = hashes[word]
-        return hashed
-
-    return hash_key
 
 
 def everywhere(query: StatefulQuery, batch: int) -> list[Counter[StateRow]]:
@@ -76,7 +62,7 @@ def check_rescaled(
     place = original.checkpoint
     for partitions in after:
         target = tmp_path / f"to-{partitions}"
-        asyncio.run(rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), hash_words(spark)))
+        asyncio.run(rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), partitioner=partitions_of))
         place = target
     report = asyncio.run(check_checkpoint(place))
     assert report.is_sound
@@ -120,6 +106,11 @@ CASES = [
     for which, conf in (("V1", V1), ("V2", V2), ("rows", {**V2, ROW_CHECKSUMS: "true", OFFSETS_VERSION: "2"}))
     for before, after in ((4, (2,)), (2, (1,)), (2, (4,)), (4, (6,)), (6, (4,)), CHAIN)
     if which == "V2" or query.name in {"aggregation", "transformWithState", "join2"}
+] + [
+    # Where one partition is pinned, nothing but the schema shows that there are no grouping keys.
+    pytest.param(KEYLESS, conf, before, after, id=f"{KEYLESS.name}-{which}-{before}-4", marks=pytest.mark.soak)
+    for which, conf in (("V1", V1), ("V2", V2))
+    for before, after in ((1, (4,)), (4, (1, 4)))
 ]
 
 
@@ -130,16 +121,19 @@ def test_a_rescaled_query_goes_on_as_if_nothing_had_happened(
     check_rescaled(spark, tmp_path, query, conf, before, after)
 
 
-def test_a_key_that_lies_where_its_hash_does_not_say_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_key_that_lies_where_its_rule_does_not_say_is_refused(
+    spark: SparkSession, tmp_path: Path, partitions: int
+) -> None:
     original = grown(spark, AGGREGATION, tmp_path / "query", {**V2, PARTITIONS: "2"}, batches=2)
-    right = hash_words(spark)
-    with pytest.raises(DamagedError, match="belongs in partition"):
+
+    def planted(rule: KeyRule, keys: Sequence[bytes], among: int) -> list[int]:
+        return [of + (b"key-007" in key) for of, key in zip(partitions_of(rule, keys, among), keys, strict=True)]
+
+    with pytest.raises(MisplacedKeyError, match=r"key k='key-007' is in partition . of 2, and belongs in partition"):
         asyncio.run(
             rescale_checkpoint(
-                original.checkpoint,
-                tmp_path / "elsewhere",
-                RescaleChoice(partitions=4),
-                lambda of, key: right(of, key) + (b"key-007" in key),
+                original.checkpoint, tmp_path / "elsewhere", RescaleChoice(partitions=partitions), partitioner=planted
             )
         )
     assert not (tmp_path / "elsewhere").exists()
@@ -155,7 +149,7 @@ def test_a_batch_that_was_planned_and_not_committed_keeps_its_number_and_its_row
     original.forget_commits(planned)
     target = tmp_path / "elsewhere"
     asyncio.run(
-        rescale_checkpoint(original.checkpoint, target, RescaleChoice(partitions=partitions), hash_words(spark))
+        rescale_checkpoint(original.checkpoint, target, RescaleChoice(partitions=partitions), partitioner=partitions_of)
     )
     rescaled = StatefulQuery(spark, AGGREGATION, original.root, original.conf)
     rescaled.checkpoint = target
@@ -184,7 +178,7 @@ def test_a_file_sink_has_every_row_once_over_two_rescalings(spark: SparkSession,
     run(place)
     for partitions in (2, 6):
         target = tmp_path / f"to-{partitions}"
-        asyncio.run(rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), hash_words(spark)))
+        asyncio.run(rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), partitioner=partitions_of))
         place = target
         run(place)
     # The sink passes over a batch whose number it has.

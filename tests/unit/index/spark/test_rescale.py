@@ -17,7 +17,7 @@ def test_a_row_stays_within_its_group(before: int, after: int, hashes: list[int]
     groups = group_partitions(before, after)
     assert sorted(n for group in groups for n in group.sources) == list(range(before))
     assert sorted(n for group in groups for n in group.targets) == list(range(after))
-    assert all(group.is_merge for group in groups) == (before % after == 0)
+    assert all(len(group.targets) == 1 for group in groups) == (before % after == 0)
     for hashed in hashes:
         assert sum(hashed % before in g.sources and hashed % after in g.targets for g in groups) == 1
 
