@@ -44,7 +44,7 @@ def by_another_hash(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> li
 
 @pytest.fixture(autouse=True)
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys of these queries are no rows, and have no schema: every family is partitioned by the whole key."""
+    """These queries have keys that are not rows, and no schema: every family is partitioned by the whole key."""
 
     async def read(_: CheckpointDir, query: QueryAt) -> dict[tuple[int, str], StoreRules]:
         class Every(dict[str, KeyRule]):
