@@ -6,10 +6,12 @@ their keys. Until all of it is there, nothing is at the target.
 """
 
 import contextlib
+import heapq
 import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +32,7 @@ from engine.restore.staging import Staging, target_errors
 from engine.rocksdb.merge import merge_stores, read_parent
 from engine.rocksdb.store import RocksDbSettings, SstWriter, StoreReader, StoreWriter
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
-from engine.settings import STORES_AT_ONCE
+from engine.settings import MIB, STORES_AT_ONCE
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager
 from engine.state.key_rules import Partitioner, StoreRules, check_keys, partitions_of, read_key_rules
@@ -59,8 +61,10 @@ from index.spark.query_logs import decode_commit, decode_offsets, encode_commit,
 from index.spark.rescale import PartitionGroup, group_partitions, merge_state_metadata, repartition_operator
 
 # What is hashed at once: fewer rows would leave a hash over arrays nothing to gain.
-_CHUNK_ROWS: Final = 16_384
-_CHUNK_BYTES: Final = 4 * 1024 * 1024
+_CHUNK_ROWS_MAX: Final = 16_384
+# Of all sources that are read side by side.
+_CHUNK_BYTES: Final = 32 * MIB
+_CHUNK_BYTES_MAX: Final = 4 * MIB
 
 
 class RescaleChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,7 +305,9 @@ async def _prepare(
     await target.check(query_id, at.batch)
     rules = await read_key_rules(root, at)
     # The schemas say more than the metadata of operators: which of them have no grouping keys.
-    at = msgspec.structs.replace(at, operators=tuple(rules[of.id, of.stores[0]].operator for of in at.operators))
+    at = msgspec.structs.replace(
+        at, operators=tuple(rules[of.id, of.stores[0]].operator if of.stores else of for of in at.operators)
+    )
     return at, tuple(_groups(at, choice.partitions, rules, runtime))
 
 
@@ -514,7 +520,7 @@ def _rocksdb(work: GroupToRescale) -> RocksDbSettings:
 
 
 def _placed_rows(
-    source: _Loaded, work: GroupToRescale, partitioner: Partitioner
+    source: _Loaded, work: GroupToRescale, partitioner: Partitioner, *, side_by_side: int = 1
 ) -> Iterator[tuple[ColumnFamily, bytes, bytes, int]]:
     """Yield every row of a source by its stored key: its family, key, value and partition among the new ones (H9, P2).
 
@@ -525,7 +531,8 @@ def _placed_rows(
     common = math.lcm(before, work.partitions)
     checked = 0
     with redact_paths(source.location, source.directory), StoreReader.open(source.directory, _rocksdb(work)) as reader:
-        for chunk in reader.chunks(rows_max=_CHUNK_ROWS, bytes_max=_CHUNK_BYTES):
+        bytes_max = min(_CHUNK_BYTES_MAX, _CHUNK_BYTES // side_by_side)
+        for chunk in reader.chunks(rows_max=_CHUNK_ROWS_MAX, bytes_max=bytes_max):
             for family, rows in _by_family(chunk, source.families):
                 keys = [key[len(family.prefix) :] for key, _ in rows]
                 rule = work.rules.families.get(family.name)
@@ -553,30 +560,53 @@ def _check_merge(loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: P
 def _split(
     loaded: Sequence[_Loaded], work: GroupToRescale, scratch: Path, partitioner: Partitioner
 ) -> tuple[_Counts, list[tuple[Path, StateMetadata]]]:
-    """Write the rows of each source to a file for each target, and make stores of them (P2). Blocks."""
+    """Write the rows of all sources to files for each target, and make stores of them (P2). Blocks."""
     scratch.mkdir()
     rocksdb = _rocksdb(work)
     targets = [of.partition for of, _ in work.targets]
-    files: dict[int, list[Path]] = {target: [] for target in targets}
+    runs = {target: _Run(scratch, target, rocksdb) for target in targets}
     counts = {target: _Counts() for target in targets}
-    for source in loaded:
-        here = source.store.id.partition
-        writers = {target: SstWriter(scratch / f"{here}-{target}.sst", rocksdb) for target in targets}
-        for family, key, value, target in _placed_rows(source, work, partitioner):
-            writers[target].put(key, value)
-            counts[target].add(family)
-        for target, writer in writers.items():
-            writer.finish()
-            if writer.rows:
-                files[target].append(writer.path)
+    # All sources side by side: the files of a target follow each other, and overlap nowhere.
+    sorted_rows = [_placed_rows(source, work, partitioner, side_by_side=len(loaded)) for source in loaded]
+    for family, key, value, target in heapq.merge(*sorted_rows, key=itemgetter(1)):
+        runs[target].put(key, value)
+        counts[target].add(family)
     made = []
     for target in targets:
         with StoreWriter.open(scratch / f"store-{target}", rocksdb, compactions_wait=True) as store:
-            store.ingest(files[target])
+            store.ingest(runs[target].finish())
             store.checkpoint(scratch / f"captured-{target}")
         made.append((scratch / f"captured-{target}", _metadata_of(loaded, counts[target])))
     total = _Counts(sum(of.rows for of in counts.values()), sum(of.internal for of in counts.values()))
     return total, made
+
+
+class _Run:
+    """Writes the rows of one target, in the order of their keys, to SSTs of the usual size."""
+
+    def __init__(self, directory: Path, target: int, settings: RocksDbSettings) -> None:
+        self._directory, self._target, self._settings = directory, target, settings
+        self._files: list[Path] = []
+        self._writer: SstWriter | None = None
+        self._left_bytes = 0
+
+    def put(self, key: bytes, value: bytes) -> None:
+        writer = self._writer
+        if writer is None or self._left_bytes <= 0:
+            self.finish()
+            path = self._directory / f"{self._target}-{len(self._files)}.sst"
+            self._writer = writer = SstWriter(path, self._settings)
+            self._files.append(path)
+            self._left_bytes = self._settings.file_bytes
+        writer.put(key, value)
+        self._left_bytes -= len(key) + len(value)
+
+    def finish(self) -> list[Path]:
+        """Finish the file that is being written; return all of them."""
+        if self._writer is not None:
+            self._writer.finish()
+            self._writer = None
+        return self._files
 
 
 def _by_family(

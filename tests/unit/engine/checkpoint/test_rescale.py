@@ -12,6 +12,7 @@ from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.rescale import RescaleChoice, RescalePlan, plan_rescale, rescale_checkpoint
 from engine.errors import DamagedError, MisplacedKeyError, NotFoundError, TargetError, UsageError
 from engine.local.checksums import crc32c
+from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.key_rules import StoreRules
 from engine.state.query import QueryAt
@@ -99,6 +100,8 @@ async def test_rows_are_the_same_after_splits_and_merges(
         found = await rows_of(target, tmp_path / f"rows-{turn}")
         assert sorted(of.partition for of in found) == list(range(partitions))
         assert joined(found) == expected
+        if partitions == 6:  # of four, two for each: one sorted run
+            assert max(len(list(store.glob("SSTs/*.sst"))) for store in target.glob("state/0/[0-9]")) == 1
         report = await check_checkpoint(target)
         assert report.is_sound
         assert not report.warnings
@@ -133,6 +136,19 @@ async def test_a_merge_links_and_a_dry_run_says_so_and_writes_nothing(tmp_path: 
     with pytest.raises(UsageError, match="0 is not a number of partitions"):
         await rescale_checkpoint(query.root, tmp_path / "no", RescaleChoice(partitions=0), partitioner=by_crc)
     assert not (tmp_path / "no").exists()
+
+
+def test_rows_are_written_to_files_of_the_usual_size(tmp_path: Path) -> None:
+    run = rescale._Run(tmp_path, 3, RocksDbSettings(file_bytes=1000))
+    rows = [(b"key-%04d" % n, b"x" * 92) for n in range(35)]
+    for key, value in rows:
+        run.put(key, value)
+    files = run.finish()
+    assert [path.name for path in files] == ["3-0.sst", "3-1.sst", "3-2.sst", "3-3.sst"]
+    with StoreWriter.open(tmp_path / "store") as store:
+        store.ingest(files)
+        assert list(store.items()) == rows
+    assert rescale._Run(tmp_path, 4, RocksDbSettings()).finish() == []
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 4, 8])
