@@ -1,6 +1,6 @@
 """Laws of diff, delta and stored form over random trees and values."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ from index.snapshot.keys import (
 from index.snapshot.model import (
     DirIndex,
     FileIndex,
+    FilePath,
     IndexDelta,
     IndexReference,
     Scope,
@@ -157,19 +158,20 @@ def test_tree_that_did_not_change_uploads_and_removes_nothing(before: Tree, tree
 def test_only_identified_files_can_be_retained_and_all_others_may_stay_unread(before: Tree, after: Tree) -> None:
     """`pairs_to_identify` asks for no fact too few: a diff with only those facts equals one with all of them."""
     remote, local = backup(before).dir, local_dir(after)
-    asked = {(*path, file.name) for path, pairs in pairs_to_identify(local, remote) for file, _ in pairs}
 
-    def forget(directory: LocalDir, path: tuple[str, ...] = ()) -> LocalDir:
+    def forget(directory: LocalDir, kept: Collection[FilePath], path: FilePath = ()) -> LocalDir:
         return msgspec.structs.replace(
             directory,
             files=tuple(
-                file if (*path, file.name) in asked else msgspec.structs.replace(file, blake3=None, crc32=None)
+                file if (*path, file.name) in kept else msgspec.structs.replace(file, sst=None, blake3=None, crc32=None)
                 for file in directory.files
             ),
-            sub_dirs=tuple(forget(sub, (*path, sub.name)) for sub in directory.sub_dirs),
+            sub_dirs=tuple(forget(sub, kept, (*path, sub.name)) for sub in directory.sub_dirs),
         )
 
-    assert diff_stats(diff_dir(forget(local), remote)) == diff_stats(diff_dir(local, remote))
+    scanned = forget(local, ())
+    asked = {(*path, file.name) for path, pairs in pairs_to_identify(scanned, remote) for file, _ in pairs}
+    assert diff_stats(diff_dir(forget(local, asked), remote)) == diff_stats(diff_dir(local, remote))
 
 
 @calmly

@@ -166,6 +166,8 @@ def typed_rows(spark: SparkSession, format_: str, path: Path, **options: str | i
 def test_typed_rows_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path, query: Query) -> None:
     show = Show(spark, query, tmp_path / "show", HDFS, batches=5)
     show.run("sink")
+    # Of its own: sessions made of one that knows the sources refuse to register them again.
+    spark = spark.newSession()
     register_sources(spark)
     expected: list[tuple[object, ...]] = []
     for batch in (1, 4):
