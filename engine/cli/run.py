@@ -66,7 +66,7 @@ _NAMES: Final = {
     # plan is where people put it, and is only ever read because they name it.
     ExitCode.USAGE: "UsageError NotLoadedError SamzaFormatError PlanFileError UnsupportedRecordError",
     ExitCode.DAMAGED: "BlobCorruptError DamagedError CommitDamagedError IncompleteError MisplacedKeyError "
-    "SnapshotRepairError FormatError CorruptIndexError IndexInvariantError UnsafeNameError BatchLogError "
+    "ManifestError SnapshotRepairError FormatError CorruptIndexError IndexInvariantError UnsafeNameError BatchLogError "
     "DamagedChangelogError FileChecksumError LineageError RowChecksumError StateMetadataError",
     # Of a full store nothing is wrong with the data or the command; once there is space, the same command works. The
     # changelog of a snapshot that was not uploaded exists, and the next commit makes another snapshot.

@@ -369,7 +369,7 @@ def spark_rescale(session: Session, source: str, target: str, options: rescale.R
     of state are taken as they are; else rows are written again, without a shuffle. Every key is hashed before, and has
     to be in the partition where Spark would have it, or nothing is made.
 
-    Example: tidemark spark rescale /checkpoints/flights /checkpoints/flights-50 --partitions 50
+    Example: tidemark spark rescale /checkpoints/old /checkpoints/new --partitions 50
     """
     options = msgspec.structs.replace(options, store_settings=session.store_settings())
     work = rescale.plan_rescale if dry_run else rescale.rescale_checkpoint
