@@ -14,7 +14,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
 from engine.checkpoint.errors import error_context, redact_paths
-from engine.checkpoint.file_check import check_hidden, check_sst
+from engine.checkpoint.file_check import check_hidden, check_ssts
 from engine.checkpoint.live import QueryFiles, live_files
 from engine.checkpoint.restore import adapt_query_files, make_target, write_like
 from engine.checkpoint.store import SnapshotToBuild, StoreRestored, build_snapshot
@@ -345,8 +345,7 @@ async def convert_store(
             sizes, metrics = await build_snapshot(files, snapshot, made, runtime=runtime)
             await run_blocking(check_read, files, metrics)
             # What was not touched by a changelog was copied, and nothing but its blocks says whether it is whole.
-            for path in sorted(await run_blocking(lambda: list((made / SSTS).glob("*.sst")))):
-                await run_blocking(check_sst, path)
+            await check_ssts(made / SSTS)
         await run_blocking(lambda: staging.publish(dirs_below(made), {}))
     finally:
         await run_blocking(staging.close)

@@ -22,7 +22,7 @@ from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
 from engine.checkpoint.convert import bring_query, check_read, name_stores
 from engine.checkpoint.errors import error_context, redact_paths
-from engine.checkpoint.file_check import check_sst
+from engine.checkpoint.file_check import check_ssts
 from engine.checkpoint.restore import make_target
 from engine.checkpoint.store import StoreRestored, read_row_schema, write_snapshot
 from engine.checkpoint.targets import CheckpointTarget, check_apart, dirs_below
@@ -192,8 +192,7 @@ async def rescale_checkpoint(
     place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
     async with opened_checkpoint(source, choice.store_settings) as root:
         try:
-            at, work = await _prepare(root, place, choice, runtime)
-            query_id = await StreamingCheckpoint(root).query_id()
+            query_id, at, work = await _prepare(root, place, choice, runtime)
             await place.open(query_id, at.batch)
             files, size_bytes = await bring_query(root, place, at, _rewritten(at, work, choice.partitions))
 
@@ -239,8 +238,7 @@ async def plan_rescale(
     place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
     async with opened_checkpoint(source, choice.store_settings) as root:
         try:
-            at, work = await _prepare(root, place, choice, runtime)
-            query_id = await StreamingCheckpoint(root).query_id()
+            query_id, at, work = await _prepare(root, place, choice, runtime)
             with tempfile.TemporaryDirectory(prefix="tidemark-rescale-", ignore_cleanup_errors=True) as scratch:
 
                 async def one(item: GroupToRescale) -> GroupRescaled:
@@ -248,7 +246,9 @@ async def plan_rescale(
                     async with contextlib.AsyncExitStack() as stack:
                         with redact_paths(root.location, Path(scratch)):
                             loaded = await _load_all(stack, root, item, beside, runtime)
-                            counts = await run_blocking(_check_merge, loaded, item, partitioner)
+                            if item.is_merge:
+                                await run_blocking(lambda: plan_merge([read_parent(of.directory) for of in loaded]))
+                            counts = await run_blocking(_count_rows, loaded, item, partitioner)
                             found = await run_blocking(_measured, item, loaded, counts)
                     done.add(files=len(loaded), bytes_=found.bytes_linked + found.bytes_rewritten)
                     return found
@@ -288,8 +288,8 @@ def _sum_up(
 
 async def _prepare(
     root: CheckpointDir, target: CheckpointTarget, choice: RescaleChoice, runtime: Runtime
-) -> tuple[QueryAt, tuple[GroupToRescale, ...]]:
-    """Refuse what cannot be done, and find what is to be done. Nothing is written."""
+) -> tuple[str, QueryAt, tuple[GroupToRescale, ...]]:
+    """Refuse what cannot be done; return the query's id, its batch, and what is to be done. Nothing is written."""
     if not 1 <= choice.partitions <= PARTITIONS_MAX:
         hint = f"give one from 1 to {PARTITIONS_MAX:,}"
         raise UsageError(f"{choice.partitions} is not a number of partitions", operation="rescale", hint=hint)
@@ -308,7 +308,7 @@ async def _prepare(
     at = msgspec.structs.replace(
         at, operators=tuple(rules[of.id, of.stores[0]].operator if of.stores else of for of in at.operators)
     )
-    return at, tuple(_groups(at, choice.partitions, rules, runtime))
+    return query_id, at, tuple(_groups(at, choice.partitions, rules, runtime))
 
 
 def _operators_after(at: QueryAt, partitions: int) -> tuple[StateOperator, ...]:
@@ -378,9 +378,10 @@ async def rescale_group(
         with redact_paths(root.location, beside.parent):
             loaded = await _load_all(stack, root, work, beside, runtime)
             if work.is_merge:
-                counts = await run_blocking(_check_merge, loaded, work, partitioner)
-                made = [(beside.with_name("merged"), _metadata_of(loaded, counts))]
-                await run_blocking(merge_stores, [each.directory for each in loaded], made[0][0])
+                merged = beside.with_name("merged")
+                await run_blocking(merge_stores, [each.directory for each in loaded], merged)
+                counts = await run_blocking(_count_rows, loaded, work, partitioner)
+                made = [(merged, _metadata_of(loaded, counts))]
             else:
                 counts, made = await run_blocking(_split, loaded, work, beside.with_name("split"), partitioner)
             # The first one goes last: with its staging everything that is beside it goes.
@@ -432,9 +433,8 @@ async def _write_store(
     with target_errors(into):
         sizes = await run_blocking(write_snapshot, into, captured, schema, now_ms * 1_000_000, summed_at_ms)
     # Of what no changelog has touched nothing but its blocks says whether it is whole.
-    for path in sorted((into / SSTS).glob("*.sst")):
-        await run_blocking(check_sst, path)
-    return list(sizes)
+    await check_ssts(into / SSTS)
+    return sizes
 
 
 def _measured(work: GroupToRescale, loaded: Sequence[_Loaded], counts: "_Counts") -> GroupRescaled:
@@ -545,12 +545,10 @@ def _placed_rows(
                     yield family, key, value, of % work.partitions
 
 
-def _check_merge(loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Partitioner) -> _Counts:
-    """Read all rows, and find out whether the sources can become the targets. Blocks."""
+def _count_rows(loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Partitioner) -> _Counts:
+    """Read all rows, and find that each is in place. Blocks."""
     counts = _Counts()
-    _metadata_of(loaded, counts)
-    if work.is_merge:
-        plan_merge([read_parent(each.directory) for each in loaded])
+    _metadata_of(loaded, counts)  # refuses sources that cannot be one store, before all is read
     for source in loaded:
         for family, *_ in _placed_rows(source, work, partitioner):
             counts.add(family)

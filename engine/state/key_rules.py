@@ -17,12 +17,13 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import AGGREGATION, SCHEMAS, QueryAt, StateOperator
 from engine.state.settings import ENCODING_KEY
 from index.errors import PartitionKeyError
+from index.spark import retention
 from index.spark.checkpoint import STATE, StoreId
 from index.spark.partition_keys import KeyRule, choose_key_rule
 from index.spark.query_logs import decode_state_variables
 from index.spark.schema import SCHEMA_BYTES_MAX, KeyForm, StateSchema, decode_key_form, decode_state_schema
 
-SCHEMA_PATH: Final = "_metadata/schema"
+SCHEMA_PATH: Final = "/".join(retention.SCHEMA_PATH)
 AVRO: Final = "avro"
 _ROWS_MAX: Final = 32_768
 _BYTES_MAX: Final = 4 * MIB
