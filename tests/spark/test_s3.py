@@ -90,7 +90,7 @@ def test_of_64_stores_one_that_fails_or_is_slow_costs_only_itself_and_a_rerun_fe
     spark: SparkSession, storage: Storage, tmp_path: Path
 ) -> None:
     # Two tries for each request, one after the other; one that hangs is given up after a while.
-    s3 = msgspec.structs.replace(storage.settings.s3, read_timeout_s=6, hedged_reads=False)
+    s3 = msgspec.structs.replace(storage.settings.s3, read_timeout_s=6)
     retry = RetrySettings(attempts_max=2, first_wait_s=0.05)
     storage.settings = msgspec.structs.replace(storage.settings, s3=s3, retry=retry)
     stores = fill(tmp_path / "disk", 64)
