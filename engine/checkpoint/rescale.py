@@ -304,10 +304,6 @@ async def _prepare(
     await refuse_damaged_logs(root)
     await target.check(query_id, at.batch)
     rules = await read_key_rules(root, at)
-    # The schemas say more than the metadata of operators: which of them have no grouping keys.
-    at = msgspec.structs.replace(
-        at, operators=tuple(rules[of.id, of.stores[0]].operator if of.stores else of for of in at.operators)
-    )
     return query_id, at, tuple(_groups(at, choice.partitions, rules, runtime))
 
 

@@ -14,7 +14,7 @@ from blobstore.errors import BlobNotFoundError
 from engine.errors import MisplacedKeyError
 from engine.settings import MIB
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import AGGREGATION, SCHEMAS, QueryAt, StateOperator
+from engine.state.query import SCHEMAS, QueryAt, StateOperator
 from engine.state.settings import ENCODING_KEY
 from index.errors import PartitionKeyError
 from index.spark import retention
@@ -74,12 +74,8 @@ async def read_key_rules(directory: CheckpointDir, query: QueryAt) -> dict[tuple
         variables = decode_state_variables(operator.properties, subject=f"properties of operator {operator.id}")
         for store in operator.stores:
             families = {}
-            forms = [] if operator.is_single else await _read_forms(directory, operator, store, is_hdfs=is_hdfs)
-            # Where one partition is pinned, the metadata of an aggregation does not show that it has no grouping keys.
-            if forms and operator.name == AGGREGATION and not any(schema.key.fields for schema, _ in forms):
-                operator = msgspec.structs.replace(operator, is_single=True)  # noqa: PLW2901 - of all its stores
             if not operator.is_single:
-                for schema, form in forms:
+                for schema, form in await _read_forms(directory, operator, store, is_hdfs=is_hdfs):
                     families[schema.family] = choose_key_rule(
                         operator.id,
                         operator.name,

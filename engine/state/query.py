@@ -110,7 +110,7 @@ _LOST_OR_OLD: Final = (
 
 # Keeps its state in one partition, whatever its metadata says of their number; so does this one without grouping keys.
 SINGLE_PARTITION: Final = frozenset({"globalLimit"})
-AGGREGATION: Final = "stateStoreSave"
+_AGGREGATION: Final = "stateStoreSave"
 _FIRST_SCHEMA: Final = "0/_metadata/schema"
 
 
@@ -141,10 +141,10 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
     offsets: query_logs.BatchOffsets
 
     def may_be_keyless(self, metadata: query_logs.OperatorMetadata) -> bool:
-        """Return whether its number of partitions depends on whether it has grouping keys."""
+        """Return whether it may have one partition whatever the query pins, as it has no grouping keys."""
         ids = self.commit.unique_ids
         one_at_most = ids is None or len(ids.get(metadata.id, ())) == 1
-        return metadata.name == AGGREGATION and one_at_most and self.offsets.conf.get(PARTITIONS_KEY) != "1"
+        return metadata.name == _AGGREGATION and one_at_most
 
     def describe(
         self, metadata: query_logs.OperatorMetadata, stores: tuple[str, ...], *, is_keyless: bool = False
