@@ -14,10 +14,10 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
 from engine.checkpoint.errors import error_context, redact_paths
-from engine.checkpoint.file_check import check_hidden, check_ssts
+from engine.checkpoint.file_check import check_ssts
 from engine.checkpoint.live import QueryFiles, live_files
 from engine.checkpoint.restore import adapt_query_files, make_target, write_like
-from engine.checkpoint.store import SnapshotToBuild, StoreRestored, build_snapshot
+from engine.checkpoint.store import SnapshotToBuild, StoreRestored, build_snapshot, check_read
 from engine.checkpoint.targets import CheckpointTarget, check_apart, dirs_below
 from engine.errors import UsageError
 from engine.restore.staging import Staging
@@ -25,8 +25,7 @@ from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwa
 from engine.settings import STORES_AT_ONCE, TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.compression import Codec
-from engine.state.load import LoadMetrics
-from engine.state.query import COMMITS, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint, provider_of
+from engine.state.query import COMMITS, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint, name_stores, provider_of
 from engine.state.settings import (
     CODEC_KEY,
     HDFS_PROVIDER,
@@ -36,19 +35,10 @@ from engine.state.settings import (
     StateStoreSettings,
 )
 from index.display import DisplayMixin
-from index.snapshot.model import UniqueId
 from index.spark.checkpoint import StoreId
 from index.spark.hdfs_rows import SplitKey, prefix_key_splitter
-from index.spark.names import SSTS, StateVersion, changelog_name, snapshot_name
-from index.spark.query_logs import (
-    SINKS_VERSION,
-    UNIQUE_IDS_VERSION,
-    BatchCommit,
-    decode_commit,
-    decode_offsets,
-    encode_commit,
-    encode_offsets,
-)
+from index.spark.names import SSTS, StateVersion
+from index.spark.query_logs import UNIQUE_IDS_VERSION, decode_commit, decode_offsets, encode_commit, encode_offsets
 from index.spark.retention import SCHEMA_PATH
 from index.spark.schema import SCHEMA_BYTES_MAX, decode_state_schema
 
@@ -273,23 +263,6 @@ def _rewritten(plan: ConversionPlan, at: QueryAt, work: Sequence[StoreToConvert]
     return rewrite
 
 
-def name_stores(commit: BatchCommit, at: QueryAt, ids: dict[StoreId, UniqueId | None]) -> BatchCommit:
-    """Give a commit the ids of the new stores; none, and a version that knows of none, for format 1."""
-    if not ids:
-        return commit  # without state there is nothing to name
-    if None in ids.values():
-        version = commit.version if commit.version >= SINKS_VERSION else 1
-        return msgspec.structs.replace(commit, version=version, unique_ids=None)
-    unique_ids = {
-        operator.id: tuple(
-            tuple(ids[StoreId(operator.id, partition, store)] or "" for store in operator.stores)
-            for partition in range(operator.partitions_count)
-        )
-        for operator in at.operators
-    }
-    return msgspec.structs.replace(commit, version=max(commit.version, UNIQUE_IDS_VERSION), unique_ids=unique_ids)
-
-
 async def bring_query(
     root: CheckpointDir, target: CheckpointTarget, at: QueryAt, rewrite: Callable[[str, bytes], bytes]
 ) -> tuple[int, int]:
@@ -368,14 +341,3 @@ async def _key_splitter(root: CheckpointDir, work: StoreToConvert) -> SplitKey |
     path = "/".join((first.path, *SCHEMA_PATH))
     schemas = decode_state_schema(await root.read(path, size_bytes_max=SCHEMA_BYTES_MAX), subject=path)
     return prefix_key_splitter(schemas[0].key, work.prefix_columns)
-
-
-def check_read(files: CheckpointDir, metrics: LoadMetrics) -> None:
-    """Compare what a version without an id was made of with Hadoop's checksums: nothing else proves all of it (V4)."""
-    if files.local_root is None or metrics.of.unique_id is not None:
-        return
-    first = 1 if metrics.base is None else metrics.base.version + 1
-    changed = [msgspec.structs.replace(metrics.of, version=number) for number in range(first, metrics.of.version + 1)]
-    names = [changelog_name(of) for of in changed] + ([snapshot_name(metrics.base)] if metrics.base else [])
-    for name in names:
-        check_hidden(files.local_root / name)

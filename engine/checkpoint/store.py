@@ -16,6 +16,7 @@ import msgspec
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
 from blobstore.local.files import flush
+from engine.checkpoint.file_check import check_hidden
 from engine.checkpoint.targets import dirs_below
 from engine.local.checksums import crc32c
 from engine.local.scan import READ_FLAGS
@@ -25,7 +26,7 @@ from engine.restore.staging import Staging, target_errors
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import TransferSettings
 from engine.state.changelogs import CREATOR, ChangelogWriter
-from engine.state.checkpoint_dir import StateFiles
+from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.compression import Codec
 from engine.state.files import CapturedSnapshot, StateFileManager, named_metadata
 from engine.state.load import LoadMetrics, StateLoader
@@ -221,11 +222,23 @@ def _capture(
     return manager.capture(directory, named, loaded.metadata)
 
 
+def check_read(files: CheckpointDir, metrics: LoadMetrics) -> None:
+    """Compare what a version without an id was made of with Hadoop's checksums: nothing else proves all of it (V4)."""
+    if files.local_root is None or metrics.of.unique_id is not None:
+        return
+    first = 1 if metrics.base is None else metrics.base.version + 1
+    changed = [msgspec.structs.replace(metrics.of, version=number) for number in range(first, metrics.of.version + 1)]
+    names = [changelog_name(of) for of in changed] + ([snapshot_name(metrics.base)] if metrics.base else [])
+    for name in names:
+        check_hidden(files.local_root / name)
+
+
 def write_snapshot(
-    target: Path, captured: CapturedSnapshot, schema: bytes | None, modified_at_ns: int, summed_at_ms: int | None
+    target: Path, captured: CapturedSnapshot, schema: bytes | None, modified_at_ns: int | None, summed_at_ms: int | None
 ) -> list[int]:
     """Write the directory of a store, SSTs and logs moved; with a checksum if there is a time for it. Blocks.
 
+    New files get the time that is given. Without one they keep theirs: an SST may be one of another checkpoint, too.
     Returns the size of each file.
     """
     zipped, _ = build_state_zip(captured.directory, named_metadata(captured, captured.files))
@@ -265,7 +278,7 @@ def _write_rows(target: Path, work: SnapshotToBuild, loaded: LoadedState, schema
     return [path.stat().st_size, *_write_files(target, written, work.modified_at_ns)]
 
 
-def _write_files(target: Path, written: Mapping[FilePath, bytes], modified_at_ns: int) -> list[int]:
+def _write_files(target: Path, written: Mapping[FilePath, bytes], modified_at_ns: int | None) -> list[int]:
     """Write small files, synced; return their sizes. Blocks."""
     for parts, data in written.items():
         path = target.joinpath(*parts)
@@ -277,6 +290,7 @@ def _write_files(target: Path, written: Mapping[FilePath, bytes], modified_at_ns
     return [len(data) for data in written.values()]
 
 
-def _seal(descriptor: int, modified_at_ns: int) -> None:
-    os.utime(descriptor, ns=(modified_at_ns, modified_at_ns))
+def _seal(descriptor: int, modified_at_ns: int | None) -> None:
+    if modified_at_ns is not None:
+        os.utime(descriptor, ns=(modified_at_ns, modified_at_ns))
     flush(descriptor)

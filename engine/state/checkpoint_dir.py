@@ -147,6 +147,7 @@ class CheckpointDir:
         location: str = "",
         owns_store: bool = False,
         seen: Seen | None = None,
+        links_ssts: bool = False,
     ) -> None:
         self._store = store
         self._prefix = prefix
@@ -157,6 +158,7 @@ class CheckpointDir:
         self.location = location
         # Of a look.
         self._seen = seen
+        self._links_ssts = links_ssts
 
     @classmethod
     async def open(
@@ -199,6 +201,21 @@ class CheckpointDir:
             location=f"{self.location}/{path}" if self.location else path,
             owns_store=owns_store,
             seen=self._seen,
+            links_ssts=self._links_ssts,
+        )
+
+    def linked(self) -> Self:
+        """Open it once more so that an SST that is fetched is the same file, by a hard link, where that can be.
+
+        It must not be written to then, nor be given another time; RocksDB never does either.
+        """
+        return type(self)(
+            self._store,
+            self._prefix,
+            local_root=self.local_root,
+            location=self.location,
+            seen=self._seen,
+            links_ssts=True,
         )
 
     def look(self, *, again: bool = False) -> Self:
@@ -323,7 +340,8 @@ class CheckpointDir:
 
     async def _fetch(self, path: str, temp: Path, at_most: int | None) -> int:
         if self.local_root is not None:
-            copied = await run_blocking(_copy_within, self.local_root / path, temp, at_most)
+            links = self._links_ssts and path.endswith(".sst")
+            copied = await run_blocking(_copy_within, self.local_root / path, temp, at_most, links=links)
             if copied is not None:
                 if at_most is not None and copied > at_most:
                     raise self._misfit(path, f"has {copied} bytes, and at most {at_most} were expected")
@@ -398,12 +416,17 @@ def store_url(url: str) -> str:
     return _SPARK_S3.sub("s3", url)
 
 
-def _copy_within(source: Path, target: Path, at_most: int | None) -> int | None:
-    """Copy a file and count its bytes; None if the store is to read it, which knows what an error means."""
+def _copy_within(source: Path, target: Path, at_most: int | None, *, links: bool) -> int | None:
+    """Copy or link a file and count its bytes; None if the store is to read it, which knows what an error means."""
     try:
-        size_bytes = source.lstat().st_size
+        found = source.lstat()
+        size_bytes = found.st_size
         if at_most is not None and size_bytes > at_most:
             return size_bytes
+        if links and stat.S_ISREG(found.st_mode):
+            with suppress(OSError):  # another file system, another owner, or too many links
+                os.link(source, target, follow_symlinks=False)
+                return size_bytes
         return copy_file(source, target)
     except FileExistsError:
         raise

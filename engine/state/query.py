@@ -25,7 +25,7 @@ from engine.state.settings import (
     StateStoreSettings,
 )
 from index.errors import BatchLogError, FormatError
-from index.snapshot.model import SIZE_BYTES_MAX
+from index.snapshot.model import SIZE_BYTES_MAX, UniqueId
 from index.spark import query_logs
 from index.spark.checkpoint import STATE, StoreId
 from index.spark.names import StateVersion, check_store_dir, check_unique_id
@@ -407,6 +407,27 @@ class StreamingCheckpoint:
             except (BlobNotFoundError, DamagedError, FormatError):
                 return False
         return self._keyless[operator]
+
+
+def name_stores(
+    commit: query_logs.BatchCommit, at: QueryAt, ids: dict[StoreId, UniqueId | None]
+) -> query_logs.BatchCommit:
+    """Give a commit the ids of the new stores; none, and a version that knows of none, for format 1."""
+    if not ids:
+        return commit  # without state there is nothing to name
+    if None in ids.values():
+        version = commit.version if commit.version >= query_logs.SINKS_VERSION else 1
+        return msgspec.structs.replace(commit, version=version, unique_ids=None)
+    unique_ids = {
+        operator.id: tuple(
+            tuple(ids[StoreId(operator.id, partition, store)] or "" for store in operator.stores)
+            for partition in range(operator.partitions_count)
+        )
+        for operator in at.operators
+    }
+    return msgspec.structs.replace(
+        commit, version=max(commit.version, query_logs.UNIQUE_IDS_VERSION), unique_ids=unique_ids
+    )
 
 
 def provider_of(offsets: query_logs.BatchOffsets) -> str:

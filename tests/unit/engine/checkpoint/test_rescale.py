@@ -1,5 +1,6 @@
 """Another number of partitions has the same rows (design 0010, section 3); Spark's view is in tests/spark/state."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -7,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from typing_extensions import override
 
-from engine.checkpoint import rescale
+from engine.checkpoint import groups, rescale_stores
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.rescale import RescaleChoice, RescalePlan, plan_rescale, rescale_checkpoint
 from engine.errors import DamagedError, MisplacedKeyError, NotFoundError, TargetError, UsageError
@@ -59,7 +60,11 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> None:
             for store in operator.stores
         }
 
-    monkeypatch.setattr(rescale, "read_key_rules", read)
+    monkeypatch.setattr(groups, "read_key_rules", read)
+
+
+def files_below(root: Path) -> dict[Path, os.stat_result]:
+    return {path: path.stat() for path in root.rglob("*") if path.is_file()}
 
 
 def joined(found: dict[StoreId, Rows]) -> Rows:
@@ -117,6 +122,7 @@ async def test_a_merge_links_and_a_dry_run_says_so_and_writes_nothing(tmp_path: 
     assert (split.files_linked, split.bytes_linked) == (0, 0)
     assert split.bytes_rewritten > 0
     choice = RescaleChoice(partitions=2)
+    before = files_below(tmp_path / "split")
     planned = await plan_rescale(tmp_path / "split", tmp_path / "merged", choice, partitioner=by_crc)
     assert not (tmp_path / "merged").exists()
     merged = await rescale_checkpoint(tmp_path / "split", tmp_path / "merged", choice, partitioner=by_crc)
@@ -133,13 +139,18 @@ async def test_a_merge_links_and_a_dry_run_says_so_and_writes_nothing(tmp_path: 
 
     assert ssts(tmp_path / "merged") == ssts(tmp_path / "split")
     assert merged.files_linked == len(ssts(tmp_path / "split"))
+    # They are the same files, which nothing was done to.
+    linked = {of.st_ino for path, of in files_below(tmp_path / "merged").items() if path.suffix == ".sst"}
+    assert linked == {of.st_ino for path, of in before.items() if path.suffix == ".sst"}
+    after = files_below(tmp_path / "split")
+    assert {path: of.st_mtime_ns for path, of in after.items()} == {path: of.st_mtime_ns for path, of in before.items()}
     with pytest.raises(UsageError, match="0 is not a number of partitions"):
         await rescale_checkpoint(query.root, tmp_path / "no", RescaleChoice(partitions=0), partitioner=by_crc)
     assert not (tmp_path / "no").exists()
 
 
 def test_rows_are_written_to_files_of_the_usual_size(tmp_path: Path) -> None:
-    run = rescale._Run(tmp_path, 3, RocksDbSettings(file_bytes=1000))
+    run = rescale_stores._Run(tmp_path, 3, RocksDbSettings(file_bytes=1000))
     rows = [(b"key-%04d" % n, b"x" * 92) for n in range(35)]
     for key, value in rows:
         run.put(key, value)
@@ -148,7 +159,7 @@ def test_rows_are_written_to_files_of_the_usual_size(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "store") as store:
         store.ingest(files)
         assert list(store.items()) == rows
-    assert rescale._Run(tmp_path, 4, RocksDbSettings()).finish() == []
+    assert rescale_stores._Run(tmp_path, 4, RocksDbSettings()).finish() == []
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 4, 8])

@@ -1,0 +1,409 @@
+"""Make the stores of one group of partitions from those of another number (design 0010, P1 to P3)."""
+
+import contextlib
+import heapq
+import itertools
+import math
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from blobstore.base import BlobStore
+from blobstore.concurrency import map_bounded, run_blocking
+from engine.checkpoint.errors import redact_paths
+from engine.checkpoint.file_check import check_ssts
+from engine.checkpoint.groups import GroupRescaled, GroupToRescale
+from engine.checkpoint.store import StoreRestored, check_read, write_snapshot
+from engine.checkpoint.targets import dirs_below
+from engine.local.checksums import crc32c
+from engine.restore.restore import read_index_of
+from engine.restore.staging import Staging, target_errors
+from engine.rocksdb.merge import merge_stores, read_parent
+from engine.rocksdb.store import RocksDbSettings, SstWriter, StoreReader, StoreWriter
+from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime
+from engine.settings import MIB, STORES_AT_ONCE, TransferSettings
+from engine.state.checkpoint_dir import CheckpointDir, StateFiles
+from engine.state.files import StateFileManager
+from engine.state.key_rules import Partitioner, check_keys, partitions_of
+from engine.state.load import LoadMetrics, StateLoader
+from engine.state.loaded import ColumnFamily
+from engine.state.local_files import WorkingDir
+from engine.state.query import StoreAt
+from engine.state.restore import IndexStateFiles
+from index.rocksdb.merge import plan_merge
+from index.spark.checkpoint import StoreId
+from index.spark.checksums import split_values
+from index.spark.lineage import target_in_index
+from index.spark.metadata import NOT_COUNTED, StateMetadata
+from index.spark.names import SSTS, StateVersion
+from index.spark.rescale import merge_state_metadata
+
+# What is hashed at once: fewer rows would leave a hash over arrays nothing to gain.
+_CHUNK_ROWS_MAX: Final = 16_384
+# Of all sources that are read side by side.
+_CHUNK_BYTES: Final = 32 * MIB
+_CHUNK_BYTES_MAX: Final = 4 * MIB
+
+
+class OpenedStore(NamedTuple):
+    """The files of a source, and the version to load of them."""
+
+    files: StateFiles
+    at: StateVersion
+
+
+# Opens one of the sources of a group, by its number.
+OpenStore: TypeAlias = Callable[[GroupToRescale, int], Awaitable[OpenedStore]]
+
+
+def of_checkpoint(root: CheckpointDir) -> OpenStore:
+    """Return what opens sources in a checkpoint: their SSTs are linked where that can be."""
+    linked = root.linked()
+
+    async def open_store(work: GroupToRescale, number: int) -> OpenedStore:
+        store = work.sources[number]
+        return OpenedStore(linked.child(store.id.path), store.at)
+
+    return open_store
+
+
+def of_backup(store: BlobStore, transfer: TransferSettings) -> OpenStore:
+    """Return what opens sources in a repository, by their references. The caller holds a pin."""
+
+    async def open_store(work: GroupToRescale, number: int) -> OpenedStore:
+        index, _ = await read_index_of(store, work.references[number])
+        at = work.sources[number].at
+        unique_id = None if at.unique_id is None else target_in_index(at.version, at.unique_id, index)
+        return OpenedStore(IndexStateFiles(store, index, transfer), StateVersion(at.version, unique_id))
+
+    return open_store
+
+
+class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """A source, as a rocksdb_checkpoint that nobody writes to."""
+
+    store: StoreAt
+    files: StateFiles
+    directory: Path
+    metadata: StateMetadata
+    families: tuple[ColumnFamily, ...]
+    metrics: LoadMetrics
+
+    @property
+    def requests(self) -> int:
+        return 1 + self.files.requests if isinstance(self.files, IndexStateFiles) else 0
+
+    @property
+    def sst_bytes(self) -> list[int]:
+        return [path.stat().st_size for path in self.directory.glob("*.sst")]
+
+
+async def rescale_group(
+    open_store: OpenStore,
+    work: GroupToRescale,
+    target: Path,
+    partitioner: Partitioner,
+    *,
+    runtime: Runtime,
+    replace: bool = False,
+) -> GroupRescaled:
+    """Build the directories of all targets of a group below `target`, each whole or not at all.
+
+    With `replace` they may have what an earlier attempt has left.
+
+    Raises:
+        MisplacedKeyError, PartitionKeyError: As `check_keys`. Nothing is at the target.
+        StoreMergeError: The stores cannot be merged by reference.
+        DamagedError, FormatError: A file of a source is not whole, or not there; the error names it.
+        TargetError: The target cannot be used.
+        StoreError: As the store says.
+    """
+    results: list[StoreRestored] = []
+    async with contextlib.AsyncExitStack() as stack:
+        # On the file system of the target, so that files can be linked.
+        held = await _opened_staging(stack, target / work.targets[0][0].path, runtime, replace=replace)
+        beside = held.directory
+        with redact_paths(work.subject, beside.parent):
+            loaded = await _load_all(stack, open_store, work, beside, runtime)
+            if work.is_merge:
+                merged = beside.with_name("merged")
+                await run_blocking(merge_stores, [each.directory for each in loaded], merged)
+                counts = await run_blocking(_count_rows, loaded, work, partitioner)
+                made = [(merged, _metadata_of(loaded, work, counts))]
+            else:
+                counts, made = await run_blocking(_split, loaded, work, beside.with_name("split"), partitioner)
+            # The first one goes last: with its staging everything that is beside it goes.
+            for named, parts in reversed([*zip(work.targets, made, strict=True)]):
+                is_last = named == work.targets[0]
+                async with contextlib.AsyncExitStack() as own:
+                    there = target / named[0].path
+                    staging = held if is_last else await _opened_staging(own, there, runtime, replace=replace)
+                    now_ms = runtime.local_now_ms()
+                    sizes = await _write_store(loaded[0].files, work, staging.directory, named, parts, now_ms)
+                    await run_blocking(staging.publish, dirs_below(staging.directory), {})
+                costs = loaded if is_last else []
+                results.append(
+                    StoreRestored(
+                        id=named[0],
+                        files=len(sizes),
+                        size_bytes=sum(sizes),
+                        bytes_fetched=sum(cost.metrics.bytes_fetched for cost in costs),
+                        requests=sum(cost.requests for cost in costs),
+                        changelogs=sum(cost.metrics.changelogs for cost in costs),
+                        records=sum(cost.metrics.records for cost in costs),
+                    )
+                )
+            measured = await run_blocking(_measured, work, loaded, counts)
+    return msgspec.structs.replace(measured, stores=tuple(results[::-1]))
+
+
+class Here(msgspec.Struct, frozen=True, kw_only=True):
+    """How groups are rescaled on this machine."""
+
+    partitioner: Partitioner = partitions_of
+    groups_at_once: int = STORES_AT_ONCE
+    progress: Progress = NO_PROGRESS
+    runtime: Runtime
+
+
+async def rescale_here(
+    open_store: OpenStore, work: Sequence[GroupToRescale], target: Path, how: Here
+) -> list[GroupRescaled]:
+    """Rescale groups on this machine, several at once. Raises as `rescale_group`."""
+    done = AddedProgress(how.progress)
+
+    async def one(item: GroupToRescale) -> GroupRescaled:
+        made = await rescale_group(open_store, item, target, how.partitioner, runtime=how.runtime)
+        done.add(files=sum(of.files for of in made.stores), bytes_=sum(of.size_bytes for of in made.stores))
+        return made
+
+    return await map_bounded(one, work, in_flight_max=how.groups_at_once)
+
+
+async def look_at_group(
+    open_store: OpenStore, work: GroupToRescale, scratch: Path, partitioner: Partitioner, *, runtime: Runtime
+) -> GroupRescaled:
+    """Load and check the sources of a group below a directory for temporary files. Raises as `rescale_group`."""
+    async with contextlib.AsyncExitStack() as stack:
+        with redact_paths(work.subject, scratch):
+            loaded = await _load_all(stack, open_store, work, scratch / work.targets[0][0].path / "new", runtime)
+            if work.is_merge:
+                await run_blocking(lambda: plan_merge([read_parent(each.directory) for each in loaded]))
+            counts = await run_blocking(_count_rows, loaded, work, partitioner)
+            return await run_blocking(_measured, work, loaded, counts)
+
+
+async def _opened_staging(
+    stack: contextlib.AsyncExitStack, target: Path, runtime: Runtime, *, replace: bool
+) -> Staging:
+    staging = Staging(target, runtime.session(), replace=replace)
+    stack.push_async_callback(run_blocking, staging.close)
+    await run_blocking(staging.open)
+    return staging
+
+
+async def _write_store(
+    files: StateFiles,
+    work: GroupToRescale,
+    into: Path,
+    target: tuple[StoreId, StateVersion],
+    made: tuple[Path, StateMetadata],
+    now_ms: int,
+) -> list[int]:
+    """Write a rocksdb_checkpoint as the one snapshot of a store; return the sizes of its files."""
+    of, named = target
+    schema = work.schema if of.partition == 0 else None
+    summed_at_ms = now_ms if work.settings.file_checksums and named.unique_id is not None else None
+    captured = await run_blocking(StateFileManager(files, work.settings).capture, made[0], named, made[1])
+    with target_errors(into):
+        sizes = await run_blocking(write_snapshot, into, captured, schema, None, summed_at_ms)
+    # Of what no changelog has touched nothing but its blocks says whether it is whole.
+    await check_ssts(into / SSTS)
+    return sizes
+
+
+def _measured(work: GroupToRescale, loaded: Sequence[_Loaded], counts: "_Counts") -> GroupRescaled:
+    sizes = [size for each in loaded for size in each.sst_bytes]
+    return GroupRescaled(
+        rows=counts.rows,
+        files_linked=len(sizes) if work.is_merge else 0,
+        bytes_linked=sum(sizes) if work.is_merge else 0,
+        bytes_rewritten=0 if work.is_merge else sum(sizes),
+    )
+
+
+async def _load_all(
+    stack: contextlib.AsyncExitStack, open_store: OpenStore, work: GroupToRescale, beside: Path, runtime: Runtime
+) -> list[_Loaded]:
+    """Load the sources of a group beside a directory, until the stack ends."""
+    loaded = []
+    for number, store in enumerate(work.sources):
+        place = await run_blocking(WorkingDir.open, beside.with_name(f"source-{store.id.partition}"))
+        stack.push_async_callback(run_blocking, place.close)
+        opened = await open_store(work, number)
+        with redact_paths(opened.files.location, place.directory):
+            loaded.append(await _load(opened, store, place, runtime))
+    return loaded
+
+
+async def _load(opened: OpenedStore, store: StoreAt, place: WorkingDir, runtime: Runtime) -> _Loaded:
+    """Load a source with its changelogs, and make a rocksdb_checkpoint of it that can be merged by reference."""
+    settings = msgspec.structs.replace(store.settings, snapshot_repair=False)
+    loader = StateLoader(StateFileManager(opened.files, settings), place, runtime)
+    loaded, metrics = await loader.load(opened.at, {}, read_only=True)
+
+    def capture() -> Path:
+        directory = place.new_captured()
+        loaded.write_operands()
+        loaded.db.checkpoint(directory)
+        if read_parent(directory).range_deletions:  # (R1)
+            loaded.db.compact(force=True)
+            directory = place.new_captured()
+            loaded.db.checkpoint(directory)
+        return directory
+
+    try:
+        directory = await run_blocking(capture)
+    finally:
+        await run_blocking(loaded.db.close)
+    if isinstance(opened.files, CheckpointDir):
+        await run_blocking(check_read, opened.files, metrics)
+    return _Loaded(
+        store=store,
+        files=opened.files,
+        directory=directory,
+        metadata=loaded.metadata,
+        families=tuple(loaded.families),
+        metrics=metrics,
+    )
+
+
+class _Counts(msgspec.Struct):
+    """Rows that were read, and those of them that belong to internal families."""
+
+    rows: int = 0
+    internal: int = 0
+
+    def add(self, family: ColumnFamily) -> None:
+        self.rows += 1
+        self.internal += family.is_internal
+
+
+def _metadata_of(loaded: Sequence[_Loaded], work: GroupToRescale, counts: _Counts) -> StateMetadata:
+    """Combine the metadata of the sources for one target, with what was counted where the sources count (P3)."""
+    merged = merge_state_metadata([each.metadata for each in loaded], subject=work.subject)
+    return msgspec.structs.replace(
+        merged,
+        num_keys=NOT_COUNTED if merged.num_keys == NOT_COUNTED else counts.rows - counts.internal,
+        num_internal_keys=NOT_COUNTED if merged.num_internal_keys == NOT_COUNTED else counts.internal,
+    )
+
+
+def _rocksdb(work: GroupToRescale) -> RocksDbSettings:
+    return msgspec.structs.replace(work.settings.rocksdb, merge_delimiter=work.settings.merge_delimiter)
+
+
+def _placed_rows(
+    source: _Loaded, work: GroupToRescale, partitioner: Partitioner, *, side_by_side: int = 1
+) -> Iterator[tuple[ColumnFamily, bytes, bytes, int]]:
+    """Yield every row of a source by its stored key: its family, key, value and partition among the new ones (H9, P2).
+
+    A key's partition among the common multiple of both numbers says its partition among either, so that it is hashed
+    once. A row with a checksum is compared with it.
+    """
+    before, here = work.rules.operator.partitions_count, source.store.id.partition
+    common = math.lcm(before, work.partitions)
+    checked = 0
+    with (
+        redact_paths(source.files.location, source.directory),
+        StoreReader.open(source.directory, _rocksdb(work)) as reader,
+    ):
+        bytes_max = min(_CHUNK_BYTES_MAX, _CHUNK_BYTES // side_by_side)
+        for chunk in reader.chunks(rows_max=_CHUNK_ROWS_MAX, bytes_max=bytes_max):
+            for family, rows in _by_family(chunk, source.families):
+                keys = [key[len(family.prefix) :] for key, _ in rows]
+                rule = work.rules.families.get(family.name)
+                among = [here] * len(keys) if rule is None else partitioner(rule, keys, common)
+                check_keys(work.rules, family.name, keys, [of % before for of in among], here, checked=checked)
+                checked += len(keys)
+                for (key, value), of in zip(rows, among, strict=True):
+                    if work.settings.row_checksums:
+                        split_values(key, value, delimiter=work.settings.merge_delimiter or b"", crc32c=crc32c)
+                    yield family, key, value, of % work.partitions
+
+
+def _count_rows(loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Partitioner) -> _Counts:
+    """Read all rows, and find that each is in place. Blocks."""
+    counts = _Counts()
+    _metadata_of(loaded, work, counts)  # refuses sources that cannot be one store, before all is read
+    for source in loaded:
+        for family, *_ in _placed_rows(source, work, partitioner):
+            counts.add(family)
+    return counts
+
+
+def _split(
+    loaded: Sequence[_Loaded], work: GroupToRescale, scratch: Path, partitioner: Partitioner
+) -> tuple[_Counts, list[tuple[Path, StateMetadata]]]:
+    """Write the rows of all sources to files for each target, and make stores of them (P2). Blocks."""
+    scratch.mkdir()
+    rocksdb = _rocksdb(work)
+    targets = [of.partition for of, _ in work.targets]
+    runs = {target: _Run(scratch, target, rocksdb) for target in targets}
+    counts = {target: _Counts() for target in targets}
+    # All sources side by side: the files of a target follow each other, and overlap nowhere.
+    sorted_rows = [_placed_rows(source, work, partitioner, side_by_side=len(loaded)) for source in loaded]
+    for family, key, value, target in heapq.merge(*sorted_rows, key=itemgetter(1)):
+        runs[target].put(key, value)
+        counts[target].add(family)
+    made = []
+    for target in targets:
+        with StoreWriter.open(scratch / f"store-{target}", rocksdb, compactions_wait=True) as store:
+            store.ingest(runs[target].finish())
+            store.checkpoint(scratch / f"captured-{target}")
+        made.append((scratch / f"captured-{target}", _metadata_of(loaded, work, counts[target])))
+    total = _Counts(sum(of.rows for of in counts.values()), sum(of.internal for of in counts.values()))
+    return total, made
+
+
+class _Run:
+    """Writes the rows of one target, in the order of their keys, to SSTs of the usual size."""
+
+    def __init__(self, directory: Path, target: int, settings: RocksDbSettings) -> None:
+        self._directory, self._target, self._settings = directory, target, settings
+        self._files: list[Path] = []
+        self._writer: SstWriter | None = None
+        self._left_bytes = 0
+
+    def put(self, key: bytes, value: bytes) -> None:
+        writer = self._writer
+        if writer is None or self._left_bytes <= 0:
+            self.finish()
+            path = self._directory / f"{self._target}-{len(self._files)}.sst"
+            self._writer = writer = SstWriter(path, self._settings)
+            self._files.append(path)
+            self._left_bytes = self._settings.file_bytes
+        writer.put(key, value)
+        self._left_bytes -= len(key) + len(value)
+
+    def finish(self) -> list[Path]:
+        """Finish the file that is being written; return all of them."""
+        if self._writer is not None:
+            self._writer.finish()
+            self._writer = None
+        return self._files
+
+
+def _by_family(
+    chunk: Sequence[tuple[bytes, bytes]], families: Sequence[ColumnFamily]
+) -> Iterator[tuple[ColumnFamily, list[tuple[bytes, bytes]]]]:
+    """Yield the rows of each column family in a list that is sorted by stored key."""
+    by_prefix = {family.prefix: family for family in families}
+    size = len(next(iter(by_prefix), b""))
+    for prefix, rows in itertools.groupby(chunk, key=lambda row: row[0][:size]):
+        # One that the snapshot does not name has no rule.
+        number = int.from_bytes(prefix, "little", signed=True)
+        yield by_prefix.get(prefix) or ColumnFamily(f"number {number}", number), list(rows)
