@@ -6,6 +6,7 @@ all of it is put in its place. Until then the target is as it was.
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,18 @@ from blobstore.errors import StoreError
 from blobstore.local.files import flush
 from blobstore.opening import StoreSettings, local_path_of
 from engine.checkpoint.beside import find_batch_commit, take_back
-from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
-from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart
+from engine.checkpoint.groups import (
+    GroupRescaled,
+    GroupToRescale,
+    RescaleFigures,
+    add_up,
+    check_partitions,
+    plan_groups,
+    rewritten,
+)
+from engine.checkpoint.rescale_stores import Here, of_backup, rescale_here
+from engine.checkpoint.store import StoreRestored, StoreToRestore, read_row_schema, restore_store
+from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart, files_below
 from engine.errors import (
     CollectedError,
     DamagedError,
@@ -37,8 +48,9 @@ from engine.restore.restore import read_index_of
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, share_among
 from engine.state.checkpoint_dir import CheckpointDir, store_url
+from engine.state.key_rules import Partitioner, partitions_of
 from engine.state.query import StreamingCheckpoint
-from engine.state.restore import StateRestoreOptions, choose_state
+from engine.state.restore import IndexStateFiles, StateRestoreOptions, choose_state
 from index.display import DisplayMixin, iso_time
 from index.errors import FormatError
 from index.plan.commits import Commit
@@ -64,6 +76,7 @@ from index.spark.checkpoint import (
     single_operators,
 )
 from index.spark.query_logs import decode_offsets
+from index.spark.retention import SCHEMA_PATH
 
 
 class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +97,8 @@ class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
     or_newest_complete: bool = False
     # A job of `StatefulJob.for_each_batch` in the same repository, which is taken back to the batch too (J2).
     with_job: str | None = None
+    # Another number of state partitions (design 0010, section 3); changelogs are applied then. None: as it was.
+    partitions: int | None = None
     # Number of stores worked on at once on this machine.
     stores_at_once: int = STORES_AT_ONCE
     # How a target that is a URL is asked.
@@ -129,12 +144,16 @@ class RestoredCheckpoint(DisplayMixin, CheckpointRestorePlan, frozen=True, kw_on
     seconds: float
     # False: no pin could be written, so that nothing protected the restore from a collection.
     pinned: bool
+    # Where another number of partitions was asked for.
+    rescaled: RescaleFigures | None = None
     # Paths that could not be removed.
     leftovers: tuple[str, ...] = ()
 
 
 # A backend: restores the stores, all of them, here or on executors.
 RestoreStores = Callable[["CheckpointRestore", tuple[StoreToRestore, ...]], Awaitable[Sequence[StoreRestored]]]
+# The same for another number of partitions.
+RescaleStores = Callable[["CheckpointRestore", tuple[GroupToRescale, ...]], Awaitable[Sequence[GroupRescaled]]]
 
 
 async def restore_checkpoint(
@@ -142,6 +161,7 @@ async def restore_checkpoint(
     target: str | Path | CheckpointTarget,
     choice: RestoreChoice | None = None,
     *,
+    partitioner: Partitioner = partitions_of,
     progress: Progress = NO_PROGRESS,
     runtime: Runtime | None = None,
 ) -> RestoredCheckpoint:
@@ -149,8 +169,11 @@ async def restore_checkpoint(
 
     Without a choice it is the newest backup of the only job that has any. To the URL of a prefix of an object store,
     everything is gathered on this machine first, in the system's place for temporary files; on Spark it is not.
+    `partitioner` hashes keys where another number of partitions is chosen, as of `rescale_checkpoint`.
 
     Raises:
+        MisplacedKeyError, PartitionKeyError, StoreMergeError: With another number of partitions, as
+            `engine.checkpoint.rescale.rescale_checkpoint`.
         NotFoundError: There is no such job, backup or batch.
         UsageError: The choice does not fit together, or a mapping of paths matches nothing.
         InvalidRequestError: The target does not follow the grammar of `open_store`.
@@ -175,18 +198,25 @@ async def restore_checkpoint(
         progress.total(files=files, bytes_=sum(item.reference.size_bytes for item in work))
         return await map_bounded(one, work, in_flight_max=at_once)
 
+    async def rescale_stores(restore: CheckpointRestore, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
+        references = [reference for item in work for reference in item.references]
+        progress.total(files=sum(r.files_count for r in references), bytes_=sum(r.size_bytes for r in references))
+        how = Here(partitioner=partitioner, groups_at_once=at_once, progress=progress, runtime=runtime)
+        return await rescale_here(of_backup(repository.store, transfer), work, restore.directory, how)
+
     place = target_of(choice, target, runtime) if isinstance(target, str | Path) else target
-    return await run_restore(repository, place, choice, restore_stores, runtime)
+    return await run_restore(repository, place, choice, (restore_stores, rescale_stores), runtime)
 
 
 async def run_restore(
     repository: Repository,
     target: CheckpointTarget,
     choice: RestoreChoice,
-    restore_stores: RestoreStores,
+    backends: tuple[RestoreStores, RescaleStores],
     runtime: Runtime,
 ) -> RestoredCheckpoint:
-    """Carry out all steps of `restore_checkpoint` with a backend for the stores."""
+    """Carry out all steps of `restore_checkpoint` with backends for the stores."""
+    restore_stores, rescale_stores = backends
     restore = CheckpointRestore(repository, target, choice, runtime)
 
     async def commits() -> Sequence[Commit]:
@@ -194,7 +224,11 @@ async def run_restore(
 
     try:
         async with naming_complete(repository.store, commits, name=_name_backup):
-            restored = await restore_stores(restore, await restore.begin())
+            work = await restore.begin()
+            if choice.partitions is None:
+                restored = await restore_stores(restore, work)
+            else:
+                restored = await restore.rescale(work, choice.partitions, rescale_stores)
         return await restore.finish(restored)
     except BaseException as error:
         if aside := target.moved_aside:
@@ -258,14 +292,23 @@ class CheckpointRestore:
     ) -> None:
         self._repository = repository
         self._target = target
-        self._choice = choice
+        self._choice = choice = self._checked(choice)
         self.job = choice.job or ""
         self._watch = Stopwatch(runtime)
         self._resources = contextlib.AsyncExitStack()
+        self._runtime = runtime
         self._wanted: set[StoreId] = set()
+        self._rescaled: RescaleFigures | None = None
         # Of the job beside the query.
         self._job_commit: Commit | None = None
         self._requests = self._files = self._size_bytes = self._bytes_fetched = 0
+
+    @staticmethod
+    def _checked(choice: RestoreChoice) -> RestoreChoice:
+        if choice.partitions is None:
+            return choice
+        check_partitions(choice.partitions)
+        return msgspec.structs.replace(choice, replayed=True)
 
     async def begin(self, scratch: Path | None = None) -> tuple[StoreToRestore, ...]:
         """Choose and pin the backup, claim the target, and restore the files of the query; return its stores.
@@ -300,10 +343,43 @@ class CheckpointRestore:
         fetched = await download_index(self._repository.store, selected, self.directory, self._repository.settings)
         self._requests += fetched.requests
         self._bytes_fetched += fetched.bytes_fetched
+        if choice.partitions is not None:
+            await self._bring_schemas()
         work = await self._stores()
         self._wanted = {item.id for item in work}
         await run_blocking(self._adapt)
         return work
+
+    async def rescale(
+        self, work: Sequence[StoreToRestore], partitions: int, backend: RescaleStores
+    ) -> list[StoreRestored]:
+        """Make the stores of another number of partitions, and rewrite the files of the query for them."""
+        root = await CheckpointDir.open(self.directory)
+        try:
+            references = {item.id: item.reference for item in work}
+            groups = await plan_groups(root, self._query, partitions, self._runtime, references=references)
+        finally:
+            await root.close()
+        rewrite = rewritten(self._query, groups, partitions)
+
+        def write() -> None:
+            # They hold nothing but schemas, which are part of the work by now.
+            for item in work:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(self.directory / item.id.path)
+            for path in files_below(self.directory):
+                here = self.directory / path
+                before = here.read_bytes()
+                if (after := rewrite(path, before)) != before:
+                    write_like(here, after, here.stat())
+            self._count()
+
+        await run_blocking(write)
+        self._wanted = {of for item in groups for of, _ in item.targets}
+        made = await backend(self, groups)
+        stores = [store for group in made for store in group.stores]
+        self._rescaled = add_up(self._query, partitions, made, len(stores))
+        return stores
 
     async def finish(self, restored: Sequence[StoreRestored]) -> RestoredCheckpoint:
         """Put everything in its place. UsageError: a store is missing, and the checkpoint would not be whole."""
@@ -323,6 +399,7 @@ class CheckpointRestore:
             records=sum(store.records for store in restored),
             seconds=self._watch.total_s(),
             pinned=self._lease.pinned,
+            rescaled=self._rescaled,
             leftovers=leftovers,
         )
 
@@ -351,14 +428,14 @@ class CheckpointRestore:
     async def _stores(self) -> tuple[StoreToRestore, ...]:
         """List the stores of the batch, as the files of the query say, and where the backup has them."""
         stores = self.commit.record.stores
-        # The schema that shows which operators have one partition comes with their stores.
-        single = single_operators(stores, self.backup.batch + 1)
+        # The schema that shows which operators have one partition comes with their stores, or was brought.
+        single = single_operators(stores, self.backup.batch + 1) if self._choice.partitions is None else ()
         checkpoint = StreamingCheckpoint(await CheckpointDir.open(self.directory), single=single)
         try:
             query_id = await checkpoint.query_id()
             if query_id != self.backup.query_id:
                 raise self._damaged(f"is of query {query_id}, not of {self.backup.query_id}", "metadata")
-            query = await checkpoint.at(self.batch)
+            self._query = query = await checkpoint.at(self.batch)
         finally:
             await checkpoint.close()
         references = {(r.task, r.store): r for r in stores if r.version == self.backup.batch + 1}
@@ -370,8 +447,26 @@ class CheckpointRestore:
             work.append(StoreToRestore(store=store, reference=reference, replayed=self._choice.replayed))
         return tuple(work)
 
+    async def _bring_schemas(self) -> None:
+        """Write the schema of each operator's rows where a checkpoint has it: with its first partition."""
+        for reference in self.commit.record.stores:
+            of = StoreId.parse(reference.task, reference.store)
+            if of is None or of.partition != 0 or reference.version != self.backup.batch + 1:
+                continue
+            index, requests = await read_index_of(self._repository.store, reference)
+            files = IndexStateFiles(self._repository.store, index, self._repository.settings)
+            schema = await read_row_schema(files)
+            self._requests += requests + files.requests
+            if schema is not None:
+                path = self.directory.joinpath(of.path, *SCHEMA_PATH)
+                await run_blocking(lambda: path.parent.mkdir(parents=True))  # noqa: B023 - awaited at once
+                await run_blocking(path.write_bytes, schema)
+
     def _adapt(self) -> None:
         adapt_query_files(self.directory, self._target.root, self._choice.map_paths)
+        self._count()
+
+    def _count(self) -> None:
         sizes = [path.stat().st_size for path in self.directory.rglob("*") if path.is_file()]
         self._files, self._size_bytes = len(sizes), sum(sizes)
 

@@ -14,9 +14,9 @@ SSTs may stay that nothing names, as Spark's own lost attempts leave them.
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Generic, TypedDict, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +32,9 @@ from engine.checkpoint.check import check_logs, finish_check
 from engine.checkpoint.convert import ConvertChoice, ConvertedCheckpoint, StoreToConvert, convert_store, run_conversion
 from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
+from engine.checkpoint.groups import GroupRescaled, GroupToRescale
+from engine.checkpoint.rescale import RescaleChoice, RescaledCheckpoint, run_rescale
+from engine.checkpoint.rescale_stores import OpenStore, of_backup, of_checkpoint, rescale_group
 from engine.checkpoint.restore import (
     CheckpointRestore,
     RestoreChoice,
@@ -43,19 +46,30 @@ from engine.checkpoint.restore import (
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.store_check import StoreWork as StoreToCheck
 from engine.checkpoint.store_check import check_store
-from engine.checkpoint.targets import DirectoryTarget, ObjectTarget, files_below, publish_files
-from engine.errors import ConflictError, DamagedError, EngineError, SourceChangedError, UnsafeSourceError
+from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, files_below, publish_files
+from engine.errors import (
+    ConflictError,
+    DamagedError,
+    EngineError,
+    MisplacedKeyError,
+    SourceChangedError,
+    UnsafeSourceError,
+)
 from engine.repository.repository import Repository
 from engine.runtime import Runtime, Stopwatch
 from engine.spark import spread
 from engine.spark.access import SparkOptions, absolute, open_on_driver
 from engine.spark.errors import SENT, TaskFailedError, decode_error, encode_error
+from engine.spark.sources.key_hashes import partitions_of
 from engine.state.checkpoint_dir import CheckpointDir, store_url
-from index.errors import FormatError, UnknownFormatError, VersionMissingError
+from engine.state.query import StoreAt
+from index.errors import FormatError, PartitionKeyError, StoreMergeError, UnknownFormatError, VersionMissingError
 from index.snapshot.model import Scope, StoreReference
 from index.spark.checkpoint import StoreId
 
 _ERRORS_SHOWN_MAX: Final = 3
+
+T = TypeVar("T")
 
 
 def _carry_out(
@@ -204,60 +218,89 @@ class RestoreCheckpointStores(spread.StoresTask, frozen=True, kw_only=True):
     target_settings: StoreSettings
     # Publish nothing: only see that every store can be fetched.
     is_trial: bool = False
-    # By task and store.
-    wanted: dict[tuple[str, str], StoreToRestore]
+    # By task and store; a group by those of its first target.
+    wanted: dict[tuple[str, str], StoreToRestore | GroupToRescale]
 
     @override
     async def carry_out(self, repository: Repository, work: spread.StoreWork) -> spread.StoreOutcome:
         item = self.wanted[work.task, work.store]
-        if self.is_directory:
-            restored = await self._restore(repository, item, Path(self.root, item.id.path))
+        made: StoreRestored | GroupRescaled
+        if isinstance(item, GroupToRescale):
+            made = await self._rescaled(repository, item)
+            stores = made.stores
         else:
-            restored = await self._publish(repository, item)
+            made = await self._restored(repository, item)
+            stores = (made,)
         return spread.StoreOutcome(
-            files=restored.files, bytes_moved=restored.bytes_fetched, result=msgspec.msgpack.encode(restored)
+            files=sum(of.files for of in stores),
+            bytes_moved=sum(of.bytes_fetched for of in stores),
+            result=msgspec.msgpack.encode(made),
         )
 
-    async def _restore(self, repository: Repository, item: StoreToRestore, target: Path) -> StoreRestored:
-        # Spark may have lost an attempt that had come to its end: what that left may go.
-        return await spread.when_free(
-            lambda: restore_store(
-                repository, item, target, transfer=repository.settings, runtime=Runtime(), replace=True
+    async def _restored(self, repository: Repository, item: StoreToRestore) -> StoreRestored:
+        async def restore(below: Path, item: StoreToRestore) -> StoreRestored:
+            target = below / item.id.path
+            # Spark may have lost an attempt that had come to its end: what that left may go.
+            return await spread.when_free(
+                lambda: restore_store(
+                    repository, item, target, transfer=repository.settings, runtime=Runtime(), replace=True
+                )
             )
+
+        if self.is_directory:
+            return await restore(Path(self.root), item)
+        if item.replayed:
+            item = msgspec.structs.replace(item, store=_unsummed(item.store))
+        made, files = await self._published(lambda scratch: restore(scratch, item))
+        return msgspec.structs.replace(made, published=files)
+
+    async def _rescaled(self, repository: Repository, item: GroupToRescale) -> GroupRescaled:
+        open_store = of_backup(repository.store, repository.settings)
+        if self.is_directory:
+            return await _rescale(open_store, item, Path(self.root))
+        return _with_published(
+            *await self._published(lambda scratch: _rescale(open_store, _unsummed_group(item), scratch))
         )
 
-    async def _publish(self, repository: Repository, item: StoreToRestore) -> StoreRestored:
-        if item.replayed:
-            # Two attempts make two zips of one name: the checksum of the one must never be beside the other.
-            unsummed = msgspec.structs.replace(item.store.settings, file_checksums=False)
-            item = msgspec.structs.replace(item, store=msgspec.structs.replace(item.store, settings=unsummed))
-        return await _published(
-            self.root,
-            self.target_settings,
-            lambda scratch: self._restore(repository, item, scratch / item.id.path),
-            is_trial=self.is_trial,
-        )
+    async def _published(self, build: Callable[[Path], Awaitable[T]]) -> tuple[T, tuple[str, ...]]:
+        return await _published(self.root, self.target_settings, build, is_trial=self.is_trial)
+
+
+def _unsummed(store: StoreAt) -> StoreAt:
+    """Return a store without checksums of files: two attempts make two zips of one name, and one has its checksum."""
+    return msgspec.structs.replace(store, settings=msgspec.structs.replace(store.settings, file_checksums=False))
+
+
+async def _rescale(open_store: OpenStore, item: GroupToRescale, target: Path) -> GroupRescaled:
+    return await spread.when_free(
+        lambda: rescale_group(open_store, item, target, partitions_of, runtime=Runtime(), replace=True)
+    )
+
+
+def _unsummed_group(item: GroupToRescale) -> GroupToRescale:
+    return msgspec.structs.replace(item, sources=tuple(map(_unsummed, item.sources)))
+
+
+def _with_published(made: GroupRescaled, files: tuple[str, ...]) -> GroupRescaled:
+    first = msgspec.structs.replace(made.stores[0], published=files)
+    return msgspec.structs.replace(made, stores=(first, *made.stores[1:]))
 
 
 async def _published(
-    root: str,
-    settings: StoreSettings | None,
-    build: Callable[[Path], Awaitable[StoreRestored]],
-    *,
-    is_trial: bool = False,
-) -> StoreRestored:
-    """Build a store in a directory of its own, and publish it below the URL of a prefix."""
+    root: str, settings: StoreSettings | None, build: Callable[[Path], Awaitable[T]], *, is_trial: bool = False
+) -> tuple[T, tuple[str, ...]]:
+    """Build stores in a directory of their own, publish them below the URL of a prefix, and return the paths, too."""
     scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
     try:
         async with backup.opened_checkpoint(root, settings) as directory:
             made = await build(Path(scratch.name))
+            files: Sequence[str] = ()
             if not is_trial:
                 files = await run_blocking(files_below, Path(scratch.name))
                 await publish_files(directory, Path(scratch.name), files)
-                made = msgspec.structs.replace(made, published=tuple(files))
     finally:
         await run_blocking(scratch.cleanup)
-    return made
+    return made, tuple(files)
 
 
 def restore_checkpoint(
@@ -289,7 +332,9 @@ def restore_checkpoint(
     place = target_of(choice, target, runtime)
     repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
 
-    async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
+    async def carry_out(
+        restore: CheckpointRestore, wanted: Mapping[StoreId, StoreToRestore | GroupToRescale]
+    ) -> list[bytes]:
         is_directory = isinstance(place, DirectoryTarget)
         task = RestoreCheckpointStores(
             access=access,
@@ -297,28 +342,45 @@ def restore_checkpoint(
             root=str(restore.directory) if is_directory else store_url(str(target)),
             is_directory=is_directory,
             target_settings=settings,
-            wanted={(item.id.task, item.id.store): item for item in work},
+            wanted={(of.task, of.store): item for of, item in wanted.items()},
         )
         if isinstance(place, ObjectTarget):
             if place.has_content:
                 trial = msgspec.structs.replace(task, is_trial=True)
-                await run_blocking(_restore_stores, spark, trial, partitions_max)
+                await run_blocking(_restore_stores, spark, trial, wanted, partitions_max)
             await place.clear()
         # To its end: tasks still write to the staging directory, and rely on the pin.
-        return await run_blocking(_restore_stores, spark, task, partitions_max)
+        return await run_blocking(_restore_stores, spark, task, wanted, partitions_max)
+
+    async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
+        results = await carry_out(restore, {item.id: item for item in work})
+        return [msgspec.msgpack.decode(result, type=StoreRestored) for result in results]
+
+    async def rescale_stores(restore: CheckpointRestore, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
+        results = await carry_out(restore, {item.targets[0][0]: item for item in work})
+        return [msgspec.msgpack.decode(result, type=GroupRescaled) for result in results]
 
     with repository:
-        return repository.loop.run(run_restore(repository.asynchronous, place, choice, restore_stores, runtime))
+        backends = restore_stores, rescale_stores
+        return repository.loop.run(run_restore(repository.asynchronous, place, choice, backends, runtime))
 
 
 def _restore_stores(
-    spark: SparkSession, task: RestoreCheckpointStores, partitions_max: int | None
-) -> tuple[StoreRestored, ...]:
-    stores = [(item.id, item.reference) for item in task.wanted.values()]
+    spark: SparkSession,
+    task: RestoreCheckpointStores,
+    wanted: Mapping[StoreId, StoreToRestore | GroupToRescale],
+    partitions_max: int | None,
+) -> list[bytes]:
+    stores = [
+        (of, item.references[0] if isinstance(item, GroupToRescale) else item.reference) for of, item in wanted.items()
+    ]
     outcomes = _carry_out(spark, task, stores, partitions_max)
     failed = [outcome for outcome in outcomes if not outcome.ok]
     if failed:
         errors = [decode_error(outcome.result) for outcome in failed if outcome.result]
+        for error in errors:
+            if isinstance(error, MisplacedKeyError | PartitionKeyError | StoreMergeError):
+                raise error
         is_damage = any(isinstance(error, DamagedError | FormatError) for error in errors)
         shown = _first_of([f"{outcome.path}: {outcome.error}" for outcome in failed])
         raise (DamagedError if is_damage else TaskFailedError)(
@@ -327,7 +389,7 @@ def _restore_stores(
             subject=str(task.scope),
             hint=_INCOMPLETE_HINT if is_damage else "",
         )
-    return tuple(msgspec.msgpack.decode(outcome.result, type=StoreRestored) for outcome in outcomes)
+    return [outcome.result for outcome in outcomes]
 
 
 # Number of stores of a partition at once: one waits for its store while another one reads.
@@ -380,55 +442,79 @@ def check_checkpoint(
         NotFoundError, ProviderError, StoreError: As `engine.checkpoint.check.check_checkpoint`.
     """
     task = CheckStores(location=absolute(location), level=level, settings=store_settings, scratch=scratch)
-    # A notebook has an event loop of its own.
-    loop = LoopThread()
-    try:
-        return loop.run(_check(spark, task, partitions_max or spread.default_partitions(spark)))
-    finally:
-        loop.stop()
+    return _run(_check(spark, task, partitions_max or spread.default_partitions(spark)))
 
 
-class ConvertStores(msgspec.Struct, frozen=True, kw_only=True):
-    """Converts the stores of a partition; given to `mapInArrow`."""
+W = TypeVar("W", StoreToConvert, GroupToRescale)
+
+
+class _MakeStores(msgspec.Struct, Generic[W], frozen=True, kw_only=True):
+    """Makes stores of a checkpoint at another place from those of a source; given to `mapInArrow`.
+
+    What is to be made is in the closure: a row has the number of an item.
+    """
 
     source: str
     # As of `RestoreCheckpointStores`.
     root: str
     is_directory: bool
     settings: StoreSettings | None
+    work: tuple[W, ...]
+
+    async def make(self, source: CheckpointDir, item: W) -> msgspec.Struct:
+        """Make one item of the work; return what became of it."""
+        raise NotImplementedError
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Convert each row of work; return one row for each."""
-        work = spread.works_of(batches, StoreToConvert)
-        if work:
-            rows = asyncio.run(self._convert(work))
+        """Make each item that a row has the number of; return one row for each."""
+        numbers = spread.works_of(batches, int)
+        if numbers:
+            rows = asyncio.run(self._make_all(numbers))
             made = [None if isinstance(row, bytes) else msgspec.msgpack.encode(row) for row in rows]
             failed = [row if isinstance(row, bytes) else None for row in rows]
-            yield pa.record_batch([pa.array(made, pa.binary()), pa.array(failed, pa.binary())], ["made", "failed"])
+            columns = [pa.array(numbers, pa.int32()), pa.array(made, pa.binary()), pa.array(failed, pa.binary())]
+            yield pa.record_batch(columns, ["number", "made", "failed"])
 
-    async def _convert(self, work: list[StoreToConvert]) -> list[StoreRestored | bytes]:
+    async def _make_all(self, numbers: Sequence[int]) -> list[msgspec.Struct | bytes]:
         async with backup.opened_checkpoint(self.source, self.settings) as source:
 
-            def build(item: StoreToConvert, below: Path) -> Awaitable[StoreRestored]:
-                target = below / item.id.path
-                return spread.when_free(lambda: convert_store(source, item, target, runtime=Runtime(), replace=True))
-
-            async def one(item: StoreToConvert) -> StoreRestored | bytes:
+            async def one(number: int) -> msgspec.Struct | bytes:
                 try:
-                    return await convert_one(item)
+                    return await self.make(source, self.work[number])
                 except SENT as error:  # of a task that fails, the driver hears the text alone
                     return encode_error(error)
 
-            def convert_one(item: StoreToConvert) -> Awaitable[StoreRestored]:
-                if self.is_directory:
-                    return build(item, Path(self.root))
-                # Two attempts make two zips of one name: the checksum of the one must never be beside the other.
-                store = item.store
-                unsummed = msgspec.structs.replace(store.settings, file_checksums=False)
-                bare = msgspec.structs.replace(item, store=msgspec.structs.replace(store, settings=unsummed))
-                return _published(self.root, self.settings, lambda scratch: build(bare, scratch))
+            return await map_bounded(one, numbers, in_flight_max=_STORES_AT_ONCE)
 
-            return await map_bounded(one, work, in_flight_max=_STORES_AT_ONCE)
+
+class ConvertStores(_MakeStores[StoreToConvert], frozen=True, kw_only=True):
+    """Converts the stores of a partition."""
+
+    @override
+    async def make(self, source: CheckpointDir, item: StoreToConvert) -> StoreRestored:
+        async def build(item: StoreToConvert, below: Path) -> StoreRestored:
+            target = below / item.id.path
+            return await spread.when_free(lambda: convert_store(source, item, target, runtime=Runtime(), replace=True))
+
+        if self.is_directory:
+            return await build(item, Path(self.root))
+        bare = msgspec.structs.replace(item, store=_unsummed(item.store))
+        made, files = await _published(self.root, self.settings, lambda scratch: build(bare, scratch))
+        return msgspec.structs.replace(made, published=files)
+
+
+class RescaleStores(_MakeStores[GroupToRescale], frozen=True, kw_only=True):
+    """Rescales the groups of a partition."""
+
+    @override
+    async def make(self, source: CheckpointDir, item: GroupToRescale) -> GroupRescaled:
+        open_store = of_checkpoint(source)
+        if self.is_directory:
+            return await _rescale(open_store, item, Path(self.root))
+        bare = _unsummed_group(item)
+        return _with_published(
+            *await _published(self.root, self.settings, lambda scratch: _rescale(open_store, bare, scratch))
+        )
 
 
 def convert_checkpoint(
@@ -454,41 +540,89 @@ def convert_checkpoint(
     choice, runtime = choice or ConvertChoice(), Runtime()
     settings = choice.store_settings
     place = make_target(target, runtime, move_aside=False, settings=settings)
-    is_directory = isinstance(place, DirectoryTarget)
 
     async def convert_stores(directory: Path, work: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
-        task = ConvertStores(
-            source=absolute(source),
-            root=str(directory) if is_directory else store_url(str(target)),
-            is_directory=is_directory,
-            settings=settings,
-        )
-        return await asyncio.to_thread(_spread, spark, task, work, partitions_max)
+        task = ConvertStores(work=work, **_places(source, target, place, directory), settings=settings)
+        results = await asyncio.to_thread(_spread, spark, task, partitions_max, "convert")
+        return [msgspec.msgpack.decode(result, type=StoreRestored) for result in results]
 
     async def convert() -> ConvertedCheckpoint:
         async with backup.opened_checkpoint(source, settings) as root:
             return await run_conversion(root, place, choice, convert_stores, runtime)
 
+    return _run(convert())
+
+
+def rescale_checkpoint(
+    spark: SparkSession,
+    source: str | Path,
+    target: str | Path,
+    choice: RescaleChoice,
+    *,
+    partitions_max: int | None = None,
+) -> RescaledCheckpoint:
+    """Rescale a checkpoint, its groups of stores on the executors.
+
+    Args:
+        source: A directory that every executor sees under this path, or a URL.
+        target: Likewise, at a new place.
+        choice: To how many partitions of state.
+        partitions_max: Of the work: `default_partitions` if not given.
+
+    Raises:
+        TaskFailedError: A group could not be rescaled as often as Spark tried, or Spark itself gave up.
+        As `engine.checkpoint.rescale.rescale_checkpoint`.
+    """
+    runtime, settings = Runtime(), choice.store_settings
+    place = make_target(target, runtime, move_aside=False, settings=settings)
+
+    async def rescale_groups(directory: Path, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
+        task = RescaleStores(work=work, **_places(source, target, place, directory), settings=settings)
+        results = await asyncio.to_thread(_spread, spark, task, partitions_max, "rescale")
+        return [msgspec.msgpack.decode(result, type=GroupRescaled) for result in results]
+
+    async def rescale() -> RescaledCheckpoint:
+        async with backup.opened_checkpoint(source, settings) as root:
+            return await run_rescale(root, place, choice, rescale_groups, runtime)
+
+    return _run(rescale())
+
+
+class _Places(TypedDict):
+    source: str
+    root: str
+    is_directory: bool
+
+
+def _places(source: str | Path, target: str | Path, place: CheckpointTarget, directory: Path) -> _Places:
+    """Say where stores are read and made, as executors have it."""
+    is_directory = isinstance(place, DirectoryTarget)
+    root = str(directory) if is_directory else store_url(str(target))
+    return _Places(source=absolute(source), root=root, is_directory=is_directory)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run it in a loop of its own: a notebook has one already."""
     loop = LoopThread()
     try:
-        return loop.run(convert())
+        return loop.run(work)
     finally:
         loop.stop()
 
 
-def _spread(
-    spark: SparkSession, task: ConvertStores, work: tuple[StoreToConvert, ...], partitions_max: int | None
-) -> list[StoreRestored]:
-    if not work:
+def _spread(spark: SparkSession, task: _MakeStores[W], partitions_max: int | None, operation: str) -> list[bytes]:
+    """Carry out a task; return what became of each item of its work, encoded."""
+    count = len(task.work)
+    if not count:
         return []
     most = partitions_max or spread.default_partitions(spark)
-    partitions = [number % min(most, len(work)) for number in range(len(work))]
-    frame = spread.placed_work(spark, work, partitions).mapInArrow(task, "made binary, failed binary")
-    rows = spread.evaluate(frame, "convert", task.source)
+    placed = spread.placed_work(spark, range(count), [number % min(most, count) for number in range(count)])
+    frame = placed.mapInArrow(task, "number int, made binary, failed binary")
+    rows = spread.evaluate(frame, operation, task.source).sort_by("number")
     for failed in rows.column("failed").to_pylist():
         if failed is not None:
             raise decode_error(failed)
-    return [msgspec.msgpack.decode(row, type=StoreRestored) for row in rows.column("made").to_pylist()]
+    return list(rows.column("made").to_pylist())
 
 
 async def _check(spark: SparkSession, task: CheckStores, partitions_max: int) -> CheckReport:

@@ -157,7 +157,7 @@ def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], par
     return frame_of(spark, outcomes.sort_by([("task", "ascending"), ("store", "ascending")]))
 
 
-def placed_work(spark: SparkSession, work: Sequence[msgspec.Struct], partitions: Sequence[int]) -> DataFrame:
+def placed_work(spark: SparkSession, work: Sequence[msgspec.Struct | int], partitions: Sequence[int]) -> DataFrame:
     """Return work as a DataFrame, each item in its partition, for a task that reads it by `works_of`."""
     encoded = [msgspec.msgpack.encode(item) for item in work]
     table = pa.table([pa.array(partitions, pa.int32()), pa.array(encoded, pa.binary())], schema=WORK)

@@ -14,6 +14,7 @@ from engine.checkpoint import backup, convert, rescale, restore
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.findings import CheckLevel, CheckReport
+from engine.checkpoint.groups import RescaleFigures
 from engine.cli import options as cli
 from engine.cli.errors import describe
 from engine.cli.run import ExitCode
@@ -189,6 +190,9 @@ _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query
 @click.option("--move-aside", is_flag=True, help=_MOVE_ASIDE)
 @click.option("--with-job", metavar="JOB", help="Take a job beside the query (for_each_batch) back to the batch, too.")
 @click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files are now.")
+@click.option(
+    "--partitions", type=click.IntRange(min=1), metavar="M", help="Of state, as by `rescale`; with --replayed."
+)
 @cli.or_newest_complete_option
 @cli.on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be restored.")
@@ -219,11 +223,13 @@ def spark_restore(
             options = msgspec.structs.replace(options, at_ms=session.resolve_ms(at))
         if dry_run:
             plan = repository.loop.run(restore.plan_checkpoint_restore(repository.asynchronous, checkpoint, options))
-            session.show(plan, _restore_lines(plan))
+            session.show(plan, _restore_lines(plan, options.partitions))
             return
         if not on_spark:
             with session.progress("restore") as progress:
-                work = restore.restore_checkpoint(repository.asynchronous, checkpoint, options, progress=progress)
+                work = restore.restore_checkpoint(
+                    repository.asynchronous, checkpoint, options, partitioner=_partitioner(), progress=progress
+                )
                 restored = repository.loop.run(work)
     if restored is None:
         with spark_session() as spark:
@@ -250,7 +256,7 @@ def _mappings(given: Sequence[str]) -> Mapping[str, str]:
     return found
 
 
-def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
+def _restore_lines(found: restore.CheckpointRestorePlan, partitions: int | None = None) -> list[str]:
     """Format what was restored or, if it is only the plan, would be."""
     restored = found if isinstance(found, restore.RestoredCheckpoint) else None
     batch = f"{'' if restored else 'would be '}batch {found.batch} of query {printable(found.backup.query_id)}"
@@ -261,11 +267,16 @@ def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
         taken = "is" if restored else "would be"
         lines.append(f"job {printable(found.with_job)} {taken} taken back to it, as in its commit {found.job_commit}")
     if restored is None:
-        return [*lines, f"{held}; {count(found.changelogs, 'changelog')} to apply", "nothing was written"]
+        lines.append(f"{held}; {count(found.changelogs, 'changelog')} to apply")
+        if partitions is not None:
+            lines.append(f"partitions would become {partitions}; every key is hashed before")
+        return [*lines, "nothing was written"]
     fetched = f"fetched {human_bytes(restored.bytes_fetched)} with {count(restored.requests, 'request')}"
     lines.append(f"{held}; {fetched} in {human_duration(int(restored.seconds * 1000))}")
     if restored.changelogs:
         lines.append(f"replayed {count(restored.changelogs, 'changelog')}, {restored.records:,} records")
+    if restored.rescaled is not None:
+        lines += _rescaled_lines(restored.rescaled)
     if restored.moved_aside:
         lines.append(f"the former content is at {printable(restored.moved_aside)}")
     return lines
@@ -361,8 +372,11 @@ def _conversion_lines(found: convert.ConversionPlan) -> list[str]:
     help="Number of state partitions of TARGET: the spark.sql.shuffle.partitions with which its query goes on.",
 )
 @click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
+@cli.on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Hash every key, but make nothing; show what would be made.")
-def spark_rescale(session: Session, source: str, target: str, options: rescale.RescaleChoice, *, dry_run: bool) -> None:
+def spark_rescale(
+    session: Session, source: str, target: str, options: rescale.RescaleChoice, *, on_spark: bool, dry_run: bool
+) -> None:
     """Make a checkpoint with M partitions at TARGET, a new directory or s3://bucket/prefix, of one batch of SOURCE.
 
     Stop the query first, and let only one of the two go on. SOURCE is only read. If M divides the number of now, files
@@ -372,9 +386,17 @@ def spark_rescale(session: Session, source: str, target: str, options: rescale.R
     Example: tidemark spark rescale /checkpoints/old /checkpoints/new --partitions 50
     """
     options = msgspec.structs.replace(options, store_settings=session.store_settings())
-    work = rescale.plan_rescale if dry_run else rescale.rescale_checkpoint
-    with session.progress("rescale") as progress:
-        found = asyncio.run(work(source, target, options, partitioner=_partitioner(), progress=progress))
+    found: rescale.RescalePlan
+    if on_spark and not dry_run:
+        # With PySpark and a JVM, for those who asked for them.
+        from engine.spark.checkpoint import rescale_checkpoint as rescale_on_spark  # noqa: PLC0415
+
+        with spark_session() as spark:
+            found = rescale_on_spark(spark, source, target, options)
+    else:
+        work = rescale.plan_rescale if dry_run else rescale.rescale_checkpoint
+        with session.progress("rescale") as progress:
+            found = asyncio.run(work(source, target, options, partitioner=_partitioner(), progress=progress))
     session.show(found, _rescale_lines(found))
     if isinstance(found, rescale.RescaledCheckpoint):
         session.warn_of_restore(pinned=True, leftovers=found.leftovers)
@@ -393,18 +415,7 @@ def _rescale_lines(found: rescale.RescalePlan) -> list[str]:
     """Format what was made or, if it is only the plan, would be."""
     done = found if isinstance(found, rescale.RescaledCheckpoint) else None
     batch = f"{'' if done else 'would be '}batch {found.batch} of query {printable(found.query_id)}"
-    proof = (
-        "each in its partition" if found.partitions_before > 1 else "which in one partition shows nothing of the rule"
-    )
-    lines = [
-        f"{printable(found.location)}: {batch}, of {printable(found.source)}",
-        f"partitions {found.partitions_before} → {found.partitions}; stores {found.stores_before} → {found.stores}",
-        f"{count(found.rows, 'row')} checked, {proof}",
-    ]
-    if found.files_linked:
-        lines.append(f"{count(found.files_linked, 'SST')} taken over as they are, {human_bytes(found.bytes_linked)}")
-    if found.bytes_rewritten:
-        lines.append(f"rows of {human_bytes(found.bytes_rewritten)} written again")
+    lines = [f"{printable(found.location)}: {batch}, of {printable(found.source)}", *_rescaled_lines(found)]
     if done is not None:
         replayed = f"replayed {count(done.changelogs, 'changelog')}, {done.records:,} records"
         held = f"{count(done.files, 'file')}, {human_bytes(done.size_bytes)}"
@@ -413,6 +424,21 @@ def _rescale_lines(found: rescale.RescalePlan) -> list[str]:
         numbers = ", ".join(map(str, found.partitions_by_reference))
         lines.append(f"no row would be written again for a number of partitions of {numbers}")
     return [*lines, "nothing was written"]
+
+
+def _rescaled_lines(found: RescaleFigures) -> list[str]:
+    proof = (
+        "each in its partition" if found.partitions_before > 1 else "which in one partition shows nothing of the rule"
+    )
+    lines = [
+        f"partitions {found.partitions_before} → {found.partitions}; stores {found.stores_before} → {found.stores}",
+        f"{count(found.rows, 'row')} checked, {proof}",
+    ]
+    if found.files_linked:
+        lines.append(f"{count(found.files_linked, 'SST')} taken over as they are, {human_bytes(found.bytes_linked)}")
+    if found.bytes_rewritten:
+        lines.append(f"rows of {human_bytes(found.bytes_rewritten)} written again")
+    return lines
 
 
 def _change(before: object, after: object) -> str:

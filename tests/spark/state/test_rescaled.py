@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
+from engine.checkpoint.groups import RescaleFigures
 from engine.checkpoint.rescale import RescaleChoice, rescale_checkpoint
+from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.errors import MisplacedKeyError
+from engine.repository.repository import SyncRepository
+from engine.spark.checkpoint import rescale_checkpoint as rescale_on_spark
+from engine.spark.checkpoint import restore_checkpoint as restore_on_spark
 from engine.spark.sources.key_hashes import partitions_of
 from index.spark.partition_keys import KeyRule
 from index.spark.query_logs import decode_offsets
@@ -52,22 +58,61 @@ def to_sink(into: dict[int, Counter[Row]]) -> Callable[[DataFrame, int], None]:
     return sink
 
 
+def here(_: SparkSession, source: Path, target: Path, partitions: int) -> RescaleFigures:
+    choice = RescaleChoice(partitions=partitions)
+    return asyncio.run(rescale_checkpoint(source, target, choice, partitioner=partitions_of))
+
+
+def on_spark(spark: SparkSession, source: Path, target: Path, partitions: int) -> RescaleFigures:
+    return rescale_on_spark(spark, source, target, RescaleChoice(partitions=partitions))
+
+
+def backed_up(source: Path, target: Path) -> str:
+    """Back a checkpoint up; return the URL of the repository."""
+    url = f"file://{target.parent}/backup of {target.name}"
+    with SyncRepository.init(url) as repository:
+        repository.loop.run(backup_checkpoint(repository.asynchronous, source))
+    return url
+
+
+def from_backup(_: SparkSession, source: Path, target: Path, partitions: int) -> RescaleFigures:
+    choice = RestoreChoice(partitions=partitions)
+    with SyncRepository.open(backed_up(source, target)) as repository:
+        work = restore_checkpoint(repository.asynchronous, target, choice, partitioner=partitions_of)
+        restored = repository.loop.run(work)
+    assert restored.rescaled is not None
+    assert restored.stores == restored.rescaled.stores
+    return restored.rescaled
+
+
+def from_backup_on_spark(spark: SparkSession, source: Path, target: Path, partitions: int) -> RescaleFigures:
+    restored = restore_on_spark(spark, backed_up(source, target), target, RestoreChoice(partitions=partitions))
+    assert restored.rescaled is not None
+    return restored.rescaled
+
+
+Way = Callable[[SparkSession, Path, Path, int], RescaleFigures]
+WAYS: Sequence[Way] = (here, on_spark, from_backup, from_backup_on_spark)
+
+
 def check_rescaled(
-    spark: SparkSession, tmp_path: Path, query: Query, conf: Mapping[str, str], before: int, after: tuple[int, ...]
+    spark: SparkSession, tmp_path: Path, query: Query, conf: Mapping[str, str], steps: Sequence[tuple[int, Way]]
 ) -> None:
+    (before, _), *after = steps
     conf = {**conf, PARTITIONS: str(before)}
     original = grown(spark, query, tmp_path / "query", conf)
     batch = original.committed()[-1]
     rows = everywhere(original, batch)
     place = original.checkpoint
-    for partitions in after:
+    for partitions, way in after:
         target = tmp_path / f"to-{partitions}"
-        asyncio.run(rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), partitioner=partitions_of))
+        made = way(spark, place, target, partitions)
+        assert (made.partitions, made.rows) == (partitions, sum(map(Counter.total, rows)))
         place = target
     report = asyncio.run(check_checkpoint(place))
     assert report.is_sound
     assert not report.warnings
-    count = 1 if query is KEYLESS else after[-1]
+    count = 1 if query is KEYLESS else after[-1][0]
     rescaled = StatefulQuery(spark, query, original.root, conf)
     rescaled.checkpoint = place
     assert everywhere(rescaled, batch) == rows
@@ -87,38 +132,46 @@ def check_rescaled(
     assert min(outputs[1]) == batch + 1
     assert everywhere(rescaled, newest) == everywhere(original, newest)
     pinned = decode_offsets((place / "offsets" / str(newest)).read_bytes())
-    assert (pinned.version, pinned.conf[PARTITIONS]) == (int(conf.get(OFFSETS_VERSION, "1")), str(after[-1]))
+    assert (pinned.version, pinned.conf[PARTITIONS]) == (int(conf.get(OFFSETS_VERSION, "1")), str(after[-1][0]))
     assert {path.name for path in place.glob("state/0/[0-9]*")} == set(map(str, range(count)))
 
 
-# One of them is short.
-CHAIN = (4, (2, 4, 1))
-CASES = [
-    pytest.param(
-        query,
-        conf,
-        before,
-        after,
-        id=f"{query.name}-{which}-{before}-{'-'.join(map(str, after))}",
-        marks=() if (query, which, (before, after)) == (AGGREGATION, "V2", CHAIN) else pytest.mark.soak,
-    )
+# One of them is short, and goes all ways.
+CHAIN = (4, 2, 4, 1, 3)
+RATIOS = ((4, 2), (2, 1), (2, 4), (4, 6), (6, 4), CHAIN)
+KINDS = [
+    (query, which, conf, numbers)
     for query in (AGGREGATION, DEDUPLICATION, MAP_GROUPS, TRANSFORM, join(2), join(3), join(4), KEYLESS)
     for which, conf in (("V1", V1), ("V2", V2), ("rows", {**V2, ROW_CHECKSUMS: "true", OFFSETS_VERSION: "2"}))
-    for before, after in ((4, (2,)), (2, (1,)), (2, (4,)), (4, (6,)), (6, (4,)), CHAIN)
+    for numbers in RATIOS
     if which == "V2" or query.name in {"aggregation", "transformWithState", "join2"}
 ] + [
-    # Where one partition is pinned, nothing but the schema shows that there are no grouping keys.
-    pytest.param(KEYLESS, conf, before, after, id=f"{KEYLESS.name}-{which}-{before}-4", marks=pytest.mark.soak)
+    # Where one partition is pinned, nothing but the schema shows that there are no grouping keys, or some.
+    (query, which, conf, numbers)
+    for query in (KEYLESS, AGGREGATION)
     for which, conf in (("V1", V1), ("V2", V2))
-    for before, after in ((1, (4,)), (4, (1, 4)))
+    for numbers in ((1, 4), (4, 1, 4))
 ]
 
 
-@pytest.mark.parametrize("query, conf, before, after", CASES)
+@pytest.mark.parametrize(
+    "query, conf, steps",
+    [
+        pytest.param(
+            query,
+            conf,
+            # Each step in another way, and the steps of each case from another way on.
+            [(number, WAYS[(case + step - 1) % len(WAYS)]) for step, number in enumerate(numbers)],
+            id=f"{query.name}-{which}-{'-'.join(map(str, numbers))}",
+            marks=() if (query, which, numbers) == (AGGREGATION, "V2", CHAIN) else pytest.mark.soak,
+        )
+        for case, (query, which, conf, numbers) in enumerate(KINDS)
+    ],
+)
 def test_a_rescaled_query_goes_on_as_if_nothing_had_happened(
-    spark: SparkSession, tmp_path: Path, query: Query, conf: Mapping[str, str], before: int, after: tuple[int, ...]
+    spark: SparkSession, tmp_path: Path, query: Query, conf: Mapping[str, str], steps: Sequence[tuple[int, Way]]
 ) -> None:
-    check_rescaled(spark, tmp_path, query, conf, before, after)
+    check_rescaled(spark, tmp_path, query, conf, steps)
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
