@@ -42,6 +42,16 @@ class GroupToRescale(msgspec.Struct, frozen=True, kw_only=True):
     schema: bytes | None = None
 
     @property
+    def id(self) -> StoreId:
+        """The first of its targets, which no other group has."""
+        return self.targets[0][0]
+
+    @property
+    def reference(self) -> StoreReference | None:
+        """Where a backup has the first of the sources."""
+        return self.references[0] if self.references else None
+
+    @property
     def settings(self) -> StateStoreSettings:
         return self.sources[0].settings
 

@@ -97,6 +97,10 @@ class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
         return 1 + self.files.requests if isinstance(self.files, IndexStateFiles) else 0
 
     @property
+    def bytes_fetched(self) -> int:
+        return self.files.bytes_fetched if isinstance(self.files, IndexStateFiles) else self.metrics.bytes_fetched
+
+    @property
     def sst_bytes(self) -> list[int]:
         return [path.stat().st_size for path in self.directory.glob("*.sst")]
 
@@ -124,7 +128,7 @@ async def rescale_group(
     results: list[StoreRestored] = []
     async with contextlib.AsyncExitStack() as stack:
         # On the file system of the target, so that files can be linked.
-        held = await _opened_staging(stack, target / work.targets[0][0].path, runtime, replace=replace)
+        held = await _opened_staging(stack, target / work.id.path, runtime, replace=replace)
         beside = held.directory
         with redact_paths(work.subject, beside.parent):
             loaded = await _load_all(stack, open_store, work, beside, runtime)
@@ -137,7 +141,7 @@ async def rescale_group(
                 counts, made = await run_blocking(_split, loaded, work, beside.with_name("split"), partitioner)
             # The first one goes last: with its staging everything that is beside it goes.
             for named, parts in reversed([*zip(work.targets, made, strict=True)]):
-                is_last = named == work.targets[0]
+                is_last = named[0] == work.id
                 async with contextlib.AsyncExitStack() as own:
                     there = target / named[0].path
                     staging = held if is_last else await _opened_staging(own, there, runtime, replace=replace)
@@ -150,7 +154,7 @@ async def rescale_group(
                         id=named[0],
                         files=len(sizes),
                         size_bytes=sum(sizes),
-                        bytes_fetched=sum(cost.metrics.bytes_fetched for cost in costs),
+                        bytes_fetched=sum(cost.bytes_fetched for cost in costs),
                         requests=sum(cost.requests for cost in costs),
                         changelogs=sum(cost.metrics.changelogs for cost in costs),
                         records=sum(cost.metrics.records for cost in costs),
@@ -189,7 +193,7 @@ async def look_at_group(
     """Load and check the sources of a group below a directory for temporary files. Raises as `rescale_group`."""
     async with contextlib.AsyncExitStack() as stack:
         with redact_paths(work.subject, scratch):
-            loaded = await _load_all(stack, open_store, work, scratch / work.targets[0][0].path / "new", runtime)
+            loaded = await _load_all(stack, open_store, work, scratch / work.id.path / "new", runtime)
             if work.is_merge:
                 await run_blocking(lambda: plan_merge([read_parent(each.directory) for each in loaded]))
             counts = await run_blocking(_count_rows, loaded, work, partitioner)

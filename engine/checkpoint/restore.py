@@ -28,7 +28,7 @@ from engine.checkpoint.groups import (
     plan_groups,
     rewritten,
 )
-from engine.checkpoint.rescale_stores import Here, of_backup, rescale_here
+from engine.checkpoint.rescale_stores import Here, look_at_group, of_backup, rescale_here
 from engine.checkpoint.store import StoreRestored, StoreToRestore, read_row_schema, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart, files_below
 from engine.errors import (
@@ -125,6 +125,8 @@ class CheckpointRestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     # The job beside the query, and the number of its commit that it is taken back to; "" and 0 without one.
     with_job: str = ""
     job_commit: int = 0
+    # Where another number of partitions is chosen.
+    rescaled: RescaleFigures | None = None
 
     json_properties: ClassVar = {"query_id": "backup.query_id", "source": "backup.location", "damage": "backup.damage"}
     json_omitted: ClassVar = ("backup",)
@@ -144,8 +146,6 @@ class RestoredCheckpoint(DisplayMixin, CheckpointRestorePlan, frozen=True, kw_on
     seconds: float
     # False: no pin could be written, so that nothing protected the restore from a collection.
     pinned: bool
-    # Where another number of partitions was asked for.
-    rescaled: RescaleFigures | None = None
     # Paths that could not be removed.
     leftovers: tuple[str, ...] = ()
 
@@ -245,11 +245,13 @@ async def plan_checkpoint_restore(
     target: str | Path | CheckpointTarget,
     choice: RestoreChoice,
     *,
+    partitioner: Partitioner = partitions_of,
     runtime: Runtime | None = None,
 ) -> CheckpointRestorePlan:
     """Find out what `restore_checkpoint` would restore, or what it would refuse.
 
-    Nothing is written but a pin, and files that are deleted again.
+    Nothing is written but a pin, and files that are deleted again. With another number of partitions the state is
+    fetched, and every key hashed.
     """
     runtime = runtime or Runtime()
     place = target_of(choice, target, runtime) if isinstance(target, str | Path) else target
@@ -258,6 +260,16 @@ async def plan_checkpoint_restore(
         scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
         try:
             work = await restore.begin(Path(scratch.name))
+            if choice.partitions is not None:
+                groups = await restore.groups(work, choice.partitions)
+                at_once, transfer = share_among(repository.settings, choice.stores_at_once)
+                opened, beside = of_backup(repository.store, transfer), Path(scratch.name, "stores")
+                looked = await map_bounded(
+                    lambda item: look_at_group(opened, item, beside, partitioner, runtime=runtime),
+                    groups,
+                    in_flight_max=at_once,
+                )
+                restore.add_up(groups, looked)
         finally:
             await run_blocking(scratch.cleanup)
 
@@ -354,12 +366,7 @@ class CheckpointRestore:
         self, work: Sequence[StoreToRestore], partitions: int, backend: RescaleStores
     ) -> list[StoreRestored]:
         """Make the stores of another number of partitions, and rewrite the files of the query for them."""
-        root = await CheckpointDir.open(self.directory)
-        try:
-            references = {item.id: item.reference for item in work}
-            groups = await plan_groups(root, self._query, partitions, self._runtime, references=references)
-        finally:
-            await root.close()
+        groups = await self.groups(work, partitions)
         rewrite = rewritten(self._query, groups, partitions)
 
         def write() -> None:
@@ -376,10 +383,22 @@ class CheckpointRestore:
 
         await run_blocking(write)
         self._wanted = {of for item in groups for of, _ in item.targets}
-        made = await backend(self, groups)
-        stores = [store for group in made for store in group.stores]
-        self._rescaled = add_up(self._query, partitions, made, len(stores))
-        return stores
+        return self.add_up(groups, await backend(self, groups))
+
+    async def groups(self, work: Sequence[StoreToRestore], partitions: int) -> tuple[GroupToRescale, ...]:
+        """Find which stores become which with another number of partitions."""
+        root = await CheckpointDir.open(self.directory)
+        try:
+            references = {item.id: item.reference for item in work}
+            return await plan_groups(root, self._query, partitions, self._runtime, references=references)
+        finally:
+            await root.close()
+
+    def add_up(self, groups: Sequence[GroupToRescale], made: Sequence[GroupRescaled]) -> list[StoreRestored]:
+        """Keep the figures of a rescale; return the stores that were made."""
+        partitions, stores = self._choice.partitions or 1, sum(len(item.targets) for item in groups)
+        self._rescaled = add_up(self._query, partitions, made, stores)
+        return [store for group in made for store in group.stores]
 
     async def finish(self, restored: Sequence[StoreRestored]) -> RestoredCheckpoint:
         """Put everything in its place. UsageError: a store is missing, and the checkpoint would not be whole."""
@@ -399,7 +418,6 @@ class CheckpointRestore:
             records=sum(store.records for store in restored),
             seconds=self._watch.total_s(),
             pinned=self._lease.pinned,
-            rescaled=self._rescaled,
             leftovers=leftovers,
         )
 
@@ -417,6 +435,7 @@ class CheckpointRestore:
             changelogs=sum(store.changelogs for store in stores),
             with_job=self._choice.with_job or "",
             job_commit=self._job_commit.pointer.number if self._job_commit is not None else 0,
+            rescaled=self._rescaled,
         )
 
     async def close(self) -> None:

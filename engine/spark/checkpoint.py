@@ -14,7 +14,7 @@ SSTs may stay that nothing names, as Spark's own lost attempts leave them.
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, TypedDict, TypeVar
 
@@ -333,7 +333,7 @@ def restore_checkpoint(
     repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
 
     async def carry_out(
-        restore: CheckpointRestore, wanted: Mapping[StoreId, StoreToRestore | GroupToRescale]
+        restore: CheckpointRestore, work: Sequence[StoreToRestore] | Sequence[GroupToRescale]
     ) -> list[bytes]:
         is_directory = isinstance(place, DirectoryTarget)
         task = RestoreCheckpointStores(
@@ -342,22 +342,22 @@ def restore_checkpoint(
             root=str(restore.directory) if is_directory else store_url(str(target)),
             is_directory=is_directory,
             target_settings=settings,
-            wanted={(of.task, of.store): item for of, item in wanted.items()},
+            wanted={(item.id.task, item.id.store): item for item in work},
         )
         if isinstance(place, ObjectTarget):
             if place.has_content:
                 trial = msgspec.structs.replace(task, is_trial=True)
-                await run_blocking(_restore_stores, spark, trial, wanted, partitions_max)
+                await run_blocking(_restore_stores, spark, trial, partitions_max)
             await place.clear()
         # To its end: tasks still write to the staging directory, and rely on the pin.
-        return await run_blocking(_restore_stores, spark, task, wanted, partitions_max)
+        return await run_blocking(_restore_stores, spark, task, partitions_max)
 
     async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
-        results = await carry_out(restore, {item.id: item for item in work})
+        results = await carry_out(restore, work)
         return [msgspec.msgpack.decode(result, type=StoreRestored) for result in results]
 
     async def rescale_stores(restore: CheckpointRestore, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
-        results = await carry_out(restore, {item.targets[0][0]: item for item in work})
+        results = await carry_out(restore, work)
         return [msgspec.msgpack.decode(result, type=GroupRescaled) for result in results]
 
     with repository:
@@ -365,15 +365,8 @@ def restore_checkpoint(
         return repository.loop.run(run_restore(repository.asynchronous, place, choice, backends, runtime))
 
 
-def _restore_stores(
-    spark: SparkSession,
-    task: RestoreCheckpointStores,
-    wanted: Mapping[StoreId, StoreToRestore | GroupToRescale],
-    partitions_max: int | None,
-) -> list[bytes]:
-    stores = [
-        (of, item.references[0] if isinstance(item, GroupToRescale) else item.reference) for of, item in wanted.items()
-    ]
+def _restore_stores(spark: SparkSession, task: RestoreCheckpointStores, partitions_max: int | None) -> list[bytes]:
+    stores = [(item.id, item.reference) for item in task.wanted.values()]
     outcomes = _carry_out(spark, task, stores, partitions_max)
     failed = [outcome for outcome in outcomes if not outcome.ok]
     if failed:

@@ -51,8 +51,9 @@ class IndexStateFiles:
         self.index = index
         metadata = index.metadata
         self.location = f"{metadata.job}/{metadata.task}/{metadata.store}@{metadata.version}_{metadata.unique_id}"
-        # GETs of blobs so far.
+        # GETs of blobs so far, and the files that they brought.
         self.requests = 0
+        self.bytes_fetched = 0
         self._store = store
         self._settings = settings
         self._budget = ByteBudget(settings.memory_bytes_max)
@@ -97,6 +98,7 @@ class IndexStateFiles:
         finally:
             for private in privates:
                 await run_blocking(private.cleanup)
+        self.bytes_fetched += found
         return found
 
     def known_lineage(self, of: StateVersion) -> Lineage | None:

@@ -10,7 +10,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from blobstore.opening import StoreSettings
+from engine.checkpoint import groups
 from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint.check import check_checkpoint
+from engine.checkpoint.groups import GroupRescaled, GroupToRescale
+from engine.checkpoint.rescale import RescaleChoice, rescale_checkpoint
 from engine.checkpoint.restore import (
     CheckpointRestore,
     RestoreChoice,
@@ -32,7 +36,7 @@ from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import FormatError
 from index.snapshot.model import Scope
 from tests.servers.s3_server import S3Server
-from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
+from tests.unit.engine.checkpoint.written_query import WrittenQuery, by_crc, joined, rows_of, whole_key_rules
 
 pytestmark = pytest.mark.s3
 
@@ -40,14 +44,17 @@ pytestmark = pytest.mark.s3
 class World:
     """A query on this disk with a backup after batch 4, and a bucket."""
 
-    def __init__(self, bucket: str, tmp_path: Path) -> None:
+    def __init__(self, bucket: str, tmp_path: Path, *, partitions: int = 2) -> None:
+        self.partitions = partitions
         self.bucket = f"s3://{bucket}"
         self.tmp_path = tmp_path
         self.query = tmp_path / "query"
         self._count = 0
 
     async def begin(self) -> "World":
-        query = await WrittenQuery(self.query, self.tmp_path / "work", families=True).begin()
+        query = await WrittenQuery(
+            self.query, self.tmp_path / "work", families=True, partitions=self.partitions
+        ).begin()
         await query.run(5)
         async with await Repository.init(f"{self.bucket}/repository") as repository:
             await backup_checkpoint(repository, query.root)
@@ -127,6 +134,48 @@ async def test_executors_publish_their_stores_and_may_be_repeated(world: World, 
     await world.check(await world.copy())
 
 
+async def test_executors_rescale_a_backup_and_may_be_repeated(
+    s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "read_key_rules", whole_key_rules)
+    monkeypatch.setattr(spark_checkpoint, "partitions_of", by_crc)
+    world = await World(s3_bucket, tmp_path, partitions=1).begin()
+    target = f"{world.bucket}/checkpoints/here"
+    async with await Repository.open(f"{world.bucket}/repository") as repository:
+        choice = RestoreChoice(partitions=4)
+        place = target_of(choice, target, Runtime())
+        restore = CheckpointRestore(repository, place, choice, Runtime())
+
+        async def twice(_: CheckpointRestore, work: tuple[GroupToRescale, ...]) -> list[GroupRescaled]:
+            assert isinstance(place, ObjectTarget)
+            await place.clear()
+            task = _task(repository, world, target, work)
+            outcomes = []
+            for item in work:
+                await task.carry_out(repository, _work(item))  # an attempt whose answer nobody heard
+                outcomes.append(await task.carry_out(repository, _work(item)))
+            return [msgspec.msgpack.decode(outcome.result, type=GroupRescaled) for outcome in outcomes]
+
+        restored = await restore.finish(await restore.rescale(await restore.begin(), 4, twice))
+        await restore.close()
+    expected = joined(await rows_of(world.query, tmp_path / "expected"))
+    assert restored.rescaled is not None
+    assert (restored.stores, restored.rescaled.rows) == (4, len(expected))
+    copy = await world.copy()
+    assert joined(await rows_of(copy, tmp_path / "found")) == expected
+    report = await check_checkpoint(copy)
+    # A lost attempt leaves SSTs that nothing names, as Spark's own do.
+    assert report.is_sound
+
+    # On this machine, from there to another prefix.
+    async with await Repository.open(f"{world.bucket}/repository") as repository:
+        there = f"{world.bucket}/checkpoints/there"
+        await restore_checkpoint(repository, there, RestoreChoice(partitions=3), partitioner=by_crc)
+    assert joined(await rows_of(await world.copy("checkpoints/there"), tmp_path / "there")) == expected
+    await rescale_checkpoint(target, f"{there}-2", RescaleChoice(partitions=2), partitioner=by_crc)
+    assert joined(await rows_of(await world.copy("checkpoints/there-2"), tmp_path / "there-2")) == expected
+
+
 @pytest.mark.parametrize("replayed", [False, True], ids=["as it is", "replayed"])
 def test_on_spark_nothing_is_moved_aside_before_every_store_was_seen(
     s3_bucket: str, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, replayed: bool
@@ -136,16 +185,15 @@ def test_on_spark_nothing_is_moved_aside_before_every_store_was_seen(
     trials: list[bool] = []
     indexes: list[str] = []
 
-    def carry_out(_: object, task: RestoreCheckpointStores, __: object) -> tuple[StoreRestored, ...]:
+    def carry_out(_: object, task: RestoreCheckpointStores, __: object) -> list[bytes]:
         trials.append(task.is_trial)
-        indexes.extend(item.reference.index.key for item in task.wanted.values())
+        indexes.extend(item.reference.index.key for item in task.wanted.values() if item.reference)
         with task.access.borrow() as repository:
 
-            def one(item: StoreToRestore) -> StoreRestored:
-                work = _work(item)
-                return restored_of(repository.loop.run(task.carry_out(repository.asynchronous, work)))
+            def one(item: StoreToRestore | GroupToRescale) -> bytes:
+                return repository.loop.run(task.carry_out(repository.asynchronous, _work(item))).result
 
-            return tuple(map(one, task.wanted.values()))
+            return list(map(one, task.wanted.values()))
 
     def restore() -> RestoredCheckpoint:
         trials.clear()
@@ -191,12 +239,12 @@ def restored_of(outcome: StoreOutcome) -> StoreRestored:
     return msgspec.msgpack.decode(outcome.result, type=StoreRestored)
 
 
-def _work(item: StoreToRestore) -> StoreWork:
+def _work(item: StoreToRestore | GroupToRescale) -> StoreWork:
     return StoreWork(task=item.id.task, store=item.id.store, path=item.id.path, reference=item.reference)
 
 
 def _task(
-    repository: Repository, world: World, target: str, stores: tuple[StoreToRestore, ...]
+    repository: Repository, world: World, target: str, work: tuple[StoreToRestore, ...] | tuple[GroupToRescale, ...]
 ) -> RestoreCheckpointStores:
     settings = repository.settings
     return RestoreCheckpointStores(
@@ -207,5 +255,5 @@ def _task(
         root=target,
         is_directory=False,
         target_settings=StoreSettings(),
-        wanted={(item.id.task, item.id.store): item for item in stores},
+        wanted={(item.id.task, item.id.store): item for item in work},
     )

@@ -174,6 +174,27 @@ def test_a_checkpoint_gets_another_number_of_partitions_at_a_new_place(shell: Sh
     assert hint.endswith("nothing was written\n")
 
 
+def test_a_backup_gets_another_number_of_partitions(shell: Shell) -> None:
+    shell.spark("backup", str(shell.checkpoint(AGGREGATION)))
+    source, target = str(shell.directory / "repository"), shell.directory / "new"
+    plan = shell.spark("restore", str(target), "--partitions", "6", "--dry-run")
+    assert not target.exists()
+    done = shell.spark("restore", str(target), "--partitions", "6")
+    assert done["rescaled"] == plan["rescaled"]
+    assert (done["stores"], done["rescaled"]["stores_before"], done["batch"]) == (6, 1, 9)
+    shell.run("spark", "check", str(target), "--strict")
+    # The source of a rescale may be a repository, as a path or a URL.
+    again = shell.spark("rescale", source, str(shell.directory / "again"), "--partitions", "6")
+    assert again["rescaled"] == done["rescaled"]
+    lines = shell.run("spark", "rescale", f"file://{source}", str(shell.directory / "no"), "--partitions", "6", "-n")
+    assert f"{done['rescaled']['rows']:,} rows checked" in lines.stdout
+    assert lines.stdout.endswith("nothing was written\n")
+    older = shell.spark("rescale", source, str(shell.directory / "older"), "--partitions", "2", "--batch", "8")
+    assert (older["batch"], older["stores"]) == (8, 2)
+    shell.spark("restore", str(shell.directory / "no"), "--partitions", "2", "--batch", "99", code=7)
+    assert not (shell.directory / "no").exists()
+
+
 def test_a_rescale_that_cannot_be_is_refused_and_leaves_nothing(shell: Shell) -> None:
     target = shell.directory / "new"
     source = shell.checkpoint(AGGREGATION)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from blobstore.errors import StoreUnavailableError
+from blobstore.errors import BlobNotFoundError, StoreUnavailableError
+from blobstore.opening import StoreSettings
 from engine.checkpoint import backup, convert, rescale, restore
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
@@ -24,6 +25,7 @@ from engine.state.compression import CODECS
 from engine.state.key_rules import Partitioner, partitions_of
 from engine.text import Moment, table
 from index.display import count, human_bytes, human_duration, iso_time, printable
+from index.snapshot.keys import REPOSITORY
 
 if TYPE_CHECKING:
     from engine.spark.session import SparkSession
@@ -216,14 +218,30 @@ def spark_restore(
     """
     if options.batch is not None and at is not None:
         raise UsageError("--batch and --at", operation="spark restore", hint="each chooses a backup alone")
-    options = msgspec.structs.replace(options, map_paths=_mappings(map_path), target_settings=session.store_settings())
+    options = msgspec.structs.replace(options, map_paths=_mappings(map_path))
+    _restore(session, checkpoint, options, at=at, on_spark=on_spark, dry_run=dry_run)
+
+
+def _restore(
+    session: Session,
+    checkpoint: str,
+    options: restore.RestoreChoice,
+    *,
+    at: Moment | None = None,
+    on_spark: bool,
+    dry_run: bool,
+) -> None:
+    options = msgspec.structs.replace(options, target_settings=session.store_settings())
     restored: restore.RestoredCheckpoint | None = None
     with session.open() as repository:
         if at is not None:
             options = msgspec.structs.replace(options, at_ms=session.resolve_ms(at))
         if dry_run:
-            plan = repository.loop.run(restore.plan_checkpoint_restore(repository.asynchronous, checkpoint, options))
-            session.show(plan, _restore_lines(plan, options.partitions))
+            planned = restore.plan_checkpoint_restore(
+                repository.asynchronous, checkpoint, options, partitioner=_partitioner()
+            )
+            plan = repository.loop.run(planned)
+            session.show(plan, _restore_lines(plan))
             return
         if not on_spark:
             with session.progress("restore") as progress:
@@ -256,7 +274,7 @@ def _mappings(given: Sequence[str]) -> Mapping[str, str]:
     return found
 
 
-def _restore_lines(found: restore.CheckpointRestorePlan, partitions: int | None = None) -> list[str]:
+def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
     """Format what was restored or, if it is only the plan, would be."""
     restored = found if isinstance(found, restore.RestoredCheckpoint) else None
     batch = f"{'' if restored else 'would be '}batch {found.batch} of query {printable(found.backup.query_id)}"
@@ -266,17 +284,15 @@ def _restore_lines(found: restore.CheckpointRestorePlan, partitions: int | None 
     if found.with_job:
         taken = "is" if restored else "would be"
         lines.append(f"job {printable(found.with_job)} {taken} taken back to it, as in its commit {found.job_commit}")
+    rescaled = [] if found.rescaled is None else _rescaled_lines(found.rescaled)
     if restored is None:
         lines.append(f"{held}; {count(found.changelogs, 'changelog')} to apply")
-        if partitions is not None:
-            lines.append(f"partitions would become {partitions}; every key is hashed before")
-        return [*lines, "nothing was written"]
+        return [*lines, *rescaled, "nothing was written"]
     fetched = f"fetched {human_bytes(restored.bytes_fetched)} with {count(restored.requests, 'request')}"
     lines.append(f"{held}; {fetched} in {human_duration(int(restored.seconds * 1000))}")
     if restored.changelogs:
         lines.append(f"replayed {count(restored.changelogs, 'changelog')}, {restored.records:,} records")
-    if restored.rescaled is not None:
-        lines += _rescaled_lines(restored.rescaled)
+    lines += rescaled
     if restored.moved_aside:
         lines.append(f"the former content is at {printable(restored.moved_aside)}")
     return lines
@@ -360,7 +376,7 @@ def _conversion_lines(found: convert.ConversionPlan) -> list[str]:
     "Make another checkpoint with another number of partitions.",
     group="spark",
     needs_repository=False,
-    prints=(rescale.RescaledCheckpoint, rescale.RescalePlan),
+    prints=(rescale.RescaledCheckpoint, rescale.RescalePlan, restore.RestoredCheckpoint, restore.CheckpointRestorePlan),
 )
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
@@ -379,13 +395,19 @@ def spark_rescale(
 ) -> None:
     """Make a checkpoint with M partitions at TARGET, a new directory or s3://bucket/prefix, of one batch of SOURCE.
 
-    Stop the query first, and let only one of the two go on. SOURCE is only read. If M divides the number of now, files
-    of state are taken as they are; else rows are written again, without a shuffle. Every key is hashed before, and has
-    to be in the partition where Spark would have it, or nothing is made.
+    SOURCE is a checkpoint, or a repository with backups of one: then this is `spark restore --partitions M`. Stop the
+    query first, and let only one of the two go on. SOURCE is only read. If M divides the number of now, files of state
+    are taken as they are; else rows are written again, without a shuffle. Every key is hashed before, and has to be in
+    the partition where Spark would have it, or nothing is made.
 
     Example: tidemark spark rescale /checkpoints/old /checkpoints/new --partitions 50
     """
     options = msgspec.structs.replace(options, store_settings=session.store_settings())
+    if asyncio.run(_is_repository(source, options.store_settings)):
+        session.common = msgspec.structs.replace(session.common, repository=source)
+        choice = restore.RestoreChoice(batch=options.batch, partitions=options.partitions)
+        _restore(session, target, choice, on_spark=on_spark, dry_run=dry_run)
+        return
     found: rescale.RescalePlan
     if on_spark and not dry_run:
         # With PySpark and a JVM, for those who asked for them.
@@ -400,6 +422,14 @@ def spark_rescale(
     session.show(found, _rescale_lines(found))
     if isinstance(found, rescale.RescaledCheckpoint):
         session.warn_of_restore(pinned=True, leftovers=found.leftovers)
+
+
+async def _is_repository(location: str, settings: StoreSettings | None) -> bool:
+    async with backup.opened_checkpoint(location, settings) as root:
+        with contextlib.suppress(BlobNotFoundError):
+            await root.read(REPOSITORY)
+            return True
+    return False
 
 
 def _partitioner() -> Partitioner:

@@ -3,41 +3,21 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
-from typing_extensions import override
 
 from engine.checkpoint import groups, rescale_stores
+from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.rescale import RescaleChoice, RescalePlan, plan_rescale, rescale_checkpoint
+from engine.checkpoint.restore import RestoreChoice, plan_checkpoint_restore, restore_checkpoint
 from engine.errors import DamagedError, MisplacedKeyError, NotFoundError, TargetError, UsageError
-from engine.local.checksums import crc32c
+from engine.repository.repository import Repository
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
-from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.key_rules import StoreRules
-from engine.state.query import QueryAt
-from index.spark.checkpoint import StoreId
 from index.spark.partition_keys import KeyRule
-from index.spark.schema import KeyForm, StructType
 from tests.unit.engine.checkpoint.checked import flip
-from tests.unit.engine.checkpoint.written_query import Rows, WrittenQuery, rows_of
-
-RULE = KeyRule(
-    operator=0,
-    operator_name="stateStoreSave",
-    store="default",
-    family="default",
-    rule="a test",
-    form=KeyForm(),
-    is_first=True,
-    row=StructType(()),
-    count=0,
-)
-
-
-def by_crc(_: KeyRule, keys: Sequence[bytes], partitions: int) -> list[int]:
-    return [crc32c(key) % partitions for key in keys]
+from tests.unit.engine.checkpoint.written_query import WrittenQuery, by_crc, joined, rows_of, whole_key_rules
 
 
 def by_another_hash(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> list[int]:
@@ -46,34 +26,11 @@ def by_another_hash(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> li
 
 @pytest.fixture(autouse=True)
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These queries have keys that are not rows, and no schema: every family is partitioned by the whole key."""
-
-    async def read(_: CheckpointDir, query: QueryAt) -> dict[tuple[int, str], StoreRules]:
-        class Every(dict[str, KeyRule]):
-            @override
-            def get(self, key: str, default: Any = None) -> Any:
-                return RULE
-
-        return {
-            (operator.id, store): StoreRules(operator=operator, store=store, families=Every())
-            for operator in query.operators
-            for store in operator.stores
-        }
-
-    monkeypatch.setattr(groups, "read_key_rules", read)
+    monkeypatch.setattr(groups, "read_key_rules", whole_key_rules)
 
 
 def files_below(root: Path) -> dict[Path, os.stat_result]:
     return {path: path.stat() for path in root.rglob("*") if path.is_file()}
-
-
-def joined(found: dict[StoreId, Rows]) -> Rows:
-    """The rows of all stores, of which no two have the same key."""
-    rows: Rows = {}
-    for each in found.values():
-        assert not rows.keys() & each.keys()
-        rows |= each
-    return rows
 
 
 async def written(tmp_path: Path, families: bool, format_version: Literal[1, 2]) -> WrittenQuery:
@@ -147,6 +104,34 @@ async def test_a_merge_links_and_a_dry_run_says_so_and_writes_nothing(tmp_path: 
     with pytest.raises(UsageError, match="0 is not a number of partitions"):
         await rescale_checkpoint(query.root, tmp_path / "no", RescaleChoice(partitions=0), partitioner=by_crc)
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("families", [False, True], ids=["one table", "families"])
+@pytest.mark.parametrize("format_version", [1, 2])
+async def test_a_backup_is_restored_with_another_number_of_partitions(
+    tmp_path: Path, repository: Repository, families: bool, format_version: Literal[1, 2]
+) -> None:
+    query = await written(tmp_path, families, format_version)
+    place, expected = query.root, joined(await rows_of(query.root, tmp_path / "rows"))
+    for turn, partitions in enumerate((4, 6, 2)):
+        await backup_checkpoint(repository, place, BackupChoice(job=f"turn-{turn}"))
+        choice = RestoreChoice(job=f"turn-{turn}", partitions=partitions)
+        target = tmp_path / f"turn-{turn}"
+        planned = await plan_checkpoint_restore(repository, target, choice, partitioner=by_crc)
+        if turn:  # in one partition every key is in place
+            with pytest.raises(MisplacedKeyError):
+                await restore_checkpoint(repository, target, choice, partitioner=by_another_hash)
+        assert not target.exists()
+        made = await restore_checkpoint(repository, target, choice, partitioner=by_crc)
+        assert made.rescaled is not None
+        assert made.rescaled == planned.rescaled
+        assert (made.stores, made.rescaled.rows) == (partitions, len(expected))
+        assert joined(await rows_of(target, tmp_path / f"rows-{turn}")) == expected
+        report = await check_checkpoint(target)
+        assert report.is_sound
+        assert not report.warnings
+        assert made.files == len(files_below(target))
+        place = target
 
 
 def test_rows_are_written_to_files_of_the_usual_size(tmp_path: Path) -> None:

@@ -1,16 +1,23 @@
 """A checkpoint that our own state stores write, as Spark would, and what is in one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from typing_extensions import override
+
 from engine import StateStore, StateStoreSettings
-from engine.state.query import StreamingCheckpoint
+from engine.local.checksums import crc32c
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.key_rules import StoreRules
+from engine.state.query import QueryAt, StreamingCheckpoint
 from engine.state.settings import ROCKSDB_PROVIDER
 from engine.state.store import open_query_state
 from index.snapshot.model import UniqueId
 from index.spark.checkpoint import StoreId
+from index.spark.partition_keys import KeyRule
 from index.spark.query_logs import BatchCommit, BatchOffsets, OperatorMetadata, OperatorStore, SourceOffset
+from index.spark.schema import KeyForm, StructType
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
 
 Rows = dict[tuple[str, bytes], bytes]
@@ -174,3 +181,47 @@ class WrittenQuery:
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+
+
+def joined(found: dict[StoreId, Rows]) -> Rows:
+    """The rows of all stores, of which no two have the same key."""
+    rows: Rows = {}
+    for each in found.values():
+        assert not rows.keys() & each.keys()
+        rows |= each
+    return rows
+
+
+RULE = KeyRule(
+    operator=0,
+    operator_name="stateStoreSave",
+    store="default",
+    family="default",
+    rule="a test",
+    form=KeyForm(),
+    is_first=True,
+    row=StructType(()),
+    count=0,
+)
+
+
+def by_crc(_: KeyRule, keys: Sequence[bytes], partitions: int) -> list[int]:
+    return [crc32c(key) % partitions for key in keys]
+
+
+async def whole_key_rules(_: CheckpointDir, query: QueryAt) -> dict[tuple[int, str], StoreRules]:
+    """Stand in for `read_key_rules`: these queries have keys that are not rows, and no schema.
+
+    Every family is partitioned by the whole key.
+    """
+
+    class Every(dict[str, KeyRule]):
+        @override
+        def get(self, key: str, default: Any = None) -> Any:
+            return RULE
+
+    return {
+        (operator.id, store): StoreRules(operator=operator, store=store, families=Every())
+        for operator in query.operators
+        for store in operator.stores
+    }
