@@ -1,13 +1,14 @@
 """Make the stores of one group of partitions from those of another number (design 0010, P1 to P3)."""
 
 import contextlib
-import heapq
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -291,9 +292,9 @@ class _Counts(msgspec.Struct):
     rows: int = 0
     internal: int = 0
 
-    def add(self, family: ColumnFamily) -> None:
-        self.rows += 1
-        self.internal += family.is_internal
+    def add(self, family: ColumnFamily, number: int) -> None:
+        self.rows += number
+        self.internal += number * family.is_internal
 
 
 def _metadata_of(loaded: Sequence[_Loaded], work: GroupToRescale, counts: _Counts) -> StateMetadata:
@@ -310,10 +311,18 @@ def _rocksdb(work: GroupToRescale) -> RocksDbSettings:
     return msgspec.structs.replace(work.settings.rocksdb, merge_delimiter=work.settings.merge_delimiter)
 
 
+class _Placed(NamedTuple):
+    """Rows of one column family in the order of their stored keys, each with its partition among the new ones."""
+
+    family: ColumnFamily
+    rows: list[tuple[bytes, bytes]]
+    partitions: list[int]
+
+
 def _placed_rows(
     source: _Loaded, work: GroupToRescale, partitioner: Partitioner, *, side_by_side: int = 1
-) -> Iterator[tuple[ColumnFamily, bytes, bytes, int]]:
-    """Yield every row of a source by its stored key: its family, key, value and partition among the new ones (H9, P2).
+) -> Iterator[_Placed]:
+    """Yield all rows of a source by their stored keys, once each is found where it has to be (H9, P2).
 
     A key's partition among the common multiple of both numbers says its partition among either, so that it is hashed
     once. A row with a checksum is compared with it.
@@ -328,15 +337,16 @@ def _placed_rows(
         bytes_max = min(_CHUNK_BYTES_MAX, _CHUNK_BYTES // side_by_side)
         for chunk in reader.chunks(rows_max=_CHUNK_ROWS_MAX, bytes_max=bytes_max):
             for family, rows in _by_family(chunk, source.families):
-                keys = [key[len(family.prefix) :] for key, _ in rows]
+                prefix_bytes = len(family.prefix)
+                keys = [key[prefix_bytes:] for key, _ in rows]
                 rule = work.rules.families.get(family.name)
                 among = [here] * len(keys) if rule is None else partitioner(rule, keys, common)
                 check_keys(work.rules, family.name, keys, [of % before for of in among], here, checked=checked)
                 checked += len(keys)
-                for (key, value), of in zip(rows, among, strict=True):
-                    if work.settings.row_checksums:
+                if work.settings.row_checksums:
+                    for key, value in rows:
                         split_values(key, value, delimiter=work.settings.merge_delimiter or b"", crc32c=crc32c)
-                    yield family, key, value, of % work.partitions
+                yield _Placed(family, rows, [of % work.partitions for of in among])
 
 
 def _count_rows(loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Partitioner) -> _Counts:
@@ -344,8 +354,8 @@ def _count_rows(loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Pa
     counts = _Counts()
     _metadata_of(loaded, work, counts)  # refuses sources that cannot be one store, before all is read
     for source in loaded:
-        for family, *_ in _placed_rows(source, work, partitioner):
-            counts.add(family)
+        for family, rows, _ in _placed_rows(source, work, partitioner):
+            counts.add(family, len(rows))
     return counts
 
 
@@ -358,11 +368,20 @@ def _split(
     targets = [of.partition for of, _ in work.targets]
     runs = {target: _Run(scratch, target, rocksdb) for target in targets}
     counts = {target: _Counts() for target in targets}
+
+    def counted(source: _Loaded) -> Iterator[list[_Row]]:
+        for family, rows, partitions in _placed_rows(source, work, partitioner, side_by_side=len(loaded)):
+            for target, number in Counter(partitions).items():
+                counts[target].add(family, number)
+            yield [(key, value, target) for (key, value), target in zip(rows, partitions, strict=True)]
+
     # All sources side by side: the files of a target follow each other, and overlap nowhere.
-    sorted_rows = [_placed_rows(source, work, partitioner, side_by_side=len(loaded)) for source in loaded]
-    for family, key, value, target in heapq.merge(*sorted_rows, key=itemgetter(1)):
-        runs[target].put(key, value)
-        counts[target].add(family)
+    for rows in merge_runs([counted(source) for source in loaded]):
+        for_targets: defaultdict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
+        for key, value, target in rows:
+            for_targets[target].append((key, value))
+        for target, its_rows in for_targets.items():
+            runs[target].put(its_rows)
     made = []
     for target in targets:
         with StoreWriter.open(scratch / f"store-{target}", rocksdb, compactions_wait=True) as store:
@@ -371,6 +390,30 @@ def _split(
         made.append((scratch / f"captured-{target}", _metadata_of(loaded, work, counts[target])))
     total = _Counts(sum(of.rows for of in counts.values()), sum(of.internal for of in counts.values()))
     return total, made
+
+
+# Key, value, and anything.
+_Row: TypeAlias = tuple[bytes, bytes, Any]
+
+
+def merge_runs(runs: Sequence[Iterator[list[_Row]]]) -> Iterator[list[_Row]]:
+    """Merge runs of which the rows are sorted by key, no key twice, given and yielded in lists.
+
+    Of each run one list is in memory.
+    """
+    if len(runs) == 1:  # nothing to merge
+        yield from runs[0]
+        return
+    left = [(rows, run) for run in runs if (rows := next(run, []))]
+    while left:
+        # Up to here all that is to come is known.
+        end = min(rows[-1][0] for rows, _ in left)
+        cuts = [bisect_right(rows, end, key=itemgetter(0)) for rows, _ in left]
+        found = [row for (rows, _), cut in zip(left, cuts, strict=True) for row in rows[:cut]]
+        found.sort(key=itemgetter(0))
+        yield found
+        after = [(rows[cut:] or next(run, []), run) for (rows, run), cut in zip(left, cuts, strict=True)]
+        left = [(rows, run) for rows, run in after if rows]
 
 
 class _Run:
@@ -382,16 +425,17 @@ class _Run:
         self._writer: SstWriter | None = None
         self._left_bytes = 0
 
-    def put(self, key: bytes, value: bytes) -> None:
+    def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         writer = self._writer
-        if writer is None or self._left_bytes <= 0:
-            self.finish()
-            path = self._directory / f"{self._target}-{len(self._files)}.sst"
-            self._writer = writer = SstWriter(path, self._settings)
-            self._files.append(path)
-            self._left_bytes = self._settings.file_bytes
-        writer.put(key, value)
-        self._left_bytes -= len(key) + len(value)
+        for key, value in rows:
+            if writer is None or self._left_bytes <= 0:
+                self.finish()
+                path = self._directory / f"{self._target}-{len(self._files)}.sst"
+                self._writer = writer = SstWriter(path, self._settings)
+                self._files.append(path)
+                self._left_bytes = self._settings.file_bytes
+            writer.put(key, value)
+            self._left_bytes -= len(key) + len(value)
 
     def finish(self) -> list[Path]:
         """Finish the file that is being written; return all of them."""
@@ -407,6 +451,9 @@ def _by_family(
     """Yield the rows of each column family in a list that is sorted by stored key."""
     by_prefix = {family.prefix: family for family in families}
     size = len(next(iter(by_prefix), b""))
+    if size == 0 and b"" in by_prefix:
+        yield by_prefix[b""], list(chunk)
+        return
     for prefix, rows in itertools.groupby(chunk, key=lambda row: row[0][:size]):
         # One that the snapshot does not name has no rule.
         number = int.from_bytes(prefix, "little", signed=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.checkpoint import groups, rescale_stores
 from engine.checkpoint.backup import BackupChoice, backup_checkpoint
@@ -134,11 +136,23 @@ async def test_a_backup_is_restored_with_another_number_of_partitions(
         place = target
 
 
+@given(st.lists(st.sets(st.integers(0, 300)), max_size=4), st.integers(1, 9))
+def test_runs_are_merged_by_key(sets: list[set[int]], size: int) -> None:
+    runs, taken = [], set[int]()
+    for one in sets:
+        rows = [(b"%03d" % key, b"", key) for key in sorted(one - taken)]
+        taken |= one
+        runs.append(iter([rows[at : at + size] for at in range(0, len(rows), size)]))
+    merged = [list(rows) for rows in rescale_stores.merge_runs(runs)]
+    assert [row[2] for rows in merged for row in rows] == sorted(taken)
+    assert all(merged)
+
+
 def test_rows_are_written_to_files_of_the_usual_size(tmp_path: Path) -> None:
     run = rescale_stores._Run(tmp_path, 3, RocksDbSettings(file_bytes=1000))
     rows = [(b"key-%04d" % n, b"x" * 92) for n in range(35)]
-    for key, value in rows:
-        run.put(key, value)
+    run.put(rows[:7])
+    run.put(rows[7:])
     files = run.finish()
     assert [path.name for path in files] == ["3-0.sst", "3-1.sst", "3-2.sst", "3-3.sst"]
     with StoreWriter.open(tmp_path / "store") as store:
