@@ -76,6 +76,7 @@ def measure(root: Path) -> None:
         write_state(spark, root)
         source = root / "checkpoint"
         for partitions in MOVES:
+            move = f"{PARTITIONS} -> {partitions:2}"
             seconds: dict[str, list[float]] = {side: [] for side in sides}
             written: dict[str, int] = {}
             for number in range(ROUNDS):
@@ -89,7 +90,6 @@ def measure(root: Path) -> None:
                 spread = f"from {min(values):6.1f} to {max(values):6.1f}"
                 share = 100 * written[side] / written["Spark"]
                 size = f"{written[side] / MIB:8,.1f} MiB, {share:.2f} % of what Spark writes"
-                move = f"{PARTITIONS} -> {partitions:2}"
                 print(f"{move}, {side:8} median {statistics.median(values):6.1f} s, {spread}; written {size}")
             ratios = [a / b for a, b in zip(seconds["Spark"], seconds["tidemark"], strict=True)]
             print(f"{move}, Spark's time / tidemark's: {statistics.median(ratios):.1f}")
