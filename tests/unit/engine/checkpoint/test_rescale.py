@@ -16,7 +16,10 @@ from engine.checkpoint.rescale import RescaleChoice, RescalePlan, plan_rescale, 
 from engine.checkpoint.restore import RestoreChoice, plan_checkpoint_restore, restore_checkpoint
 from engine.errors import DamagedError, MisplacedKeyError, NotFoundError, TargetError, UsageError
 from engine.repository.repository import Repository
-from engine.rocksdb.store import RocksDbSettings, StoreWriter
+from engine.rocksdb.merge import merge_stores
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
+from index.errors import StoreMergeError
+from index.rocksdb.merge import MergePlan
 from index.spark.partition_keys import KeyRule
 from tests.unit.engine.checkpoint.checked import flip
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, by_crc, joined, rows_of, whole_key_rules
@@ -193,5 +196,28 @@ async def test_a_damaged_sst_is_not_taken_over(tmp_path: Path) -> None:
     sst = next((tmp_path / "split").glob("state/0/1/SSTs/*.sst"))
     flip(sst, 20)
     with pytest.raises(DamagedError):
+        await rescale_checkpoint(tmp_path / "split", tmp_path / "no", RescaleChoice(partitions=1), partitioner=by_crc)
+    assert not (tmp_path / "no").exists()
+
+
+async def test_a_merge_that_hides_a_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = await written(tmp_path, families=False, format_version=2)
+    await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=2), partitioner=by_crc)
+
+    def merge(parents: Sequence[Path], target: Path) -> MergePlan:
+        """Merge with one more, newer parent, which deletes a row of the first, as no partition of Spark's does."""
+        with StoreReader.open(parents[0]) as reader:
+            key, _ = next(reader.items())
+        deletes = target.with_name(f"deletes for {target.name}")
+        with StoreWriter.open(deletes) as store:
+            store.put(key, b"")
+            store.checkpoint(target.with_name(f"before {target.name}"))
+            store.delete(key)
+            store.flush()
+            store.checkpoint(target.with_name(f"parent of {target.name}"))
+        return merge_stores([*parents, target.with_name(f"parent of {target.name}")], target)
+
+    monkeypatch.setattr(rescale_stores, "merge_stores", merge)
+    with pytest.raises(StoreMergeError, match=r"would have \d+ rows as one store"):
         await rescale_checkpoint(tmp_path / "split", tmp_path / "no", RescaleChoice(partitions=1), partitioner=by_crc)
     assert not (tmp_path / "no").exists()
