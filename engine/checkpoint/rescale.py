@@ -30,7 +30,8 @@ from engine.errors import UsageError
 from engine.local.checksums import crc32c
 from engine.restore.staging import Staging, target_errors
 from engine.rocksdb.merge import merge_stores, read_parent
-from engine.rocksdb.store import RocksDbSettings, SstWriter, StoreReader, StoreWriter
+from engine.rocksdb.sst_run import SstRun
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
 from engine.settings import MIB, STORES_AT_ONCE
 from engine.state.checkpoint_dir import CheckpointDir
@@ -558,7 +559,7 @@ def _split(
     scratch.mkdir()
     rocksdb = _rocksdb(work)
     targets = [of.partition for of, _ in work.targets]
-    runs = {target: _Run(scratch, target, rocksdb) for target in targets}
+    runs = {target: SstRun(scratch, target, rocksdb) for target in targets}
     counts = {target: _Counts() for target in targets}
     # All sources side by side: the files of a target follow each other, and overlap nowhere.
     sorted_rows = [_placed_rows(source, work, partitioner, side_by_side=len(loaded)) for source in loaded]
@@ -573,34 +574,6 @@ def _split(
         made.append((scratch / f"captured-{target}", _metadata_of(loaded, counts[target])))
     total = _Counts(sum(of.rows for of in counts.values()), sum(of.internal for of in counts.values()))
     return total, made
-
-
-class _Run:
-    """Writes the rows of one target, in the order of their keys, to SSTs of the usual size."""
-
-    def __init__(self, directory: Path, target: int, settings: RocksDbSettings) -> None:
-        self._directory, self._target, self._settings = directory, target, settings
-        self._files: list[Path] = []
-        self._writer: SstWriter | None = None
-        self._left_bytes = 0
-
-    def put(self, key: bytes, value: bytes) -> None:
-        writer = self._writer
-        if writer is None or self._left_bytes <= 0:
-            self.finish()
-            path = self._directory / f"{self._target}-{len(self._files)}.sst"
-            self._writer = writer = SstWriter(path, self._settings)
-            self._files.append(path)
-            self._left_bytes = self._settings.file_bytes
-        writer.put(key, value)
-        self._left_bytes -= len(key) + len(value)
-
-    def finish(self) -> list[Path]:
-        """Finish the file that is being written; return all of them."""
-        if self._writer is not None:
-            self._writer.finish()
-            self._writer = None
-        return self._files
 
 
 def _by_family(

@@ -12,6 +12,7 @@ from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.rescale import RescaleChoice, RescalePlan, plan_rescale, rescale_checkpoint
 from engine.errors import DamagedError, MisplacedKeyError, NotFoundError, TargetError, UsageError
 from engine.local.checksums import crc32c
+from engine.rocksdb.sst_run import SstRun
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.key_rules import StoreRules
@@ -139,7 +140,7 @@ async def test_a_merge_links_and_a_dry_run_says_so_and_writes_nothing(tmp_path: 
 
 
 def test_rows_are_written_to_files_of_the_usual_size(tmp_path: Path) -> None:
-    run = rescale._Run(tmp_path, 3, RocksDbSettings(file_bytes=1000))
+    run = SstRun(tmp_path, 3, RocksDbSettings(file_bytes=1000))
     rows = [(b"key-%04d" % n, b"x" * 92) for n in range(35)]
     for key, value in rows:
         run.put(key, value)
@@ -148,7 +149,7 @@ def test_rows_are_written_to_files_of_the_usual_size(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "store") as store:
         store.ingest(files)
         assert list(store.items()) == rows
-    assert rescale._Run(tmp_path, 4, RocksDbSettings()).finish() == []
+    assert SstRun(tmp_path, 4, RocksDbSettings()).finish() == []
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 4, 8])
