@@ -210,6 +210,9 @@ class BackupOptions(msgspec.Struct, frozen=True, kw_only=True):
     shrink_max: float | None = None
     # How bytes are moved, in place of the repository's own settings.
     settings: TransferSettings | None = None
+    # What the newest commit has of these files, in whatever stores, by the names that they have here: to diff against
+    # in place of the base's own files (design 0010, T4). It has to be the parent of the commit, by its pointer.
+    previous: SnapshotIndex | None = None
 
 
 async def backup_source(
@@ -325,8 +328,10 @@ class _Base(msgspec.Struct, frozen=True, kw_only=True):
     """What a backup is diffed against, as far as it is there."""
 
     reference: StoreReference | None = None
-    # None: there is no base, or its index is missing.
+    # None: there is no base, its index is missing, or files are compared with others.
     snapshot: StoredSnapshot | None = None
+    # What files are compared with.
+    previous: SnapshotIndex | None = None
     # That it took to find out.
     requests: int = 0
     # What of it is missing: with its index, that and what it is a delta on.
@@ -361,10 +366,10 @@ async def _gather_facts(
     cache: DigestCache,
 ) -> _Facts:
     missing = repository.missing_blobs.keys.union(options.missing)
-    base = _Base()
-    if reference is not None:
+    base = _Base(reference=reference, previous=options.previous)
+    if reference is not None and base.previous is None:
         base = await _find_base(repository, reference, missing, check_retained=options.check_retained)
-    previous = base.snapshot.index if base.snapshot is not None else None
+    previous = base.previous
     settings = repository.settings
 
     async def compare(scanned: LocalDir) -> _Facts:
@@ -437,7 +442,8 @@ async def _find_base(
             raise
         return _Base(reference=base, requests=requests + 1, missing=frozenset({key, base.index.key}))
     check_is_of(snapshot.index, base, operation="backup")
-    return _Base(reference=base, snapshot=snapshot, requests=requests + (len(snapshot.chain) if known is None else 0))
+    requests += len(snapshot.chain) if known is None else 0
+    return _Base(reference=base, snapshot=snapshot, previous=snapshot.index, requests=requests)
 
 
 def _compare(
@@ -451,7 +457,7 @@ def _compare(
     by_content: bool,
 ) -> _Facts:
     """Read of the directory all that decides what to upload, in one hop to a thread."""
-    previous = base.snapshot.index if base.snapshot is not None else None
+    previous = base.previous
     remote = previous.dir if previous is not None else DirIndex("")
     looked_at_ns = file_system_now_ns(directory, scanned)
     reader = FactReader(directory, cache, stop=stop, looked_at_ns=looked_at_ns)
@@ -497,7 +503,7 @@ def _lineage(facts: _Facts) -> tuple[LineageItem, ...]:
 
 def _stats(facts: _Facts, index_bytes: int, watch: Stopwatch) -> BackupStats:
     plan, changes = facts.plan, facts.plan.changes
-    base_is_gone = facts.base.snapshot is None and bool(facts.base.missing)
+    base_is_gone = facts.base.previous is None and bool(facts.base.missing)
     return BackupStats(
         **msgspec.structs.asdict(changes),
         files_total=changes.files_added + changes.files_retained,
