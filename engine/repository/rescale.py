@@ -28,7 +28,7 @@ from engine.settings import KIB, MIB
 from index.display import DisplayMixin, format_texts
 from index.errors import StoreMergeError
 from index.plan.commits import Commit
-from index.rocksdb.merge import MergePlan, plan_merge
+from index.rocksdb.merge import MergePlan
 from index.snapshot.model import DirIndex, Scope, SnapshotIndex, StoreReference
 from index.spark.rescale import group_partitions
 from index.spark.task_keys import KEY_HASH, TASKS_MAX, TaskKeys
@@ -47,6 +47,9 @@ _CHUNK_ROWS_MAX: Final = 4096
 _SHOWN_BYTES_MAX: Final = 64
 _WRONG: Final = (
     "nothing was committed: the key function is not the one by which these keys were made, or the store is damaged"
+)
+_HIDDEN: Final = (
+    "nothing was committed: a task has deleted a key of another; split the stores once, to any other number"
 )
 _DROP: Final = "leave them out first: `tidemark commit --drop-store TASK/STORE`"
 _DOUBLE: Final = "nothing was committed: tasks of one job share no key; `tidemark keys` shows what each of both has"
@@ -72,6 +75,7 @@ class RescaledJob(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What was done, or would be."""
 
     json_omitted: ClassVar = ("commit",)
+    json_properties: ClassVar = {"number": "number"}
 
     dry_run: bool
     # The newest before, and what has taken its place; None in a dry run.
@@ -91,6 +95,11 @@ class RescaledJob(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     # Indexes count.
     bytes_uploaded: int
     seconds: float
+
+    @property
+    def number(self) -> int | None:
+        """Of the new commit."""
+        return self.commit.pointer.number if self.commit is not None else None
 
 
 class _Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,8 +273,6 @@ async def _rescale(
         files = [path.stat().st_size for _, directory in sources for path in directory.glob("*.sst")]
         directories = [directory for _, directory in sources]
         previous = None
-        if options.dry_run and group.is_merge:
-            await run_blocking(lambda: plan_merge([read_parent(directory) for directory in directories]))
         counts, made = await run_blocking(_sort_rows, sources, group, beside, is_written=not options.dry_run)
         if group.is_merge and not options.dry_run:
             plan = await run_blocking(merge_stores, directories, beside / "merged")
@@ -301,19 +308,26 @@ def _prepare(directory: Path, group: _Group) -> Path:
     return compacted
 
 
-def _placed_rows(task: int, directory: Path, group: _Group) -> Iterator[tuple[bytes, bytes, int, int]]:
-    """Yield the rows of a source in the order of keys: key, value, its task and its new one."""
+def _rows(directory: Path, group: _Group) -> Iterator[tuple[bytes, bytes]]:
     bytes_max = max(_READ_BYTES_MIN, _READ_BYTES // len(group.sources))
     with StoreReader.open(directory, group.reading) as reader:
         for chunk in reader.chunks(rows_max=_CHUNK_ROWS_MAX, bytes_max=bytes_max):
-            for key, value in chunk:
-                yield key, value, task, group.place_of(task, key)
+            yield from chunk
+
+
+def _placed_rows(task: int, directory: Path, group: _Group) -> Iterator[tuple[bytes, bytes, int, int]]:
+    """Yield the rows of a source in the order of keys: key, value, its task and its new one."""
+    for key, value in _rows(directory, group):
+        yield key, value, task, group.place_of(task, key)
 
 
 def _sort_rows(
     sources: Sequence[tuple[int, Path]], group: _Group, beside: Path, *, is_written: bool
 ) -> tuple[dict[int, int], dict[int, Path]]:
     """Read all sources side by side, and find every key in place and in one of them alone (T3). Blocks.
+
+    What they become by reference is read beside them, and has the same rows: a task that has deleted a key of another
+    one would hide it there.
 
     Returns:
         The number of rows of each new store, which has some after a split; and where it is, if it is split and written.
@@ -322,15 +336,26 @@ def _sort_rows(
     runs = {target: SstRun(beside, target, group.rocksdb) for target in targets}
     counts = dict.fromkeys(group.targets, 0)
     last, last_task = None, -1
+    merged: Iterator[tuple[bytes, bytes]] | None = None
+    if group.is_merge:
+        # In a directory of its own: an open leaves files there that no snapshot may have.
+        merge_stores([directory for _, directory in sources], beside / "opened")
+        merged = _rows(beside / "opened", group)
     sides = [_placed_rows(task, directory, group) for task, directory in sources]
     for key, value, task, target in heapq.merge(*sides, key=itemgetter(0)):
         if key == last:
             message = f"the key {_shown(key)} is in task {last_task} and in task {task}"
             raise MisplacedKeyError(message, operation=_OPERATION, subject=f"store {group.store}", hint=_DOUBLE)
         last, last_task = key, task
+        if merged is not None and next(merged, None) != (key, value):
+            raise StoreMergeError(
+                f"rows from key {_shown(key)} on would be others", subject=f"store {group.store}", hint=_HIDDEN
+            )
         counts[target] += 1
         if runs:
             runs[target].put(key, value)
+    if merged is not None and next(merged, None) is not None:
+        raise StoreMergeError("rows would be added", subject=f"store {group.store}", hint=_HIDDEN)
     made = {}
     for target, run in runs.items():
         if counts[target]:

@@ -1,15 +1,28 @@
 """A job gets another number of tasks by one commit, or stays as it was (design 0010, T1 to T6)."""
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from typing_extensions import override
 
-from blobstore.errors import StoreUnavailableError
+from blobstore.base import BlobStore
+from blobstore.errors import StoreError, StoreUnavailableError
+from blobstore.wrappers.forwarding import ForwardingStore
 from engine.commit.record import LayoutChange
-from engine.errors import CommitLostError, ConflictError, MisplacedKeyError, NotFoundError, StaleResultError, UsageError
+from engine.errors import (
+    CommitLostError,
+    ConflictError,
+    EngineError,
+    MisplacedKeyError,
+    NotFoundError,
+    StaleResultError,
+    UsageError,
+)
 from engine.repository.repository import Repository
 from engine.repository.rescale import RescaledJob, RescaleOptions
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
@@ -19,6 +32,7 @@ from index.snapshot.keys import BLOBS, PINS
 from index.snapshot.model import ScopeLayout
 from index.spark.task_keys import KEY_HASH, TaskKeys
 from tests.unit.engine.conftest import JOB, TTL_MS, World
+from tests.walker import expected_keys
 
 Rows = dict[bytes, bytes]
 
@@ -147,7 +161,7 @@ async def test_a_merge_uploads_no_sst_and_what_it_refers_to_stays(world: World) 
     assert sum(sizes) < done.bytes_linked / 100
     world.clock.advance(2 * TTL_MS)
     for _ in range(2):
-        await job.repository.collect(Retention(keep_last=1))
+        await job.repository.collect(Retention(keep_last=1), delete_share_max=1)
     assert len(await job.repository.commits(JOB)) == 1
     assert (await job.repository.verify()).problems == ()
     await job.check(big, 2)
@@ -189,6 +203,29 @@ async def test_a_key_that_two_tasks_have_is_refused_also_where_nothing_is_hashed
     await refused(
         job, MisplacedKeyError, f"{key.hex()} is in task [13] and in task [13]", 2, key_columns=None, unchecked=True
     )
+
+
+async def test_a_key_that_another_task_has_deleted_is_not_lost(job: Job) -> None:
+    """Its deletion is of no rows, so nothing is misplaced; merged by reference, it would hide the row."""
+    of = placed(ROWS, 4)
+    key, other = next(iter(of[3])), next(iter(of[1]))
+    newest = await job.repository.latest(JOB)
+    assert newest is not None
+    held = newest.store("1", "state")
+    assert held is not None
+    directory, captured = job.world.target(), job.world.target()
+    await job.repository.restore_reference(held, directory)
+    with StoreWriter.open(directory, RocksDbSettings(compacts=False)) as db:
+        for _ in range(3):
+            db.put(other, of[1][other])
+            db.delete(key)
+            db.flush()
+        db.checkpoint(captured)
+    await job.repository.commit(JOB, [await job.repository.backup(JOB, captured, task="1", store="state")])
+    await refused(job, StoreMergeError, f"rows from key {key.hex()} on would be others", 2)
+    await refused(job, StoreMergeError, f"rows from key {key.hex()} on would be others", 1, dry_run=True)
+    await job.rescale(3)
+    await job.check(ROWS, 3)
 
 
 async def test_stores_are_merged_without_a_key_function_only_if_asked(job: Job) -> None:
@@ -348,6 +385,53 @@ async def test_a_lost_answer_to_the_record_is_no_failure(job: Job, world: World)
     world.store.lose_answer("put_if_absent", "log/")
     await job.rescale(3)
     await job.check(ROWS, 3)
+
+
+class MortalStore(ForwardingStore):
+    """What a process reaches that dies at its n-th request: from then on nothing of it arrives."""
+
+    def __init__(self, inner: BlobStore, requests: int) -> None:
+        super().__init__(inner)
+        self.left = requests
+
+    @asynccontextmanager
+    @override
+    async def _around(self, operation: str, *keys: str) -> AsyncIterator[None]:
+        self.left -= 1
+        if self.left < 0:
+            raise StoreUnavailableError("nobody is there", operation=operation, key=" ".join(keys))
+        yield
+
+
+@pytest.mark.parametrize("tasks", [2, 3])
+async def test_wherever_its_process_dies_the_commit_before_is_the_newest(world: World, tasks: int) -> None:
+    """Or the new one, whole: with the record it is there, and what is left to do others do."""
+    job = Job(world, await world.process())
+    rows = dict(itertools.islice(ROWS.items(), 40))
+    newest = await job.run(placed(rows, 4))
+    for requests in itertools.count(tasks - 1, 2):
+        mortal = MortalStore(world.store, requests)
+        with contextlib.suppress(StoreError, EngineError):
+            await Job(world, await Repository.open(mortal)).rescale(tasks)
+        found = await (await world.process()).latest(JOB)
+        assert found is not None
+        if found.pointer != newest.pointer:
+            break
+    assert requests > 15
+    # Of what it has left a reader of the commit before sees nothing.
+    before = await job.stores(newest)
+    assert {key: value for of in before.values() for key, value in of.items()} == rows
+    job = Job(world, await world.process())
+    await job.check(rows, tasks)
+    more = {b"carrier-9|9": b"more"}
+    await job.run(placed(more, tasks), tasks=tasks)
+    await job.check(rows | more, tasks)
+    world.clock.advance(2 * TTL_MS)
+    for _ in range(2):
+        await job.repository.collect(Retention(keep_last=1), delete_share_max=1)
+    assert await world.keys() - {"repository"} == await expected_keys(world.store, world.clock()) - {"repository"}
+    assert (await job.repository.verify()).problems == ()
+    await job.check(rows | more, tasks)
 
 
 async def test_a_change_of_the_layout_replaces_every_store_of_the_parent_it_names(job: Job, world: World) -> None:
