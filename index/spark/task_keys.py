@@ -79,7 +79,7 @@ def _store(value: Any, of: DataType, column: str) -> Any:  # noqa: ANN401  # of 
         # A subclass may be of another type of Spark: a bool is an int, a datetime a date.
         stored = store(value) if type(value) in kinds else None
     if stored is None:
-        raise PartitionKeyError(f"is no value of the key column {column}", subject=_show(value), hint=_HINT)
+        raise PartitionKeyError(f"does not fit the key column {column}", subject=_show(value), hint=_HINT)
     return stored
 
 

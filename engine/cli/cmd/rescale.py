@@ -1,4 +1,4 @@
-"""The verb `rescale`: another number of tasks for a job of `StatefulJob` (design 0010, section 4)."""
+"""The verb `rescale`: another number of tasks for a job of `StatefulJob` (design 0010, T1 to T7)."""
 
 import importlib
 import sys

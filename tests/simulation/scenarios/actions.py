@@ -235,7 +235,7 @@ class Actions:
         await self._ask(member, repository, commits[0].scope, (offsets, {}, dropped, None))
 
     async def _rescale(self, member: Member, repository: Repository, step: Do) -> None:
-        """As `Repository.rescale`, of files that are no RocksDB's: each store gets files of others by reference."""
+        """As `Repository.rescale`, of any files: each store gets those of others by reference."""
         async with repository.find_pinned(self._scope(step), purpose="rescale") as (commit, _):
             record, scope = commit.record, commit.scope
             self.causes.aim(self._asked_by(member), scope)

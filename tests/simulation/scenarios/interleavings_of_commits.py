@@ -65,7 +65,7 @@ async def a_writer_builds_on_what_it_has_loaded_and_on_nothing_later(scene: Scen
 
 @interleaving()
 async def a_change_of_the_layout_follows_its_parent_alone(scene: Scene) -> None:
-    """Whoever was before it, or comes after it with the layout that was, is refused."""
+    """Who was before it, or comes after it with the layout that was, is refused."""
     writer, other = await scene.actor("writer"), await scene.actor("other")
     of = [ScopeLayout(tasks_count=tasks, key_hash="h", key_columns=("k int",)) for tasks in (4, 2)]
 

@@ -241,7 +241,7 @@ async def test_stores_are_merged_without_a_key_function_only_if_asked(job: Job) 
     [
         (lambda key: (columns(key)[0], columns(key)[1] + 1), MisplacedKeyError, "belongs in task"),
         (lambda key: columns(key)[:1], PartitionKeyError, "are not values of carrier string, flight int"),
-        (lambda key: columns(key)[::-1], PartitionKeyError, "is no value of the key column carrier string"),
+        (lambda key: columns(key)[::-1], PartitionKeyError, "does not fit the key column carrier string"),
         (lambda key: key.decode().split("#")[1], UsageError, "the key function fails: IndexError"),
     ],
 )
