@@ -4,10 +4,13 @@ Stores of several tasks become one by reference, those of one become several row
 until every key is found in place, and all stores are uploaded, there is no other.
 """
 
+import contextlib
+import functools
 import heapq
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -43,6 +46,8 @@ _OPERATION: Final = "rescale"
 # Of all stores that are read side by side.
 _READ_BYTES: Final = 32 * MIB
 _READ_BYTES_MIN: Final = 64 * KIB
+_OPEN_FILES: Final = 512
+_OPEN_FILES_MIN: Final = 16
 _CHUNK_ROWS_MAX: Final = 4096
 _SHOWN_BYTES_MAX: Final = 64
 _WRONG: Final = (
@@ -67,8 +72,6 @@ class RescaleOptions(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     # On a local disk with space for twice the stores that become each other. None: the system's temporary directory.
     scratch: Path | None = None
-    # How stores that are split are written, and all are read.
-    rocksdb: RocksDbSettings = RocksDbSettings()
 
 
 class RescaledJob(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +81,7 @@ class RescaledJob(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     json_properties: ClassVar = {"number": "number"}
 
     dry_run: bool
-    # The newest before, and what has taken its place; None in a dry run.
-    parent_number: int
+    # None in a dry run.
     commit: Commit | None
     tasks_before: int
     tasks: int
@@ -113,17 +115,19 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[int, ...]
     key_columns: KeyColumns | None
     hashes: TaskKeys | None
-    rocksdb: RocksDbSettings
 
     @property
     def is_merge(self) -> bool:
         return len(self.targets) == 1
 
-    @property
-    def reading(self) -> RocksDbSettings:
-        """How each source is opened while all of them are read side by side."""
-        cache_bytes = max(_READ_BYTES_MIN, _READ_BYTES // len(self.sources))
-        return msgspec.structs.replace(self.rocksdb, block_cache_bytes=cache_bytes)
+    def rows(self, directory: Path) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over a store, in the share of memory and files that it has while all sources are read."""
+        share_bytes = max(_READ_BYTES_MIN, _READ_BYTES // len(self.sources))
+        files_max = max(_OPEN_FILES_MIN, _OPEN_FILES // len(self.sources))
+        settings = RocksDbSettings(block_cache_bytes=share_bytes, open_files_max=files_max)
+        with StoreReader.open(directory, settings) as reader:
+            for chunk in reader.chunks(rows_max=_CHUNK_ROWS_MAX, bytes_max=share_bytes):
+                yield from chunk
 
     def place_of(self, task: int, key: bytes) -> int:
         """Return the new task of a key. A key is hashed once: its place among the common multiple says both (P2).
@@ -153,14 +157,6 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True):
         return place % self.after
 
 
-class _Made(msgspec.Struct, frozen=True, kw_only=True):
-    results: tuple[BackupResult, ...] = ()
-    stores: int
-    rows: int
-    files: int
-    size_bytes: int
-
-
 async def rescale_job(
     repository: "Repository", scope: Scope, options: RescaleOptions, progress: Progress
 ) -> RescaledJob:
@@ -170,39 +166,37 @@ async def rescale_job(
         record = commit.record
         groups = _plan(commit, options)
         progress.total(files=sum(s.files_count for s in record.stores), bytes_=record.state_bytes)
-        made = [await _rescale(repository, commit, group, options, progress) for group in groups]
-        results = [result for each in made for result in each.results]
+        results: list[BackupResult] = []
+        totals = Counter[str]()
+        for group in groups:
+            totals += await _rescale(repository, commit, group, options, results, progress)
         committed = None
         if not options.dry_run:
+            after = msgspec.structs.replace(record.layout, tasks_count=options.tasks)
             there = {(result.reference.task, result.reference.store) for result in results}
-            change = LayoutChange(
-                before=record.layout, after=msgspec.structs.replace(record.layout, tasks_count=options.tasks)
-            )
             committed = await until_known(
                 lambda: repository.commit(
                     scope,
                     results,
                     version=record.version,
                     offsets=record.offsets,
-                    layout=change,
+                    layout=LayoutChange(before=record.layout, after=after),
                     parent=commit.pointer,
-                    dropped=[(s.task, s.store) for s in record.stores if (s.task, s.store) not in there],
+                    dropped={(s.task, s.store) for s in record.stores} - there,
                 )
             )
-    merged = [each for each, group in zip(made, groups, strict=True) if group.is_merge]
     return RescaledJob(
         dry_run=options.dry_run,
-        parent_number=record.number,
         commit=committed,
         tasks_before=record.layout.tasks_count,
         tasks=options.tasks,
         stores_before=len(record.stores),
-        stores=sum(each.stores for each in made),
-        rows=sum(each.rows for each in made),
+        stores=totals["stores"],
+        rows=totals["rows"],
         checked=all(group.key_columns is not None for group in groups),
-        files_linked=sum(each.files for each in merged),
-        bytes_linked=sum(each.size_bytes for each in merged),
-        bytes_rewritten=sum(each.size_bytes for each in made) - sum(each.size_bytes for each in merged),
+        files_linked=totals["files_linked"],
+        bytes_linked=totals["bytes_linked"],
+        bytes_rewritten=totals["bytes_rewritten"],
         bytes_uploaded=sum(result.stats.bytes_uploaded + result.stats.index_bytes for result in results),
         seconds=watch.total_s(),
     )
@@ -229,7 +223,6 @@ def _plan(commit: Commit, options: RescaleOptions) -> list[_Group]:
             targets=group.targets,
             key_columns=functions.get(name),
             hashes=hashes,
-            rocksdb=options.rocksdb,
         )
         for name, group in chosen
     ]
@@ -256,29 +249,30 @@ def _refusal(commit: Commit, after: int, bare: Sequence[str], options: RescaleOp
 
 
 async def _rescale(
-    repository: "Repository", commit: Commit, group: _Group, options: RescaleOptions, progress: Progress
-) -> _Made:
-    """Restore the sources of a group, make its targets beside them, and upload these. Nothing of it is left behind."""
+    repository: "Repository",
+    commit: Commit,
+    group: _Group,
+    options: RescaleOptions,
+    results: list[BackupResult],
+    progress: Progress,
+) -> Counter[str]:
+    """Restore the sources of a group, make its targets beside them, upload these, and count. No file is left behind."""
     with target_errors(options.scratch or Path(tempfile.gettempdir())):
-        scratch = await run_blocking(
-            lambda: tempfile.TemporaryDirectory(prefix="tidemark-rescale-", dir=options.scratch)
-        )
+        make = functools.partial(tempfile.TemporaryDirectory, prefix="tidemark-rescale-", dir=options.scratch)
+        scratch = await run_blocking(make)
     try:
         beside = Path(scratch.name)
-        sources = []
+        sources: dict[int, Path] = {}
         for task, reference in group.sources:
-            restored = beside / f"source-{task}"
-            await repository.restore_reference(reference, restored, progress=progress)
-            sources.append((task, await run_blocking(_prepare, restored, group)))
-        files = [path.stat().st_size for _, directory in sources for path in directory.glob("*.sst")]
-        directories = [directory for _, directory in sources]
-        previous = None
+            await repository.restore_reference(reference, beside / f"source-{task}", progress=progress)
+            sources[task] = await run_blocking(_prepare, beside / f"source-{task}", group)
+        sizes = [path.stat().st_size for directory in sources.values() for path in directory.glob("*.sst")]
         counts, made = await run_blocking(_sort_rows, sources, group, beside, is_written=not options.dry_run)
+        previous = None
         if group.is_merge and not options.dry_run:
-            plan = await run_blocking(merge_stores, directories, beside / "merged")
+            plan = await run_blocking(merge_stores, list(sources.values()), beside / "merged")
             made = {group.targets[0]: beside / "merged"}
             previous = _known([await repository.read_index(of.index) for _, of in group.sources], plan)
-        results = []
         for task, directory in made.items():
             source = WholeDirectory(directory)
             source.is_lasting = False
@@ -289,8 +283,10 @@ async def _rescale(
             )
     finally:
         await run_blocking(scratch.cleanup)
-    rows = sum(counts.values())
-    return _Made(results=tuple(results), stores=len(counts), rows=rows, files=len(files), size_bytes=sum(files))
+    moved = Counter(files_linked=len(sizes), bytes_linked=sum(sizes))
+    return Counter(stores=len(counts), rows=counts.total()) + (
+        moved if group.is_merge else Counter(bytes_rewritten=sum(sizes))
+    )
 
 
 def _prepare(directory: Path, group: _Group) -> Path:
@@ -302,28 +298,21 @@ def _prepare(directory: Path, group: _Group) -> Path:
     if not group.is_merge or not read_parent(directory).range_deletions:
         return directory
     compacted = directory.with_name(f"{directory.name}-compacted")
-    with StoreWriter.open(directory, group.rocksdb, compactions_wait=True) as store:
+    with StoreWriter.open(directory, compactions_wait=True) as store:
         store.compact(force=True)
         store.checkpoint(compacted)
     return compacted
 
 
-def _rows(directory: Path, group: _Group) -> Iterator[tuple[bytes, bytes]]:
-    bytes_max = max(_READ_BYTES_MIN, _READ_BYTES // len(group.sources))
-    with StoreReader.open(directory, group.reading) as reader:
-        for chunk in reader.chunks(rows_max=_CHUNK_ROWS_MAX, bytes_max=bytes_max):
-            yield from chunk
-
-
-def _placed_rows(task: int, directory: Path, group: _Group) -> Iterator[tuple[bytes, bytes, int, int]]:
+def _placed_rows(task: int, directory: Path, group: _Group) -> Generator[tuple[bytes, bytes, int, int], None, None]:
     """Yield the rows of a source in the order of keys: key, value, its task and its new one."""
-    for key, value in _rows(directory, group):
+    for key, value in group.rows(directory):
         yield key, value, task, group.place_of(task, key)
 
 
 def _sort_rows(
-    sources: Sequence[tuple[int, Path]], group: _Group, beside: Path, *, is_written: bool
-) -> tuple[dict[int, int], dict[int, Path]]:
+    sources: Mapping[int, Path], group: _Group, beside: Path, *, is_written: bool
+) -> tuple[Counter[int], dict[int, Path]]:
     """Read all sources side by side, and find every key in place and in one of them alone (T3). Blocks.
 
     What they become by reference is read beside them, and has the same rows: a task that has deleted a key of another
@@ -332,38 +321,39 @@ def _sort_rows(
     Returns:
         The number of rows of each new store, which has some after a split; and where it is, if it is split and written.
     """
-    targets = [] if group.is_merge or not is_written else group.targets
-    runs = {target: SstRun(beside, target, group.rocksdb) for target in targets}
-    counts = dict.fromkeys(group.targets, 0)
-    last, last_task = None, -1
+    runs = {target: SstRun(beside, target, RocksDbSettings()) for target in group.targets}
+    counts = Counter(dict.fromkeys(group.targets, 0) if group.is_merge else {})
     merged: Iterator[tuple[bytes, bytes]] | None = None
     if group.is_merge:
         # In a directory of its own: an open leaves files there that no snapshot may have.
-        merge_stores([directory for _, directory in sources], beside / "opened")
-        merged = _rows(beside / "opened", group)
-    sides = [_placed_rows(task, directory, group) for task, directory in sources]
-    for key, value, task, target in heapq.merge(*sides, key=itemgetter(0)):
-        if key == last:
-            message = f"the key {_shown(key)} is in task {last_task} and in task {task}"
-            raise MisplacedKeyError(message, operation=_OPERATION, subject=f"store {group.store}", hint=_DOUBLE)
-        last, last_task = key, task
-        if merged is not None and next(merged, None) != (key, value):
-            raise StoreMergeError(
-                f"rows from key {_shown(key)} on would be others", subject=f"store {group.store}", hint=_HIDDEN
-            )
-        counts[target] += 1
-        if runs:
-            runs[target].put(key, value)
+        merge_stores(list(sources.values()), beside / "opened")
+        merged = group.rows(beside / "opened")
+    last, last_task = None, -1
+    with contextlib.ExitStack() as stack:
+        sides = [_placed_rows(task, directory, group) for task, directory in sources.items()]
+        for side in sides:
+            stack.enter_context(contextlib.closing(side))
+        for key, value, task, target in heapq.merge(*sides, key=itemgetter(0)):
+            if key == last:
+                message = f"the key {_shown(key)} is in task {last_task} and in task {task}"
+                raise MisplacedKeyError(message, operation=_OPERATION, subject=f"store {group.store}", hint=_DOUBLE)
+            if merged is not None and next(merged, None) != (key, value):
+                message = f"rows from key {_shown(key)} on would be others"
+                raise StoreMergeError(message, subject=f"store {group.store}", hint=_HIDDEN)
+            last, last_task = key, task
+            counts[target] += 1
+            if is_written and not group.is_merge:
+                runs[target].put(key, value)
     if merged is not None and next(merged, None) is not None:
         raise StoreMergeError("rows would be added", subject=f"store {group.store}", hint=_HIDDEN)
     made = {}
     for target, run in runs.items():
-        if counts[target]:
+        if paths := run.finish():
             made[target] = beside / f"target-{target}"
-            with StoreWriter.open(beside / f"new-{target}", group.rocksdb, compactions_wait=True) as store:
-                store.ingest(run.finish())
+            with StoreWriter.open(beside / f"new-{target}", compactions_wait=True) as store:
+                store.ingest(paths)
                 store.checkpoint(made[target])
-    return {target: rows for target, rows in counts.items() if rows or group.is_merge}, made
+    return counts, made
 
 
 def _known(indexes: Sequence[SnapshotIndex], plan: MergePlan) -> SnapshotIndex:

@@ -260,9 +260,10 @@ def rescaled(plot: Plot) -> None:
         Do(process=SECOND, verb="rescale", choice=1),
         Do(process=OTHER, verb="rewind", choice=1),
         Do(process=OTHER, verb="drop"),
-        plot.collection(),
     ]
     then = plot.rng.sample(beside, plot.rng.randrange(3))
+    if plot.one_in(2):
+        then.append(plot.collection())
     variant = plot.rng.randrange(4)
     if variant < 2:
         effect = plot.pick("none", "none", "stop", "kill", "lost", "outage", "adrift")
