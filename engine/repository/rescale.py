@@ -232,7 +232,7 @@ def _plan(commit: Commit, options: RescaleOptions) -> list[_Group]:
 def _refusal(commit: Commit, after: int, bare: Sequence[str], options: RescaleOptions) -> tuple[str, str]:
     """Return why it cannot be done, where `bare` stores have no key function, and a hint; or two empty texts."""
     layout, before = commit.record.layout, commit.record.layout.tasks_count
-    if commit.scope.task is not None or layout.key_hash != KEY_HASH or before < 1:
+    if commit.scope.task is not None or layout.key_hash != KEY_HASH or not 0 < before <= TASKS_MAX:
         return "its commits do not say how keys are spread over tasks", "a job of `StatefulJob` says it"
     if before == after or not 0 < after <= TASKS_MAX:
         return f"has {before} tasks, and {after} is not another number from 1 to {TASKS_MAX}", ""

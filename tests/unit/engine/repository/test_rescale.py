@@ -29,7 +29,7 @@ from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from index.errors import PartitionKeyError, StoreMergeError
 from index.plan.commits import Commit, Retention
 from index.snapshot.keys import BLOBS, PINS
-from index.snapshot.model import ScopeLayout
+from index.snapshot.model import Scope, ScopeLayout
 from index.spark.task_keys import KEY_HASH, TaskKeys
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
@@ -286,14 +286,17 @@ async def test_what_cannot_be_rescaled_is_refused(job: Job, world: World) -> Non
     await job.repository.commit(JOB, [await world.backup(job.repository, "text", task="extra")])
     await refused(job, UsageError, "tasks that are not among its 4: extra", 2)
     with pytest.raises(NotFoundError):
-        await job.repository.rescale(type(JOB)("nobody"), RescaleOptions(tasks=2))
+        await job.repository.rescale(Scope("nobody"), RescaleOptions(tasks=2))
 
 
 async def test_a_job_without_a_layout_is_refused(world: World) -> None:
+    """Or with one that no job of Spark has."""
     repository = await world.process()
-    await world.history(repository, "one")
-    with pytest.raises(UsageError, match="do not say how keys are spread"):
-        await repository.rescale(JOB, RescaleOptions(tasks=2))
+    for wrong in (ScopeLayout(), ScopeLayout(tasks_count=4), ScopeLayout(tasks_count=2**60, key_hash=KEY_HASH)):
+        scope = Scope(f"job-{wrong.tasks_count}")
+        await repository.commit(scope, [await world.backup(repository, "one", scope=scope)], layout=wrong)
+        with pytest.raises(UsageError, match="do not say how keys are spread"):
+            await repository.rescale(scope, RescaleOptions(tasks=2, unchecked=True))
 
 
 async def test_ranges_that_were_deleted_are_compacted_first(job: Job) -> None:
