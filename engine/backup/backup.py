@@ -210,9 +210,6 @@ class BackupOptions(msgspec.Struct, frozen=True, kw_only=True):
     shrink_max: float | None = None
     # How bytes are moved, in place of the repository's own settings.
     settings: TransferSettings | None = None
-    # What the newest commit has of these files, in whatever stores, by the names that they have here: to diff against
-    # in place of the base's own files (design 0010, T4). It has to be the parent of the commit, by its pointer.
-    previous: SnapshotIndex | None = None
 
 
 async def backup_source(
@@ -223,6 +220,7 @@ async def backup_source(
     options: BackupOptions,
     *,
     progress: Progress = NO_PROGRESS,
+    previous: SnapshotIndex | None = None,
 ) -> BackupResult:
     """Upload what a source has and its base has not, and write the index of all of it.
 
@@ -230,7 +228,9 @@ async def backup_source(
     one PUT per pack and blob, one PUT for the index; with `check_retained` a STAT for each blob retained, and for each
     index that would have been read if this process did not have it.
 
-    The base is the snapshot to diff against; None uploads everything. That of the options is not asked.
+    The base is the snapshot to diff against; None uploads everything. That of the options is not asked. `previous` is
+    diffed against in place of the base's files: what a commit has of these files, in any of its stores, by the names
+    that they have here. Only a commit whose parent is that one, by its pointer, may take the result (design 0010, T4).
 
     Raises:
         UnsafeSourceError: The source is in use, changed meanwhile, or has entries that cannot be kept (I3).
@@ -244,7 +244,7 @@ async def backup_source(
     session = repository.runtime.session()
     repository = _as_asked(repository, source, options)
     async with repository.digests.of(source.directory) as cache:
-        facts = await _gather_facts(repository, source, base, options, cache)
+        facts = await _gather_facts(repository, source, _Base(reference=base, previous=previous), options, cache)
         watch.end_phase("diff")
         plan = facts.plan
         metadata = _describe(facts, source, address, options, repository.runtime)
@@ -321,7 +321,7 @@ async def plan_backup_dir(
     # What is remembered of a base may hide that it is gone.
     repository = msgspec.structs.replace(_as_asked(repository, source, options), indexes=IndexCache())
     async with repository.digests.of(directory) as cache:
-        return (await _gather_facts(repository, source, base, options, cache)).plan
+        return (await _gather_facts(repository, source, _Base(reference=base), options, cache)).plan
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True):
@@ -359,14 +359,9 @@ def _as_asked(repository: OpenRepository, source: BackupSource, options: BackupO
 
 
 async def _gather_facts(
-    repository: OpenRepository,
-    source: BackupSource,
-    reference: StoreReference | None,
-    options: BackupOptions,
-    cache: DigestCache,
+    repository: OpenRepository, source: BackupSource, base: _Base, options: BackupOptions, cache: DigestCache
 ) -> _Facts:
-    missing = repository.missing_blobs.keys.union(options.missing)
-    base = _Base(reference=reference, previous=options.previous)
+    missing, reference = repository.missing_blobs.keys.union(options.missing), base.reference
     if reference is not None and base.previous is None:
         base = await _find_base(repository, reference, missing, check_retained=options.check_retained)
     previous = base.previous

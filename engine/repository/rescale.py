@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import msgspec
 
 from blobstore.concurrency import run_blocking
-from engine.backup.backup import BackupOptions, BackupResult, WholeDirectory
+from engine.backup.backup import BackupOptions, BackupResult, WholeDirectory, backup_source
 from engine.commit.record import LayoutChange
 from engine.commit.writer import until_known
 from engine.errors import MisplacedKeyError, UsageError
+from engine.records.repository import StoreAddress
 from engine.restore.staging import target_errors
 from engine.rocksdb.merge import merge_stores, read_parent, sst_name
 from engine.rocksdb.sst_run import SstRun
@@ -277,10 +278,12 @@ async def _rescale(
             source = WholeDirectory(directory)
             source.is_lasting = False
             held = commit.store(str(task), group.store)
-            backup = BackupOptions(version=commit.record.version, base=held, lineage=(), previous=previous)
-            results.append(
-                await repository.backup(commit.scope, source, task=str(task), store=group.store, options=backup)
-            )
+            address = StoreAddress(commit.scope, str(task), group.store)
+            version = BackupOptions(version=commit.record.version, lineage=())
+            with repository.missing_blobs.recording():
+                results.append(
+                    await backup_source(repository.opened, source, address, held, version, previous=previous)
+                )
     finally:
         await run_blocking(scratch.cleanup)
     moved = Counter(files_linked=len(sizes), bytes_linked=sum(sizes))

@@ -86,7 +86,12 @@ def test_a_job_gets_another_number_of_tasks(job: Shell) -> None:
         (("--tasks", "2", "--key", "word_keys:absent"), 2, "cannot be imported"),
         (("--tasks", "2", "--key", "nothing_there:right"), 2, "cannot be imported"),
         (("--tasks", "2", "--key", "word_keys"), 2, "cannot be imported"),
-        (("--tasks", "2", "--key", "word_keys:right", "--key", "a=word_keys:right"), 2, "for every store and for one"),
+        (
+            ("--tasks", "2", "--key", "word_keys:right", "--key", "a=word_keys:right"),
+            2,
+            "for every store and once more",
+        ),
+        (("--tasks", "2", "--key", "word_keys:right", "--key", "word_keys:wrong"), 2, "for every store and once more"),
     ],
 )
 def test_what_is_wrong_is_refused_and_changes_nothing(

@@ -52,9 +52,9 @@ def rescale(
 def _load_all(keys: Sequence[str]) -> KeyColumns | dict[str, KeyColumns] | None:
     parts = [text.rpartition("=") for text in keys]
     found = {store: _load(name) for store, _, name in parts}
-    if "" in found and len(found) > 1:
+    if "" in found and len(keys) > 1:
         hint = "name the store of each: --key STORE=MODULE:FUNCTION"
-        raise UsageError("is given for every store and for one", operation="rescale", subject="--key", hint=hint)
+        raise UsageError("is given for every store and once more", operation="rescale", subject="--key", hint=hint)
     return found.get("") or found or None
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from blobstore.errors import StoreError
-from engine.backup.backup import BackupOptions
+from engine.backup.backup import BackupOptions, WholeDirectory, backup_source
 from engine.commit.record import ANY, LayoutChange
 from engine.errors import (
     CommitLostError,
@@ -25,6 +25,7 @@ from engine.errors import (
     UnsafeStoreError,
 )
 from engine.inspect.verify import ProblemKind
+from engine.records.repository import StoreAddress
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
 from index.errors import FormatError
@@ -243,18 +244,14 @@ class Actions:
             number, results = self._next(), {}
             for reference in record.stores[: None if step.choice else 1]:
                 files, previous = _of_all(held, self._call_log.trees, number)
-                result = await repository.backup(
-                    scope,
-                    member.write(files),
-                    task=reference.task,
-                    store=reference.store,
-                    options=BackupOptions(
-                        unique_id=UniqueId(f"{self._next():08x}-0000-4000-8000-{member.number:012x}"),
-                        version=record.version,
-                        lineage=(),
-                        base=reference,
-                        previous=previous,
-                    ),
+                unique_id = UniqueId(f"{self._next():08x}-0000-4000-8000-{member.number:012x}")
+                result = await backup_source(
+                    repository.opened,
+                    WholeDirectory(member.write(files)),
+                    StoreAddress(scope, reference.task, reference.store),
+                    reference,
+                    BackupOptions(unique_id=unique_id, version=record.version, lineage=()),
+                    previous=previous,
                 )
                 key = result.reference.index.key
                 self._call_log.trees[key] = files

@@ -323,20 +323,15 @@ async def test_a_store_with_column_families_is_refused(job: Job, world: World) -
 # ---------------------------------------------------------------------- beside others (C2, C3, K3)
 
 
-async def test_of_a_rescale_and_a_commit_beside_it_one_wins(
-    job: Job, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_a_rescale_and_a_commit_beside_it_one_wins(job: Job, world: World) -> None:
     """The commit comes while the rescale uploads: the rescale is refused, and the state is that of the commit."""
     other = Job(world, await world.process())
     more = {b"carrier-0|%d" % n: b"more" for n in range(5000, 5100)}
-    backup = job.repository.backup
 
-    async def late(*args: object, **options: object) -> object:
-        monkeypatch.setattr(job.repository, "backup", backup)
+    async def commit() -> None:
         await other.run(placed(more, 4))
-        return await backup(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(job.repository, "backup", late)
+    world.store.before("put_if_absent", "indexes/", commit)
     with pytest.raises(CommitLostError):
         await job.rescale(2)
     await job.check(ROWS | more, 4)
