@@ -133,7 +133,7 @@ class IncompleteError(DamagedError):
 
 
 class MisplacedKeyError(DamagedError):
-    """A key of state is not in the partition in which its operator's rule has it (design 0010, H9).
+    """A key of state is not in the partition in which its operator's rule has it, or not in its task (0010, H9, T3).
 
     Attributes:
         checked: How many keys of the store were found in place before it.

@@ -220,6 +220,7 @@ async def backup_source(
     options: BackupOptions,
     *,
     progress: Progress = NO_PROGRESS,
+    previous: SnapshotIndex | None = None,
 ) -> BackupResult:
     """Upload what a source has and its base has not, and write the index of all of it.
 
@@ -227,7 +228,9 @@ async def backup_source(
     one PUT per pack and blob, one PUT for the index; with `check_retained` a STAT for each blob retained, and for each
     index that would have been read if this process did not have it.
 
-    The base is the snapshot to diff against; None uploads everything. That of the options is not asked.
+    The base is the snapshot to diff against; None uploads everything. That of the options is not asked. `previous` is
+    diffed against in place of the base's files: what a commit has of these files, in any of its stores, by the names
+    that they have here. Only a commit whose parent is that one, by its pointer, may take the result (design 0010, T4).
 
     Raises:
         UnsafeSourceError: The source is in use, changed meanwhile, or has entries that cannot be kept (I3).
@@ -241,7 +244,7 @@ async def backup_source(
     session = repository.runtime.session()
     repository = _as_asked(repository, source, options)
     async with repository.digests.of(source.directory) as cache:
-        facts = await _gather_facts(repository, source, base, options, cache)
+        facts = await _gather_facts(repository, source, _Base(reference=base, previous=previous), options, cache)
         watch.end_phase("diff")
         plan = facts.plan
         metadata = _describe(facts, source, address, options, repository.runtime)
@@ -318,15 +321,17 @@ async def plan_backup_dir(
     # What is remembered of a base may hide that it is gone.
     repository = msgspec.structs.replace(_as_asked(repository, source, options), indexes=IndexCache())
     async with repository.digests.of(directory) as cache:
-        return (await _gather_facts(repository, source, base, options, cache)).plan
+        return (await _gather_facts(repository, source, _Base(reference=base), options, cache)).plan
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True):
     """What a backup is diffed against, as far as it is there."""
 
     reference: StoreReference | None = None
-    # None: there is no base, or its index is missing.
+    # None: there is no base, its index is missing, or files are compared with others.
     snapshot: StoredSnapshot | None = None
+    # What files are compared with.
+    previous: SnapshotIndex | None = None
     # That it took to find out.
     requests: int = 0
     # What of it is missing: with its index, that and what it is a delta on.
@@ -354,17 +359,12 @@ def _as_asked(repository: OpenRepository, source: BackupSource, options: BackupO
 
 
 async def _gather_facts(
-    repository: OpenRepository,
-    source: BackupSource,
-    reference: StoreReference | None,
-    options: BackupOptions,
-    cache: DigestCache,
+    repository: OpenRepository, source: BackupSource, base: _Base, options: BackupOptions, cache: DigestCache
 ) -> _Facts:
-    missing = repository.missing_blobs.keys.union(options.missing)
-    base = _Base()
-    if reference is not None:
+    missing, reference = repository.missing_blobs.keys.union(options.missing), base.reference
+    if reference is not None and base.previous is None:
         base = await _find_base(repository, reference, missing, check_retained=options.check_retained)
-    previous = base.snapshot.index if base.snapshot is not None else None
+    previous = base.previous
     settings = repository.settings
 
     async def compare(scanned: LocalDir) -> _Facts:
@@ -437,7 +437,8 @@ async def _find_base(
             raise
         return _Base(reference=base, requests=requests + 1, missing=frozenset({key, base.index.key}))
     check_is_of(snapshot.index, base, operation="backup")
-    return _Base(reference=base, snapshot=snapshot, requests=requests + (len(snapshot.chain) if known is None else 0))
+    requests += len(snapshot.chain) if known is None else 0
+    return _Base(reference=base, snapshot=snapshot, previous=snapshot.index, requests=requests)
 
 
 def _compare(
@@ -451,7 +452,7 @@ def _compare(
     by_content: bool,
 ) -> _Facts:
     """Read of the directory all that decides what to upload, in one hop to a thread."""
-    previous = base.snapshot.index if base.snapshot is not None else None
+    previous = base.previous
     remote = previous.dir if previous is not None else DirIndex("")
     looked_at_ns = file_system_now_ns(directory, scanned)
     reader = FactReader(directory, cache, stop=stop, looked_at_ns=looked_at_ns)
@@ -497,7 +498,7 @@ def _lineage(facts: _Facts) -> tuple[LineageItem, ...]:
 
 def _stats(facts: _Facts, index_bytes: int, watch: Stopwatch) -> BackupStats:
     plan, changes = facts.plan, facts.plan.changes
-    base_is_gone = facts.base.snapshot is None and bool(facts.base.missing)
+    base_is_gone = facts.base.previous is None and bool(facts.base.missing)
     return BackupStats(
         **msgspec.structs.asdict(changes),
         files_total=changes.files_added + changes.files_retained,

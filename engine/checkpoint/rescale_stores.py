@@ -5,7 +5,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -23,7 +23,8 @@ from engine.local.checksums import crc32c
 from engine.restore.restore import read_index_of
 from engine.restore.staging import Staging, target_errors
 from engine.rocksdb.merge import merge_stores, read_parent
-from engine.rocksdb.store import RocksDbSettings, SstWriter, StoreReader, StoreWriter
+from engine.rocksdb.sst_run import SstRun
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime
 from engine.settings import MIB, STORES_AT_ONCE, TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
@@ -383,7 +384,7 @@ def _split(
     scratch.mkdir()
     rocksdb = _rocksdb(work)
     targets = [of.partition for of, _ in work.targets]
-    runs = {target: _Run(scratch, target, rocksdb) for target in targets}
+    runs = {target: SstRun(scratch, target, rocksdb) for target in targets}
     counts = {target: _Counts() for target in targets}
 
     def counted(source: _Loaded) -> Iterator[list[_Row]]:
@@ -431,35 +432,6 @@ def merge_runs(runs: Sequence[Iterator[list[_Row]]]) -> Iterator[list[_Row]]:
         yield found
         after = [(rows[cut:] or next(run, []), run) for (rows, run), cut in zip(left, cuts, strict=True)]
         left = [(rows, run) for rows, run in after if rows]
-
-
-class _Run:
-    """Writes the rows of one target, in the order of their keys, to SSTs of the usual size."""
-
-    def __init__(self, directory: Path, target: int, settings: RocksDbSettings) -> None:
-        self._directory, self._target, self._settings = directory, target, settings
-        self._files: list[Path] = []
-        self._writer: SstWriter | None = None
-        self._left_bytes = 0
-
-    def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        writer = self._writer
-        for key, value in rows:
-            if writer is None or self._left_bytes <= 0:
-                self.finish()
-                path = self._directory / f"{self._target}-{len(self._files)}.sst"
-                self._writer = writer = SstWriter(path, self._settings)
-                self._files.append(path)
-                self._left_bytes = self._settings.file_bytes
-            writer.put(key, value)
-            self._left_bytes -= len(key) + len(value)
-
-    def finish(self) -> list[Path]:
-        """Finish the file that is being written; return all of them."""
-        if self._writer is not None:
-            self._writer.finish()
-            self._writer = None
-        return self._files
 
 
 def _by_family(

@@ -48,6 +48,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "verify": "verify:verify",
     "collect": "collect:collect",
     "rewind": "rewind:rewind",
+    "rescale": "rescale:rescale",
     "fork": "rewind:fork",
     "name": "rewind:name",
     "unname": "rewind:unname",

@@ -44,13 +44,21 @@ from index.snapshot.model import (
 ANY: Final = "any"
 
 
+class LayoutChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Another layout for a scope, with another store in place of each that it has (design 0010, T1)."""
+
+    # What the parent has to say.
+    before: ScopeLayout
+    after: ScopeLayout
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller asked to be committed; an equal one later is the same request, made again (C3)."""
 
     kind: Literal["commit", "rewind", "fork"]
     version: int | None = None
     offsets: str = ""
-    layout: ScopeLayout | None = None
+    layout: ScopeLayout | LayoutChange | None = None
     # Task, store and index of each result. A unique id is the caller's label: two results may have the same one.
     results: tuple[tuple[str, str, IndexReference], ...] = ()
     # Task and name of each store that the scope no longer has.
@@ -58,6 +66,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     parent: CommitPointer | Literal["any"] | None = ANY
     source: CommitPointer | None = None
     source_scope: Scope | None = None
+
+    @property
+    def layout_after(self) -> ScopeLayout | None:
+        """What the record says, if the caller gave it."""
+        return self.layout.after if isinstance(self.layout, LayoutChange) else self.layout
 
 
 def is_answer(record: CommitRecord, request: Request) -> bool:
@@ -72,7 +85,7 @@ def is_answer(record: CommitRecord, request: Request) -> bool:
         and new == request.results
         and record.offsets == request.offsets
         and request.version in {None, record.version}
-        and request.layout in {None, record.layout}
+        and request.layout_after in {None, record.layout}
         and request.parent in {ANY, record.predecessor}
         and all((s.task, s.store) not in request.dropped for s in record.stores)
     )
@@ -90,7 +103,7 @@ def request_of(
     *,
     version: int | None,
     offsets: str,
-    layout: ScopeLayout | None,
+    layout: ScopeLayout | LayoutChange | None,
     parent: CommitPointer | Literal["any"] | None,
     dropped: Collection[tuple[str, str]],
 ) -> Request:
@@ -124,14 +137,11 @@ def compose_commit(
 
     Raises:
         NotFoundError: A store is to be dropped that the head does not hold.
-        UsageError: The layout is another one than the scope was begun with (K3).
+        UsageError: The layout is another one than the scope has, or a change of it leaves a store as it was (K3).
     """
     parent = head.newest.record if head.newest else None
-    if parent is not None and request.layout is not None and request.layout != parent.layout:
-        message = f"the scope was begun with {parent.layout}, not {request.layout}"
-        hint = "the number of tasks and the key hash of a job never change; start a new job"
-        raise UsageError(message, operation="commit", subject=str(scope), hint=hint)
     stores = {(s.task, s.store): s for s in (parent.stores if parent else ())}
+    _check_layout(scope, request, parent)
     for task, store in request.dropped:
         if (task, store) not in stores:
             there = format_texts(sorted("/".join(place) for place in stores)) or "no stores"
@@ -155,12 +165,33 @@ def compose_commit(
         kind=request.kind,
         version=request.version if request.version is not None else next_version,
         offsets=request.offsets,
-        layout=request.layout or (parent.layout if parent else ScopeLayout()),
+        layout=request.layout_after or (parent.layout if parent else ScopeLayout()),
         stores=tuple(stores[key] for key in sorted(stores)),
         valid_until_ms=min(created_ms) + lease_ms if created_ms else NEVER_MS,
         predecessor=head.pointer,
         predecessor_committed_at_ms=head.committed_at_ms,
     )
+
+
+def _check_layout(scope: Scope, request: Request, parent: CommitRecord | None) -> None:
+    """Raise `UsageError` for a layout that is not the parent's, or a change of it that does not replace every store."""
+    layout = request.layout
+    begun = parent.layout if parent is not None else None
+    message, hint = "", "the key hash of a job never changes; the number of its tasks does by `tidemark rescale` alone"
+    if isinstance(layout, LayoutChange):
+        left = {(s.task, s.store) for s in (parent.stores if parent is not None else ())}
+        left -= {(task, store) for task, store, _ in request.results}.union(request.dropped)
+        if not isinstance(request.parent, CommitPointer):
+            message, hint = "a change of the layout has to name its parent", "give the commit that it was made from"
+        elif begun != layout.before:
+            message = f"the scope has {begun}, not {layout.before}"
+        elif left:
+            message = f"stores would keep the keys of the layout before: {format_texts(sorted(map('/'.join, left)))}"
+            hint = "give a result for each store, or drop it"
+    elif begun is not None and layout not in {None, begun}:
+        message = f"the scope has {begun}, not {layout}"
+    if message:
+        raise UsageError(message, operation="commit", subject=str(scope), hint=hint)
 
 
 def compose_copy(

@@ -17,6 +17,7 @@ from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
 from engine.backup.backup import BackupResult
 from engine.commit.record import (
     ANY,
+    LayoutChange,
     Request,
     Sent,
     acknowledge,
@@ -103,7 +104,7 @@ class CommitWriter:
         *,
         version: int | None = None,
         offsets: str = "",
-        layout: ScopeLayout | None = None,
+        layout: ScopeLayout | LayoutChange | None = None,
         parent: CommitPointer | Literal["any"] | None = ANY,
         dropped: Collection[tuple[str, str]] = (),
     ) -> Commit:
@@ -113,7 +114,8 @@ class CommitWriter:
             results: At most one per store; stores of the parent without a result are carried over (C2).
             version: The caller's own version; the parent's plus one if not given.
             offsets: The caller's own position in its input, opaque.
-            layout: How keys are spread over tasks; must equal the scope's (K3). None takes the parent's.
+            layout: How keys are spread over tasks; must equal the scope's, or change it together with every store (K3).
+                None takes the parent's.
             parent: The commit that the results were made against; None: there was no commit.
             dropped: Task and name of stores that the scope no longer has: they are not carried over (design 0006, F3).
 

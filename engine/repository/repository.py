@@ -26,7 +26,7 @@ from engine.collect.check import PlanCheck, verify_plan
 from engine.collect.collect import collect
 from engine.collect.report import CollectReport
 from engine.commit.forget import ForgetReport, forget
-from engine.commit.record import ANY
+from engine.commit.record import ANY, LayoutChange
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, IncompleteError, StaleResultError, bare_message
 from engine.inspect.discard import Discarded, discard
@@ -62,6 +62,7 @@ from engine.records.repository import (
     write_repository_record,
 )
 from engine.records.roots import read_pins
+from engine.repository.rescale import RescaledJob, RescaleOptions, rescale_job
 from engine.restore.restore import (
     EarlyReading,
     Restored,
@@ -323,7 +324,7 @@ class Repository:
         *,
         version: int | None = None,
         offsets: str = "",
-        layout: ScopeLayout | None = None,
+        layout: ScopeLayout | LayoutChange | None = None,
         parent: CommitPointer | Literal["any"] | None = ANY,
         dropped: Collection[tuple[str, str]] = (),
     ) -> Commit:
@@ -370,6 +371,23 @@ class Repository:
     async def fork(self, target: Commit, scope: Scope) -> Commit:
         """Begin a new scope with the stores of a commit; no bytes are copied."""
         return await self._writer(scope).fork(target)
+
+    async def rescale(self, scope: Scope, options: RescaleOptions, *, progress: Progress = NO_PROGRESS) -> RescaledJob:
+        """Give a job of `StatefulJob` another number of tasks, by one commit of its newest state (design 0010, T).
+
+        Version and offsets stay. Who commits for the job meanwhile is refused, or refuses this.
+
+        Raises:
+            NotFoundError: The job has no commit.
+            UsageError: The job does not say how its keys are spread, or a split has no key function, or that fails.
+            MisplacedKeyError: A key is not in the task where its hash belongs, or is in two tasks.
+            PartitionKeyError: The key function returns what does not fit the key columns of the job.
+            StoreMergeError: A store cannot be merged or split.
+            ConflictError: Another commit was made meanwhile.
+            TargetError: The scratch directory cannot be written.
+            DamagedError, LeaseExpiredError, CommitUnknownError, StoreError: As `restore`, `backup` and `commit`.
+        """
+        return await rescale_job(self, scope, options, progress)
 
     async def forget(self, scope: Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:
         """Close every commit of a job or task for ever; see `engine.commit.forget.forget`."""
@@ -700,6 +718,7 @@ class SyncRepository(Facade[Repository]):
     commit = Blocking(Repository.commit)
     settle = Blocking(Repository.settle)
     rewind = Blocking(Repository.rewind)
+    rescale = Blocking(Repository.rescale)
     fork = Blocking(Repository.fork)
     name = Blocking(Repository.name)
     release_name = Blocking(Repository.release_name)

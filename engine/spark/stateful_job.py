@@ -30,10 +30,8 @@ from engine.state.query import ENTRY_BYTES_MAX, OFFSETS, StreamingCheckpoint
 from index.display import DisplayMixin
 from index.plan.commits import Commit
 from index.snapshot.model import Scope, ScopeLayout
+from index.spark.task_keys import KEY_HASH, TASKS_MAX
 
-# Spark's Murmur3 `hash` with its fixed seed, over the key columns in their order, `pmod` the number of tasks.
-KEY_HASH: Final = "spark-hash-v1"
-TASKS_MAX: Final = 100_000
 # Commits that DataFrames of the state may be read from at the same time.
 PINS_MAX: Final = 8
 
@@ -118,7 +116,7 @@ class StatefulJob:
         Args:
             url: A repository that the driver and every executor can reach; credentials are found by each process.
             key_columns: Columns of every DataFrame to come, of the same types each time.
-            tasks: How many stores there are. It never changes in the life of the job.
+            tasks: How many stores there are: as many as before, or as `tidemark rescale` has made.
             update: Called once per task that has rows, with its store, its rows and its name, on an executor. It
                 reads the batches to their end, keeps nothing outside the store, and may be called again for the same
                 rows by another attempt.
@@ -355,7 +353,7 @@ class StatefulJob:
         return tuple(reports)
 
     def _other_stores(self, commit: Commit | None) -> tuple[tuple[str, str], ...]:
-        """Return the stores of another name. The number of tasks never changes (K3)."""
+        """Return the stores of another name."""
         stores = commit.record.stores if commit else ()
         return tuple((s.task, s.store) for s in stores if s.store != self._options.store)
 
@@ -393,9 +391,9 @@ class StatefulJob:
         begun = parent.record.layout
         if begun != layout:
             raise UsageError(
-                f"was begun with {begun.tasks_count} tasks by {', '.join(begun.key_columns) or 'no keys'}, "
+                f"has {begun.tasks_count} tasks by {', '.join(begun.key_columns) or 'no keys'}, "
                 f"not {layout.tasks_count} by {', '.join(layout.key_columns)}",
                 operation="run",
                 subject=str(self.scope),
-                hint="number of tasks and keys never change in the life of a job; start a new job",
+                hint="keys never change in the life of a job, and the number of its tasks by `tidemark rescale` alone",
             )

@@ -181,7 +181,7 @@ class Scope(msgspec.Struct, frozen=True, order=True):
 
 
 class ScopeLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """How keys are spread over the tasks of a scope; fixed by its first record (design 0002, K3)."""
+    """How keys are spread over the tasks of a scope; who changes it replaces every store (design 0002, K3)."""
 
     tasks_count: int = 0
     # The name of the function from key to task, such as "spark-hash-v1"; empty where the caller places keys.

@@ -372,7 +372,7 @@ def test_another_number_of_tasks_or_other_keys_are_refused_before_any_work(
 ) -> None:
     with open_job(url, tmp_path / "disk") as job:
         job.run(month(spark, 0).where("false"))
-    with open_job(url, tmp_path / "disk", **changed) as job, pytest.raises(UsageError, match="was begun with 3 tasks"):
+    with open_job(url, tmp_path / "disk", **changed) as job, pytest.raises(UsageError, match="has 3 tasks"):
         job.run(month(spark, 1).selectExpr(key, "amount"))
 
 

@@ -32,6 +32,7 @@ class CallLog:
         trees: What was backed up, by the key of its index: a unique id is a label, and two backups may have one.
         requests: The indexes that a commit was asked to bring, by its offsets: each time that it was asked for.
         drops: What some were to drop.
+        parents: The only commit that some may follow.
         commits: What was acknowledged.
         names: What was acknowledged to stand for what, unless somebody has asked to release it since.
         releases: How often each name was asked to be released.
@@ -45,6 +46,7 @@ class CallLog:
         self.trees: dict[str, Tree] = {}
         self.requests: dict[str, list[dict[StoreName, str]]] = {}
         self.drops: dict[str, frozenset[StoreName]] = {}
+        self.parents: dict[str, CommitPointer] = {}
         self.commits: dict[Scope, list[Acknowledged]] = {}
         self.names: dict[tuple[Scope, str], CommitPointer] = {}
         self.releases: dict[tuple[Scope, str], Releases] = {}

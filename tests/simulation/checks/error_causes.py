@@ -59,6 +59,8 @@ class Asked(msgspec.Struct, kw_only=True):
     offsets: str | None = None
     results: Results = {}
     dropped: frozenset[StoreName] = frozenset()
+    # Of a change of the layout: the only commit that it may follow.
+    parent: CommitPointer | None = None
     source: CommitPointer | None = None
 
 
@@ -197,8 +199,17 @@ class Causes:
         return any(number > begun and index != base for number, index in held)
 
     def _is_taken(self, asked: Asked) -> bool:
-        """C4: the number was taken when this process asked for it, by a record that was not its own."""
+        """C4: the number was taken when this process asked for it, by a record that was not its own.
+
+        Or its parent is not the newest any more, for what takes no other.
+        """
         scope, server = asked.written_scope or asked.scope, self._server
+        known = server.record_history.records.get(scope, {}).values()
+        if asked.parent is not None and (
+            scope in server.record_history.forgotten_until
+            or any(w.was_valid and w.record.number > asked.parent.number for w in known if not _is_for(w.record, asked))
+        ):
+            return True
         keys = (key for key in server.sent[asked.process] if parse_log_key(key).scope == scope)
         return any(server.writer_of.get(key, asked.process) != asked.process for key in keys)
 

@@ -293,11 +293,23 @@ class RecordHistory:
                 if other.was_valid and other.record.number == record.number:
                     self._violated(f"6 number: two valid records have number {record.number} of {record.scope}")
         self._check_bases(record, known)
+        self._check_layout(record, known)
         known[record.pointer] = written
         self._reachable = None
         self.uploads.recorded(key, record, was_valid=written.was_valid)
         if written.was_valid:
             self.check_there(f"record {record.number} of {record.scope}, just created,", record.stores)
+
+    def _check_layout(self, record: CommitRecord, known: Mapping[CommitPointer, Written]) -> None:
+        """K3: a commit has its predecessor's layout, or no store of it; a copy has its source's."""
+        copied = self.records.get(record.source_scope or record.scope, {})
+        of = known.get(record.predecessor) if record.predecessor else None
+        of = copied.get(record.source) if record.source else of
+        if of is None or of.record.layout == record.layout:
+            return
+        kept = {s.index.key for s in of.record.stores} & {s.index.key for s in record.stores}
+        if record.kind != "commit" or kept:
+            self._violated(f"K3: record {record.number} of {record.scope} has another layout, and keeps {sorted(kept)}")
 
     def _boundary_created(self, process: str, key: str, stored: SimObject) -> None:
         boundary = decode_boundary(stored.data, subject=key)

@@ -91,6 +91,8 @@ class Judge:
             if asked is None:
                 self.violations.append(f"3 asked: record {record.number} of {scope} was never asked for")
                 return
+            if record.predecessor != self._call_log.parents.get(record.offsets, record.predecessor):
+                self.violations.append(f"K3: record {record.number} of {scope} changes the layout of another commit")
             before = known[scope].get(record.predecessor) if record.predecessor else None
             held = index_keys(before.record.stores) if before else {}
             for dropped in self._call_log.drops.get(record.offsets, ()):

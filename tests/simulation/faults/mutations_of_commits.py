@@ -13,7 +13,7 @@ from blobstore.s3 import bucket_rules as s3_bucket
 from blobstore.wrappers.retry import RetryingStore
 from engine.backup.backup import BackupResult, backup_source
 from engine.commit import record as commit_record
-from engine.commit.record import Request
+from engine.commit.record import LayoutChange, Request
 from engine.commit.writer import CommitWriter
 from engine.errors import CommitLostError, DamagedError, StaleResultError
 from engine.records.indexes import new_indexes_of, settle_keys
@@ -70,6 +70,34 @@ def granularity_is_looked_at_once() -> Iterator[None]:
             await real(store, scope, operation)
 
     with everywhere(real, check):
+        yield
+
+
+@mutation(
+    "K3",
+    "a change of the layout is made on any commit",
+    interleavings_of_commits.a_change_of_the_layout_follows_its_parent_alone,
+    shows="no CommitLostError",
+)
+def any_commit_is_rescaled() -> Iterator[None]:
+    real = commit_record.check_parent
+
+    def check(scope: Scope, head: Head, request: Request) -> None:
+        if not isinstance(request.layout, LayoutChange):
+            real(scope, head, request)
+
+    with everywhere(real, check):
+        yield
+
+
+@mutation(
+    "K3",
+    "a commit of another layout is taken",
+    interleavings_of_commits.a_change_of_the_layout_follows_its_parent_alone,
+    shows="no UsageError",
+)
+def any_layout_is_taken() -> Iterator[None]:
+    with mock.patch.object(commit_record, "_check_layout", return_value=None):
         yield
 
 

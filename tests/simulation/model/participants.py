@@ -8,7 +8,8 @@ from typing import Final
 from typing_extensions import override
 
 from engine.backup.backup import BackupResult
-from index.snapshot.model import PIN_DURATION_MS, Scope
+from engine.commit.record import LayoutChange
+from index.snapshot.model import PIN_DURATION_MS, CommitPointer, Scope
 from tests.simulation.checks.coverage import Moment
 from tests.simulation.checks.history import StoreName, Tree
 from tests.simulation.model.processes import SimProcess
@@ -17,11 +18,11 @@ from tests.simulation.scenarios.schedule import Trap, Verb
 
 # When files were changed, whatever the real clock says: it is in indexes.
 _MODIFIED_NS: Final = 1_600_000_000_000_000_000
-WRITING: Final[frozenset[Verb]] = frozenset({"push", "commit", "drop", "fork", "rewind", "name"})
+WRITING: Final[frozenset[Verb]] = frozenset({"push", "commit", "drop", "rescale", "fork", "rewind", "name"})
 
 Results = dict[StoreName, BackupResult]
-# What a request for a commit brings, and which stores it drops.
-Wanted = tuple[str, Results, frozenset[StoreName]]
+# What a request for a commit brings, which stores it drops, and which layout it makes on top of which commit.
+Wanted = tuple[str, Results, frozenset[StoreName], tuple[LayoutChange, CommitPointer] | None]
 
 
 class Member:

@@ -6,11 +6,14 @@ anything else is a violation of invariant 7.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from blobstore.errors import StoreError
-from engine.backup.backup import BackupOptions
+from engine.backup.backup import BackupOptions, WholeDirectory, backup_source
+from engine.commit.record import ANY, LayoutChange
 from engine.errors import (
     CommitLostError,
     CommitUnknownError,
@@ -22,12 +25,13 @@ from engine.errors import (
     UnsafeStoreError,
 )
 from engine.inspect.verify import ProblemKind
+from engine.records.repository import StoreAddress
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
 from index.errors import FormatError
 from index.plan.commits import Commit, Retention
 from index.snapshot.keys import commit_key
-from index.snapshot.model import Scope, UniqueId
+from index.snapshot.model import DirIndex, FileIndex, Scope, ScopeLayout, SnapshotIndex, StoreReference, UniqueId
 from tests.simulation.checks.coverage import Coverage, Moment
 from tests.simulation.checks.error_causes import Asked, Causes
 from tests.simulation.checks.history import Collecting, Tree
@@ -39,11 +43,14 @@ from tests.simulation.scenarios.builder import USUAL
 from tests.simulation.scenarios.schedule import TASK_SCOPE, Do, Times, Verb
 
 TASK: Final = "0"
+# Rescaled again and again, a store does not grow without end.
+_FILES_MAX: Final = 12
 _AGAINST_COLLECT: Final[dict[Verb, Moment]] = {
     "fork": Moment.FORK_AGAINST_COLLECT,
     "name": Moment.NAME_AGAINST_COLLECT,
     "rewind": Moment.REWIND_AGAINST_COLLECT,
     "restore": Moment.RESTORE_AGAINST_COLLECT,
+    "rescale": Moment.RESCALE_AGAINST_COLLECT,
     "release": Moment.RELEASE_AGAINST_COLLECT,
 }
 _ERRORS: Final[tuple[tuple[type[Exception], Moment], ...]] = (
@@ -92,6 +99,7 @@ class Actions:
             "collect": self._collect,
             "heal": self._heal,
             "drop": self._drop,
+            "rescale": self._rescale,
             "forget": self._forget,
         }
 
@@ -153,14 +161,15 @@ class Actions:
     async def _commit(self, member: Member, repository: Repository, step: Do) -> None:
         for scope in sorted({*member.results, *member.unanswered}, key=str):
             if scope in member.unanswered and not (step.label and scope in member.results):
-                offsets, results, dropped = member.unanswered.pop(scope)
+                wanted = member.unanswered.pop(scope)
             else:
                 # Who makes a backup once more may ask with the same words: the offsets that have no answer yet.
                 unanswered = member.unanswered.pop(scope, None)
                 offsets = unanswered[0] if unanswered is not None else f"r{self._next()}"
-                results, dropped = member.results.pop(scope), frozenset()
+                results = member.results.pop(scope)
                 self._want(offsets, results)
-            await self._ask(member, repository, scope, (offsets, results, dropped))
+                wanted = (offsets, results, frozenset(), None)
+            await self._ask(member, repository, scope, wanted)
 
     async def _again(self, member: Member, repository: Repository, step: Do) -> None:
         """Commit a result a second time, as a driver does that tries again, or that has it in a file."""
@@ -169,7 +178,7 @@ class Actions:
         if results is not None:
             offsets = f"r{self._next()}"
             self._want(offsets, results)
-            await self._ask(member, repository, scope, (offsets, results, frozenset()))
+            await self._ask(member, repository, scope, (offsets, results, frozenset(), None))
             self._met(Moment.COMMITTED_AGAIN)
 
     def _want(self, offsets: str, results: Results) -> None:
@@ -178,14 +187,22 @@ class Actions:
 
     async def _ask(self, member: Member, repository: Repository, scope: Scope, wanted: Wanted) -> None:
         assert member.process is not None
-        offsets, results, dropped = wanted
+        offsets, results, dropped, change = wanted
         asked = self._asked_by(member)
         self.causes.aim(asked, scope)
         asked.offsets, asked.results, asked.dropped = offsets, results, dropped
+        layout, asked.parent = change or (None, None)
         server = self._server
         stood_before = {w.record.pointer for w in server.record_history.records.get(scope, {}).values()}
         try:
-            commit = await repository.commit(scope, list(results.values()), offsets=offsets, dropped=dropped)
+            commit = await repository.commit(
+                scope,
+                list(results.values()),
+                offsets=offsets,
+                layout=layout,
+                parent=asked.parent or ANY,
+                dropped=dropped,
+            )
         except CommitUnknownError:
             member.unanswered[scope] = wanted
             raise
@@ -199,7 +216,8 @@ class Actions:
         key = commit_key(scope, commit.pointer.number)
         is_adopted = commit.pointer in stood_before or key in server.met[member.process.name]
         self._met(Moment.ADOPTED, int(is_adopted))
-        self._met(Moment.DROPPED, int(bool(dropped)))
+        self._met(Moment.DROPPED, int(bool(dropped) and change is None))
+        self._met(Moment.RESCALED, int(change is not None))
         self._met(Moment.TASK_SCOPE, int(scope.task is not None))
         began_again = commit.record.predecessor is None and scope in self._server.record_history.forgotten_until
         self._met(Moment.BEGAN_AGAIN, int(began_again))
@@ -215,7 +233,41 @@ class Actions:
         dropped = frozenset({(store.task, store.store)})
         self._call_log.requests[offsets], self._call_log.drops[offsets] = [{}], dropped
         member.results.get(commits[0].scope, {}).pop((store.task, store.store), None)
-        await self._ask(member, repository, commits[0].scope, (offsets, {}, dropped))
+        await self._ask(member, repository, commits[0].scope, (offsets, {}, dropped, None))
+
+    async def _rescale(self, member: Member, repository: Repository, step: Do) -> None:
+        """As `Repository.rescale`, of any files: each store gets those of others by reference."""
+        async with repository.find_pinned(self._scope(step), purpose="rescale") as (commit, _):
+            record, scope = commit.record, commit.scope
+            self.causes.aim(self._asked_by(member), scope)
+            held = [(s, await repository.read_index(s.index)) for s in record.stores]
+            number, results = self._next(), {}
+            for reference in record.stores[: None if step.choice else 1]:
+                files, previous = _of_all(held, self._call_log.trees, number)
+                unique_id = UniqueId(f"{self._next():08x}-0000-4000-8000-{member.number:012x}")
+                result = await backup_source(
+                    repository.opened,
+                    WholeDirectory(member.write(files)),
+                    StoreAddress(scope, reference.task, reference.store),
+                    reference,
+                    BackupOptions(unique_id=unique_id, version=record.version, lineage=()),
+                    previous=previous,
+                )
+                key = result.reference.index.key
+                self._call_log.trees[key] = files
+                self._server.record_history.bases[key] = reference.index.key
+                results[reference.task, reference.store] = result
+            offsets = f"r{self._next()}"
+            self._want(offsets, results)
+            dropped = frozenset({(s.task, s.store) for s in record.stores} - results.keys())
+            self._call_log.drops[offsets], self._call_log.parents[offsets] = dropped, commit.pointer
+            after = ScopeLayout(tasks_count=number, key_hash="h", key_columns=("k int",))
+            change = LayoutChange(before=record.layout, after=after), commit.pointer
+            try:
+                await self._ask(member, repository, scope, (offsets, results, dropped, change))
+            except CommitLostError:
+                self._met(Moment.RESCALE_LOST)
+                raise
 
     def _acknowledge(self, scope: Scope, commit: Commit, offsets: str | None = None) -> None:
         self._met(Moment.INTERRUPTED_TTL_REMOVAL, int(not commit.settled))
@@ -357,6 +409,23 @@ class Actions:
         problems = [p for p in report.problems if p.kind is not ProblemKind.ADRIFT or p.scope not in late]
         if report.damaged and problems and not self._call_log.tampered:
             self._call_log.errors.append(f"2: verify finds {problems[:2]}")
+
+
+def _of_all(
+    held: Sequence[tuple[StoreReference, SnapshotIndex]], trees: Mapping[str, Tree], number: int
+) -> tuple[Tree, SnapshotIndex]:
+    """Return files of every store under other names, with one of its own; and an index that says where those are."""
+    files: Tree = {"CURRENT": f"{number}".encode(), "sub/always": b"the same" * 100}
+    entries: dict[str, FileIndex] = {}
+    for reference, index in held:
+        for entry in index.dir.files_present:
+            name = f"{reference.store}-{entry.name}"[-100:]
+            if entry.name != "CURRENT" and len(entries) < _FILES_MAX:
+                files[name] = trees[reference.index.key][entry.name]
+                entries[name] = msgspec.structs.replace(entry, name=name)
+    packs = {pack.key: pack for _, index in held for pack in index.packs}
+    known = DirIndex("", tuple(entries[name] for name in sorted(entries)))
+    return files, msgspec.structs.replace(held[0][1], dir=known, packs=tuple(packs[key] for key in sorted(packs)))
 
 
 def make_tree(number: int) -> Tree:

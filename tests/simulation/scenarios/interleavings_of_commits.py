@@ -5,6 +5,8 @@ import contextlib
 from typing import Final
 
 from blobstore.s3 import bucket_rules as s3_bucket
+from engine.backup.backup import BackupResult
+from engine.commit.record import LayoutChange
 from engine.errors import (
     CommitDamagedError,
     CommitLostError,
@@ -14,7 +16,8 @@ from engine.errors import (
     StaleResultError,
     UsageError,
 )
-from index.snapshot.model import Scope
+from index.plan.commits import Commit
+from index.snapshot.model import Scope, ScopeLayout
 from tests.simulation.faults.request_faults import Fault, matching
 from tests.simulation.model.processes import KilledError
 from tests.simulation.scenarios.interleavings import (
@@ -57,6 +60,39 @@ async def a_writer_builds_on_what_it_has_loaded_and_on_nothing_later(scene: Scen
     except CommitLostError:
         await first.commit(result)
     await scene.check({"a": "three", "b": "two"})
+    await scene.check_all_goes()
+
+
+@interleaving()
+async def a_change_of_the_layout_follows_its_parent_alone(scene: Scene) -> None:
+    """Who was before it, or comes after it with the layout that was, is refused."""
+    writer, other = await scene.actor("writer"), await scene.actor("other")
+    of = [ScopeLayout(tasks_count=tasks, key_hash="h", key_columns=("k int",)) for tasks in (4, 2)]
+
+    async def rescale(result: BackupResult, parent: Commit, name: str) -> Commit:
+        # By a driver that has loaded nothing before.
+        actor = await scene.actor(name)
+        change = LayoutChange(before=of[0], after=of[1])
+        asking = actor.repository.commit(JOB, [result], layout=change, parent=parent.pointer, dropped=[("0", "b")])
+        return await actor.process.run(asking)
+
+    await writer.process.run(
+        writer.repository.commit(JOB, [await writer.backup("one"), await writer.backup("two", "b")], layout=of[0])
+    )
+    seen = await other.process.run(other.repository.latest(JOB))
+    assert seen is not None
+    merged = await other.backup("both")
+    # The base of the result is still what the newest commit has.
+    third = await writer.push("three", "b")
+    with refused(CommitLostError):
+        await rescale(merged, seen, "early")
+    await scene.check({"a": "one", "b": "three"})
+    late = await writer.backup("four", "c")
+    await rescale(merged, third, "late")
+    last = await scene.actor("last")
+    with refused(UsageError):
+        await last.process.run(last.repository.commit(JOB, [late], layout=of[0]))
+    await scene.check({"a": "both"})
     await scene.check_all_goes()
 
 

@@ -1,5 +1,7 @@
 """Themes that lead to no single moment: names, crashes, bad lines, long pauses, anything; and the life of scopes."""
 
+import msgspec
+
 from tests.simulation.scenarios.builder import (
     BOUNDARY,
     COLLECTOR,
@@ -243,3 +245,46 @@ def one_id(plot: Plot) -> None:
         plot.do(WRITER, "push", label=2)
     plot.do(READER, "restore")
     plot.collect()
+
+
+def rescaled(plot: Plot) -> None:
+    """A job gets another number of tasks beside commits, collections, rewinds and other rescales (0010, T5)."""
+    for store in range(2):
+        plot.do(WRITER, "push", store=store)
+    plot.do(WRITER, "backup", store=plot.rng.randrange(2))
+    if plot.one_in(2):
+        plot.advance(plot.times.ttl_ms)
+    rescale = Do(process=KEEPER, verb="rescale", choice=plot.rng.randrange(2))
+    beside: list[Step] = [
+        Do(process=OTHER, verb="push", store=plot.rng.randrange(2)),
+        Do(process=SECOND, verb="rescale", choice=1),
+        Do(process=OTHER, verb="rewind", choice=1),
+        Do(process=OTHER, verb="drop"),
+    ]
+    then = plot.rng.sample(beside, plot.rng.randrange(3))
+    if plot.one_in(2):
+        then.append(plot.collection())
+    variant = plot.rng.randrange(4)
+    if variant < 2:
+        effect = plot.pick("none", "none", "stop", "kill", "lost", "outage", "adrift")
+        prefix = plot.rng.choice(("log/", "log/", "indexes/", "blobs/"))
+        after = effect != "adrift" and plot.one_in(2)
+        plot.trap(KEEPER, *then, operation="put_if_absent", prefix=prefix, after=after, effect=effect)
+        plot.steps.append(rescale)
+    elif variant == 2:
+        operation, prefix = plot.rng.choice((("delete", "indexes/"), ("delete", ""), ("put_if_absent", "log/")))
+        plot.trap(COLLECTOR, rescale, *then, operation=operation, prefix=prefix, after=plot.one_in(2))
+        plot.collect()
+    else:
+        plot.steps += [msgspec.structs.replace(step, wait=False) for step in (rescale, *then) if isinstance(step, Do)]
+    plot.wake(KEEPER)
+    plot.land()
+    plot.settle()
+    # Of a rescale that had no answer; of a result from before.
+    plot.do(KEEPER, "commit")
+    plot.do(WRITER, "commit")
+    plot.push(plot.rng.choice((WRITER, OTHER)))
+    if plot.one_in(2):
+        plot.do(KEEPER, plot.rng.choice(("rewind", "fork", "name", "rescale")), choice=plot.rng.randrange(3))
+    plot.collect()
+    plot.do(READER, "restore", choice=plot.rng.randrange(2))

@@ -27,6 +27,7 @@ Verb = Literal[
     "collect",
     "heal",
     "drop",  # a commit that a store is no more
+    "rescale",  # a commit of another number of tasks, in which files of any store may come from any other
     "forget",
 ]
 Phase = Literal["before", "after"]

@@ -17,6 +17,7 @@ from engine.checkpoint.restore import RestoreChoice, plan_checkpoint_restore, re
 from engine.errors import DamagedError, MisplacedKeyError, NotFoundError, TargetError, UsageError
 from engine.repository.repository import Repository
 from engine.rocksdb.merge import merge_stores
+from engine.rocksdb.sst_run import SstRun
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from index.errors import StoreMergeError
 from index.rocksdb.merge import MergePlan
@@ -152,7 +153,7 @@ def test_runs_are_merged_by_key(sets: list[set[int]], size: int) -> None:
 
 
 def test_rows_are_written_to_files_of_the_usual_size(tmp_path: Path) -> None:
-    run = rescale_stores._Run(tmp_path, 3, RocksDbSettings(file_bytes=1000))
+    run = SstRun(tmp_path, 3, RocksDbSettings(file_bytes=1000))
     rows = [(b"key-%04d" % n, b"x" * 92) for n in range(35)]
     run.put(rows[:7])
     run.put(rows[7:])
@@ -161,7 +162,7 @@ def test_rows_are_written_to_files_of_the_usual_size(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "store") as store:
         store.ingest(files)
         assert list(store.items()) == rows
-    assert rescale_stores._Run(tmp_path, 4, RocksDbSettings()).finish() == []
+    assert SstRun(tmp_path, 4, RocksDbSettings()).finish() == []
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 4, 8])

@@ -220,5 +220,5 @@ def test_a_shell_completes_verbs_and_options() -> None:
         )
         return [line.partition(",")[2] for line in printed.stdout.split()]
 
-    assert completed("tidemark", "re") == ["restore", "rewind", "repair", "report"]
+    assert completed("tidemark", "re") == ["restore", "rewind", "rescale", "repair", "report"]
     assert "--owners" in completed("tidemark", "restore", "--ow")

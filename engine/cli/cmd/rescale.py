@@ -1,0 +1,95 @@
+"""The verb `rescale`: another number of tasks for a job of `StatefulJob` (design 0010, T1 to T7)."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from engine.cli import options as cli
+from engine.cli.output import committed_line
+from engine.cli.session import Session, choose_scope, verb
+from engine.errors import UsageError
+from engine.repository.rescale import KeyColumns, RescaledJob, RescaleOptions
+from index.display import count, human_bytes, human_duration, printable
+
+
+@verb("rescale", "Give a job of StatefulJob another number of tasks.", prints=(RescaledJob,))
+@click.argument("job")
+@click.option("--tasks", type=click.IntRange(min=1), required=True, metavar="M", help="Number of tasks to have.")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="[STORE=]MODULE:FUNCTION",
+    help="Function that returns, of a RocksDB key of STORE or of every store, the values of the job's key columns. "
+    "MODULE is looked for here, too. Repeatable.",
+)
+@click.option("--unchecked", is_flag=True, help="Merge stores without hashing their keys.")
+@cli.directory_option("--scratch", "Where stores are worked on.  [default: a temporary directory]", cli.DIRECTORY_THERE)
+@click.option("-n", "--dry-run", is_flag=True, help="Read and hash everything; upload and commit nothing.")
+def rescale(
+    session: Session, *, job: str, tasks: int, keys: Sequence[str], unchecked: bool, scratch: Path | None, dry_run: bool
+) -> None:
+    """Give JOB another number of tasks, by a commit of its newest state; version and offsets stay.
+
+    Every key is hashed, and has to be in its task, or nothing is committed. If M divides the number of now, files are
+    taken over as they are, and only small ones are uploaded. Else rows are written again. Stop the job first: a run at
+    the same time is refused, or refuses this. Then start it with tasks=M.
+
+    Example: tidemark rescale words -r file:///backups --tasks 2 --key wordkeys:of
+    """
+    options = RescaleOptions(
+        tasks=tasks, key_columns=_load_all(keys), unchecked=unchecked, scratch=scratch, dry_run=dry_run
+    )
+    scope = choose_scope(job, commit_per_task=False, task=None)
+    with session.open() as repository, session.explaining(scope), session.progress("rescale") as progress:
+        found = repository.rescale(scope, options, progress=progress)
+    session.show(found, _lines(job, found))
+
+
+def _load_all(keys: Sequence[str]) -> KeyColumns | dict[str, KeyColumns] | None:
+    parts = [text.rpartition("=") for text in keys]
+    found = {store: _load(name) for store, _, name in parts}
+    if "" in found and len(keys) > 1:
+        hint = "name the store of each: --key STORE=MODULE:FUNCTION"
+        raise UsageError("is given for every store and once more", operation="rescale", subject="--key", hint=hint)
+    return found.get("") or found or None
+
+
+def _load(text: str) -> KeyColumns:
+    """Import a function; modules of the working directory come last."""
+    module, _, name = text.partition(":")
+    here = str(Path.cwd())
+    sys.path.append(here)
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        hint = "give MODULE:FUNCTION, of a module that Python finds or that is in this directory"
+        raise UsageError(
+            f"cannot be imported: {error}", operation="rescale", subject=f"--key {text}", hint=hint
+        ) from error
+    finally:
+        sys.path.remove(here)
+    found: KeyColumns = function
+    return found
+
+
+def _lines(job: str, found: RescaledJob) -> list[str]:
+    would = "would be " if found.dry_run else ""
+    checked = "each in its task" if found.tasks_before > 1 else "which in one task shows nothing of the key function"
+    checked = checked if found.checked else "of which no key was hashed"
+    stores = f"stores {found.stores_before} → {found.stores}"
+    lines = [f"{printable(job)}: tasks {found.tasks_before} → {found.tasks}, {stores}"]
+    lines.append(f"{count(found.rows, 'row')}, {checked}")
+    if found.files_linked:
+        lines.append(
+            f"{count(found.files_linked, 'SST')} {would}taken over as they are, {human_bytes(found.bytes_linked)}"
+        )
+    if found.bytes_rewritten:
+        lines.append(f"rows of {human_bytes(found.bytes_rewritten)} {would}written again")
+    if found.commit is None:
+        return [*lines, "nothing was written"]
+    uploaded = f"uploaded {human_bytes(found.bytes_uploaded)} in {human_duration(int(found.seconds * 1000))}"
+    return [*lines, uploaded, committed_line(found.commit)]
