@@ -1,0 +1,414 @@
+"""Keep a directory at the newest commit of a job, for a writer that may have to go on from it (design 0011).
+
+```
+<parent>/<name>                        the directory, always of one commit; else as in `engine.restore.staging`
+<parent>/.<name>.tidemark-follow       which commit it is of, with what its files looked like then (F5)
+<parent>/.<name>.tidemark-follow-lock  held (flock) during an exchange, and by a promotion (F7); stays
+```
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Final
+
+import msgspec
+from typing_extensions import override
+
+from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.local.files import flush, make_durable, sync_dir, write_all_at
+from engine.errors import NotFoundError, PromotedError, TargetBusyError, TargetError, UnsafeSourceError
+from engine.local.digests import hash_content, read_own_file
+from engine.local.scan import scan_dir
+from engine.records.find import CHOICES_MAX, find_commit, find_pinned
+from engine.records.leases import PinLease
+from engine.records.log import list_log
+from engine.records.repository import OpenRepository
+from engine.restore.restore import (
+    RestoreResult,
+    TargetOptions,
+    check_not_in_use,
+    read_index_of,
+    staged_restore,
+    use_found,
+)
+from engine.restore.staging import look_at_target, target_errors
+from engine.runtime import NO_PROGRESS, Progress, read_now_ms
+from index.display import DisplayMixin, format_seconds, human_bytes
+from index.errors import UNDECODABLE
+from index.plan.commits import Commit
+from index.plan.restore import plan_restore
+from index.snapshot.dir_diff import LocalDir, LocalFile, pairs_to_identify
+from index.snapshot.keys import encode_component
+from index.snapshot.model import DirIndex, FilePath, Scope, SnapshotIndex, StoreReference
+
+INDEXES_IN_FLIGHT_MAX: Final = 8
+# An exchange takes milliseconds, and the removal of the old directory of many files seconds.
+LOCK_LOOKS_MAX: Final = 3_000
+LOCK_LOOK_S: Final = 0.01
+# A promotion that catches up waits so often for a step that is under way.
+STEP_LOOKS_MAX: Final = 36_000
+STEP_LOOK_S: Final = 0.1
+
+_OPERATION: Final = "follow"
+_OPTIONS: Final = TargetOptions(replace=True, exchange=True)
+# What a RocksDB that only reads leaves in a directory (F5).
+_OF_READERS: Final = re.compile(r"LOCK|LOG(?:\.old\.[0-9]+)?")
+
+
+class Followed(msgspec.Struct, frozen=True, kw_only=True):
+    """What is followed: all stores of a scope, or those of one task, or of one name; with both one store alone."""
+
+    repository_id: str
+    scope: Scope
+    task: str | None = None
+    store: str | None = None
+
+    def choose(self, commit: Commit) -> tuple[StoreReference, ...]:
+        """Return the stores of a commit that are followed; NotFoundError: it has none of them."""
+        stores = commit.record.stores
+        if found := tuple(s for s in stores if self.task in {None, s.task} and self.store in {None, s.store}):
+            return found
+        message = f"commit {commit.pointer.number} has no store {self.task or '*'}/{self.store or '*'}"
+        hint = "`tidemark show` lists the stores of a commit"
+        raise NotFoundError(message, operation=_OPERATION, subject=str(self.scope), hint=hint)
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory as it was built: of which commit, and a hash of what its files looked like."""
+
+    commit: Commit
+    files: bytes
+
+
+class FollowFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The file beside a directory (F5)."""
+
+    # A reader refuses what it does not know.
+    schema: int = 1
+    followed: Followed
+    # The directory is of one of these: two only while they are exchanged.
+    built: tuple[Built, ...]
+    # A writer has claimed the directory (F6).
+    promoted: bool = False
+
+
+class FollowStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step did."""
+
+    # The directory is of this commit now.
+    commit: Commit
+    # None: nothing of what is followed had changed.
+    result: RestoreResult | None = None
+    # False: no pin could be written, so that nothing protected the step from a collection.
+    pinned: bool = True
+
+
+class FollowStatus(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """Which commit a directory is of, and how far that is behind the newest one (F11)."""
+
+    json_properties: ClassVar = {"newest_number": "newest.pointer.number"}
+    json_omitted: ClassVar = ("newest",)
+
+    # None: nothing is there.
+    commit: Commit | None
+    newest: Commit
+    # A writer has claimed it: then `commit` is what it was of, and there is no lag.
+    promoted: bool = False
+    lag_commits: int = 0
+    # What would be fetched.
+    lag_bytes: int = 0
+    lag_seconds: float = 0.0
+
+    @property
+    def commit_number(self) -> int:
+        """Return the number of the commit, 0 without one."""
+        return self.commit.pointer.number if self.commit is not None else 0
+
+    @property
+    def lag(self) -> str:
+        """Return the lag for people."""
+        return f"{self.lag_commits:,} commits, {human_bytes(self.lag_bytes)}, {format_seconds(self.lag_seconds)}"
+
+    @override
+    def _figures(self) -> dict[str, str]:
+        return {"commit": f"{self.commit_number:,}", "newest": f"{self.newest.pointer.number:,}", "lag": self.lag}
+
+
+async def follow(
+    repository: OpenRepository,
+    scope: Scope,
+    target: Path,
+    *,
+    task: str | None = None,
+    store: str | None = None,
+    progress: Progress = NO_PROGRESS,
+) -> FollowStep:
+    """Bring a directory to the newest commit of a job or task; see `Repository.follow`."""
+    place = _Place(repository, scope, target, task, store)
+    held = await place.look()
+    if held is not None and held.commit.pointer == (await find_commit(repository.store, scope)).pointer:
+        return FollowStep(commit=held.commit)
+
+    async def use(commit: Commit, lease: PinLease) -> FollowStep:
+        with repository.missing_blobs.recording():
+            result = await place.bring_to(commit, progress)
+        return FollowStep(commit=commit, result=result, pinned=lease.pinned)
+
+    return await use_found(repository.store, place.find, use)
+
+
+async def read_follow_status(
+    repository: OpenRepository, scope: Scope, target: Path, *, task: str | None = None, store: str | None = None
+) -> FollowStatus:
+    """Read which commit a directory is of, and its lag; see `Repository.follow_status`."""
+    place = _Place(repository, scope, target, task, store)
+    newest = await find_commit(repository.store, scope)
+    known = await run_blocking(place.read)
+    if known is not None and known.promoted:
+        return FollowStatus(commit=known.built[-1].commit, newest=newest, promoted=True)
+    held = await place.look() if known is not None else None
+    if held is not None and held.commit.pointer == newest.pointer:
+        return FollowStatus(commit=newest, newest=newest)
+    number = held.commit.pointer.number if held is not None else 0
+
+    async def use(commit: Commit, _: PinLease) -> FollowStatus:
+        listing = await list_log(repository.store, scope, from_number=number)
+        created_ms = [created_ms for found, created_ms in listing.records if found > number]
+        waited_ms = await read_now_ms(repository.store) - created_ms[0] if created_ms else 0
+        index = (await place.read_index(commit))[0]
+        return FollowStatus(
+            commit=held.commit if held is not None else None,
+            newest=commit,
+            lag_commits=max(0, commit.pointer.number - number),
+            lag_bytes=await run_blocking(place.count_missing_bytes, index),
+            lag_seconds=max(0, waited_ms) / 1000,
+        )
+
+    return await use_found(repository.store, place.find, use)
+
+
+async def promote(
+    repository: OpenRepository,
+    scope: Scope,
+    target: Path,
+    *,
+    task: str | None = None,
+    store: str | None = None,
+    catch_up: bool = True,
+    progress: Progress = NO_PROGRESS,
+) -> FollowStatus:
+    """Claim a directory for a writer; see `Repository.promote`."""
+    place = _Place(repository, scope, target, task, store)
+    for look in range(STEP_LOOKS_MAX if catch_up else 0):
+        try:
+            await follow(repository, scope, target, task=task, store=store, progress=progress)
+            break
+        except TargetBusyError:
+            if look == STEP_LOOKS_MAX - 1:
+                raise
+            await asyncio.sleep(STEP_LOOK_S)
+    await place.look()
+    # What a killed step has left beside the directory; of one that is at work nothing is.
+    with contextlib.suppress(TargetBusyError):
+        async with staged_restore(repository, target, _OPTIONS):
+            pass
+    for _ in range(CHOICES_MAX):
+        status = await read_follow_status(repository, scope, target, task=task, store=store)
+        async with place.locked():
+            held = await run_blocking(place.check)
+            if held is None:
+                hint = "let it catch up: without --no-catch-up the newest commit is brought there first"
+                raise NotFoundError("there is nothing", operation="promote", subject=str(target), hint=hint)
+            if held.commit.pointer.number == status.commit_number:
+                await run_blocking(partial(place.write, held, promoted=True))
+                return msgspec.structs.replace(status, promoted=True)
+    raise TargetBusyError("a follower moves it on all the time", operation="promote", subject=str(target))
+
+
+class _Place:
+    """A directory that is followed into, and the two files beside it."""
+
+    def __init__(
+        self, repository: OpenRepository, scope: Scope, target: Path, task: str | None, store: str | None
+    ) -> None:
+        self._repository = repository
+        self._followed = Followed(repository_id=repository.record.id, scope=scope, task=task, store=store)
+        self._target = target.absolute()
+        self._file = self._target.parent / f".{self._target.name}.tidemark-follow"
+
+    def find(self) -> contextlib.AbstractAsyncContextManager[tuple[Commit, PinLease]]:
+        repository = self._repository
+        return find_pinned(repository.store, repository.runtime, self._followed.scope, purpose=_OPERATION)
+
+    async def read_index(self, commit: Commit) -> tuple[SnapshotIndex, int]:
+        """Read the indexes of what is followed as that of one directory (F3), and count the GETs."""
+        store, pace = self._repository.store, self._repository.pace
+        chosen = self._followed.choose(commit)
+        read = await map_bounded(
+            lambda reference: read_index_of(store, reference, pace), chosen, in_flight_max=INDEXES_IN_FLIGHT_MAX
+        )
+        if self._followed.task is not None and self._followed.store is not None:
+            return read[0]
+        tasks: dict[str, list[DirIndex]] = {}
+        for reference, (index, _) in zip(chosen, read, strict=True):
+            # Names of tasks and stores are made safe as in keys: they come from the store.
+            named = msgspec.structs.replace(index.dir, name=encode_component(reference.store))
+            tasks.setdefault(encode_component(reference.task), []).append(named)
+        root = DirIndex(
+            name="", sub_dirs_present=tuple(DirIndex(name=n, sub_dirs_present=tuple(dirs)) for n, dirs in tasks.items())
+        )
+        packs = {pack.key: pack for index, _ in read for pack in index.packs}
+        joined = msgspec.structs.replace(read[0][0], dir=root, packs=tuple(packs.values()))
+        return joined, sum(requests for _, requests in read)
+
+    async def bring_to(self, commit: Commit, progress: Progress) -> RestoreResult | None:
+        """Make the directory that of a pinned commit; None if nothing of it changes but which commit it is of."""
+        held = await self.look()
+        if held is not None and _contents(self._followed.choose(held.commit)) == _contents(
+            self._followed.choose(commit)
+        ):
+            async with self.locked():
+                if (held := await run_blocking(self.check)) is not None:
+                    await run_blocking(self.write, Built(commit=commit, files=held.files))
+            return None
+        async with staged_restore(self._repository, self._target, _OPTIONS, progress) as staged:
+            index, requests = await self.read_index(commit)
+            await staged.download(index, requests=requests)
+            async with self.locked():
+                held = await run_blocking(self.check)
+                files = await run_blocking(_hash_stats, staged.staging.directory)
+                built = Built(commit=commit, files=files)
+                await run_blocking(self.write, *filter(None, (held, built)))
+                result = await staged.publish()
+                await run_blocking(self.write, built)
+        return result
+
+    async def look(self) -> Built | None:
+        """Return what the directory is, None if nothing is there; raises as `check`."""
+        if not await run_blocking(os.path.lexists, self._target):
+            # Nothing is made before there is something to write.
+            await run_blocking(self.check)
+            return None
+        async with self.locked():
+            return await run_blocking(self.check)
+
+    def check(self) -> Built | None:
+        """Return what the directory is, None if nothing is there. Blocks; under the lock, or else it may be moving.
+
+        Raises:
+            PromotedError: A writer has claimed it (F6).
+            TargetError: It holds something that no follower of the same has put there, or is in use (F8).
+        """
+        known = self.read()
+        if known is not None and known.promoted:
+            number = known.built[-1].commit.pointer.number
+            message = f"a writer has claimed it, at commit {number}"
+            hint = f"follow into another directory; if the writer is gone for good, remove {self._file} and it first"
+            raise PromotedError(message, operation=_OPERATION, subject=str(self._target), hint=hint)
+        if known is not None and known.followed != self._followed:
+            raise self._refusal(f"something else of {known.followed.scope} is followed there")
+        _, has_content = look_at_target(self._target, replace=True)
+        if not has_content:
+            return None
+        check_not_in_use(self._target)
+        try:
+            files = _hash_stats(self._target)
+        except UnsafeSourceError as error:
+            raise self._refusal("has content that no follower has put there") from error
+        for built in reversed(known.built if known is not None else ()):
+            if built.files == files:
+                return built
+        raise self._refusal("has content that no follower has put there")
+
+    def _refusal(self, message: str) -> TargetError:
+        hint = "choose a directory that is absent or empty; to replace this one, remove it first"
+        return TargetError(message, operation=_OPERATION, subject=str(self._target), hint=hint)
+
+    def read(self) -> FollowFile | None:
+        """Read the file beside the directory, None if there is none. Blocks."""
+        try:
+            with target_errors(self._file):
+                data = read_own_file(self._file) if os.path.lexists(self._file) else None
+            found = msgspec.json.decode(data, type=FollowFile) if data is not None else None
+            if found is None or (found.schema == 1 and found.built):
+                return found
+        except UNDECODABLE as error:
+            raise self._unreadable() from error
+        raise self._unreadable()
+
+    def _unreadable(self) -> TargetError:
+        hint = "remove it and the directory, and follow again; another release of tidemark may have written it"
+        return TargetError("cannot be read", operation=_OPERATION, subject=str(self._file), hint=hint)
+
+    def write(self, *built: Built, promoted: bool = False) -> None:
+        """Write the file beside the directory, durably and at once. Blocks; under the lock."""
+        found = FollowFile(followed=self._followed, built=built, promoted=promoted)
+        # Always the same name: what a killed process has left of it does not pile up.
+        new = Path(f"{self._file}-new")
+        with target_errors(self._file):
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                write_all_at(descriptor, 0, msgspec.json.encode(found))
+                flush(descriptor)
+            finally:
+                os.close(descriptor)
+            new.replace(self._file)
+            sync_dir(self._file.parent)
+
+    @contextlib.asynccontextmanager
+    async def locked(self) -> AsyncIterator[None]:
+        """Hold the lock (F7). TargetBusyError: somebody else has it for longer than an exchange takes."""
+        descriptor = await run_blocking(self._open_lock)
+        try:
+            for look in range(LOCK_LOOKS_MAX):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if look == LOCK_LOOKS_MAX - 1:
+                        message = "another follower or a promotion holds its lock"
+                        raise TargetBusyError(message, operation=_OPERATION, subject=str(self._target)) from error
+                await asyncio.sleep(LOCK_LOOK_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _open_lock(self) -> int:
+        with target_errors(self._target):
+            make_durable(self._target.parent)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            return os.open(f"{self._file}-lock", flags, 0o600)
+
+    def count_missing_bytes(self, index: SnapshotIndex) -> int:
+        """Return what a restore over the directory would fetch, by size and time of what is there. Blocks."""
+        present: dict[FilePath, LocalFile] = {}
+        if look_at_target(self._target, replace=True)[1]:
+            for path, pairs in pairs_to_identify(scan_dir(self._target), index.dir):
+                same = [f for f, entry in pairs if f.metadata.modified_at_ns == entry.metadata.modified_at_ns]
+                present.update(((*path, file.name), file) for file in same)
+        range_bytes = self._repository.settings.range_bytes
+        return plan_restore(index, present, range_bytes=range_bytes, owners_count=False).fetch_bytes
+
+
+def _contents(stores: tuple[StoreReference, ...]) -> frozenset[tuple[str, str, bytes]]:
+    return frozenset((s.task, s.store, s.index.sha256) for s in stores)
+
+
+def _hash_stats(directory: Path) -> bytes:
+    """Return a hash of path, inode, size and time of all files of a directory but what readers leave (F5)."""
+    return hash_content(msgspec.msgpack.encode(sorted(_stats(scan_dir(directory)))))
+
+
+def _stats(local: LocalDir, parents: FilePath = ()) -> Iterator[tuple[str, int, int, int]]:
+    for file in local.files:
+        if not _OF_READERS.fullmatch(file.name):
+            path, metadata = "/".join((*parents, file.name)), file.metadata
+            yield path, file.inode, metadata.size_bytes, metadata.modified_at_ns
+    for sub in local.sub_dirs:
+        yield from _stats(sub, (*parents, sub.name))
