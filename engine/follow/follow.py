@@ -39,7 +39,7 @@ from engine.restore.restore import (
 )
 from engine.restore.staging import look_at_target, target_errors
 from engine.runtime import NO_PROGRESS, Progress, read_now_ms
-from index.display import DisplayMixin, format_seconds, human_bytes
+from index.display import DisplayMixin, count, format_seconds, human_bytes
 from index.errors import UNDECODABLE
 from index.plan.commits import Commit
 from index.plan.restore import plan_restore
@@ -133,7 +133,7 @@ class FollowStatus(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lag(self) -> str:
         """Return the lag for people."""
-        return f"{self.lag_commits:,} commits, {human_bytes(self.lag_bytes)}, {format_seconds(self.lag_seconds)}"
+        return f"{count(self.lag_commits, 'commit')}, {human_bytes(self.lag_bytes)}, {format_seconds(self.lag_seconds)}"
 
     @override
     def _figures(self) -> dict[str, str]:
