@@ -15,7 +15,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 import msgspec
 from typing_extensions import override
@@ -57,8 +57,8 @@ STEP_LOOK_S: Final = 0.1
 
 _OPERATION: Final = "follow"
 _OPTIONS: Final = TargetOptions(replace=True, exchange=True)
-# What a RocksDB that only reads leaves in a directory (F5).
-_OF_READERS: Final = re.compile(r"LOCK|LOG(?:\.old\.[0-9]+)?")
+# What a RocksDB that only reads, and rocksdict at every opening, leave in a directory (F5).
+_OF_READERS: Final = re.compile(r"LOCK|LOG(?:\.old\.[0-9]+)?|rocksdict-config\.json")
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,10 +80,16 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory as it was built: of which commit, and a hash of what its files looked like."""
+    """A directory as it was built: of which commit, a hash of what its files looked like, and its own inode."""
 
     commit: Commit
     files: bytes
+    inode: int
+
+    @classmethod
+    def look(cls, commit: Commit, directory: Path) -> Self:
+        """Look at a directory that was built of a commit. Blocks."""
+        return cls(commit=commit, files=_hash_stats(directory), inode=directory.stat().st_ino)
 
 
 class FollowFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,15 +281,14 @@ class _Place:
         ):
             async with self.locked():
                 if (held := await run_blocking(self.check)) is not None:
-                    await run_blocking(self.write, Built(commit=commit, files=held.files))
+                    await run_blocking(self.write, msgspec.structs.replace(held, commit=commit))
             return None
         async with staged_restore(self._repository, self._target, _OPTIONS, progress) as staged:
             index, requests = await self.read_index(commit)
             await staged.download(index, requests=requests)
             async with self.locked():
                 held = await run_blocking(self.check)
-                files = await run_blocking(_hash_stats, staged.staging.directory)
-                built = Built(commit=commit, files=files)
+                built = await run_blocking(Built.look, commit, staged.staging.directory)
                 await run_blocking(self.write, *filter(None, (held, built)))
                 result = await staged.publish()
                 await run_blocking(self.write, built)
@@ -321,10 +326,12 @@ class _Place:
             files = _hash_stats(self._target)
         except UnsafeSourceError as error:
             raise self._refusal("has content that no follower has put there") from error
-        for built in reversed(known.built if known is not None else ()):
-            if built.files == files:
-                return built
-        raise self._refusal("has content that no follower has put there")
+        found = [built for built in (known.built if known is not None else ()) if built.files == files]
+        if not found:
+            raise self._refusal("has content that no follower has put there")
+        # Two commits whose files look the same: the inode decides, which a copy of the directory would not have.
+        inode = self._target.stat().st_ino
+        return next((built for built in found if built.inode == inode), found[-1])
 
     def _refusal(self, message: str) -> TargetError:
         hint = "choose a directory that is absent or empty; to replace this one, remove it first"
@@ -401,14 +408,14 @@ def _contents(stores: tuple[StoreReference, ...]) -> frozenset[tuple[str, str, b
 
 
 def _hash_stats(directory: Path) -> bytes:
-    """Return a hash of path, inode, size and time of all files of a directory but what readers leave (F5)."""
+    """Return a hash of path, size and time of all files of a directory but what readers leave (F5)."""
     return hash_content(msgspec.msgpack.encode(sorted(_stats(scan_dir(directory)))))
 
 
-def _stats(local: LocalDir, parents: FilePath = ()) -> Iterator[tuple[str, int, int, int]]:
+def _stats(local: LocalDir, parents: FilePath = ()) -> Iterator[tuple[str, int, int]]:
     for file in local.files:
         if not _OF_READERS.fullmatch(file.name):
             path, metadata = "/".join((*parents, file.name)), file.metadata
-            yield path, file.inode, metadata.size_bytes, metadata.modified_at_ns
+            yield path, metadata.size_bytes, metadata.modified_at_ns
     for sub in local.sub_dirs:
         yield from _stats(sub, (*parents, sub.name))

@@ -32,8 +32,10 @@ from typing_extensions import override
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
 from engine.backup.backup import BackupResult
+from engine.errors import PromotedError
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
+from engine.restore.staging import Staging
 from engine.runtime import Runtime
 from engine.settings import TransferSettings
 from index.plan.commits import Retention
@@ -42,6 +44,8 @@ from tests.walker import expected_keys
 
 CRASHED: Final = 77
 JOB: Final = Scope("job")
+FOLLOWED: Final = Scope("followed")
+STORE: Final[dict[str, Any]] = {"task": "0", "store": "default"}
 TTL_MS: Final = 3_600_000
 POINTS_MAX: Final = 2_000
 # Enough to see what is wrong.
@@ -190,6 +194,64 @@ async def do_release(world: Path, acknowledge: Callable[[str], None]) -> None:
     await repository.release_name(JOB, "second")
 
 
+async def prepare_follow(world: Path) -> None:
+    """Prepare what `prepare` does, and a directory that follows, at the second commit."""
+    await prepare(world)
+    repository = await opened(world)
+    await repository.fork(await repository.find(JOB, version=2), FOLLOWED)
+    await repository.follow(FOLLOWED, world / "standby", **STORE)
+    result = await repository.backup(FOLLOWED, world / "three")
+    await repository.commit(FOLLOWED, [result])
+
+
+async def do_follow(world: Path, acknowledge: Callable[[str], None]) -> None:
+    repository = await opened(world)
+    await repository.follow(FOLLOWED, world / "standby", **STORE)
+
+
+async def do_follow_aside(world: Path, acknowledge: Callable[[str], None]) -> None:
+    """Follow on a file system that exchanges no names."""
+    Staging._exchange = lambda _: False  # type: ignore[method-assign]
+    await do_follow(world, acknowledge)
+
+
+async def do_promote(world: Path, acknowledge: Callable[[str], None]) -> None:
+    repository = await opened(world)
+    await repository.promote(FOLLOWED, world / "standby", **STORE)
+    (world / "promoted").touch()
+
+
+async def judge_follower(scenario: str, world: Path) -> None:
+    """The directory is an exact commit, which its status names, and goes on from there (design 0011, F4 to F6)."""
+    standby = world / "standby"
+    repository = await opened(world)
+    is_absent = not standby.exists()
+    assert not is_absent or scenario == "follow-aside", "nothing is there"
+    status = await repository.follow_status(FOLLOWED, standby, **STORE)
+    number = status.commit_number
+    if not is_absent:
+        assert read_tree(standby) == tree({1: "two", 2: "three"}[number]), f"it is not commit {number}"
+    assert status.promoted or not (world / "promoted").exists(), "it was promoted, and is not"
+    if not status.promoted:
+        step = await repository.follow(FOLLOWED, standby, **STORE)
+        assert step.commit.pointer.number == 2
+        assert read_tree(standby) == tree("three")
+        status = await repository.promote(FOLLOWED, standby, **STORE)
+    assert (status.promoted, status.commit_number) == (True, 2)
+    try:
+        await repository.follow(FOLLOWED, standby, **STORE)
+    except PromotedError:
+        pass
+    else:
+        raise AssertionError("it is followed after its promotion")
+    left = {path.name for path in world.iterdir() if path.name.startswith(".standby")}
+    assert left <= {".standby.tidemark-follow", ".standby.tidemark-follow-lock"}, f"left beside it: {left}"
+    for name in left:
+        (world / name).unlink()
+    # What follows expects the scopes that it knows.
+    await repository.forget(FOLLOWED)
+
+
 # name: (prepare, do, what the newest commit may restore to if nothing was acknowledged)
 SCENARIOS: dict[
     str, tuple[Callable[[Path], Awaitable[None]], Callable[[Path, Callable[[str], None]], Awaitable[None]], set[str]]
@@ -203,6 +265,9 @@ SCENARIOS: dict[
     "name": (prepare, do_name, {"three"}),
     "fork": (prepare, do_fork, {"three"}),
     "release": (prepare, do_release, {"three"}),
+    "follow": (prepare_follow, do_follow, {"three"}),
+    "follow-aside": (prepare_follow, do_follow_aside, {"three"}),
+    "promote": (prepare_follow, do_promote, {"three"}),
 }
 
 
@@ -291,6 +356,8 @@ async def judge(scenario: str, world: Path, acknowledged: list[str]) -> None:
             assert read_tree(target) in [tree(text) for text in ("two", "three")], (
                 f"{target} is neither absent nor complete"
             )
+    if SCENARIOS[scenario][0] is prepare_follow:
+        await judge_follower(scenario, world)
     repository = await opened(world)
     newest = world / "judged"
     await repository.find_and_restore(JOB, newest)
