@@ -51,7 +51,7 @@ INDEXES_IN_FLIGHT_MAX: Final = 8
 # An exchange takes milliseconds, and the removal of the old directory of many files seconds.
 LOCK_LOOKS_MAX: Final = 3_000
 LOCK_LOOK_S: Final = 0.01
-# A promotion that catches up waits so often for a step that is under way.
+# How often a promotion that catches up looks whether a step of another process has ended: an hour.
 STEP_LOOKS_MAX: Final = 36_000
 STEP_LOOK_S: Final = 0.1
 
@@ -158,10 +158,12 @@ async def follow(
     """Bring a directory to the newest commit of a job or task; see `Repository.follow`."""
     place = _Place(repository, scope, target, task, store)
     held = await place.look()
-    if held is not None and held.commit.pointer == (await find_commit(repository.store, scope)).pointer:
+    if held is not None and not _is_due(repository, held.commit, await find_commit(repository.store, scope)):
         return FollowStep(commit=held.commit)
 
     async def use(commit: Commit, lease: PinLease) -> FollowStep:
+        if held is not None and not _is_due(repository, held.commit, commit):
+            return FollowStep(commit=held.commit)
         with repository.missing_blobs.recording():
             result = await place.bring_to(commit, progress)
         return FollowStep(commit=commit, result=result, pinned=lease.pinned)
@@ -211,19 +213,22 @@ async def promote(
 ) -> FollowStatus:
     """Claim a directory for a writer; see `Repository.promote`."""
     place = _Place(repository, scope, target, task, store)
-    for look in range(STEP_LOOKS_MAX if catch_up else 0):
+    await place.look()
+    for look in range(STEP_LOOKS_MAX):
         try:
-            await follow(repository, scope, target, task=task, store=store, progress=progress)
+            # A look at this disk alone: while a step is under way nothing is asked of the store. What a killed step has
+            # left is removed.
+            async with staged_restore(repository, target, _OPTIONS):
+                pass
+            if catch_up:
+                await follow(repository, scope, target, task=task, store=store, progress=progress)
             break
         except TargetBusyError:
+            if not catch_up:
+                break
             if look == STEP_LOOKS_MAX - 1:
                 raise
             await asyncio.sleep(STEP_LOOK_S)
-    await place.look()
-    # What a killed step has left beside the directory; of one that is at work nothing is.
-    with contextlib.suppress(TargetBusyError):
-        async with staged_restore(repository, target, _OPTIONS):
-            pass
     for _ in range(CHOICES_MAX):
         status = await read_follow_status(repository, scope, target, task=task, store=store)
         async with place.locked():
@@ -235,6 +240,12 @@ async def promote(
                 await run_blocking(partial(place.write, held, promoted=True))
                 return msgspec.structs.replace(status, promoted=True)
     raise TargetBusyError("a follower moves it on all the time", operation="promote", subject=str(target))
+
+
+def _is_due(repository: OpenRepository, held: Commit, found: Commit) -> bool:
+    """Return whether a commit is to take the place of the one that is there; a stale list does not go back (F1)."""
+    is_older = found.pointer.number < held.pointer.number
+    return found.pointer != held.pointer and (repository.store.capabilities.consistent_lists or not is_older)
 
 
 class _Place:

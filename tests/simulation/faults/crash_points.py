@@ -218,20 +218,20 @@ async def do_follow_aside(world: Path, acknowledge: Callable[[str], None]) -> No
 async def do_promote(world: Path, acknowledge: Callable[[str], None]) -> None:
     repository = await opened(world)
     await repository.promote(FOLLOWED, world / "standby", **STORE)
-    (world / "promoted").touch()
+    write_tree(world, {"promoted": b""})
 
 
 async def judge_follower(scenario: str, world: Path) -> None:
     """The directory is an exact commit, which its status names, and goes on from there (design 0011, F4 to F6)."""
     standby = world / "standby"
     repository = await opened(world)
-    is_absent = not standby.exists()
+    is_absent = read_tree(standby) == {}
     assert not is_absent or scenario == "follow-aside", "nothing is there"
     status = await repository.follow_status(FOLLOWED, standby, **STORE)
     number = status.commit_number
     if not is_absent:
         assert read_tree(standby) == tree({1: "two", 2: "three"}[number]), f"it is not commit {number}"
-    assert status.promoted or not (world / "promoted").exists(), "it was promoted, and is not"
+    assert status.promoted or "promoted" not in read_tree(world), "it was promoted, and is not"
     if not status.promoted:
         step = await repository.follow(FOLLOWED, standby, **STORE)
         assert step.commit.pointer.number == 2
@@ -244,10 +244,10 @@ async def judge_follower(scenario: str, world: Path) -> None:
         pass
     else:
         raise AssertionError("it is followed after its promotion")
-    left = {path.name for path in world.iterdir() if path.name.startswith(".standby")}
+    left = {name for name in await asyncio.to_thread(os.listdir, world) if name.startswith(".standby")}
     assert left <= {".standby.tidemark-follow", ".standby.tidemark-follow-lock"}, f"left beside it: {left}"
     for name in left:
-        (world / name).unlink()
+        os.unlink(world / name)  # noqa: PTH108
     # What follows expects the scopes that it knows.
     await repository.forget(FOLLOWED)
 

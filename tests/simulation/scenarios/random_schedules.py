@@ -39,6 +39,7 @@ from tests.simulation.scenarios.random_mixes import (
     conflict,
     crash,
     dropping,
+    following,
     forgetting,
     long_pause,
     names,
@@ -284,6 +285,9 @@ EFFECTS_MIN: Final = 40
 PAGED_EVERY: Final = 4
 OTHER_TIMES_EVERY: Final = 6
 TWO_THEMES_EVERY: Final = 8
+# Beside the others: as one of `THEMES` it would make another schedule of every seed.
+FOLLOWING_EVERY: Final = 16
+FOLLOWING_REST: Final = 9
 THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     lost_answer_at_commit,
     collection_before_the_check,
@@ -370,6 +374,9 @@ def make_schedule(seed: int) -> Schedule:
             # Clocks go backwards, too.
             skew_ms = rng.randrange(-DAY_MS, DAY_MS)
             plot.steps.append(Control(process=rng.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
+    if seed % FOLLOWING_EVERY == FOLLOWING_REST:
+        chosen.append(following)
+        following(plot)
     if is_enforced and plot.one_in(2):
         plot.do(WRITER, "backup")
         plot.advance(backstop_ms(plot.times) + DAY_MS)

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,15 @@ import pytest
 
 import engine.follow.follow
 from blobstore.local.store import LocalStore
-from engine.local import digests
 from engine.errors import DamagedError, NotFoundError, PromotedError, TargetBusyError, TargetError
+from engine.local import digests
 from engine.repository.repository import Repository, SyncRepository
 from engine.restore.staging import Staging
 from engine.rocksdb.store import StoreReader, StoreWriter
 from index.plan.commits import Commit, Retention
 from index.snapshot.model import Scope
 from tests.doubles import Gate
-from tests.unit.engine.conftest import JOB, TTL_MS, World, text_tree
+from tests.unit.engine.conftest import JOB, World, text_tree
 from tests.unit.engine.workbench import read_tree
 
 ONE: dict[str, Any] = {"task": "0", "store": "default"}
@@ -27,6 +28,18 @@ ONE: dict[str, Any] = {"task": "0", "store": "default"}
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return tmp_path / "standby"
+
+
+def inode(directory: Path) -> int:
+    return directory.stat().st_ino
+
+
+def take(directory: Path) -> None:
+    directory.rename(directory.with_name("taken"))
+
+
+def is_there(directory: Path) -> bool:
+    return directory.exists()
 
 
 def beside(directory: Path) -> set[str]:
@@ -113,12 +126,12 @@ class TestFollowing:
         writer = await world.process()
         await writer.commit(JOB, [await world.backup(writer, "one")])
         await writer.follow(JOB, directory, **ONE)
-        inode = directory.stat().st_ino
+        before = inode(directory)
         other = await writer.backup(JOB, world.tree({"CURRENT": b"x"}), task="1")
         commit = await writer.commit(JOB, [other])
         step = await writer.follow(JOB, directory, **ONE)
         assert (step.commit.pointer, step.result) == (commit.pointer, None)
-        assert directory.stat().st_ino == inode
+        assert inode(directory) == before
         status = await writer.follow_status(JOB, directory, **ONE)
         assert (status.commit_number, status.lag_commits) == (2, 0)
 
@@ -159,39 +172,22 @@ class TestFollowing:
         assert seen.index(b"two") == seen.count(b"one")
         assert set(seen) == {b"one", b"two"}
 
-    async def test_a_file_system_that_exchanges_no_names_loses_nothing(
+    async def test_a_file_system_that_exchanges_no_names_is_followed_into_too(
         self, world: World, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """F4: a death between the two renames leaves nothing there, and the next step brings it back."""
+        """F4: by two renames; tests/simulation/faults has a death between them."""
+        renames = []
+        rename = os.rename
+        monkeypatch.setattr(os, "rename", lambda *args, **names: renames.append(args[1]) or rename(*args, **names))
         writer = await world.process()
         await world.history(writer, "one")
         await writer.follow(JOB, directory, **ONE)
         await world.history(writer, "two")
-        monkeypatch.setattr(Staging, "_exchange", lambda self: False)
-        rename = os.rename
-
-        def die(*args: Any, **options: Any) -> None:
-            rename(*args, **options)
-            if args[1].startswith(".standby.tidemark-old-"):
-                raise KeyboardInterrupt
-
-        with monkeypatch.context() as dying:
-            dying.setattr(os, "rename", die)
-            dying.setattr(Staging, "close", lambda self: None)
-            with pytest.raises(KeyboardInterrupt):
-                await writer.follow(JOB, directory, **ONE)
-        assert not directory.exists()
-        await asyncio.sleep(0)
-        # The descriptor that holds the lock of the dead step, as a dead process's is, is closed.
-        for descriptor in map(int, os.listdir("/proc/self/fd")):
-            try:
-                if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".standby.tidemark-lock"):
-                    os.close(descriptor)
-            except OSError:
-                continue
-        step = await writer.follow(JOB, directory, **ONE)
-        assert step.result is not None
+        renames.clear()
+        monkeypatch.setattr(Staging, "_exchange", lambda _: False)
+        await writer.follow(JOB, directory, **ONE)
         assert read_tree(directory) == text_tree("two")
+        assert [name.startswith(".standby.tidemark-old-") for name in renames[:2]] == [True, False]
         assert beside(directory) == FILES
 
     async def test_a_collection_before_the_pin_is_noticed_and_the_next_commit_taken(
@@ -244,8 +240,7 @@ class TestRefusals:
     async def test_a_directory_of_somebody_else_is_refused(self, world: World, directory: Path) -> None:
         writer = await world.process()
         await world.history(writer, "one")
-        directory.mkdir()
-        (directory / "mine").touch()
+        shutil.copytree(world.tree({"mine": b""}), directory)
         for refused in (writer.follow, writer.promote):
             with pytest.raises(TargetError, match="no follower has put there"):
                 await refused(JOB, directory, **ONE)
@@ -352,10 +347,10 @@ class TestPromotion:
         assert (directory / "CURRENT").read_bytes() == b"of the writer"
         status = await follower.follow_status(JOB, directory, **ONE)
         assert (status.promoted, status.commit_number, status.newest.pointer.number) == (True, 1, 2)
-        directory.rename(directory.with_name("taken"))
+        take(directory)
         with pytest.raises(PromotedError):
             await follower.follow(JOB, directory, **ONE)
-        assert not directory.exists()
+        assert not is_there(directory)
 
     async def test_a_step_that_is_downloading_does_not_replace_what_was_claimed(
         self, world: World, directory: Path
