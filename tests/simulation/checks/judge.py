@@ -146,7 +146,7 @@ class Judge:
             states = [store.index.key for record in records for store in record.stores if store.store == "s0"]
             found = read_tree(directory)
             if all(found != self._call_log.trees[key] for key in states):
-                self.violations.append(f"5 followed: {directory.name} is no commit of {scope}: {sorted(found)}")
+                self.violations.append(f"5 followed: {directory.name} is not a commit of {scope}: {sorted(found)}")
 
     def _check_targets(self) -> None:
         """5: a target is absent or complete."""

@@ -320,7 +320,7 @@ class Actions:
         self._met(Moment.PROMOTED)
 
     def _followed(self, step: Do) -> tuple[Scope, Path]:
-        """One directory of each scope, whoever works on it."""
+        """Return the one directory of each scope, which all processes share."""
         scope = self._scope(step)
         directory = self._members[0].directory.parent / f"standby-{encode_component(str(scope))}-{step.target}"
         self._call_log.followed.setdefault(directory, (scope, None))

@@ -232,14 +232,14 @@ def following(plot: Plot) -> None:
             plot.advance(plot.times.ttl_ms)
         follower = plot.rng.choice((READER, READER, SECOND))
         operation, prefix = plot.rng.choice(
-            (("list_page", "log/"), ("put", "pins/"), ("get", "indexes/"), ("get", "blobs/"), ("get", "log/"))
+            (("list_page", "log/"), ("put", "pins/"), ("get", "indexes/"), ("get", "blobs/"), ("get", "blobs/"))
         )
-        effect = plot.pick("none", "none", "none", "stop", "kill", "lost", "outage", "flip")
+        effect = plot.pick("none", "none", "none", "none", "stop", "kill", "lost", "outage", "flip")
         effect = effect if effect != "flip" or operation == "get" else "none"
         then: list[Step] = [Do(process=OTHER, verb="push", scope=scope) for _ in range(plot.rng.randrange(3))]
         then.append(plot.collection())
-        if plot.one_in(4):
-            then.append(Do(process=KEEPER, verb="promote", scope=scope, choice=1))
+        if plot.one_in(3):
+            then.insert(0, Do(process=KEEPER, verb="promote", scope=scope, choice=1))
         plot.trap(follower, *then, operation=operation, prefix=prefix, after=plot.one_in(2), effect=effect)
         plot.do(follower, "follow", scope=scope, wait=plot.one_in(2))
         if effect == "stop" and plot.one_in(2):
