@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.local.files import flush, make_durable, sync_dir, write_all_at
-from engine.errors import NotFoundError, PromotedError, TargetBusyError, TargetError, UnsafeSourceError
+from engine.errors import DamagedError, NotFoundError, PromotedError, TargetBusyError, TargetError, UnsafeSourceError
 from engine.local.digests import hash_content, read_own_file
 from engine.local.scan import scan_dir
 from engine.records.find import CHOICES_MAX, find_commit, find_pinned
@@ -185,20 +185,21 @@ async def read_follow_status(
         return FollowStatus(commit=newest, newest=newest)
     number = held.commit.pointer.number if held is not None else 0
 
-    async def use(commit: Commit, _: PinLease) -> FollowStatus:
-        listing = await list_log(repository.store, scope, from_number=number)
-        created_ms = [created_ms for found, created_ms in listing.records if found > number]
-        waited_ms = await read_now_ms(repository.store) - created_ms[0] if created_ms else 0
-        index = (await place.read_index(commit))[0]
-        return FollowStatus(
-            commit=held.commit if held is not None else None,
-            newest=commit,
-            lag_commits=max(0, commit.pointer.number - number),
-            lag_bytes=await run_blocking(place.count_missing_bytes, index),
-            lag_seconds=max(0, waited_ms) / 1000,
-        )
-
-    return await use_found(repository.store, place.find, use)
+    listing = await list_log(repository.store, scope, from_number=number)
+    created_ms = [created_ms for found, created_ms in listing.records if found > number]
+    waited_ms = await read_now_ms(repository.store) - created_ms[0] if created_ms else 0
+    try:
+        lag_bytes = await run_blocking(place.count_missing_bytes, (await place.read_index(newest))[0])
+    except DamagedError:
+        # It cannot be read, or a collection has taken it since: nothing is pinned for a look.
+        lag_bytes = sum(reference.size_bytes for reference in place.followed.choose(newest))
+    return FollowStatus(
+        commit=held.commit if held is not None else None,
+        newest=newest,
+        lag_commits=max(0, newest.pointer.number - number),
+        lag_bytes=lag_bytes,
+        lag_seconds=max(0, waited_ms) / 1000,
+    )
 
 
 async def promote(
@@ -255,22 +256,22 @@ class _Place:
         self, repository: OpenRepository, scope: Scope, target: Path, task: str | None, store: str | None
     ) -> None:
         self._repository = repository
-        self._followed = Followed(repository_id=repository.record.id, scope=scope, task=task, store=store)
+        self.followed = Followed(repository_id=repository.record.id, scope=scope, task=task, store=store)
         self._target = target.absolute()
         self._file = self._target.parent / f".{self._target.name}.tidemark-follow"
 
     def find(self) -> contextlib.AbstractAsyncContextManager[tuple[Commit, PinLease]]:
         repository = self._repository
-        return find_pinned(repository.store, repository.runtime, self._followed.scope, purpose=_OPERATION)
+        return find_pinned(repository.store, repository.runtime, self.followed.scope, purpose=_OPERATION)
 
     async def read_index(self, commit: Commit) -> tuple[SnapshotIndex, int]:
         """Read the indexes of what is followed as that of one directory (F3), and count the GETs."""
         store, pace = self._repository.store, self._repository.pace
-        chosen = self._followed.choose(commit)
+        chosen = self.followed.choose(commit)
         read = await map_bounded(
             lambda reference: read_index_of(store, reference, pace), chosen, in_flight_max=INDEXES_IN_FLIGHT_MAX
         )
-        if self._followed.task is not None and self._followed.store is not None:
+        if self.followed.task is not None and self.followed.store is not None:
             return read[0]
         tasks: dict[str, list[DirIndex]] = {}
         for reference, (index, _) in zip(chosen, read, strict=True):
@@ -287,9 +288,7 @@ class _Place:
     async def bring_to(self, commit: Commit, progress: Progress) -> RestoreResult | None:
         """Make the directory that of a pinned commit; None if nothing of it changes but which commit it is of."""
         held = await self.look()
-        if held is not None and _contents(self._followed.choose(held.commit)) == _contents(
-            self._followed.choose(commit)
-        ):
+        if held is not None and _contents(self.followed.choose(held.commit)) == _contents(self.followed.choose(commit)):
             async with self.locked():
                 if (held := await run_blocking(self.check)) is not None:
                     await run_blocking(self.write, msgspec.structs.replace(held, commit=commit))
@@ -327,7 +326,7 @@ class _Place:
             message = f"a writer has claimed it, at commit {number}"
             hint = f"follow into another directory; if the writer is gone for good, remove {self._file} and it first"
             raise PromotedError(message, operation=_OPERATION, subject=str(self._target), hint=hint)
-        if known is not None and known.followed != self._followed:
+        if known is not None and known.followed != self.followed:
             raise self._refusal(f"something else of {known.followed.scope} is followed there")
         _, has_content = look_at_target(self._target, replace=True)
         if not has_content:
@@ -366,7 +365,7 @@ class _Place:
 
     def write(self, *built: Built, promoted: bool = False) -> None:
         """Write the file beside the directory, durably and at once. Blocks; under the lock."""
-        found = FollowFile(followed=self._followed, built=built, promoted=promoted)
+        found = FollowFile(followed=self.followed, built=built, promoted=promoted)
         # Always the same name: what a killed process has left of it does not pile up.
         new = Path(f"{self._file}-new")
         with target_errors(self._file):

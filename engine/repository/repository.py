@@ -639,8 +639,8 @@ class Repository:
     ) -> FollowStatus:
         """Read which commit a directory is of, and how far it is behind (design 0011, F11). Arguments as of `follow`.
 
-        Nothing but a pin is written, and that only while the directory is behind. Errors as of `follow`; a directory
-        that was promoted is none.
+        Nothing is written. Errors as of `follow`, but for promoted directories and damage: of a commit that cannot be
+        read the lag is all bytes of its stores.
         """
         return await read_follow_status(self._following, scope, directory, task=task, store=store)
 

@@ -390,6 +390,22 @@ class TestPromotion:
         await step
         assert (await promotion).commit_number == 1
 
+    async def test_a_damaged_commit_does_not_keep_anybody_from_the_one_that_is_there(
+        self, world: World, directory: Path
+    ) -> None:
+        """F9, F11."""
+        writer = await world.process()
+        await world.history(writer, "one")
+        await writer.follow(JOB, directory, **ONE)
+        newest = (await world.history(writer, "two"))[-1]
+        await world.store.inner.delete([newest.record.stores[0].index.key])
+        taker = await world.process()
+        with pytest.raises(DamagedError):
+            await taker.promote(JOB, directory, **ONE)
+        status = await taker.promote(JOB, directory, **ONE, catch_up=False)
+        assert (status.commit_number, status.lag_commits, status.lag_bytes) == (1, 1, newest.record.state_bytes)
+        assert read_tree(directory) == text_tree("one")
+
     async def test_of_two_promotions_one_wins(self, world: World, directory: Path) -> None:
         """F6."""
         one, other = await world.process(), await world.process()
