@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
+from unittest import mock
 
 import msgspec
 from typing_extensions import override
@@ -211,8 +212,8 @@ async def do_follow(world: Path, acknowledge: Callable[[str], None]) -> None:
 
 async def do_follow_aside(world: Path, acknowledge: Callable[[str], None]) -> None:
     """Follow on a file system that exchanges no names."""
-    Staging._exchange = lambda _: False  # type: ignore[method-assign]
-    await do_follow(world, acknowledge)
+    with mock.patch.object(Staging, "_exchange", return_value=False):
+        await do_follow(world, acknowledge)
 
 
 async def do_promote(world: Path, acknowledge: Callable[[str], None]) -> None:

@@ -176,9 +176,14 @@ class TestFollowing:
         self, world: World, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """F4: by two renames; tests/simulation/faults has a death between them."""
-        renames = []
+        renames: list[str] = []
         rename = os.rename
-        monkeypatch.setattr(os, "rename", lambda *args, **names: renames.append(args[1]) or rename(*args, **names))
+
+        def noted(old: str, new: str, **names: Any) -> None:
+            renames.append(new)
+            rename(old, new, **names)
+
+        monkeypatch.setattr(os, "rename", noted)
         writer = await world.process()
         await world.history(writer, "one")
         await writer.follow(JOB, directory, **ONE)
@@ -471,6 +476,7 @@ async def test_a_rocksdb_is_opened_where_it_was_followed_and_the_writer_shares_n
     """F5, F10: readers before the promotion do no harm, and who was promoted goes on from the exact commit."""
     repository = await Repository.init(LocalStore(tmp_path / "repository"))
     standby = tmp_path / "standby"
+    files_reused = 0
     with StoreWriter.open(tmp_path / "db") as db:
         for version in (1, 2, 3):
             put(db, version)
@@ -479,9 +485,10 @@ async def test_a_rocksdb_is_opened_where_it_was_followed_and_the_writer_shares_n
             await repository.commit(JOB, [result], version=version)
             step = await repository.follow(JOB, standby, **ONE)
             assert step.result is not None
+            files_reused = step.result.files_reused
             with StoreReader.open(standby) as reader:
                 assert reader.get(b"version") == b"%d" % version
-    assert step.result.files_reused > 0
+    assert files_reused > 0
     status = await repository.promote(JOB, standby, **ONE)
     assert status.commit is not None
     assert status.commit.record.version == 3
