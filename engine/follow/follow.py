@@ -15,7 +15,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 import msgspec
 from typing_extensions import override
@@ -38,7 +38,7 @@ from engine.restore.restore import (
     use_found,
 )
 from engine.restore.staging import look_at_target, target_errors
-from engine.runtime import NO_PROGRESS, Progress, read_now_ms
+from engine.runtime import Progress, read_now_ms
 from index.display import DisplayMixin, count, format_seconds, human_bytes
 from index.errors import UNDECODABLE
 from index.plan.commits import Commit
@@ -96,10 +96,10 @@ class FollowFile(msgspec.Struct, frozen=True, kw_only=True):
     """The file beside a directory (F5)."""
 
     # A reader refuses what it does not know.
-    schema: int = 1
+    schema: Literal[1] = 1
     followed: Followed
     # The directory is of one of these: two only while they are exchanged.
-    built: tuple[Built, ...]
+    built: Annotated[tuple[Built, ...], msgspec.Meta(min_length=1, max_length=2)]
     # A writer has claimed the directory (F6).
     promoted: bool = False
 
@@ -146,132 +146,108 @@ class FollowStatus(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
         return {"commit": f"{self.commit_number:,}", "newest": f"{self.newest.pointer.number:,}", "lag": self.lag}
 
 
-async def follow(
-    repository: OpenRepository,
-    scope: Scope,
-    target: Path,
-    *,
-    task: str | None = None,
-    store: str | None = None,
-    progress: Progress = NO_PROGRESS,
-) -> FollowStep:
-    """Bring a directory to the newest commit of a job or task; see `Repository.follow`."""
-    place = _Place(repository, scope, target, task, store)
-    held = await place.look()
-    if held is not None and not _is_due(repository, held.commit, await find_commit(repository.store, scope)):
-        return FollowStep(commit=held.commit)
+class Standby:
+    """A directory that follows: all stores of a scope, or those of one task or one name; with both one store alone.
 
-    async def use(commit: Commit, lease: PinLease) -> FollowStep:
-        if held is not None and not _is_due(repository, held.commit, commit):
-            return FollowStep(commit=held.commit)
-        with repository.missing_blobs.recording():
-            result = await place.bring_to(commit, progress)
-        return FollowStep(commit=commit, result=result, pinned=lease.pinned)
-
-    return await use_found(repository.store, place.find, use)
-
-
-async def read_follow_status(
-    repository: OpenRepository, scope: Scope, target: Path, *, task: str | None = None, store: str | None = None
-) -> FollowStatus:
-    """Read which commit a directory is of, and its lag; see `Repository.follow_status`."""
-    place = _Place(repository, scope, target, task, store)
-    newest = await find_commit(repository.store, scope)
-    known = await run_blocking(place.read)
-    if known is not None and known.promoted:
-        return FollowStatus(commit=known.built[-1].commit, newest=newest, promoted=True)
-    held = await place.look() if known is not None else None
-    if held is not None and held.commit.pointer == newest.pointer:
-        return FollowStatus(commit=newest, newest=newest)
-    number = held.commit.pointer.number if held is not None else 0
-
-    listing = await list_log(repository.store, scope, from_number=number)
-    created_ms = [created_ms for found, created_ms in listing.records if found > number]
-    waited_ms = await read_now_ms(repository.store) - created_ms[0] if created_ms else 0
-    try:
-        lag_bytes = await run_blocking(place.count_missing_bytes, (await place.read_index(newest))[0])
-    except DamagedError:
-        # It cannot be read, or a collection has taken it since: nothing is pinned for a look.
-        lag_bytes = sum(reference.size_bytes for reference in place.followed.choose(newest))
-    return FollowStatus(
-        commit=held.commit if held is not None else None,
-        newest=newest,
-        lag_commits=max(0, newest.pointer.number - number),
-        lag_bytes=lag_bytes,
-        lag_seconds=max(0, waited_ms) / 1000,
-    )
-
-
-async def promote(
-    repository: OpenRepository,
-    scope: Scope,
-    target: Path,
-    *,
-    task: str | None = None,
-    store: str | None = None,
-    catch_up: bool = True,
-    progress: Progress = NO_PROGRESS,
-) -> FollowStatus:
-    """Claim a directory for a writer; see `Repository.promote`."""
-    place = _Place(repository, scope, target, task, store)
-    await place.look()
-    for look in range(STEP_LOOKS_MAX):
-        try:
-            # A look at this disk alone: while a step is under way nothing is asked of the store. What a killed step has
-            # left is removed.
-            async with staged_restore(repository, target, _OPTIONS):
-                pass
-            if catch_up:
-                await follow(repository, scope, target, task=task, store=store, progress=progress)
-            break
-        except TargetBusyError:
-            if not catch_up:
-                break
-            if look == STEP_LOOKS_MAX - 1:
-                raise
-            await asyncio.sleep(STEP_LOOK_S)
-    for _ in range(CHOICES_MAX):
-        status = await read_follow_status(repository, scope, target, task=task, store=store)
-        async with place.locked():
-            held = await run_blocking(place.check)
-            if held is None:
-                hint = "let it catch up: without --no-catch-up the newest commit is brought there first"
-                raise NotFoundError("there is nothing", operation="promote", subject=str(target), hint=hint)
-            if held.commit.pointer.number == status.commit_number:
-                await run_blocking(partial(place.write, held, promoted=True))
-                return msgspec.structs.replace(status, promoted=True)
-    raise TargetBusyError("a follower moves it on all the time", operation="promote", subject=str(target))
-
-
-def _is_due(repository: OpenRepository, held: Commit, found: Commit) -> bool:
-    """Return whether a commit is to take the place of the one that is there; a stale list does not go back (F1)."""
-    is_older = found.pointer.number < held.pointer.number
-    return found.pointer != held.pointer and (repository.store.capabilities.consistent_lists or not is_older)
-
-
-class _Place:
-    """A directory that is followed into, and the two files beside it."""
+    The public methods are documented at `Repository.follow`, `follow_status` and `promote`.
+    """
 
     def __init__(
         self, repository: OpenRepository, scope: Scope, target: Path, task: str | None, store: str | None
     ) -> None:
         self._repository = repository
-        self.followed = Followed(repository_id=repository.record.id, scope=scope, task=task, store=store)
+        self._followed = Followed(repository_id=repository.record.id, scope=scope, task=task, store=store)
         self._target = target.absolute()
         self._file = self._target.parent / f".{self._target.name}.tidemark-follow"
 
-    def find(self) -> contextlib.AbstractAsyncContextManager[tuple[Commit, PinLease]]:
-        repository = self._repository
-        return find_pinned(repository.store, repository.runtime, self.followed.scope, purpose=_OPERATION)
+    async def follow(self, progress: Progress) -> FollowStep:
+        held = await self._look()
+        if held is not None and not self._is_due(held, await self._newest()):
+            return FollowStep(commit=held.commit)
 
-    async def read_index(self, commit: Commit) -> tuple[SnapshotIndex, int]:
+        async def use(commit: Commit, lease: PinLease) -> FollowStep:
+            if held is not None and not self._is_due(held, commit):
+                return FollowStep(commit=held.commit)
+            with self._repository.missing_blobs.recording():
+                result = await self._bring_to(commit, progress)
+            return FollowStep(commit=commit, result=result, pinned=lease.pinned)
+
+        return await use_found(self._repository.store, self._find, use)
+
+    async def status(self) -> FollowStatus:
+        newest = await self._newest()
+        known = await run_blocking(self._read)
+        if known is not None and known.promoted:
+            return FollowStatus(commit=known.built[-1].commit, newest=newest, promoted=True)
+        held = await self._look() if known is not None else None
+        if held is not None and not self._is_due(held, newest):
+            return FollowStatus(commit=held.commit, newest=held.commit)
+        number, store = held.commit.pointer.number if held is not None else 0, self._repository.store
+        listing = await list_log(store, self._followed.scope, from_number=number + 1)
+        waited_ms = await read_now_ms(store) - listing.records[0][1] if listing.records else 0
+        try:
+            lag_bytes = await run_blocking(self._count_missing_bytes, (await self._read_index(newest))[0])
+        except DamagedError:
+            # It cannot be read, or a collection has taken it since: nothing is pinned for a look.
+            lag_bytes = sum(reference.size_bytes for reference in self._followed.choose(newest))
+        return FollowStatus(
+            commit=held.commit if held is not None else None,
+            newest=newest,
+            lag_commits=max(0, newest.pointer.number - number),
+            lag_bytes=lag_bytes,
+            lag_seconds=max(0, waited_ms) / 1000,
+        )
+
+    async def promote(self, progress: Progress, *, catch_up: bool) -> FollowStatus:
+        await self._look()
+        for look in range(STEP_LOOKS_MAX):
+            try:
+                # A look at this disk alone: while a step is under way nothing is asked of the store. What a killed step
+                # has left is removed.
+                async with staged_restore(self._repository, self._target, _OPTIONS):
+                    pass
+                if catch_up:
+                    await self.follow(progress)
+                break
+            except TargetBusyError:
+                if not catch_up:
+                    break
+                if look == STEP_LOOKS_MAX - 1:
+                    raise
+                await asyncio.sleep(STEP_LOOK_S)
+        for _ in range(CHOICES_MAX):
+            status = await self.status()
+            async with self._locked():
+                held = await run_blocking(self._check)
+                if held is None:
+                    hint = "let it catch up: without --no-catch-up the newest commit is brought there first"
+                    raise NotFoundError("there is nothing", operation="promote", subject=str(self._target), hint=hint)
+                if held.commit.pointer.number == status.commit_number:
+                    await run_blocking(partial(self._write, held, promoted=True))
+                    return msgspec.structs.replace(status, promoted=True)
+        raise TargetBusyError("a follower moves it on all the time", operation="promote", subject=str(self._target))
+
+    async def _newest(self) -> Commit:
+        return await find_commit(self._repository.store, self._followed.scope)
+
+    def _is_due(self, held: Built, found: Commit) -> bool:
+        """Return whether a commit is to take the place of the one that is there; a stale list does not go back (F1)."""
+        here = held.commit.pointer
+        is_older = found.pointer.number < here.number
+        return found.pointer != here and (self._repository.store.capabilities.consistent_lists or not is_older)
+
+    def _find(self) -> contextlib.AbstractAsyncContextManager[tuple[Commit, PinLease]]:
+        repository = self._repository
+        return find_pinned(repository.store, repository.runtime, self._followed.scope, purpose=_OPERATION)
+
+    async def _read_index(self, commit: Commit) -> tuple[SnapshotIndex, int]:
         """Read the indexes of what is followed as that of one directory (F3), and count the GETs."""
         store, pace = self._repository.store, self._repository.pace
-        chosen = self.followed.choose(commit)
+        chosen = self._followed.choose(commit)
         read = await map_bounded(
             lambda reference: read_index_of(store, reference, pace), chosen, in_flight_max=INDEXES_IN_FLIGHT_MAX
         )
-        if self.followed.task is not None and self.followed.store is not None:
+        if self._followed.task is not None and self._followed.store is not None:
             return read[0]
         tasks: dict[str, list[DirIndex]] = {}
         for reference, (index, _) in zip(chosen, read, strict=True):
@@ -285,48 +261,50 @@ class _Place:
         joined = msgspec.structs.replace(read[0][0], dir=root, packs=tuple(packs.values()))
         return joined, sum(requests for _, requests in read)
 
-    async def bring_to(self, commit: Commit, progress: Progress) -> RestoreResult | None:
+    async def _bring_to(self, commit: Commit, progress: Progress) -> RestoreResult | None:
         """Make the directory that of a pinned commit; None if nothing of it changes but which commit it is of."""
-        held = await self.look()
-        if held is not None and _contents(self.followed.choose(held.commit)) == _contents(self.followed.choose(commit)):
-            async with self.locked():
-                if (held := await run_blocking(self.check)) is not None:
-                    await run_blocking(self.write, msgspec.structs.replace(held, commit=commit))
-            return None
+        async with self._locked():
+            held = await run_blocking(self._check)
+            if held is not None and self._contents(held.commit) == self._contents(commit):
+                await run_blocking(self._write, msgspec.structs.replace(held, commit=commit))
+                return None
         async with staged_restore(self._repository, self._target, _OPTIONS, progress) as staged:
-            index, requests = await self.read_index(commit)
+            index, requests = await self._read_index(commit)
             await staged.download(index, requests=requests)
-            async with self.locked():
-                held = await run_blocking(self.check)
+            async with self._locked():
+                held = await run_blocking(self._check)
                 built = await run_blocking(Built.look, commit, staged.staging.directory)
-                await run_blocking(self.write, *filter(None, (held, built)))
+                await run_blocking(self._write, *filter(None, (held, built)))
                 result = await staged.publish()
-                await run_blocking(self.write, built)
+                await run_blocking(self._write, built)
         return result
 
-    async def look(self) -> Built | None:
+    def _contents(self, commit: Commit) -> frozenset[tuple[str, str, bytes]]:
+        return frozenset((s.task, s.store, s.index.sha256) for s in self._followed.choose(commit))
+
+    async def _look(self) -> Built | None:
         """Return what the directory is, None if nothing is there; raises as `check`."""
         if not await run_blocking(os.path.lexists, self._target):
             # Nothing is made before there is something to write.
-            await run_blocking(self.check)
+            await run_blocking(self._check)
             return None
-        async with self.locked():
-            return await run_blocking(self.check)
+        async with self._locked():
+            return await run_blocking(self._check)
 
-    def check(self) -> Built | None:
+    def _check(self) -> Built | None:
         """Return what the directory is, None if nothing is there. Blocks; under the lock, or else it may be moving.
 
         Raises:
             PromotedError: A writer has claimed it (F6).
             TargetError: It holds something that no follower of the same has put there, or is in use (F8).
         """
-        known = self.read()
+        known = self._read()
         if known is not None and known.promoted:
             number = known.built[-1].commit.pointer.number
             message = f"a writer has claimed it, at commit {number}"
             hint = f"follow into another directory; if the writer is gone for good, remove {self._file} and it first"
             raise PromotedError(message, operation=_OPERATION, subject=str(self._target), hint=hint)
-        if known is not None and known.followed != self.followed:
+        if known is not None and known.followed != self._followed:
             raise self._refusal(f"something else of {known.followed.scope} is followed there")
         _, has_content = look_at_target(self._target, replace=True)
         if not has_content:
@@ -347,25 +325,19 @@ class _Place:
         hint = "choose a directory that is absent or empty; to replace this one, remove it first"
         return TargetError(message, operation=_OPERATION, subject=str(self._target), hint=hint)
 
-    def read(self) -> FollowFile | None:
+    def _read(self) -> FollowFile | None:
         """Read the file beside the directory, None if there is none. Blocks."""
+        with target_errors(self._file):
+            data = read_own_file(self._file) if os.path.lexists(self._file) else None
         try:
-            with target_errors(self._file):
-                data = read_own_file(self._file) if os.path.lexists(self._file) else None
-            found = msgspec.json.decode(data, type=FollowFile) if data is not None else None
-            if found is None or (found.schema == 1 and found.built):
-                return found
+            return msgspec.json.decode(data, type=FollowFile) if data is not None else None
         except UNDECODABLE as error:
-            raise self._unreadable() from error
-        raise self._unreadable()
+            hint = "remove it and the directory, and follow again; another release of tidemark may have written it"
+            raise TargetError("cannot be read", operation=_OPERATION, subject=str(self._file), hint=hint) from error
 
-    def _unreadable(self) -> TargetError:
-        hint = "remove it and the directory, and follow again; another release of tidemark may have written it"
-        return TargetError("cannot be read", operation=_OPERATION, subject=str(self._file), hint=hint)
-
-    def write(self, *built: Built, promoted: bool = False) -> None:
+    def _write(self, *built: Built, promoted: bool = False) -> None:
         """Write the file beside the directory, durably and at once. Blocks; under the lock."""
-        found = FollowFile(followed=self.followed, built=built, promoted=promoted)
+        found = FollowFile(followed=self._followed, built=built, promoted=promoted)
         # Always the same name: what a killed process has left of it does not pile up.
         new = Path(f"{self._file}-new")
         with target_errors(self._file):
@@ -379,7 +351,7 @@ class _Place:
             sync_dir(self._file.parent)
 
     @contextlib.asynccontextmanager
-    async def locked(self) -> AsyncIterator[None]:
+    async def _locked(self) -> AsyncIterator[None]:
         """Hold the lock (F7). TargetBusyError: somebody else has it for longer than an exchange takes."""
         descriptor = await run_blocking(self._open_lock)
         try:
@@ -402,7 +374,7 @@ class _Place:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             return os.open(f"{self._file}-lock", flags, 0o600)
 
-    def count_missing_bytes(self, index: SnapshotIndex) -> int:
+    def _count_missing_bytes(self, index: SnapshotIndex) -> int:
         """Return what a restore over the directory would fetch, by size and time of what is there. Blocks."""
         present: dict[FilePath, LocalFile] = {}
         if look_at_target(self._target, replace=True)[1]:
@@ -411,10 +383,6 @@ class _Place:
                 present.update(((*path, file.name), file) for file in same)
         range_bytes = self._repository.settings.range_bytes
         return plan_restore(index, present, range_bytes=range_bytes, owners_count=False).fetch_bytes
-
-
-def _contents(stores: tuple[StoreReference, ...]) -> frozenset[tuple[str, str, bytes]]:
-    return frozenset((s.task, s.store, s.index.sha256) for s in stores)
 
 
 def _hash_stats(directory: Path) -> bytes:

@@ -29,7 +29,7 @@ from engine.commit.forget import ForgetReport, forget
 from engine.commit.record import ANY
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, IncompleteError, StaleResultError, bare_message
-from engine.follow.follow import FollowStatus, FollowStep, follow, promote, read_follow_status
+from engine.follow.follow import FollowStatus, FollowStep, Standby
 from engine.inspect.discard import Discarded, discard
 from engine.inspect.explain import Explanation, explain
 from engine.inspect.history import ENTRIES_MAX, History, read_history
@@ -632,7 +632,7 @@ class Repository:
             TargetError: The directory has content that is not a follower's, is in use, or cannot be written.
             DamagedError: Something of the newest commit is missing or altered.
         """
-        return await follow(self._following, scope, directory, task=task, store=store, progress=progress)
+        return await Standby(self._following, scope, directory, task, store).follow(progress)
 
     async def follow_status(
         self, scope: Scope, directory: Path, *, task: str | None = None, store: str | None = None
@@ -642,7 +642,7 @@ class Repository:
         Nothing is written. Errors as of `follow`, but for promoted directories and damage: of a commit that cannot be
         read the lag is all bytes of its stores.
         """
-        return await read_follow_status(self._following, scope, directory, task=task, store=store)
+        return await Standby(self._following, scope, directory, task, store).status()
 
     async def promote(
         self,
@@ -660,9 +660,7 @@ class Repository:
         newest commit is brought there first, and a step of another process is waited for. Arguments and errors as of
         `follow`; a PromotedError says that somebody else was first.
         """
-        return await promote(
-            self._following, scope, directory, task=task, store=store, catch_up=catch_up, progress=progress
-        )
+        return await Standby(self._following, scope, directory, task, store).promote(progress, catch_up=catch_up)
 
     # ------------------------------------------------------------------ collection and checks
 

@@ -93,20 +93,24 @@ class Following:
 
 
 def test_a_follower_goes_on_through_commits_and_trouble_until_it_is_ended(two_commits: Shell) -> None:
-    shell, repository = two_commits, two_commits.directory / "repository"
+    shell, log = two_commits, two_commits.directory / "repository" / "log"
     figures = shell.directory / "figures.prom"
     following = Following(shell, "--metrics-file", str(figures))
     following.wait_for(SECOND)
-    repository.rename(repository.with_name("away"))
+    # Nothing of the job is there for a while.
+    log.rename(log.with_name("away"))
     time.sleep(0.5)
-    repository.with_name("away").rename(repository)
+    log.with_name("away").rename(log)
     shell.run("backup", str(shell.tree("source", THIRD)))
     following.wait_for(THIRD)
+    deadline = time.monotonic() + WAIT_S
+    while 'tidemark_follow_commit_number{job_name="flights",verb="follow"} 3.0' not in figures.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     code, out, err = following.end(signal.SIGTERM)
     assert code == 0, err
     assert out.startswith("commit 3, version 10, ")
     assert "stays at commit 2: " in err
-    assert 'tidemark_follow_commit_number{job_name="flights",verb="follow"} 3.0' in figures.read_text()
     assert 'tidemark_follow_lag_commits{job_name="flights",verb="follow"} 0.0' in figures.read_text()
 
 

@@ -152,10 +152,7 @@ def _lines(status: FollowStatus, step: FollowStep | None = None) -> list[str]:
     commit = view_commit(status.commit)
     lines = [f"{commit.line}, write id {commit.write_id}"]
     if step is not None and (result := step.result) is not None:
-        fetched, reused = (
-            format_files(result.files_fetched, result.bytes_fetched),
-            format_files(result.files_reused, result.bytes_reused),
-        )
-        lines.append(f"fetched {fetched}; reused {reused}")
+        fetched = format_files(result.files_fetched, result.bytes_fetched)
+        lines.append(f"fetched {fetched}; reused {format_files(result.files_reused, result.bytes_reused)}")
     lines.append("a writer has claimed it" if status.promoted else f"lag {status.lag}")
     return lines
