@@ -92,21 +92,29 @@ class Following:
         return self.process.returncode, out, err
 
 
+def wait_for_figure(file: Path, number: int) -> None:
+    """Wait until a look has ended at a commit."""
+    deadline = time.monotonic() + WAIT_S
+    while (
+        not file.exists()
+        or f'follow_commit_number{{job_name="flights",verb="follow"}} {number}.0' not in file.read_text()
+    ):
+        assert time.monotonic() < deadline, "the commit did not come"
+        time.sleep(0.05)
+
+
 def test_a_follower_goes_on_through_commits_and_trouble_until_it_is_ended(two_commits: Shell) -> None:
     shell, log = two_commits, two_commits.directory / "repository" / "log"
     figures = shell.directory / "figures.prom"
     following = Following(shell, "--metrics-file", str(figures))
-    following.wait_for(SECOND)
+    wait_for_figure(figures, 2)
     # Nothing of the job is there for a while.
     log.rename(log.with_name("away"))
     time.sleep(0.5)
     log.with_name("away").rename(log)
     shell.run("backup", str(shell.tree("source", THIRD)))
     following.wait_for(THIRD)
-    deadline = time.monotonic() + WAIT_S
-    while 'tidemark_follow_commit_number{job_name="flights",verb="follow"} 3.0' not in figures.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_figure(figures, 3)
     code, out, err = following.end(signal.SIGTERM)
     assert code == 0, err
     assert out.startswith("commit 3, version 10, ")
