@@ -239,6 +239,7 @@ class Staging:
 
     def _swap_back(self) -> None:
         if self._exchanged:
+            os.fchmod(self.descriptor, _PRIVATE)
             self._exchange()
             self._exchanged = self._published = False
         if self._published:

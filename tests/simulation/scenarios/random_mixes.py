@@ -234,7 +234,7 @@ def following(plot: Plot) -> None:
         operation, prefix = plot.rng.choice(
             (("list_page", "log/"), ("put", "pins/"), ("get", "indexes/"), ("get", "blobs/"), ("get", "blobs/"))
         )
-        effect = plot.pick("none", "none", "none", "none", "stop", "kill", "lost", "outage", "flip")
+        effect = plot.pick("none", "none", "none", "none", "stop", "kill", "kill", "lost", "outage", "flip")
         effect = effect if effect != "flip" or operation == "get" else "none"
         then: list[Step] = [Do(process=OTHER, verb="push", scope=scope) for _ in range(plot.rng.randrange(3))]
         then.append(plot.collection())
