@@ -302,7 +302,7 @@ class Standby:
         if known is not None and known.promoted:
             number = known.built[-1].commit.pointer.number
             message = f"a writer has claimed it, at commit {number}"
-            hint = f"follow into another directory; if the writer is gone for good, remove {self._file} and it first"
+            hint = f"follow into another directory; to use this one again, remove {self._file} and the directory"
             raise PromotedError(message, operation=_OPERATION, subject=str(self._target), hint=hint)
         if known is not None and known.followed != self._followed:
             raise self._refusal(f"something else of {known.followed.scope} is followed there")
