@@ -332,7 +332,7 @@ class Standby:
         try:
             return msgspec.json.decode(data, type=FollowFile) if data is not None else None
         except UNDECODABLE as error:
-            hint = "remove it and the directory, and follow again; another release of tidemark may have written it"
+            hint = "see that it is this user's, and of no newer release; else remove it and the directory, and follow again"
             raise TargetError("cannot be read", operation=_OPERATION, subject=str(self._file), hint=hint) from error
 
     def _write(self, *built: Built, promoted: bool = False) -> None:

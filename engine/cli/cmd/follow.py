@@ -148,7 +148,7 @@ def _show(session: Session, directory: Path, status: FollowStatus, step: FollowS
 
 def _lines(status: FollowStatus, step: FollowStep | None = None) -> list[str]:
     if status.commit is None:
-        return [f"nothing is there yet; lag {status.lag}"]
+        return [f"no follower has put anything there; lag {status.lag}"]
     commit = view_commit(status.commit)
     lines = [f"{commit.line}, write id {commit.write_id}"]
     if step is not None and (result := step.result) is not None:
