@@ -169,8 +169,8 @@ class Standby:
             if held is not None and not self._is_due(held, commit):
                 return FollowStep(commit=held.commit)
             with self._repository.missing_blobs.recording():
-                result = await self._bring_to(commit, progress)
-            return FollowStep(commit=commit, result=result, pinned=lease.pinned)
+                step = await self._bring_to(held, commit, progress)
+            return msgspec.structs.replace(step, pinned=lease.pinned)
 
         return await use_found(self._repository.store, self._find, use)
 
@@ -261,23 +261,25 @@ class Standby:
         joined = msgspec.structs.replace(read[0][0], dir=root, packs=tuple(packs.values()))
         return joined, sum(requests for _, requests in read)
 
-    async def _bring_to(self, commit: Commit, progress: Progress) -> RestoreResult | None:
-        """Make the directory that of a pinned commit; None if nothing of it changes but which commit it is of."""
+    async def _bring_to(self, held: Built | None, commit: Commit, progress: Progress) -> FollowStep:
+        """Make the directory that of a pinned commit, unless another follower has moved it on since it was `held`."""
         async with self._locked():
-            held = await run_blocking(self._check)
-            if held is not None and self._contents(held.commit) == self._contents(commit):
-                await run_blocking(self._write, msgspec.structs.replace(held, commit=commit))
-                return None
+            now = await run_blocking(self._check)
+            if now is not None and now == held and self._contents(now.commit) == self._contents(commit):
+                await run_blocking(self._write, msgspec.structs.replace(now, commit=commit))
+                return FollowStep(commit=commit)
         async with staged_restore(self._repository, self._target, _OPTIONS, progress) as staged:
             index, requests = await self._read_index(commit)
             await staged.download(index, requests=requests)
             async with self._locked():
-                held = await run_blocking(self._check)
+                now = await run_blocking(self._check)
+                if now is not None and now != held:
+                    return FollowStep(commit=now.commit)
                 built = await run_blocking(Built.look, commit, staged.staging.directory)
-                await run_blocking(self._write, *filter(None, (held, built)))
+                await run_blocking(self._write, *filter(None, (now, built)))
                 result = await staged.publish()
                 await run_blocking(self._write, built)
-        return result
+        return FollowStep(commit=commit, result=result)
 
     def _contents(self, commit: Commit) -> frozenset[tuple[str, str, bytes]]:
         return frozenset((s.task, s.store, s.index.sha256) for s in self._followed.choose(commit))
@@ -332,7 +334,7 @@ class Standby:
         try:
             return msgspec.json.decode(data, type=FollowFile) if data is not None else None
         except UNDECODABLE as error:
-            hint = "see that it is this user's, and of no newer release; else remove it and the directory, and follow again"
+            hint = "see that it is this user's, of no newer release; or remove it and the directory, and follow again"
             raise TargetError("cannot be read", operation=_OPERATION, subject=str(self._file), hint=hint) from error
 
     def _write(self, *built: Built, promoted: bool = False) -> None:

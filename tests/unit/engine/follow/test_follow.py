@@ -306,6 +306,20 @@ class TestRefusals:
         await step
         assert (await other.follow(JOB, directory, **ONE)).result is None
 
+    async def test_a_slow_follower_does_not_go_back_behind_a_quick_one(self, world: World, directory: Path) -> None:
+        slow, quick = await world.process(), await world.process()
+        await world.history(quick, "one")
+
+        async def overtake() -> None:
+            await world.history(quick, "two")
+            await quick.follow(JOB, directory, **ONE)
+
+        # Once the slow one has found its commit, and before it has claimed the directory.
+        world.store.before("put", "pins/", overtake)
+        assert (await slow.follow(JOB, directory, **ONE)).commit.pointer.number == 2
+        assert read_tree(directory) == text_tree("two")
+        assert (await slow.follow_status(JOB, directory, **ONE)).lag_commits == 0
+
 
 class TestPromotion:
     async def test_a_promotion_catches_up_and_names_the_commit(self, world: World, directory: Path) -> None:
