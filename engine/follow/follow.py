@@ -262,7 +262,7 @@ class Standby:
         return joined, sum(requests for _, requests in read)
 
     async def _bring_to(self, held: Built | None, commit: Commit, progress: Progress) -> FollowStep:
-        """Make the directory that of a pinned commit, unless another follower has moved it on since it was `held`."""
+        """Make the directory that of a pinned commit, unless another follower has brought a newer one there since."""
         async with self._locked():
             now = await run_blocking(self._check)
             if now is not None and now == held and self._contents(now.commit) == self._contents(commit):
@@ -273,7 +273,7 @@ class Standby:
             await staged.download(index, requests=requests)
             async with self._locked():
                 now = await run_blocking(self._check)
-                if now is not None and now != held:
+                if now is not None and now != held and now.commit.pointer.number > commit.pointer.number:
                     return FollowStep(commit=now.commit)
                 built = await run_blocking(Built.look, commit, staged.staging.directory)
                 await run_blocking(self._write, *filter(None, (now, built)))

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # within a file a tenth, the same in every run; `make soak` stops before every effect of every use case.
 _SCENARIOS = ("backup", "commit", "rewind", "restore", "replace", "collect", "name", "fork", "release")
 _FOLLOWING = ("follow", "follow-aside", "promote")
-_IN_SHORT = ("restore", "replace", "follow")
+_IN_SHORT = ("restore", "replace", "follow", "follow-aside")
 CASES = [
     *(pytest.param(scenario, 10, id=f"{scenario}-share") for scenario in _IN_SHORT),
     *(pytest.param(scenario, 1, id=f"{scenario}-all", marks=pytest.mark.soak) for scenario in _SCENARIOS + _FOLLOWING),
