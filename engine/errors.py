@@ -19,6 +19,7 @@ EngineError
 │   ├── SnapshotRepairError    no snapshot of a state store opens that is near enough: take the state from a backup
 │   └── IncompleteError        something of a commit is missing, and it is known which commit is whole
 ├── TargetError                the target of a restore cannot be used
+│   ├── PromotedError          a writer has claimed it: follow into another directory
 │   └── TargetBusyError        another restore to it is at work
 ├── ProviderError              the state is of a provider that nothing here can read, or write
 ├── UnsafeStoreError           the store or its answers cannot be trusted with this operation
@@ -150,6 +151,12 @@ class TargetError(EngineError):
     """The target of a restore cannot be written, or holds something that a restore may not replace."""
 
     default_hint = "choose a target that is absent, or allow replacing it"
+
+
+class PromotedError(TargetError):
+    """A writer has claimed the directory, and no follower touches it any more (design 0011, F6)."""
+
+    default_hint = "the follower's work is done: follow into another directory"
 
 
 class TargetBusyError(TargetError):

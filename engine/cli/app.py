@@ -40,6 +40,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "backup": "backup:backup",
     "commit": "commit:commit",
     "restore": "restore:restore",
+    "follow": "follow:follow",
     "list": "history:list_",
     "history": "history:history",
     "show": "show:show",

@@ -119,6 +119,10 @@ restore_bytes_per_second: Bytes restored by the whole. | restore-rate
 restore_changelogs_replayed: Changelogs applied. | | rocksdbNumReplayChangelogFiles
 [verb job_name]
 restore_stores_failed: Stores that did not come back.
+commit_number follow_commit_number: Number of the commit that the followed directory is of; 0: nothing is there.
+lag_commits follow_lag_commits: Commits by which it is behind the newest one.
+lag_bytes follow_lag_bytes: Bytes that would be fetched to catch up.
+lag_seconds follow_lag_seconds: Seconds since the oldest commit that it lacks came to the store.
 collect_deleted_keys_total{reason}: Keys that collections deleted.
 collect_deleted_bytes_total{reason}: Bytes of blobs and indexes deleted.
 failed_count collect_failed_keys_total: Keys that could not be deleted.

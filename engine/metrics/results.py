@@ -11,6 +11,7 @@ from engine.checkpoint.backup import CheckpointBackupResult
 from engine.checkpoint.restore import RestoredCheckpoint
 from engine.collect.report import CollectReport
 from engine.errors import UnsafeStoreError
+from engine.follow.follow import FollowStatus
 from engine.inspect.verify import ProblemKind, VerifyReport
 from engine.metrics.names import Sample, Samples, fields_shown
 from engine.repository.repository import Repository
@@ -58,6 +59,8 @@ def add_result(samples: Samples, result: object, **labels: str) -> None:
             for total in result.totals:
                 samples.add("collect_deleted_keys_total", total.count, reason=total.reason.name.lower())
                 samples.add("collect_deleted_bytes_total", total.size_bytes, reason=total.reason.name.lower())
+        case FollowStatus():
+            figures = _shown(result, "follow")
         case VerifyReport():
             figures = _shown(result, "verify")
             _add_problems(samples, result)

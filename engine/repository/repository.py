@@ -29,6 +29,7 @@ from engine.commit.forget import ForgetReport, forget
 from engine.commit.record import ANY, LayoutChange
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, IncompleteError, StaleResultError, bare_message
+from engine.follow.follow import FollowStatus, FollowStep, Standby
 from engine.inspect.discard import Discarded, discard
 from engine.inspect.explain import Explanation, explain
 from engine.inspect.history import ENTRIES_MAX, History, read_history
@@ -156,6 +157,8 @@ class Repository:
         )
         self.url = ""
         self._writers: dict[Scope, CommitWriter] = {}
+        # This process knows what it has written itself (design 0011, F2).
+        self._following = msgspec.structs.replace(self.opened, digests=DigestCaches(trust_stat=True))
 
     @classmethod
     async def init(
@@ -615,6 +618,68 @@ class Repository:
     def _naming_complete(self, scope: Scope) -> AbstractAsyncContextManager[None]:
         return naming_complete(self.store, lambda: self.commits(scope))
 
+    # ------------------------------------------------------------------ following
+
+    async def follow(
+        self,
+        scope: Scope,
+        directory: Path,
+        *,
+        task: str | None = None,
+        store: str | None = None,
+        progress: Progress = NO_PROGRESS,
+    ) -> FollowStep:
+        """Bring a directory to the newest commit of a job or task, once: a follower calls this again and again.
+
+        Only new files are fetched. At every moment the path leads to a whole directory of one commit, where the file
+        system can exchange two names, and after any error to what it was (design 0011, F1 to F5).
+
+        Args:
+            scope: Whose commits.
+            directory: Absent, empty, or what an earlier call with the same arguments has made.
+            task: Only its stores. None: of all tasks.
+            store: Only stores of this name. None: of all names. With `task`, the directory is that store's; without one
+                of the two it has `TASK/STORE` for each store.
+
+        Requests: one LIST and one GET while nothing is new; then as `find_and_restore`.
+
+        Raises:
+            NotFoundError: There is no commit, or it has no such store.
+            PromotedError: A writer has claimed the directory.
+            TargetBusyError: Another follower is at work.
+            TargetError: The directory has content that is not a follower's, is in use, or cannot be written.
+            DamagedError: Something of the newest commit is missing or altered.
+        """
+        return await Standby(self._following, scope, directory, task, store).follow(progress)
+
+    async def follow_status(
+        self, scope: Scope, directory: Path, *, task: str | None = None, store: str | None = None
+    ) -> FollowStatus:
+        """Read which commit a directory is of, and how far it is behind (design 0011, F11). Arguments as of `follow`.
+
+        Nothing is written. Errors as of `follow`, but for promoted directories and damage: of a commit that cannot be
+        read the lag is all bytes of its stores.
+        """
+        return await Standby(self._following, scope, directory, task, store).status()
+
+    async def promote(
+        self,
+        scope: Scope,
+        directory: Path,
+        *,
+        task: str | None = None,
+        store: str | None = None,
+        catch_up: bool = True,
+        progress: Progress = NO_PROGRESS,
+    ) -> FollowStatus:
+        """Claim a directory for a writer: no follower touches it any more (design 0011, F6 to F10).
+
+        Returns the exact commit that the writer goes on from, and the lag just before the claim. With `catch_up` the
+        newest commit is brought there first, and a step of another process is waited for. Arguments and errors as of
+        `follow`; a PromotedError says that somebody else was first.
+        """
+        return await Standby(self._following, scope, directory, task, store).promote(progress, catch_up=catch_up)
+
     # ------------------------------------------------------------------ collection and checks
 
     async def collect(
@@ -734,6 +799,9 @@ class SyncRepository(Facade[Repository]):
     find_and_restore = Blocking(Repository.find_and_restore)
     restore = Blocking(Repository.restore)
     restore_reference = Blocking(Repository.restore_reference)
+    follow = Blocking(Repository.follow)
+    follow_status = Blocking(Repository.follow_status)
+    promote = Blocking(Repository.promote)
     find_state = Blocking(Repository.find_state)
     restore_state = Blocking(Repository.restore_state)
     plan_restore = Blocking(Repository.plan_restore)

@@ -9,10 +9,11 @@ import logging
 import math
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import msgspec
 from typing_extensions import override
@@ -26,7 +27,7 @@ from engine.local.digests import Digest, DigestCache, FactReader
 from engine.local.scan import DIR_FLAGS, scan_dir
 from engine.records.find import CHOICES_MAX, Choice, find_pinned, require_store
 from engine.records.indexes import check_is_of, read_stored_snapshot
-from engine.records.leases import is_closed_by_now
+from engine.records.leases import PinLease, is_closed_by_now
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.download import Downloader
 from engine.restore.staging import Staging, look_at_target, target_errors
@@ -44,6 +45,7 @@ from index.snapshot.model import CommitPointer, FilePath, SnapshotIndex, StoreRe
 _LOG: Final = logging.getLogger(__name__)
 # An index, and the GETs that it took.
 IndexRead = tuple[SnapshotIndex, int]
+Used = TypeVar("Used")
 
 
 class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +93,9 @@ class TargetOptions(msgspec.Struct, frozen=True, kw_only=True):
     owners: OwnerPolicy = OwnerPolicy.IGNORE
     # Whether a directory with content may be replaced. Its files are reused where they are the right ones (I2).
     replace: bool = False
+    # With `replace`: at every moment there is a whole directory at the target, where the file system can exchange two
+    # names (Linux); elsewhere, and without this, there is none for a moment.
+    exchange: bool = False
 
 
 class RestoreOptions(TargetOptions, frozen=True, kw_only=True):
@@ -168,30 +173,47 @@ async def restore_chosen(
     *,
     progress: Progress = NO_PROGRESS,
 ) -> Restored:
-    """Find, protect and restore a commit; one that was unprotected and taken by a collection is chosen again (D5).
+    """Find, protect and restore a commit. Errors as `use_found`, `find_pinned` and `restore_store`."""
+    purpose = f"restore {address.task}/{address.store}"
+    early = EarlyReading(repository, address, options)
 
-    Errors as `find_pinned` and `restore_store`.
+    def find() -> AbstractAsyncContextManager[tuple[Commit, PinLease]]:
+        store, runtime = repository.store, repository.runtime
+        return find_pinned(store, runtime, address.scope, purpose=purpose, on_found=early.begin, **choice)
+
+    async def restore(commit: Commit, lease: PinLease) -> Restored:
+        reference = require_store(commit, address.task, address.store)
+        result = await restore_store(repository, reference, target, options, progress, reading=early.reading)
+        return Restored(commit=commit, result=result, pinned=lease.pinned)
+
+    async with early:
+        return await use_found(repository.store, find, restore)
+
+
+async def use_found(
+    store: BlobStore,
+    find: Callable[[], AbstractAsyncContextManager[tuple[Commit, PinLease]]],
+    use: Callable[[Commit, PinLease], Awaitable[Used]],
+) -> Used:
+    """Use a commit that `find` pins; one that was unprotected and taken by a collection is found again (D5).
+
+    Raises:
+        DamagedError: As `use` says, of a commit that no collection has taken, or of the third one.
+        Exception: The other errors of both.
     """
     overtaken: tuple[CommitPointer, DamagedError] | None = None
-    purpose = f"restore {address.task}/{address.store}"
     for attempt in range(CHOICES_MAX):
-        early = EarlyReading(repository, address, options)
-        found = find_pinned(
-            repository.store, repository.runtime, address.scope, purpose=purpose, on_found=early.begin, **choice
-        )
-        async with early, found as (commit, lease):
+        async with find() as (commit, lease):
             if overtaken is not None and overtaken[0] == commit.pointer:
                 raise overtaken[1]
-            reference = require_store(commit, address.task, address.store)
             try:
-                result = await restore_store(repository, reference, target, options, progress, reading=early.reading)
-                return Restored(commit=commit, result=result, pinned=lease.pinned)
+                return await use(commit, lease)
             except DamagedError as error:
                 # Only an unprotected reader may have been overtaken by a collection, and one whose pin somebody has
                 # deleted; otherwise damage is damage.
                 if attempt == CHOICES_MAX - 1:
                     raise
-                if lease.pinned and not await is_closed_by_now(repository.store, commit):
+                if lease.pinned and not await is_closed_by_now(store, commit):
                     raise
                 overtaken = commit.pointer, error
     raise AssertionError("unreachable: the last attempt returns or raises")
@@ -237,7 +259,8 @@ async def staged_restore(
     Arguments and errors as `restore_store`.
     """
     watch = Stopwatch(repository.runtime)
-    staging = Staging(target, repository.runtime.session(), replace=options.replace)
+    session = repository.runtime.session()
+    staging = Staging(target, session, replace=options.replace, exchange=options.exchange)
     async with repository.digests.of(target) as cache:
         try:
             await run_blocking(staging.open)
@@ -301,7 +324,7 @@ class StagedRestore(msgspec.Struct, kw_only=True):
         plan, done, index_requests = self.done
         staging, watch = self.staging, self.watch
         if staging.replaces:
-            await asyncio.to_thread(_check_not_in_use, staging.target)
+            await asyncio.to_thread(check_not_in_use, staging.target)
         await run_blocking(staging.publish, plan.dirs, plan.modes)
         await run_blocking(staging.close)
         await asyncio.to_thread(_remember, staging.target, done, self.cache)
@@ -403,7 +426,7 @@ async def _plan(
 def _find_present(
     target: Path, index: SnapshotIndex, cache: DigestCache, stop: threading.Event
 ) -> dict[FilePath, LocalFile]:
-    _check_not_in_use(target)
+    check_not_in_use(target)
     try:
         candidates = [
             ((*path, file.name), file, entry)
@@ -416,7 +439,8 @@ def _find_present(
         return {}
 
 
-def _check_not_in_use(target: Path) -> None:
+def check_not_in_use(target: Path) -> None:
+    """Refuse, with a `TargetError`, a directory that a RocksDB has open."""
     try:
         with target_errors(target):
             check_none_held_below(target)

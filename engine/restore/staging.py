@@ -8,17 +8,20 @@
 <parent>/.<name>.tidemark-trash-<session>  the same once it is not needed any more, while it is being removed
 ```
 
+With `exchange` the two directories change places by one call, and what was at the target is then in that of `new`.
 A crash leaves at most the last four. The next holder of the lock knows that nobody works on them, and cleans up.
 Everything here blocks and is made for a thread.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,16 +40,21 @@ _PERMISSIONS: Final = 0o7777
 _PRIVATE: Final = 0o700
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+# Of renameat2(2): both names keep something at every moment (design 0011, F4). A directory that its owner may not write
+# to does not move to another parent, but it can be renamed where it is.
+_RENAME_EXCHANGE: Final = 2
+_CANNOT_EXCHANGE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES})
 
 
 class Staging:
     """One restore's claim on a target, from `open` to `close`.
 
     `session` distinguishes its names beside the target from those of others. With `replace` a directory with content
-    may go: it gets, and keeps, the name `aside` beside the target, or is removed without one.
+    may go: it gets, and keeps, the name `aside` beside the target, or is removed without one. With `exchange` it goes
+    in the moment in which the new one comes, where the file system can do that.
     """
 
-    def __init__(self, target: Path, session: str, *, replace: bool, aside: str = "") -> None:
+    def __init__(self, target: Path, session: str, *, replace: bool, aside: str = "", exchange: bool = False) -> None:
         self.target = target.absolute()
         # Whether the target is a directory with content, which the restore may replace.
         self.replaces = False
@@ -60,13 +68,14 @@ class Staging:
         self._staging_name = f".{self._name}.tidemark-{session}"
         self._old_prefix = f".{self._name}.tidemark-old-"
         self._keeps_old = bool(aside)
+        self._may_exchange = exchange and not aside
         self._old_name = aside or f"{self._old_prefix}{session}"
         self._trash_prefix = f".{self._name}.tidemark-trash-"
         # What dead restores had moved aside, and may be the only copy until there is something at the target.
         self._kept: list[str] = []
         self._there: os.stat_result | None = None
         self._parent = self._staging = self._lock = -1
-        self._made = self._moved_aside = self._published = False
+        self._made = self._moved_aside = self._exchanged = self._published = False
 
     @property
     def directory(self) -> Path:
@@ -131,12 +140,16 @@ class Staging:
             os.fchmod(self.descriptor, mode | stat.S_IWUSR)
             sync_dir(self.descriptor)
             try:
-                if self.replaces:
-                    self._rename(self._name, self._old_name)
-                    self._moved_aside = True
-                    self._check_moved_aside()
-                # Onto nothing, or onto an empty directory: rename(2) refuses everything else.
-                os.rename(_NEW, self._name, src_dir_fd=self._staging, dst_dir_fd=self._parent)
+                if self.replaces and self._may_exchange and self._exchange():
+                    self._exchanged = True
+                    self._check_moved_aside(os.stat(_NEW, dir_fd=self._staging, follow_symlinks=False))
+                else:
+                    if self.replaces:
+                        self._rename(self._name, self._old_name)
+                        self._moved_aside = True
+                        self._check_moved_aside(self._stat(self._old_name))
+                    # Onto nothing, or onto an empty directory: rename(2) refuses everything else.
+                    os.rename(_NEW, self._name, src_dir_fd=self._staging, dst_dir_fd=self._parent)
                 self._published = True
                 os.fchmod(self.descriptor, mode)
                 sync_dir(self.descriptor)
@@ -203,13 +216,32 @@ class Staging:
             else:
                 self._kept.append(name)
 
-    def _check_moved_aside(self) -> None:
-        if self._there is None or not os.path.samestat(self._stat(self._old_name), self._there):
+    def _exchange(self) -> bool:
+        """Let the new directory and the one at the target change places; False: nothing here can do that."""
+        renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if renameat2 is None:
+            return False
+        # As the renames of `os` do.
+        sys.audit("os.rename", _NEW, self._name, self._staging, self._parent)
+        name = os.fsencode(self._name)
+        if renameat2(self._staging, _NEW.encode(), self._parent, name, _RENAME_EXCHANGE) == 0:
+            return True
+        number = ctypes.get_errno()
+        if number in _CANNOT_EXCHANGE:
+            return False
+        raise OSError(number, os.strerror(number))
+
+    def _check_moved_aside(self, moved: os.stat_result) -> None:
+        if self._there is None or not os.path.samestat(moved, self._there):
             message = "has changed since the restore began: another directory is there"
             hint = "see who else works there, then restore again"
             raise TargetError(message, operation="restore", subject=str(self.target), hint=hint)
 
     def _swap_back(self) -> None:
+        if self._exchanged:
+            os.fchmod(self.descriptor, _PRIVATE)
+            self._exchange()
+            self._exchanged = self._published = False
         if self._published:
             os.fchmod(self.descriptor, _PRIVATE)
             os.rename(self._name, _NEW, src_dir_fd=self._parent, dst_dir_fd=self._staging)

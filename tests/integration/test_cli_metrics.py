@@ -120,6 +120,8 @@ def test_each_run_adds_its_figures_to_one_file(shell: Shell, file: Path) -> None
     assert {"list_page", "get", "delete"} <= requests
     # No metric is a name alone.
     shell.run("backup", str(shell.tree("source", FIRST)))
+    shell.run("follow", "flights", "standby", "--once")
+    assert read(file.read_text())["follow_lag_commits", "follow"] == 0
     names = set(re.findall(r"^(tidemark_\w+)", file.read_text(), re.MULTILINE))
     assert names == OF_RUNS - ELSEWHERE
 

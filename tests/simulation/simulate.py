@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
+import engine.follow.follow
 from engine.records import indexes as index_io
 from tests.simulation.checks.coverage import Coverage
 from tests.simulation.faults.file_effects import counted_changes
@@ -74,6 +75,8 @@ def _simulate(schedule: Schedule, coverage: Coverage, *, keep_history: bool) -> 
         if schedule.deltas:
             stack.enter_context(mock.patch.object(index_io, "delta_pays", _delta_always))
             stack.enter_context(mock.patch.object(index_io, "WHOLE_BYTES_MAX", 0))
+        # A process that is paused for hours keeps what it has claimed.
+        stack.enter_context(mock.patch.object(engine.follow.follow, "STEP_LOOKS_MAX", 100))
         changes = stack.enter_context(counted_changes())
         world = World(schedule, directory, coverage, beginning=beginning, changes=changes)
         return run_virtual(world.live(keep_history=keep_history), seed=schedule.seed, start_s=EPOCH_S + _BUILT_S)

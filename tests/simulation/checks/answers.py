@@ -37,6 +37,7 @@ class CallLog:
         names: What was acknowledged to stand for what, unless somebody has asked to release it since.
         releases: How often each name was asked to be released.
         restored: Directories, each with the trees that it may hold.
+        followed: Directories that follow a scope, and once one is promoted the pointer of its commit.
         newly_restored: Commits that a process has brought back, and found to be what they should be.
         errors: What went wrong in an action that may not go wrong so.
         tampered: A test has taken something away behind everybody's back: then damage is what is expected.
@@ -51,6 +52,7 @@ class CallLog:
         self.names: dict[tuple[Scope, str], CommitPointer] = {}
         self.releases: dict[tuple[Scope, str], Releases] = {}
         self.restored: dict[Path, list[str]] = {}
+        self.followed: dict[Path, tuple[Scope, CommitPointer | None]] = {}
         self.errors: list[str] = []
         self.newly_restored: set[CommitPointer] = set()
         self.tampered = False

@@ -39,6 +39,8 @@ _QUIET_S: Final = 180.0
 _FAULT_S: Final = 100.0
 # A pin is renewed so long before its end, at least.
 _PIN_LEFT_MS: Final = PIN_DURATION_MS * (RENEWALS_PER_DURATION - 1) // RENEWALS_PER_DURATION
+# What reads a commit, and writes nothing but a pin.
+_READING: Final = frozenset({"restore", "follow", "promote"})
 _REFUSED: Final = (CommitLostError, StaleResultError, LeaseExpiredError)
 
 
@@ -115,7 +117,7 @@ class Causes:
         stood_s = member.stood_s - asked.stood_s
         is_troubled = self._server.troubles[asked.process] > asked.troubles or stood_s > 0
         # A full store is read from as any other.
-        is_troubled |= asked.verb != "restore" and self._server.refused_full[asked.process] > 0
+        is_troubled |= asked.verb not in _READING and self._server.refused_full[asked.process] > 0
         match error:
             case DamagedError() | FormatError():
                 return member.is_stale or self._is_damaged(asked, error, stood_s)
@@ -129,7 +131,7 @@ class Causes:
                 return self._is_late(asked, stood_s)
             case NotFoundError():
                 # In an old list nothing may be but what is closed.
-                return self._is_gone(asked) or (member.is_stale and asked.verb == "restore")
+                return self._is_gone(asked) or (member.is_stale and asked.verb in _READING)
             case UsageError():
                 return self._is_taken_name(asked) or self._is_of_other_kind(asked.scope)
             case UnsafeStoreError():
@@ -179,7 +181,7 @@ class Causes:
 
     def _is_damaged(self, asked: Asked, error: EngineError | FormatError, stood_s: float) -> bool:
         # A reader whose pin has lapsed while it was paused may have been overtaken (D5).
-        has_lapsed = asked.verb == "restore" and stood_s * 1000 >= _PIN_LEFT_MS
+        has_lapsed = asked.verb in _READING and stood_s * 1000 >= _PIN_LEFT_MS
         twice = (asked.process, error.subject) in self._server.damaged_twice
         return twice or has_lapsed or self._call_log.tampered
 
@@ -233,7 +235,7 @@ class Causes:
         if asked.dropped:
             held = [w.record.stores for w in record_history.records.get(asked.scope, {}).values() if w.was_valid]
             return any(not asked.dropped <= {(s.task, s.store) for s in stores} for stores in held)
-        return asked.verb == "restore" and self._had_no_store(asked)
+        return asked.verb in _READING and self._had_no_store(asked)
 
     def _had_no_store(self, asked: Asked) -> bool:
         """Whether the newest commit at some time since then had not the store that is restored; or there was none."""

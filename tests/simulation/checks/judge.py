@@ -45,6 +45,7 @@ class Judge:
             self._check_contents(scope)
         self._check_names()
         self._check_targets()
+        self._check_followed()
 
     async def check_at_rest(self) -> bool:
         """What holds once everybody is gone and has been for a while: see `tests.simulation.checks.final_state`.
@@ -134,6 +135,20 @@ class Judge:
                 self.violations.append(
                     f"1 name: name {name} of {scope} was acknowledged for {source} and does not hold it"
                 )
+
+    def _check_followed(self) -> None:
+        """5: a followed directory is a commit that was valid; once promoted the one that was named, for ever."""
+        for directory, (scope, promoted) in self._call_log.followed.items():
+            if not directory.exists():
+                if promoted is not None:
+                    self.violations.append(f"5 followed: {directory.name} was promoted and is gone")
+                continue
+            written = self._record_history.records.get(scope, {}).values()
+            records = [w.record for w in written if w.was_valid and promoted in {None, w.record.pointer}]
+            states = [store.index.key for record in records for store in record.stores if store.store == "s0"]
+            found = read_tree(directory)
+            if all(found != self._call_log.trees[key] for key in states):
+                self.violations.append(f"5 followed: {directory.name} is not a commit of {scope}: {sorted(found)}")
 
     def _check_targets(self) -> None:
         """5: a target is absent or complete."""

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
+from unittest import mock
 
 import msgspec
 from typing_extensions import override
@@ -32,8 +33,10 @@ from typing_extensions import override
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
 from engine.backup.backup import BackupResult
+from engine.errors import PromotedError
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
+from engine.restore.staging import Staging
 from engine.runtime import Runtime
 from engine.settings import TransferSettings
 from index.plan.commits import Retention
@@ -42,6 +45,8 @@ from tests.walker import expected_keys
 
 CRASHED: Final = 77
 JOB: Final = Scope("job")
+FOLLOWED: Final = Scope("followed")
+STORE: Final[dict[str, Any]] = {"task": "0", "store": "default"}
 TTL_MS: Final = 3_600_000
 POINTS_MAX: Final = 2_000
 # Enough to see what is wrong.
@@ -190,6 +195,64 @@ async def do_release(world: Path, acknowledge: Callable[[str], None]) -> None:
     await repository.release_name(JOB, "second")
 
 
+async def prepare_follow(world: Path) -> None:
+    """Prepare what `prepare` does, and a directory that follows, at the second commit."""
+    await prepare(world)
+    repository = await opened(world)
+    await repository.fork(await repository.find(JOB, version=2), FOLLOWED)
+    await repository.follow(FOLLOWED, world / "standby", **STORE)
+    result = await repository.backup(FOLLOWED, world / "three")
+    await repository.commit(FOLLOWED, [result])
+
+
+async def do_follow(world: Path, acknowledge: Callable[[str], None]) -> None:
+    repository = await opened(world)
+    await repository.follow(FOLLOWED, world / "standby", **STORE)
+
+
+async def do_follow_aside(world: Path, acknowledge: Callable[[str], None]) -> None:
+    """Follow on a file system that exchanges no names."""
+    with mock.patch.object(Staging, "_exchange", return_value=False):
+        await do_follow(world, acknowledge)
+
+
+async def do_promote(world: Path, acknowledge: Callable[[str], None]) -> None:
+    repository = await opened(world)
+    await repository.promote(FOLLOWED, world / "standby", **STORE)
+    write_tree(world, {"promoted": b""})
+
+
+async def judge_follower(scenario: str, world: Path) -> None:
+    """The directory is an exact commit, which its status names, and goes on from there (design 0011, F4 to F6)."""
+    standby = world / "standby"
+    repository = await opened(world)
+    is_absent = read_tree(standby) == {}
+    assert not is_absent or scenario == "follow-aside", "nothing is there"
+    status = await repository.follow_status(FOLLOWED, standby, **STORE)
+    number = status.commit_number
+    if not is_absent:
+        assert read_tree(standby) == tree({1: "two", 2: "three"}[number]), f"it is not commit {number}"
+    assert status.promoted or "promoted" not in read_tree(world), "it was promoted, and is not"
+    if not status.promoted:
+        step = await repository.follow(FOLLOWED, standby, **STORE)
+        assert step.commit.pointer.number == 2
+        assert read_tree(standby) == tree("three")
+        status = await repository.promote(FOLLOWED, standby, **STORE)
+    assert (status.promoted, status.commit_number) == (True, 2)
+    try:
+        await repository.follow(FOLLOWED, standby, **STORE)
+    except PromotedError:
+        pass
+    else:
+        raise AssertionError("it is followed after its promotion")
+    left = {name for name in await asyncio.to_thread(os.listdir, world) if name.startswith(".standby")}
+    assert left <= {".standby.tidemark-follow", ".standby.tidemark-follow-lock"}, f"left beside it: {left}"
+    for name in left:
+        os.unlink(world / name)  # noqa: PTH108
+    # What follows expects the scopes that it knows.
+    await repository.forget(FOLLOWED)
+
+
 # name: (prepare, do, what the newest commit may restore to if nothing was acknowledged)
 SCENARIOS: dict[
     str, tuple[Callable[[Path], Awaitable[None]], Callable[[Path, Callable[[str], None]], Awaitable[None]], set[str]]
@@ -203,6 +266,9 @@ SCENARIOS: dict[
     "name": (prepare, do_name, {"three"}),
     "fork": (prepare, do_fork, {"three"}),
     "release": (prepare, do_release, {"three"}),
+    "follow": (prepare_follow, do_follow, {"three"}),
+    "follow-aside": (prepare_follow, do_follow_aside, {"three"}),
+    "promote": (prepare_follow, do_promote, {"three"}),
 }
 
 
@@ -291,6 +357,8 @@ async def judge(scenario: str, world: Path, acknowledged: list[str]) -> None:
             assert read_tree(target) in [tree(text) for text in ("two", "three")], (
                 f"{target} is neither absent nor complete"
             )
+    if SCENARIOS[scenario][0] is prepare_follow:
+        await judge_follower(scenario, world)
     repository = await opened(world)
     newest = world / "judged"
     await repository.find_and_restore(JOB, newest)

@@ -16,10 +16,11 @@ ROOT = Path(__file__).resolve().parents[3]
 # leaves in a file system. `make test` takes the use cases that write most to it, and of the points that follow a change
 # within a file a tenth, the same in every run; `make soak` stops before every effect of every use case.
 _SCENARIOS = ("backup", "commit", "rewind", "restore", "replace", "collect", "name", "fork", "release")
-_IN_SHORT = ("restore", "replace")
+_FOLLOWING = ("follow", "follow-aside", "promote")
+_IN_SHORT = ("restore", "replace", "follow", "follow-aside")
 CASES = [
     *(pytest.param(scenario, 10, id=f"{scenario}-share") for scenario in _IN_SHORT),
-    *(pytest.param(scenario, 1, id=f"{scenario}-all", marks=pytest.mark.soak) for scenario in _SCENARIOS),
+    *(pytest.param(scenario, 1, id=f"{scenario}-all", marks=pytest.mark.soak) for scenario in _SCENARIOS + _FOLLOWING),
 ]
 
 

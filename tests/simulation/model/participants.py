@@ -131,6 +131,7 @@ class Actor(SimProcess):
             met(Moment.KILLED_WRITER, int(member.verb in WRITING))
             met(Moment.KILLED_COLLECTOR, int(member.verb == "collect"))
             met(Moment.KILLED_READER, int(member.verb == "restore"))
+            met(Moment.KILLED_FOLLOWER, int(member.verb == "follow"))
         member.forget()
         member.stopped_at_s = None
         super().kill()

@@ -6,7 +6,9 @@ anything else is a violation of invariant 7.
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -21,7 +23,9 @@ from engine.errors import (
     FencedError,
     LeaseExpiredError,
     NotFoundError,
+    PromotedError,
     StaleResultError,
+    TargetBusyError,
     UnsafeStoreError,
 )
 from engine.inspect.verify import ProblemKind
@@ -30,7 +34,7 @@ from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions
 from index.errors import FormatError
 from index.plan.commits import Commit, Retention
-from index.snapshot.keys import commit_key
+from index.snapshot.keys import commit_key, encode_component
 from index.snapshot.model import DirIndex, FileIndex, Scope, ScopeLayout, SnapshotIndex, StoreReference, UniqueId
 from tests.simulation.checks.coverage import Coverage, Moment
 from tests.simulation.checks.error_causes import Asked, Causes
@@ -51,6 +55,7 @@ _AGAINST_COLLECT: Final[dict[Verb, Moment]] = {
     "rewind": Moment.REWIND_AGAINST_COLLECT,
     "restore": Moment.RESTORE_AGAINST_COLLECT,
     "rescale": Moment.RESCALE_AGAINST_COLLECT,
+    "follow": Moment.FOLLOW_AGAINST_COLLECT,
     "release": Moment.RELEASE_AGAINST_COLLECT,
 }
 _ERRORS: Final[tuple[tuple[type[Exception], Moment], ...]] = (
@@ -85,6 +90,8 @@ class Actions:
         # Beyond what a repository may begin with.
         self._counter = len(call_log.trees) + len(call_log.requests)
         self._forks: list[Scope] = []
+        # How often somebody has asked to promote a followed directory.
+        self._promotions: Counter[Path] = Counter()
         self._verbs: dict[Verb, Callable[[Member, Repository, Do], Awaitable[None]]] = {
             "backup": self._backup,
             "commit": self._commit,
@@ -92,6 +99,8 @@ class Actions:
             "again": self._again,
             "hand": self._hand,
             "restore": self._restore,
+            "follow": self._follow,
+            "promote": self._promote,
             "fork": self._fork,
             "rewind": self._rewind,
             "name": self._name,
@@ -322,6 +331,65 @@ class Actions:
         if read_tree(target) != self._call_log.trees[reference.index.key]:
             self._call_log.errors.append(f"1: p{member.number} restores {commit.pointer} to other bytes")
         self._call_log.newly_restored.add(commit.pointer)
+
+    async def _follow(self, member: Member, repository: Repository, step: Do) -> None:
+        scope, directory = self._followed(step)
+        asked_before = self._promotions[directory]
+        try:
+            with changing_files():
+                done = await repository.follow(scope, directory, task=TASK, store="s0")
+        except PromotedError:
+            self._met(Moment.PROMOTED_UNDER_WAY, int(not asked_before))
+            if not self._promotions[directory]:
+                self._call_log.errors.append(f"5: {directory.name} is promoted, and nobody has asked for it")
+            return
+        except TargetBusyError:
+            self._check_busy(member)
+            return
+        self._check_state_of(directory, done.commit, f"p{member.number} follows")
+
+    async def _promote(self, member: Member, repository: Repository, step: Do) -> None:
+        scope, directory = self._followed(step)
+        catch_up = step.choice == 0
+        if not catch_up and not directory.exists():
+            return
+        self._promotions[directory] += 1
+        try:
+            with changing_files():
+                status = await repository.promote(scope, directory, task=TASK, store="s0", catch_up=catch_up)
+        except PromotedError:
+            if self._promotions[directory] == 1:
+                self._call_log.errors.append(f"5: {directory.name} is promoted, and nobody has asked for it")
+            return
+        except TargetBusyError:
+            self._check_busy(member)
+            return
+        assert status.commit is not None
+        if self._call_log.followed[directory][1] is not None:
+            self._call_log.errors.append(f"5: {directory.name} was promoted twice")
+        self._call_log.followed[directory] = scope, status.commit.pointer
+        self._check_state_of(directory, status.commit, f"p{member.number} promotes")
+        self._met(Moment.PROMOTED)
+
+    def _followed(self, step: Do) -> tuple[Scope, Path]:
+        """Return the one directory of each scope, which all processes share."""
+        scope = self._scope(step)
+        directory = self._members[0].directory.parent / f"standby-{encode_component(str(scope))}-{step.target}"
+        self._call_log.followed.setdefault(directory, (scope, None))
+        return scope, directory
+
+    def _check_state_of(self, directory: Path, commit: Commit, what: str) -> None:
+        reference = commit.store(TASK, "s0")
+        assert reference is not None
+        # A step of somebody else may have moved it on since, and nobody moves what is promoted.
+        is_alone = sum(m.is_busy and m.verb in {"follow", "promote"} for m in self._members) == 1
+        is_right = directory.exists() and read_tree(directory) == self._call_log.trees[reference.index.key]
+        if is_alone and not is_right:
+            self._call_log.errors.append(f"5: {what} {commit.pointer}, and {directory.name} has other bytes")
+
+    def _check_busy(self, member: Member) -> None:
+        if not any(m is not member and m.is_busy and m.verb in {"follow", "promote"} for m in self._members):
+            self._call_log.errors.append(f"5: p{member.number} {member.verb} finds a lock that nobody holds")
 
     def _known_states(self, scope: Scope) -> list[str]:
         written = self._server.record_history.records.get(scope, {}).values()

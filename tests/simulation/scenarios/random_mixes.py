@@ -220,6 +220,44 @@ def commit_again(plot: Plot) -> None:
     plot.push(scope=scope)
 
 
+def following(plot: Plot) -> None:
+    """A directory follows a job beside commits, collections and rewinds, and is promoted (design 0011)."""
+    scope = plot.rng.randrange(2)
+    if scope:
+        plot.push(scope=scope)
+    plot.do(READER, "follow", scope=scope)
+    for _ in range(plot.rng.randrange(2, 4)):
+        plot.do(plot.rng.choice((WRITER, OTHER)), "push", scope=scope)
+        if plot.one_in(3):
+            plot.do(KEEPER, "rewind", scope=scope, choice=1)
+        if plot.one_in(2):
+            plot.advance(plot.times.ttl_ms)
+        follower = plot.rng.choice((READER, READER, SECOND))
+        operation, prefix = plot.rng.choice(
+            (("list_page", "log/"), ("put", "pins/"), ("get", "indexes/"), ("get", "blobs/"), ("get", "blobs/"))
+        )
+        effect = plot.pick("none", "none", "none", "none", "stop", "kill", "kill", "lost", "outage", "flip")
+        effect = effect if effect != "flip" or operation == "get" else "none"
+        then: list[Step] = [Do(process=OTHER, verb="push", scope=scope) for _ in range(plot.rng.randrange(3))]
+        then.append(plot.collection())
+        if plot.one_in(3):
+            then.insert(0, Do(process=KEEPER, verb="promote", scope=scope, choice=1))
+        plot.trap(follower, *then, operation=operation, prefix=prefix, after=plot.one_in(2), effect=effect)
+        plot.do(follower, "follow", scope=scope, wait=plot.one_in(2))
+        if effect == "stop" and plot.one_in(2):
+            # Longer than a pin lasts.
+            plot.advance(3 * HOUR_MS)
+            plot.collect()
+        plot.wake(follower)
+        plot.settle()
+    promoting = plot.rng.sample((READER, SECOND, KEEPER), 2)
+    for process in promoting:
+        plot.do(process, "promote", scope=scope, choice=plot.rng.randrange(2), wait=plot.one_in(2))
+    plot.settle()
+    plot.push(scope=scope)
+    plot.do(READER, "follow", scope=scope)
+
+
 def one_id(plot: Plot) -> None:
     """Two snapshots have one unique id; what counts is which index a result was made against (C2, C3)."""
     plot.push(label=1)

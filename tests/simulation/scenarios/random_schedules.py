@@ -39,6 +39,7 @@ from tests.simulation.scenarios.random_mixes import (
     conflict,
     crash,
     dropping,
+    following,
     forgetting,
     long_pause,
     names,
@@ -286,6 +287,9 @@ PAGED_EVERY: Final = 4
 OTHER_TIMES_EVERY: Final = 6
 TWO_THEMES_EVERY: Final = 8
 RESCALED_EVERY: Final = 10
+# Beside the others: as one of `THEMES` it would make another schedule of every seed.
+FOLLOWING_EVERY: Final = 16
+FOLLOWING_REST: Final = 9
 THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     lost_answer_at_commit,
     collection_before_the_check,
@@ -376,6 +380,9 @@ def make_schedule(seed: int) -> Schedule:
     if seed % RESCALED_EVERY == RESCALED_EVERY - 1:
         chosen.append(rescaled)
         rescaled(plot)
+    if seed % FOLLOWING_EVERY == FOLLOWING_REST:
+        chosen.append(following)
+        following(plot)
     if is_enforced and plot.one_in(2):
         plot.do(WRITER, "backup")
         plot.advance(backstop_ms(plot.times) + DAY_MS)

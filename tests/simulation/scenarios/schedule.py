@@ -20,6 +20,8 @@ Verb = Literal[
     "again",  # what its process has committed last, as if it had not
     "hand",  # what waits goes to process `other`, as a task's result goes to the driver
     "restore",
+    "follow",  # into a directory that all processes share
+    "promote",  # the same; `choice` 1: without catching up
     "fork",
     "rewind",
     "name",

@@ -157,8 +157,9 @@ class TestLeftovers:
         assert read_tree(bench.target) == {"old": b"old"}
         assert bench.beside_target() == []
 
+    @pytest.mark.parametrize("exchange", [False, True])
     async def test_swap_that_cannot_be_made_durable_is_undone(
-        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, exchange: bool
     ) -> None:
         bench.target.mkdir()
         (bench.target / "old").write_bytes(b"old")
@@ -171,7 +172,7 @@ class TestLeftovers:
 
         monkeypatch.setattr(engine.restore.staging, "sync_dir", fail_last)
         with pytest.raises(TargetError, match="Input/output"):
-            await bench.restore(replace=True)
+            await bench.restore(replace=True, exchange=exchange)
         assert read_tree(bench.target) == {"old": b"old"}
         assert bench.beside_target() == []
 

@@ -124,8 +124,9 @@ async def test_what_a_dead_restore_left_of_read_only_directories_is_removed(ordi
     assert restored_whole(bench)
 
 
+@pytest.mark.parametrize("exchange", [False, True])
 async def test_swap_of_read_only_directories_that_fails_is_undone(
-    ordinary: Path, monkeypatch: pytest.MonkeyPatch
+    ordinary: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:
     bench = await bench_of(ordinary, MODES | {"": 0o500})
     bench.target.mkdir()
@@ -139,7 +140,7 @@ async def test_swap_of_read_only_directories_that_fails_is_undone(
     with monkeypatch.context() as patch:
         patch.setattr("engine.restore.staging.sync_dir", fail_last)
         with pytest.raises(TargetError, match="Input/output"):
-            await bench.restore(replace=True)
+            await bench.restore(replace=True, exchange=exchange)
     assert [path.name for path in bench.target.iterdir()] == ["old"]
     assert modes_of(bench.target) == {"": 0o500}
     assert bench.beside_target() == []

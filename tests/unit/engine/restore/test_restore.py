@@ -122,7 +122,8 @@ class TestTarget:
         assert read_tree(bench.target) == {"precious": b"!"}
         assert bench.beside_target() == []
 
-    async def test_target_that_is_exchanged_meanwhile_is_left_alone(self, bench: Workbench) -> None:
+    @pytest.mark.parametrize("exchange", [False, True])
+    async def test_target_that_is_exchanged_meanwhile_is_left_alone(self, bench: Workbench, exchange: bool) -> None:
         bench.write({"old": b"old"}, below=bench.target)
 
         async def meddle() -> None:
@@ -130,7 +131,7 @@ class TestTarget:
             bench.write({"precious": b"!"}, below=bench.target)
 
         with pytest.raises(TargetError, match="has changed since"):
-            await bench.restore(replace=True, meanwhile=meddle)
+            await bench.restore(replace=True, exchange=exchange, meanwhile=meddle)
         assert read_tree(bench.target) == {"precious": b"!"}
         assert read_tree(bench.root / "moved") == {"old": b"old"}
         assert bench.beside_target() == ["moved"]

@@ -1,0 +1,158 @@
+"""The verb `follow`: keep a directory at the newest commit of a job, and claim it for a writer (design 0011)."""
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from blobstore.errors import StoreError
+from engine.cli import options as cli
+from engine.cli.errors import describe
+from engine.cli.output import extend, view_commit
+from engine.cli.run import ExitCode
+from engine.cli.session import Session, verb
+from engine.errors import EngineError, TargetBusyError, TargetError, UsageError
+from engine.follow.follow import FollowStatus, FollowStep
+from engine.restore.restore import RestoreResult
+from index.display import format_files, human_duration, printable
+from index.errors import FormatError
+from index.snapshot.model import Scope
+
+# A step asks the store for the log.
+EVERY_S_MIN: Final = 0.1
+
+
+class FollowView(FollowStatus, frozen=True, kw_only=True):
+    """`follow`; of one that went on until it was ended, as it was last."""
+
+    directory: Path
+    # Of the last step; null if nothing had changed.
+    restored: RestoreResult | None = None
+
+
+class FollowArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What to follow, where to, and which of its ways."""
+
+    scope: Scope
+    directory: Path
+    task: str | None = None
+    store: str | None = None
+    every: int
+    once: bool
+    status: bool
+    promote: bool
+    catch_up: bool
+
+    @property
+    def stores(self) -> dict[str, str | None]:
+        return {"task": self.task, "store": self.store}
+
+
+@verb("follow", "Keep a directory at the newest commit.", prints=(FollowView,))
+@click.argument("job")
+@click.argument("directory", type=cli.DIRECTORY, metavar="DIR")
+@click.option(
+    "--commit-per-task", cls=cli.Setting, is_flag=True, help="Each task commits by itself; --task says which."
+)
+@cli.store_options(default=False)
+@click.option("--every", type=cli.DURATION, default="10s", metavar="TIME", help="Time between two looks.")
+@click.option("--once", is_flag=True, help="Bring DIR to the newest commit, and end.")
+@click.option("--status", is_flag=True, help="Change nothing; show the commit of DIR and the lag.")
+@click.option("--promote", is_flag=True, help="Claim DIR for a writer: no follower touches it then.")
+@click.option("--catch-up/--no-catch-up", default=True, help="With --promote: first bring DIR to the newest commit.")
+@cli.figures_option
+@cli.transfer_options
+def follow(session: Session, options: FollowArguments) -> None:
+    """Keep DIR at the newest commit of JOB, so that a writer can go on there without a restore.
+
+    Only new files are fetched; DIR is always a whole directory of one commit. With --task and --store it is that store;
+    else it has TASK/STORE for each. Ends with 6 once a writer has claimed DIR, and with 0 when it is interrupted.
+
+    Example: tidemark follow flights /state/standby -r file:///backups
+    """
+    if options.once + options.status + options.promote > 1:
+        hint = "give one of them"
+        raise UsageError("--once, --status and --promote exclude each other", operation="follow", hint=hint)
+    with session.open() as repository:
+        if not (options.once or options.status or options.promote):
+            _follow(session, options)
+            return
+        scope, directory = options.scope, options.directory
+        with session.explaining(scope):
+            if options.once:
+                _show(session, directory, *_take_step(session, options))
+                return
+            if options.status:
+                _show(session, directory, repository.follow_status(scope, directory, **options.stores))
+                return
+            with session.progress("promote") as progress:
+                status = repository.promote(
+                    scope, directory, catch_up=options.catch_up, progress=progress, **options.stores
+                )
+    _show(session, directory, status)
+    if status.lag_commits:
+        session.warn(f"it is not the newest commit: it lags by {status.lag}; `tidemark rewind` goes back to it")
+
+
+def _take_step(session: Session, options: FollowArguments) -> tuple[FollowStatus, FollowStep]:
+    scope, directory, repository = options.scope, options.directory, session.repository
+    with session.progress("follow") as progress:
+        step = repository.follow(scope, directory, progress=progress, **options.stores)
+    session.warn_of_restore(pinned=step.pinned, leftovers=step.result.leftovers if step.result else ())
+    status = repository.follow_status(scope, directory, **options.stores)
+    for result in filter(None, (step.result, status)):
+        session.record.note(result)
+    return status, step
+
+
+def _follow(session: Session, options: FollowArguments) -> None:
+    scope, directory, every_s = options.scope, options.directory, max(EVERY_S_MIN, options.every / 1000)
+    session.say(f"following {printable(str(scope))} every {human_duration(int(every_s * 1000))}; end it with Ctrl-C")
+    warned, last = "", None
+    try:
+        while True:
+            try:
+                last = _take_step(session, options)
+            except (EngineError, FormatError, StoreError) as error:
+                is_final = isinstance(error, TargetError | UsageError) and not isinstance(error, TargetBusyError)
+                # What is wrong from the start is not waited for.
+                if is_final or last is None:
+                    raise
+                if (message := describe(error, session.verb).message) != warned:
+                    session.warn(f"stays at commit {last[0].commit_number}: {message}")
+                warned = message
+                with contextlib.suppress(EngineError, FormatError, StoreError):
+                    session.record.note(session.repository.follow_status(scope, directory, **options.stores))
+                session.write_figures(describe(error, session.verb).code, error)
+            else:
+                warned = ""
+                if last[1].result is not None:
+                    session.say("; ".join(_lines(*last)))
+                session.write_figures(ExitCode.OK)
+            threading.Event().wait(every_s)
+    except KeyboardInterrupt:
+        # It has done what it was started for: it followed until it was stopped.
+        session.say("stopped")
+    if last is not None:
+        _show(session, directory, *last)
+
+
+def _show(session: Session, directory: Path, status: FollowStatus, step: FollowStep | None = None) -> None:
+    session.record.note(status)
+    view = extend(FollowView, status, directory=directory, restored=step.result if step is not None else None)
+    session.show(view, _lines(status, step))
+
+
+def _lines(status: FollowStatus, step: FollowStep | None = None) -> list[str]:
+    if status.commit is None:
+        return [f"no follower has put anything there; lag {status.lag}"]
+    commit = view_commit(status.commit)
+    lines = [f"{commit.line}, write id {commit.write_id}"]
+    if step is not None and (result := step.result) is not None:
+        fetched = format_files(result.files_fetched, result.bytes_fetched)
+        lines.append(f"fetched {fetched}; reused {format_files(result.files_reused, result.bytes_reused)}")
+    lines.append("a writer has claimed it" if status.promoted else f"lag {status.lag}")
+    return lines
