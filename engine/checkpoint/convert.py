@@ -70,6 +70,8 @@ class StoreToConvert(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreAt
     named: StateVersion
     codec: Codec
+    # As of `GroupToRescale`.
+    sums_files: bool = True
     # By the metadata of the operator: the columns of a key that lead it.
     prefix_columns: int = 0
 
@@ -186,7 +188,7 @@ async def run_conversion(
         )
         files, size_bytes = await bring_query(root, target, at, _rewritten(plan, at, work))
         made = await convert_stores(target.directory, work)
-        await target.publish([path for store in made for path in store.published])
+        await target.publish({store.id: store.published for store in made})
         leftovers = await target.close()
     finally:
         await target.close()
@@ -314,6 +316,7 @@ async def convert_store(
                 codec=work.codec,
                 modified_at_ns=now_ns,
                 split_key=split_key,
+                sums_files=work.sums_files,
             )
             sizes, metrics = await build_snapshot(files, snapshot, made, runtime=runtime)
             await run_blocking(check_read, files, metrics)

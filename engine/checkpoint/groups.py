@@ -38,6 +38,8 @@ class GroupToRescale(msgspec.Struct, frozen=True, kw_only=True):
     rules: StoreRules
     targets: tuple[tuple[StoreId, StateVersion], ...]
     partitions: int
+    # Whether new zips get checksums, where the settings have them. Those of sources are compared in any case.
+    sums_files: bool = True
     # Of the rows, where there is one and the first partition, with which Spark keeps it, is among the targets.
     schema: bytes | None = None
 

@@ -29,6 +29,7 @@ from engine.checkpoint.groups import (
 from engine.checkpoint.rescale_stores import Here, look_at_group, of_checkpoint, rescale_here
 from engine.checkpoint.restore import make_target
 from engine.checkpoint.targets import CheckpointTarget, check_apart
+from engine.errors import UsageError
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE
 from engine.state.checkpoint_dir import CheckpointDir
@@ -129,7 +130,10 @@ async def run_rescale(
         files, size_bytes = await bring_query(root, target, at, rewritten(at, work, choice.partitions))
         groups = await rescale_groups(target.directory, work)
         made = [store for group in groups for store in group.stores]
-        await target.publish([path for store in made for path in store.published])
+        if missing := {of for item in work for of, _ in item.targets} - {store.id for store in made}:
+            names = ", ".join(map(str, sorted(missing)))
+            raise UsageError(f"stores were not made: {names}", operation="rescale", subject=target.location)
+        await target.publish({store.id: store.published for store in made})
         leftovers = await target.close()
     finally:
         await target.close()
@@ -197,7 +201,7 @@ async def plan_rescale(
 def _nearest_dir(target: str | Path) -> Path | None:
     """Return the directory that a target would be made in, where SSTs are most likely links; None: it is elsewhere."""
     path = local_path_of(target)
-    found = None if path is None else next((parent for parent in path.absolute().parents if parent.is_dir()), None)
+    found = None if path is None else next((parent for parent in path.resolve().parents if parent.is_dir()), None)
     return found if found is not None and os.access(found, os.W_OK) else None
 
 

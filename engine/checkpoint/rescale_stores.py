@@ -36,7 +36,6 @@ from engine.state.local_files import WorkingDir
 from engine.state.query import StoreAt
 from engine.state.restore import IndexStateFiles
 from index.errors import StoreMergeError
-from index.rocksdb.merge import plan_merge
 from index.spark.checkpoint import StoreId
 from index.spark.checksums import split_values
 from index.spark.lineage import target_in_index
@@ -196,11 +195,12 @@ async def look_at_group(
 ) -> GroupRescaled:
     """Load and check the sources of a group below a directory for temporary files. Raises as `rescale_group`."""
     async with contextlib.AsyncExitStack() as stack:
+        beside = scratch / work.id.path / "new"
         with redact_paths(work.subject, scratch):
-            loaded = await _load_all(stack, open_store, work, scratch / work.id.path / "new", runtime)
-            if work.is_merge:
-                await run_blocking(lambda: plan_merge([read_parent(each.directory) for each in loaded]))
+            loaded = await _load_all(stack, open_store, work, beside, runtime)
             counts = await run_blocking(_count_rows, loaded, work, partitioner)
+            if work.is_merge:
+                await run_blocking(_check_merged, loaded, work, beside.with_name("opened"), counts)
             return await run_blocking(_measured, work, loaded, counts)
 
 
@@ -224,7 +224,8 @@ async def _write_store(
     """Write a rocksdb_checkpoint as the one snapshot of a store; return the sizes of its files."""
     of, named = target
     schema = work.schema if of.partition == 0 else None
-    summed_at_ms = now_ms if work.settings.file_checksums and named.unique_id is not None else None
+    is_summed = work.sums_files and work.settings.file_checksums and named.unique_id is not None
+    summed_at_ms = now_ms if is_summed else None
     captured = await run_blocking(StateFileManager(files, work.settings).capture, made[0], named, made[1])
     with target_errors(into):
         sizes = await run_blocking(write_snapshot, into, captured, schema, None, summed_at_ms)

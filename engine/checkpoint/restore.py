@@ -75,6 +75,7 @@ from index.spark.checkpoint import (
     select_query_files,
     single_operators,
 )
+from index.spark.names import check_store_dir
 from index.spark.query_logs import decode_offsets
 from index.spark.retention import SCHEMA_PATH
 
@@ -408,7 +409,7 @@ class CheckpointRestore:
         if self._job_commit is not None:
             # First: a query that is ahead of its job is refused, and one behind it would plan a batch again (J2).
             await take_back(self._repository, self._job_commit)
-        await self._target.publish([path for store in restored for path in store.published])
+        await self._target.publish({store.id: store.published for store in restored})
         leftovers = await self._target.close()
         return RestoredCheckpoint(
             **msgspec.structs.asdict(self.planned(restored)) | {"dry_run": False},
@@ -429,7 +430,7 @@ class CheckpointRestore:
             batch=self.batch,
             oldest_batch=self.oldest_batch,
             location=self._target.location,
-            stores=len(stores),
+            stores=len(stores) if self._rescaled is None else self._rescaled.stores,
             files=self._files + sum(store.files for store in stores),
             size_bytes=self._size_bytes + sum(store.size_bytes for store in stores),
             changelogs=sum(store.changelogs for store in stores),
@@ -472,13 +473,14 @@ class CheckpointRestore:
             of = StoreId.parse(reference.task, reference.store)
             if of is None or of.partition != 0 or reference.version != self.backup.batch + 1:
                 continue
+            check_store_dir(of.store)
             index, requests = await read_index_of(self._repository.store, reference)
             files = IndexStateFiles(self._repository.store, index, self._repository.settings)
             schema = await read_row_schema(files)
             self._requests += requests + files.requests
             if schema is not None:
                 path = self.directory.joinpath(of.path, *SCHEMA_PATH)
-                await run_blocking(lambda: path.parent.mkdir(parents=True))  # noqa: B023 - awaited at once
+                await run_blocking(lambda: path.parent.mkdir(parents=True, exist_ok=True))  # noqa: B023 - awaited at once
                 await run_blocking(path.write_bytes, schema)
 
     def _adapt(self) -> None:
@@ -568,6 +570,8 @@ def make_target(
     """
     path = local_path_of(target)
     if path is not None:
+        # What does not exist on the way back is not made: it might be in the source.
+        path = path.resolve() if ".." in path.parts else path
         return DirectoryTarget(path, runtime, move_aside=move_aside)
     location = str(target).rstrip("/")
     parent, _, name = store_url(location).rpartition("/")

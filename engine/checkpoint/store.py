@@ -169,6 +169,8 @@ class SnapshotToBuild(msgspec.Struct, frozen=True, kw_only=True):
     modified_at_ns: int
     # Of rows that are for another provider than before.
     split_key: SplitKey | None = None
+    # Whether a new zip gets a checksum, where the settings have them.
+    sums_files: bool = True
 
 
 async def build_snapshot(
@@ -196,7 +198,7 @@ async def build_snapshot(
         finally:
             await run_blocking(loaded.db.close)
         if captured is not None:
-            is_summed = work.settings.file_checksums and work.named.unique_id is not None
+            is_summed = work.sums_files and work.settings.file_checksums and work.named.unique_id is not None
             summed_at_ms = runtime.local_now_ms() if is_summed else None
             with target_errors(target):
                 sizes = await run_blocking(write_snapshot, target, captured, schema, work.modified_at_ns, summed_at_ms)

@@ -6,6 +6,7 @@ A directory is renamed. On an object store nothing is: files are published in an
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -22,7 +23,7 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import ENTRY_BYTES_MAX
 from index.display import iso_time
 from index.snapshot.model import FilePath
-from index.spark.checkpoint import COMMITS, OFFSETS, SOURCES, STATE
+from index.spark.checkpoint import COMMITS, OFFSETS, SOURCES, STATE, StoreId
 from index.spark.names import LOGS, SSTS, parse_state_name
 from index.spark.query_logs import decode_query_id, parse_batch_name
 
@@ -67,12 +68,18 @@ class DirectoryTarget:
         await self.check(query_id, batch)
         await run_blocking(self._staging.open)
 
-    async def publish(self, published: Iterable[str] = ()) -> None:  # noqa: ARG002  (they are in the directory)
+    async def publish(self, stores: Mapping[StoreId, Sequence[str]]) -> None:
         """Put what was gathered at the target; its former content is `moved_aside` then.
 
-        `published` is what others have put there already, as paths of the checkpoint. TargetError: the target has
-        changed meanwhile, or cannot be written.
+        `stores` were made, here or by executors; with paths of the checkpoint that these have published already.
+        TargetError: a store is not there, or the target has changed meanwhile, or cannot be written.
         """
+        for store in stores:
+            if not await run_blocking(_has_content, self.directory / store.path):
+                message = f"the store {store} was made, and is not in {self.directory}"
+                hint = "every executor has to see the target under this path, as the same directory"
+                raise TargetError(message, operation="restore", subject=self.location, hint=hint)
+        await run_blocking(_remove_attempts, self.directory)
         try:
             await run_blocking(lambda: self._staging.publish(dirs_below(self.directory), {}))
         finally:
@@ -155,15 +162,16 @@ class ObjectTarget:
         await self.check(query_id, batch)
         self._scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
 
-    async def publish(self, published: Iterable[str] = ()) -> None:
+    async def publish(self, stores: Mapping[StoreId, Sequence[str]]) -> None:
         """Publish what was gathered; what others publish they do after `clear`."""
+        published = frozenset(path for paths in stores.values() for path in paths)
         if not self._is_clear:
             await self.clear()
         directory = await self._directory()
         files = await run_blocking(files_below, self.directory)
         logs = [path for path in files if _top(path) == COMMITS]
         ours = await publish_files(directory, self.directory, [path for path in files if _top(path) != COMMITS])
-        await self._check_alone(directory, ours, frozenset(published))
+        await self._check_alone(directory, ours, published)
         await publish_files(directory, self.directory, logs)
 
     async def _check_alone(self, directory: CheckpointDir, ours: Mapping[str, int], theirs: frozenset[str]) -> None:
@@ -313,6 +321,15 @@ async def check_apart(target: CheckpointTarget, other: BlobStore | CheckpointDir
         where = "above" if len(ours) < len(theirs) else "below" if len(ours) > len(theirs) else "at"
         message, hint = f"is {where} the place of the {what} itself", f"choose a place beside the {what}"
         raise TargetError(message, operation="restore", subject=target.location, hint=hint)
+
+
+def _remove_attempts(directory: Path) -> None:
+    """Remove what attempts that Spark lost have left beside stores, or still write there, in vain then. Blocks."""
+    for path in list(directory.glob(f"{STATE}/**/.*.tidemark-*")):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _has_content(path: Path) -> bool:

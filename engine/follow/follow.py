@@ -21,8 +21,17 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.errors import StoreError
 from blobstore.local.files import flush, make_durable, sync_dir, write_all_at
-from engine.errors import DamagedError, NotFoundError, PromotedError, TargetBusyError, TargetError, UnsafeSourceError
+from engine.errors import (
+    DamagedError,
+    EngineError,
+    NotFoundError,
+    PromotedError,
+    TargetBusyError,
+    TargetError,
+    UnsafeSourceError,
+)
 from engine.local.digests import hash_content, read_own_file
 from engine.local.scan import scan_dir
 from engine.records.find import CHOICES_MAX, find_commit, find_pinned
@@ -40,7 +49,7 @@ from engine.restore.restore import (
 from engine.restore.staging import look_at_target, target_errors
 from engine.runtime import Progress, read_now_ms
 from index.display import DisplayMixin, count, format_seconds, human_bytes
-from index.errors import UNDECODABLE
+from index.errors import UNDECODABLE, FormatError
 from index.plan.commits import Commit
 from index.plan.restore import plan_restore
 from index.snapshot.dir_diff import LocalDir, LocalFile, pairs_to_identify
@@ -118,12 +127,13 @@ class FollowStep(msgspec.Struct, frozen=True, kw_only=True):
 class FollowStatus(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """Which commit a directory is of, and how far that is behind the newest one (F11)."""
 
-    json_properties: ClassVar = {"newest_number": "newest.pointer.number"}
+    json_properties: ClassVar = {"newest_number": "newest_number"}
     json_omitted: ClassVar = ("newest",)
 
     # None: nothing is there.
     commit: Commit | None
-    newest: Commit
+    # None: the store did not say, so that the lag is not known; of a promotion without catching up alone.
+    newest: Commit | None
     # A writer has claimed it: then `commit` is what it was of, and there is no lag.
     promoted: bool = False
     lag_commits: int = 0
@@ -137,13 +147,21 @@ class FollowStatus(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
         return self.commit.pointer.number if self.commit is not None else 0
 
     @property
+    def newest_number(self) -> int | None:
+        """Return the number of the newest commit, None if it is not known."""
+        return self.newest.pointer.number if self.newest is not None else None
+
+    @property
     def lag(self) -> str:
         """Return the lag for people."""
+        if self.newest is None:
+            return "not known"
         return f"{count(self.lag_commits, 'commit')}, {human_bytes(self.lag_bytes)}, {format_seconds(self.lag_seconds)}"
 
     @override
     def _figures(self) -> dict[str, str]:
-        return {"commit": f"{self.commit_number:,}", "newest": f"{self.newest.pointer.number:,}", "lag": self.lag}
+        newest = "not known" if self.newest_number is None else f"{self.newest_number:,}"
+        return {"commit": f"{self.commit_number:,}", "newest": newest, "lag": self.lag}
 
 
 class Standby:
@@ -179,7 +197,9 @@ class Standby:
         known = await run_blocking(self._read)
         if known is not None and known.promoted:
             return FollowStatus(commit=known.built[-1].commit, newest=newest, promoted=True)
-        held = await self._look() if known is not None else None
+        return await self._lag_of(await self._look(changes_nothing=True) if known is not None else None, newest)
+
+    async def _lag_of(self, held: Built | None, newest: Commit) -> FollowStatus:
         if held is not None and not self._is_due(held, newest):
             return FollowStatus(commit=held.commit, newest=held.commit)
         number, store = held.commit.pointer.number if held is not None else 0, self._repository.store
@@ -190,6 +210,8 @@ class Standby:
         except DamagedError:
             # It cannot be read, or a collection has taken it since: nothing is pinned for a look.
             lag_bytes = sum(reference.size_bytes for reference in self._followed.choose(newest))
+        except NotFoundError:
+            lag_bytes = 0  # it has nothing of what is followed
         return FollowStatus(
             commit=held.commit if held is not None else None,
             newest=newest,
@@ -216,16 +238,24 @@ class Standby:
                     raise
                 await asyncio.sleep(STEP_LOOK_S)
         for _ in range(CHOICES_MAX):
-            status = await self.status()
+            # Without catching up nothing is asked before the claim: the store may be what is lost.
+            status = await self.status() if catch_up else None
             async with self._locked():
                 held = await run_blocking(self._check)
                 if held is None:
                     hint = "let it catch up: without --no-catch-up the newest commit is brought there first"
                     raise NotFoundError("there is nothing", operation="promote", subject=str(self._target), hint=hint)
-                if held.commit.pointer.number == status.commit_number:
+                if status is None or held.commit.pointer.number == status.commit_number:
                     await run_blocking(partial(self._write, held, promoted=True))
-                    return msgspec.structs.replace(status, promoted=True)
-        raise TargetBusyError("a follower moves it on all the time", operation="promote", subject=str(self._target))
+                    break
+        else:
+            message = "a follower moves it on all the time"
+            raise TargetBusyError(message, operation="promote", subject=str(self._target))
+        if status is None:
+            status = FollowStatus(commit=held.commit, newest=None)
+            with contextlib.suppress(StoreError, EngineError, FormatError):
+                status = await self._lag_of(held, await self._newest())
+        return msgspec.structs.replace(status, promoted=True)
 
     async def _newest(self) -> Commit:
         return await find_commit(self._repository.store, self._followed.scope)
@@ -284,12 +314,13 @@ class Standby:
     def _contents(self, commit: Commit) -> frozenset[tuple[str, str, bytes]]:
         return frozenset((s.task, s.store, s.index.sha256) for s in self._followed.choose(commit))
 
-    async def _look(self) -> Built | None:
+    async def _look(self, *, changes_nothing: bool = False) -> Built | None:
         """Return what the directory is, None if nothing is there; raises as `check`."""
-        if not await run_blocking(os.path.lexists, self._target):
+        is_there = await run_blocking(os.path.lexists, self._target)
+        if not is_there or (changes_nothing and not await run_blocking(os.path.lexists, f"{self._file}-lock")):
             # Nothing is made before there is something to write.
-            await run_blocking(self._check)
-            return None
+            found = await run_blocking(self._check)
+            return found if is_there else None
         async with self._locked():
             return await run_blocking(self._check)
 

@@ -10,7 +10,7 @@ import heapq
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -209,7 +209,11 @@ def _plan(commit: Commit, options: RescaleOptions) -> list[_Group]:
     names = sorted({reference.store for reference in commit.record.stores})
     of = options.key_columns
     functions = of if isinstance(of, Mapping) else {} if of is None else dict.fromkeys(names, of)
-    message, hint = _refusal(commit, after, [name for name in names if name not in functions], options)
+    if strange := sorted(set(functions) - set(names)):
+        message = f"has no store {format_texts(strange)}, for which there is a key function"
+        hint = "`tidemark show` lists the stores of a commit"
+        raise UsageError(message, operation=_OPERATION, subject=str(commit.scope), hint=hint)
+    message, hint = _refusal(commit, functions, options)
     if message:
         raise UsageError(message, operation=_OPERATION, subject=str(commit.scope), hint=hint)
     stores = {(int(s.task), s.store): s for s in commit.record.stores}
@@ -230,8 +234,10 @@ def _plan(commit: Commit, options: RescaleOptions) -> list[_Group]:
     return [group for group in groups if group.sources]
 
 
-def _refusal(commit: Commit, after: int, bare: Sequence[str], options: RescaleOptions) -> tuple[str, str]:
-    """Return why it cannot be done, where `bare` stores have no key function, and a hint; or two empty texts."""
+def _refusal(commit: Commit, functions: Collection[str], options: RescaleOptions) -> tuple[str, str]:
+    """Return why it cannot be done, with a key function for some stores, and a hint; or two empty texts."""
+    after, names = options.tasks, {reference.store for reference in commit.record.stores}
+    bare = sorted(names - set(functions))
     layout, before = commit.record.layout, commit.record.layout.tasks_count
     if commit.scope.task is not None or layout.key_hash != KEY_HASH or not 0 < before <= TASKS_MAX:
         return "its commits do not say how keys are spread over tasks", "a job of `StatefulJob` says it"

@@ -122,6 +122,10 @@ class Staging:
         stays its owner's alone. TargetError: the target has changed since `open`, or the file system refuses.
         """
         with target_errors(self.target):
+            # Descriptors follow a directory that is renamed: what is there by now may be in use.
+            if not os.path.samestat(os.fstat(self._parent), self.target.parent.stat()):
+                message, hint = "the directory above it was moved meanwhile", "see who moved it, then restore again"
+                raise TargetError(message, operation="restore", subject=str(self.target), hint=hint)
             mode = modes.get((), _PRIVATE)
             if self._there is not None:
                 # The new directory gets the mode, and where that is allowed the owner, of the one that it replaces.
@@ -165,6 +169,10 @@ class Staging:
         """
         if self._parent < 0:
             return
+        if self._exchanged and not self._published:
+            # What was at the target could not be put back: it stays beside it, as after two renames.
+            self.leftovers.append(str(self.target.parent / self._old_name))
+            os.rename(_NEW, self._old_name, src_dir_fd=self._staging, dst_dir_fd=self._parent)
         if self._made:
             self._remove(self._staging_name)
         if self._published:
@@ -239,9 +247,11 @@ class Staging:
 
     def _swap_back(self) -> None:
         if self._exchanged:
+            self._published = False
             os.fchmod(self.descriptor, _PRIVATE)
-            self._exchange()
-            self._exchanged = self._published = False
+            if not self._exchange():
+                raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+            self._exchanged = False
         if self._published:
             os.fchmod(self.descriptor, _PRIVATE)
             os.rename(self._name, _NEW, src_dir_fd=self._parent, dst_dir_fd=self._staging)

@@ -258,9 +258,8 @@ class RestoreCheckpointStores(spread.StoresTask, frozen=True, kw_only=True):
         open_store = of_backup(repository.store, repository.settings)
         if self.is_directory:
             return await _rescale(open_store, item, Path(self.root))
-        return _with_published(
-            *await self._published(lambda scratch: _rescale(open_store, _unsummed_group(item), scratch))
-        )
+        bare = msgspec.structs.replace(item, sums_files=False)  # as of `_unsummed`
+        return _with_published(*await self._published(lambda scratch: _rescale(open_store, bare, scratch)))
 
     async def _published(self, build: Callable[[Path], Awaitable[T]]) -> tuple[T, tuple[str, ...]]:
         return await _published(self.root, self.target_settings, build, is_trial=self.is_trial)
@@ -275,10 +274,6 @@ async def _rescale(open_store: OpenStore, item: GroupToRescale, target: Path) ->
     return await spread.when_free(
         lambda: rescale_group(open_store, item, target, partitions_of, runtime=Runtime(), replace=True)
     )
-
-
-def _unsummed_group(item: GroupToRescale) -> GroupToRescale:
-    return msgspec.structs.replace(item, sources=tuple(map(_unsummed, item.sources)))
 
 
 def _with_published(made: GroupRescaled, files: tuple[str, ...]) -> GroupRescaled:
@@ -491,7 +486,7 @@ class ConvertStores(_MakeStores[StoreToConvert], frozen=True, kw_only=True):
 
         if self.is_directory:
             return await build(item, Path(self.root))
-        bare = msgspec.structs.replace(item, store=_unsummed(item.store))
+        bare = msgspec.structs.replace(item, sums_files=False)  # as of `_unsummed`
         made, files = await _published(self.root, self.settings, lambda scratch: build(bare, scratch))
         return msgspec.structs.replace(made, published=files)
 
@@ -504,7 +499,7 @@ class RescaleStores(_MakeStores[GroupToRescale], frozen=True, kw_only=True):
         open_store = of_checkpoint(source)
         if self.is_directory:
             return await _rescale(open_store, item, Path(self.root))
-        bare = _unsummed_group(item)
+        bare = msgspec.structs.replace(item, sums_files=False)  # as of `_unsummed`
         return _with_published(
             *await _published(self.root, self.settings, lambda scratch: _rescale(open_store, bare, scratch))
         )
@@ -536,7 +531,8 @@ def convert_checkpoint(
 
     async def convert_stores(directory: Path, work: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
         task = ConvertStores(work=work, **_places(source, target, place, directory), settings=settings)
-        results = await asyncio.to_thread(_spread, spark, task, partitions_max, "convert")
+        # To its end, as a restore: tasks still write to the staging directory.
+        results = await run_blocking(_spread, spark, task, partitions_max, "convert")
         return [msgspec.msgpack.decode(result, type=StoreRestored) for result in results]
 
     async def convert() -> ConvertedCheckpoint:
@@ -562,6 +558,9 @@ def rescale_checkpoint(
         choice: To how many partitions of state.
         partitions_max: Of the work: `default_partitions` if not given.
 
+    To an object store groups are published as they are done: after an error some may be at the target, without logs, so
+    that nothing takes it for a checkpoint. Rescale to another prefix then.
+
     Raises:
         TaskFailedError: A group could not be rescaled as often as Spark tried, or Spark itself gave up.
         As `engine.checkpoint.rescale.rescale_checkpoint`.
@@ -571,7 +570,8 @@ def rescale_checkpoint(
 
     async def rescale_groups(directory: Path, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
         task = RescaleStores(work=work, **_places(source, target, place, directory), settings=settings)
-        results = await asyncio.to_thread(_spread, spark, task, partitions_max, "rescale")
+        # To its end, as a restore: tasks still write to the staging directory.
+        results = await run_blocking(_spread, spark, task, partitions_max, "rescale")
         return [msgspec.msgpack.decode(result, type=GroupRescaled) for result in results]
 
     async def rescale() -> RescaledCheckpoint:

@@ -26,6 +26,7 @@ def job(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
     """A job of four tasks, and the module `word_keys` in the directory."""
     monkeypatch.chdir(shell.directory)
     (shell.directory / "word_keys.py").write_text(MODULE)
+    (shell.directory / "broken.py").write_text("def right(")
     shell.run("init")
     commit(shell, "flights")
     return shell
@@ -79,10 +80,13 @@ def test_a_job_gets_another_number_of_tasks(job: Shell) -> None:
     "words, code, reason",
     [
         (("--tasks", "2", "--key", "word_keys:wrong"), 4, "belongs in task"),
+        (("--tasks", "2", "--key", "typo=word_keys:right", "--unchecked"), 2, "has no store typo"),
+        (("--tasks", "2", "--key", "state=word_keys:right", "--key", "state=word_keys:wrong"), 2, "given twice"),
+        (("--tasks", "2", "--key", "broken:right"), 2, "SyntaxError"),
         (("--tasks", "2"), 2, "there is no key function for state"),
         (("--tasks", "3", "--unchecked"), 2, "splits its stores"),
         (("--tasks", "4", "--key", "word_keys:right"), 2, "is not another number"),
-        (("--tasks", "2", "--key", "other=word_keys:right"), 2, "there is no key function for state"),
+        (("--tasks", "2", "--key", "other=word_keys:right"), 2, "has no store other"),
         (("--tasks", "2", "--key", "word_keys:absent"), 2, "cannot be imported"),
         (("--tasks", "2", "--key", "nothing_there:right"), 2, "cannot be imported"),
         (("--tasks", "2", "--key", "word_keys"), 2, "cannot be imported"),

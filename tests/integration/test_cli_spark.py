@@ -202,6 +202,11 @@ def test_a_rescale_that_cannot_be_is_refused_and_leaves_nothing(shell: Shell) ->
     shell.run("spark", "rescale", str(source), str(target), "--partitions", "0", code=2)
     shell.spark("rescale", str(source), str(target), "--partitions", "2", "--batch", "99", code=7)
     shell.spark("rescale", str(source), str(source), "--partitions", "2", code=9)
+    shell.spark("rescale", str(source), str(target), "--partitions", "2", "--job", "totals", code=2)
+    # By a way that does not exist, which would be made in the source.
+    shell.spark("rescale", str(source), f"{source}/x/../../new", "--partitions", "2")
+    assert not (source / "x").exists()
+    shutil.rmtree(target)
     hdfs = shell.spark("rescale", str(shell.checkpoint(HDFS)), str(target), "--partitions", "2", code=2)
     assert "spark convert --to rocksdb" in hdfs["hint"]
     assert not target.exists()

@@ -93,7 +93,9 @@ def follow(session: Session, options: FollowArguments) -> None:
                     scope, directory, catch_up=options.catch_up, progress=progress, **options.stores
                 )
     _show(session, directory, status)
-    if status.lag_commits:
+    if status.newest is None:
+        session.warn("the store did not say how far it is behind the newest commit")
+    elif status.lag_commits:
         session.warn(f"it is not the newest commit: it lags by {status.lag}; `tidemark rewind` goes back to it")
 
 

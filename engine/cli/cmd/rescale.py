@@ -51,6 +51,9 @@ def rescale(
 
 def _load_all(keys: Sequence[str]) -> KeyColumns | dict[str, KeyColumns] | None:
     parts = [text.rpartition("=") for text in keys]
+    stores = [store for store, _, _ in parts]
+    if twice := next((store for store in stores if stores.count(store) > 1), None):
+        raise UsageError(f"is given twice for the store {twice}", operation="rescale", subject="--key")
     found = {store: _load(name) for store, _, name in parts}
     if "" in found and len(keys) > 1:
         hint = "name the store of each: --key STORE=MODULE:FUNCTION"
@@ -61,17 +64,19 @@ def _load_all(keys: Sequence[str]) -> KeyColumns | dict[str, KeyColumns] | None:
 def _load(text: str) -> KeyColumns:
     """Import a function; modules of the working directory come last."""
     module, _, name = text.partition(":")
-    here = str(Path.cwd())
-    sys.path.append(here)
+    # It stays: the function may import more when it is called.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # the module is the caller's, and may raise anything
         hint = "give MODULE:FUNCTION, of a module that Python finds or that is in this directory"
         raise UsageError(
-            f"cannot be imported: {error}", operation="rescale", subject=f"--key {text}", hint=hint
+            f"cannot be imported: {type(error).__name__}: {error}",
+            operation="rescale",
+            subject=f"--key {text}",
+            hint=hint,
         ) from error
-    finally:
-        sys.path.remove(here)
     found: KeyColumns = function
     return found
 

@@ -286,6 +286,7 @@ def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
         lines.append(f"job {printable(found.with_job)} {taken} taken back to it, as in its commit {found.job_commit}")
     rescaled = [] if found.rescaled is None else _rescaled_lines(found.rescaled)
     if restored is None:
+        held = held if found.rescaled is None else f"of {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
         lines.append(f"{held}; {count(found.changelogs, 'changelog')} to apply")
         return [*lines, *rescaled, "nothing was written"]
     fetched = f"fetched {human_bytes(restored.bytes_fetched)} with {count(restored.requests, 'request')}"
@@ -388,10 +389,18 @@ def _conversion_lines(found: convert.ConversionPlan) -> list[str]:
     help="Number of state partitions of TARGET: the spark.sql.shuffle.partitions with which its query goes on.",
 )
 @click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
+@click.option("--job", "-j", metavar="JOB", help="Of a repository.  [default: the only job with checkpoints]")
 @cli.on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Hash every key, but make nothing; show what would be made.")
 def spark_rescale(
-    session: Session, source: str, target: str, options: rescale.RescaleChoice, *, on_spark: bool, dry_run: bool
+    session: Session,
+    source: str,
+    target: str,
+    options: rescale.RescaleChoice,
+    *,
+    job: str | None,
+    on_spark: bool,
+    dry_run: bool,
 ) -> None:
     """Make a checkpoint with M partitions at TARGET, a new directory or s3://bucket/prefix, of one batch of SOURCE.
 
@@ -405,9 +414,12 @@ def spark_rescale(
     options = msgspec.structs.replace(options, store_settings=session.store_settings())
     if asyncio.run(_is_repository(source, options.store_settings)):
         session.common = msgspec.structs.replace(session.common, repository=source)
-        choice = restore.RestoreChoice(batch=options.batch, partitions=options.partitions)
+        choice = restore.RestoreChoice(job=job, batch=options.batch, partitions=options.partitions)
         _restore(session, target, choice, on_spark=on_spark, dry_run=dry_run)
         return
+    if job is not None:
+        hint = "give it of a repository, or leave it out"
+        raise UsageError("is not the job of a checkpoint", operation="spark rescale", subject=f"--job {job}", hint=hint)
     found: rescale.RescalePlan
     if on_spark and not dry_run:
         # With PySpark and a JVM, for those who asked for them.

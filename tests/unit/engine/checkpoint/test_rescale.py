@@ -5,21 +5,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.checkpoint import groups, rescale_stores
-from engine.checkpoint.backup import BackupChoice, backup_checkpoint
+from engine.checkpoint.backup import BackupChoice, backup_checkpoint, opened_checkpoint
 from engine.checkpoint.check import check_checkpoint
-from engine.checkpoint.rescale import RescaleChoice, RescalePlan, plan_rescale, rescale_checkpoint
-from engine.checkpoint.restore import RestoreChoice, plan_checkpoint_restore, restore_checkpoint
+from engine.checkpoint.rescale import RescaleChoice, RescalePlan, plan_rescale, rescale_checkpoint, run_rescale
+from engine.checkpoint.restore import RestoreChoice, make_target, plan_checkpoint_restore, restore_checkpoint
 from engine.errors import DamagedError, MisplacedKeyError, NotFoundError, TargetError, UsageError
 from engine.repository.repository import Repository
 from engine.rocksdb.merge import merge_stores
 from engine.rocksdb.sst_run import SstRun
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
-from index.errors import StoreMergeError
+from engine.runtime import Runtime
+from index.errors import FormatError, StoreMergeError
 from index.rocksdb.merge import MergePlan
 from index.spark.partition_keys import KeyRule
 from tests.unit.engine.checkpoint.checked import flip
@@ -219,6 +221,44 @@ async def test_a_merge_that_hides_a_row_is_refused(tmp_path: Path, monkeypatch: 
         return merge_stores([*parents, target.with_name(f"parent of {target.name}")], target)
 
     monkeypatch.setattr(rescale_stores, "merge_stores", merge)
-    with pytest.raises(StoreMergeError, match=r"would have \d+ rows as one store"):
-        await rescale_checkpoint(tmp_path / "split", tmp_path / "no", RescaleChoice(partitions=1), partitioner=by_crc)
-    assert not (tmp_path / "no").exists()
+    for work in (rescale_checkpoint, plan_rescale):
+        with pytest.raises(StoreMergeError, match=r"would have \d+ rows as one store"):
+            await work(tmp_path / "split", tmp_path / "no", RescaleChoice(partitions=1), partitioner=by_crc)
+        assert not (tmp_path / "no").exists()
+
+
+async def test_stores_that_were_made_elsewhere_are_missed(tmp_path: Path) -> None:
+    """As by executors that have another disk under the same path."""
+    query = await written(tmp_path, families=False, format_version=2)
+    place = make_target(tmp_path / "new", Runtime(), move_aside=False, settings=None)
+    async with opened_checkpoint(query.root, None) as root:
+
+        async def elsewhere(_: Path, work: tuple[groups.GroupToRescale, ...]) -> list[groups.GroupRescaled]:
+            how = rescale_stores.Here(partitioner=by_crc, runtime=Runtime())
+            return await rescale_stores.rescale_here(
+                rescale_stores.of_checkpoint(root), work, tmp_path / "elsewhere", how
+            )
+
+        with pytest.raises(TargetError, match="was made, and is not in"):
+            await run_rescale(root, place, RescaleChoice(partitions=2), elsewhere, Runtime())
+    assert not (tmp_path / "new").exists()
+
+
+async def test_checksums_of_sources_are_compared_also_where_none_are_written(tmp_path: Path) -> None:
+    query = await written(tmp_path, families=False, format_version=2)
+    await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=2), partitioner=by_crc)
+    sums = [*(tmp_path / "split").glob("state/0/*/*.zip.crc")]
+    assert sums
+    for path in sums:
+        path.write_bytes(b"{}")
+    place = make_target(tmp_path / "new", Runtime(), move_aside=False, settings=None)
+    async with opened_checkpoint(tmp_path / "split", None) as root:
+
+        async def unsummed(directory: Path, work: tuple[groups.GroupToRescale, ...]) -> list[groups.GroupRescaled]:
+            how = rescale_stores.Here(partitioner=by_crc, runtime=Runtime())
+            bare = [msgspec.structs.replace(item, sums_files=False) for item in work]
+            return await rescale_stores.rescale_here(rescale_stores.of_checkpoint(root), bare, directory, how)
+
+        with pytest.raises(FormatError):
+            await run_rescale(root, place, RescaleChoice(partitions=1), unsummed, Runtime())
+    assert not (tmp_path / "new").exists()

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import engine.follow.follow
+from blobstore.errors import StoreUnavailableError
 from blobstore.local.store import LocalStore
 from engine.errors import DamagedError, NotFoundError, PromotedError, TargetBusyError, TargetError
+from engine.follow.follow import Standby
 from engine.local import digests
 from engine.repository.repository import Repository, SyncRepository
 from engine.restore.staging import Staging
@@ -44,6 +46,10 @@ def is_there(directory: Path) -> bool:
 
 def beside(directory: Path) -> set[str]:
     return {path.name for path in directory.parent.iterdir() if path.name.startswith(f".{directory.name}.")}
+
+
+async def unreachable(_: Standby) -> None:
+    raise StoreUnavailableError("does not answer", operation="list", key="commits/")
 
 
 FILES = {".standby.tidemark-follow", ".standby.tidemark-follow-lock"}
@@ -345,7 +351,7 @@ class TestPromotion:
         status = await writer.promote(JOB, directory, **ONE, catch_up=False)
         assert status.commit is not None
         assert status.commit.pointer == first.pointer
-        assert (status.lag_commits, status.lag_seconds, status.newest.pointer.number) == (2, 90.0, 3)
+        assert (status.lag_commits, status.lag_seconds, status.newest_number) == (2, 90.0, 3)
         # All but CURRENT, which is in the index, and `always`, which is there.
         changed = ("MANIFEST-000005", "archive/000009.log")
         assert status.lag_bytes == sum(len(text_tree("three")[name]) for name in changed)
@@ -365,7 +371,7 @@ class TestPromotion:
             assert ".standby.tidemark-follow" in error.value.hint
         assert (directory / "CURRENT").read_bytes() == b"of the writer"
         status = await follower.follow_status(JOB, directory, **ONE)
-        assert (status.promoted, status.commit_number, status.newest.pointer.number) == (True, 1, 2)
+        assert (status.promoted, status.commit_number, status.newest_number) == (True, 1, 2)
         take(directory)
         with pytest.raises(PromotedError):
             await follower.follow(JOB, directory, **ONE)
@@ -424,6 +430,27 @@ class TestPromotion:
         status = await taker.promote(JOB, directory, **ONE, catch_up=False)
         assert (status.commit_number, status.lag_commits, status.lag_bytes) == (1, 1, newest.record.state_bytes)
         assert read_tree(directory) == text_tree("one")
+
+    async def test_without_catching_up_nothing_is_asked_of_the_store_before_the_claim(
+        self, world: World, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """F9: the store may be what is lost."""
+        writer = await world.process()
+        await world.history(writer, "one")
+        await writer.follow(JOB, directory, **ONE)
+        monkeypatch.setattr(Standby, "_newest", unreachable)
+        status = await writer.promote(JOB, directory, **ONE, catch_up=False)
+        assert (status.promoted, status.commit_number, status.newest_number, status.lag) == (True, 1, None, "not known")
+        with pytest.raises(PromotedError):
+            await writer.follow(JOB, directory, **ONE)
+
+    async def test_a_status_makes_no_file(self, world: World, directory: Path) -> None:
+        writer = await world.process()
+        await world.history(writer, "one")
+        await writer.follow(JOB, directory, **ONE)
+        (directory.parent / ".standby.tidemark-follow-lock").unlink()
+        assert (await writer.follow_status(JOB, directory, **ONE)).lag_commits == 0
+        assert beside(directory) == {".standby.tidemark-follow"}
 
     async def test_of_two_promotions_one_wins(self, world: World, directory: Path) -> None:
         """F6."""

@@ -176,6 +176,41 @@ class TestLeftovers:
         assert read_tree(bench.target) == {"old": b"old"}
         assert bench.beside_target() == []
 
+    async def test_what_cannot_be_put_back_after_an_exchange_is_kept(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.target.mkdir()
+        (bench.target / "old").write_bytes(b"old")
+        answers = iter([True, False])
+        real = Staging._exchange
+
+        def exchange_once(staging: Staging) -> bool:
+            return next(answers) and real(staging)
+
+        def fail_last(_: Any) -> None:
+            if (bench.target / "cut").exists():
+                raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(Staging, "_exchange", exchange_once)
+        monkeypatch.setattr(engine.restore.staging, "sync_dir", fail_last)
+        with pytest.raises(TargetError):
+            await bench.restore(replace=True, exchange=True)
+        (kept,) = bench.root.glob(".target.tidemark-old-*")
+        assert read_tree(kept) == {"old": b"old"}
+
+    def test_nothing_is_published_where_the_directory_above_was_moved_to(self, tmp_path: Path) -> None:
+        parent = tmp_path / "gathered"
+        staging = Staging(parent / "store", "0" * 20, replace=True)
+        staging.open()
+        parent.rename(tmp_path / "published")
+        (tmp_path / "published" / "store").mkdir()
+        (tmp_path / "published" / "store" / "committed").touch()
+        parent.mkdir()
+        with pytest.raises(TargetError, match="was moved meanwhile"):
+            staging.publish([], {})
+        staging.close()
+        assert [path.name for path in (tmp_path / "published").rglob("*")] == ["store", "committed"]
+
     async def test_old_directory_that_cannot_be_removed_is_reported(
         self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
