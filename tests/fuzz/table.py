@@ -93,7 +93,7 @@ UNFUZZED: Final[dict[str, str]] = {
     "engine.cli.cmd.doctor": "decodes what it has encoded itself",
     "engine.checkpoint.beside": "has msgspec read the offsets of a commit, and takes any error for none",
     "engine.checkpoint.beside.decode_batch_offsets": "has msgspec read offsets, and takes any error for none",
-    "engine.follow.follow": "has msgspec read a file that this user has beside a directory, and refuses what it refuses",
+    "engine.follow.follow": "has msgspec read a file of this user, and takes any error for a refusal",
     "index.spark.task_keys": "packs a number of its caller's, and unpacks it again",
     "engine.repository.samza_import": "has its index read by a decoder that is fuzzed",
     "engine.collect.collect.read_until_not_overtaken": "repeats a reading, whatever it reads",
