@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings, local_path_of
 from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
 from engine.checkpoint.convert import bring_query
@@ -26,11 +25,11 @@ from engine.checkpoint.groups import (
     plan_groups,
     rewritten,
 )
-from engine.checkpoint.rescale_stores import Here, look_at_group, of_checkpoint, rescale_here
+from engine.checkpoint.rescale_stores import Here, look_here, of_checkpoint, rescale_here
 from engine.checkpoint.restore import make_target
 from engine.checkpoint.targets import CheckpointTarget, check_apart
 from engine.errors import UsageError
-from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
+from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.key_rules import Partitioner, partitions_of
@@ -103,13 +102,11 @@ async def rescale_checkpoint(
         StoreError: As the stores say. After any error the target is as it was.
     """
     runtime = runtime or Runtime()
+    how = Here(partitioner=partitioner, groups_at_once=choice.groups_at_once, progress=progress, runtime=runtime)
     place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
     async with opened_checkpoint(source, choice.store_settings) as root:
 
         async def rescale_groups(directory: Path, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
-            how = Here(
-                partitioner=partitioner, groups_at_once=choice.groups_at_once, progress=progress, runtime=runtime
-            )
             return await rescale_here(of_checkpoint(root), work, directory, how)
 
         return await run_rescale(root, place, choice, rescale_groups, runtime)
@@ -169,7 +166,7 @@ async def plan_rescale(
     All state is loaded and every key hashed, as by the rescale itself. Raises likewise.
     """
     runtime = runtime or Runtime()
-    done = AddedProgress(progress)
+    how = Here(partitioner=partitioner, groups_at_once=choice.groups_at_once, progress=progress, runtime=runtime)
     place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
     async with opened_checkpoint(source, choice.store_settings) as root:
         try:
@@ -178,14 +175,7 @@ async def plan_rescale(
             with tempfile.TemporaryDirectory(
                 prefix=".tidemark-rescale-", dir=beside, ignore_cleanup_errors=True
             ) as scratch:
-
-                async def one(item: GroupToRescale) -> GroupRescaled:
-                    opened = of_checkpoint(root)
-                    found = await look_at_group(opened, item, Path(scratch), partitioner, runtime=runtime)
-                    done.add(files=len(item.sources), bytes_=found.bytes_linked + found.bytes_rewritten)
-                    return found
-
-                groups = await map_bounded(one, work, in_flight_max=choice.groups_at_once)
+                groups = await look_here(of_checkpoint(root), work, Path(scratch), how)
         finally:
             await place.close()
     figures = add_up(at, choice.partitions, groups, sum(len(item.targets) for item in work))

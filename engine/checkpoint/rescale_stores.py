@@ -190,15 +190,25 @@ async def rescale_here(
     return await map_bounded(one, work, in_flight_max=how.groups_at_once)
 
 
-async def look_at_group(
-    open_store: OpenStore, work: GroupToRescale, scratch: Path, partitioner: Partitioner, *, runtime: Runtime
-) -> GroupRescaled:
-    """Load and check the sources of a group below a directory for temporary files. Raises as `rescale_group`."""
+async def look_here(
+    open_store: OpenStore, work: Sequence[GroupToRescale], scratch: Path, how: Here
+) -> list[GroupRescaled]:
+    """Load and check groups below a directory for temporary files; make nothing. Raises as `rescale_group`."""
+    done = AddedProgress(how.progress)
+
+    async def one(item: GroupToRescale) -> GroupRescaled:
+        found = await _look_at_group(open_store, item, scratch / item.id.path / "new", how)
+        done.add(files=len(item.sources), bytes_=found.bytes_linked + found.bytes_rewritten)
+        return found
+
+    return await map_bounded(one, work, in_flight_max=how.groups_at_once)
+
+
+async def _look_at_group(open_store: OpenStore, work: GroupToRescale, beside: Path, how: Here) -> GroupRescaled:
     async with contextlib.AsyncExitStack() as stack:
-        beside = scratch / work.id.path / "new"
-        with redact_paths(work.subject, scratch):
-            loaded = await _load_all(stack, open_store, work, beside, runtime)
-            counts = await run_blocking(_count_rows, loaded, work, partitioner)
+        with redact_paths(work.subject, beside.parent):
+            loaded = await _load_all(stack, open_store, work, beside, how.runtime)
+            counts = await run_blocking(_count_rows, loaded, work, how.partitioner)
             if work.is_merge:
                 await run_blocking(_check_merged, loaded, work, beside.with_name("opened"), counts)
             return await run_blocking(_measured, work, loaded, counts)
@@ -436,13 +446,13 @@ def merge_runs(runs: Sequence[Iterator[list[_Row]]]) -> Iterator[list[_Row]]:
 
 
 def _by_family(
-    chunk: Sequence[tuple[bytes, bytes]], families: Sequence[ColumnFamily]
+    chunk: list[tuple[bytes, bytes]], families: Sequence[ColumnFamily]
 ) -> Iterator[tuple[ColumnFamily, list[tuple[bytes, bytes]]]]:
     """Yield the rows of each column family in a list that is sorted by stored key."""
     by_prefix = {family.prefix: family for family in families}
     size = len(next(iter(by_prefix), b""))
     if size == 0 and b"" in by_prefix:
-        yield by_prefix[b""], list(chunk)
+        yield by_prefix[b""], chunk
         return
     for prefix, rows in itertools.groupby(chunk, key=lambda row: row[0][:size]):
         # One that the snapshot does not name has no rule.

@@ -28,7 +28,7 @@ from engine.checkpoint.groups import (
     plan_groups,
     rewritten,
 )
-from engine.checkpoint.rescale_stores import Here, look_at_group, of_backup, rescale_here
+from engine.checkpoint.rescale_stores import Here, look_here, of_backup, rescale_here
 from engine.checkpoint.store import StoreRestored, StoreToRestore, read_row_schema, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart, files_below
 from engine.errors import (
@@ -264,13 +264,9 @@ async def plan_checkpoint_restore(
             if choice.partitions is not None:
                 groups = await restore.groups(work, choice.partitions)
                 at_once, transfer = share_among(repository.settings, choice.stores_at_once)
-                opened, beside = of_backup(repository.store, transfer), Path(scratch.name, "stores")
-                looked = await map_bounded(
-                    lambda item: look_at_group(opened, item, beside, partitioner, runtime=runtime),
-                    groups,
-                    in_flight_max=at_once,
-                )
-                restore.add_up(groups, looked)
+                how = Here(partitioner=partitioner, groups_at_once=at_once, runtime=runtime)
+                opened = of_backup(repository.store, transfer)
+                restore.add_up(groups, await look_here(opened, groups, Path(scratch.name, "stores"), how))
         finally:
             await run_blocking(scratch.cleanup)
 
