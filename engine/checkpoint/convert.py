@@ -4,7 +4,7 @@ The source is only read. Each store becomes one snapshot, as a replayed restore 
 what was made. Until all of it is there, nothing is at the target.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -35,7 +35,8 @@ from engine.state.settings import (
     StateStoreSettings,
 )
 from index.display import DisplayMixin
-from index.spark.checkpoint import StoreId
+from index.snapshot.model import UniqueId
+from index.spark.checkpoint import QUERY_ID, StoreId
 from index.spark.hdfs_rows import SplitKey, prefix_key_splitter
 from index.spark.names import SSTS, StateVersion
 from index.spark.query_logs import UNIQUE_IDS_VERSION, decode_commit, decode_offsets, encode_commit, encode_offsets
@@ -166,8 +167,10 @@ async def run_conversion(
     choice: ConvertChoice,
     convert_stores: ConvertStores,
     runtime: Runtime,
+    *,
+    metadata: bytes | None = None,
 ) -> ConvertedCheckpoint:
-    """Carry out all steps of `convert_checkpoint` with a backend for the stores."""
+    """Carry out all steps of `convert_checkpoint` with a backend for the stores; `metadata` as of `bring_query`."""
     watch = Stopwatch(runtime)
     try:
         plan, at = await _plan(root, target, choice)
@@ -186,7 +189,9 @@ async def run_conversion(
             )
             for store in at.stores
         )
-        files, size_bytes = await bring_query(root, target, at, _rewritten(plan, at, work))
+        ids = {item.id: item.named.unique_id for item in work}
+        rewrite = renamed(at, ids, _changed(plan))
+        files, size_bytes = await bring_query(root, target.directory, target.root, at, rewrite, metadata=metadata)
         made = await convert_stores(target.directory, work)
         await target.publish({store.id: store.published for store in made})
         leftovers = await target.close()
@@ -247,28 +252,54 @@ async def _plan(root: CheckpointDir, target: CheckpointTarget, choice: ConvertCh
     ), at
 
 
-def _rewritten(plan: ConversionPlan, at: QueryAt, work: Sequence[StoreToConvert]) -> Callable[[str, bytes], bytes]:
-    """Return what makes of the content of a log entry that of the new checkpoint (V2, V3)."""
-    ids = {item.id: item.named.unique_id for item in work}
+def _changed(plan: ConversionPlan) -> dict[str, str]:
+    """Return the pinned settings that a conversion changes."""
     changed: dict[str, str] = {} if plan.codec == plan.codec_before else {CODEC_KEY: plan.codec}
     if plan.provider != plan.provider_before:
         changed[PROVIDER_KEY] = PROVIDERS[plan.provider]
+    return changed
+
+
+def renamed(
+    at: QueryAt, ids: Mapping[StoreId, UniqueId | None], changed: Mapping[str, str]
+) -> Callable[[str, bytes], bytes]:
+    """Return what makes of the content of a log entry that of the new checkpoint (V2, V3)."""
 
     def rewrite(path: str, before: bytes) -> bytes:
         if path.startswith(f"{COMMITS}/"):
             return encode_commit(name_stores(decode_commit(before, subject=path), at, ids))
         if path.startswith(f"{OFFSETS}/") and changed:
             offsets = decode_offsets(before, subject=path)
-            return encode_offsets(msgspec.structs.replace(offsets, conf=offsets.conf | changed))
+            return encode_offsets(msgspec.structs.replace(offsets, conf={**offsets.conf, **changed}))
         return before
 
     return rewrite
 
 
 async def bring_query(
-    root: CheckpointDir, target: CheckpointTarget, at: QueryAt, rewrite: Callable[[str, bytes], bytes]
+    root: CheckpointDir,
+    directory: Path,
+    place: str,
+    at: QueryAt,
+    rewrite: Callable[[str, bytes], bytes],
+    *,
+    metadata: bytes | None = None,
+    planned: bool = True,
 ) -> tuple[int, int]:
-    """Write the files of the query, rewritten; return their number and size."""
+    """Write the files of the query to a directory, rewritten for the place where they will be.
+
+    Args:
+        root: What they are brought from.
+        directory: Where they are put.
+        place: The root of the new checkpoint, as its files name it.
+        at: The batch.
+        rewrite: Makes of the path and the content of a file the new content.
+        metadata: What `metadata` is to have instead of the id of the query.
+        planned: Whether a batch after this one that is planned already is to be planned there, too.
+
+    Returns:
+        Number and size of the files.
+    """
     async with live_files(root) as found:
         # As if every store began with this version: nothing of older batches belongs to the new checkpoint.
         first = at.batch + 1 if at.stores else None
@@ -278,11 +309,14 @@ async def bring_query(
 
         def write() -> tuple[int, int]:
             for path in paths:
-                here, there = found.directory.joinpath(*path), target.directory.joinpath(*path)
+                if path == (OFFSETS, str(at.batch + 1)) and not planned:
+                    continue
+                here, there = found.directory.joinpath(*path), directory.joinpath(*path)
                 there.parent.mkdir(parents=True, exist_ok=True)
-                write_like(there, rewrite("/".join(path), here.read_bytes()), here.stat())
-            adapt_query_files(target.directory, target.root, {})
-            sizes = [path.stat().st_size for path in target.directory.rglob("*") if path.is_file()]
+                after = metadata if path == QUERY_ID else None
+                write_like(there, after or rewrite("/".join(path), here.read_bytes()), here.stat())
+            adapt_query_files(directory, place, {})
+            sizes = [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
             return len(sizes), sum(sizes)
 
         return await run_blocking(write)

@@ -161,14 +161,14 @@ async def plan_groups(
     return tuple(
         [
             await group(old, new, store, of)
-            for old, new in zip(at.operators, _operators_after(at, partitions), strict=True)
+            for old, new in zip(at.operators, operators_after(at, partitions), strict=True)
             for store in old.stores
             for of in group_partitions(old.partitions_count, new.partitions_count)
         ]
     )
 
 
-def _operators_after(at: QueryAt, partitions: int) -> tuple[StateOperator, ...]:
+def operators_after(at: QueryAt, partitions: int) -> tuple[StateOperator, ...]:
     """Return the operators with their new number of partitions; those that Spark plans with one keep it."""
     return tuple(
         operator if operator.is_single else msgspec.structs.replace(operator, partitions_count=partitions)
@@ -176,10 +176,14 @@ def _operators_after(at: QueryAt, partitions: int) -> tuple[StateOperator, ...]:
     )
 
 
-def rewritten(at: QueryAt, work: Sequence[GroupToRescale], partitions: int) -> Callable[[str, bytes], bytes]:
+def ids_of(work: Sequence[GroupToRescale]) -> dict[StoreId, UniqueId | None]:
+    """Return the ids of all stores that are made."""
+    return {of: named.unique_id for item in work for of, named in item.targets}
+
+
+def rewritten(at: QueryAt, ids: Mapping[StoreId, UniqueId | None], partitions: int) -> Callable[[str, bytes], bytes]:
     """Return what makes of the content of a file of the query that of the new checkpoint (P4, P5)."""
-    after = _operators_after(at, partitions)
-    ids: dict[StoreId, UniqueId | None] = {of: named.unique_id for item in work for of, named in item.targets}
+    after = operators_after(at, partitions)
     rescaled = msgspec.structs.replace(at, operators=after)
     counts = {f"{STATE}/{operator.id}": operator.partitions_count for operator in after}
 

@@ -22,6 +22,7 @@ from engine.checkpoint.groups import (
     RescaleFigures,
     add_up,
     check_partitions,
+    ids_of,
     plan_groups,
     rewritten,
 )
@@ -118,13 +119,16 @@ async def run_rescale(
     choice: RescaleChoice,
     rescale_groups: RescaleGroups,
     runtime: Runtime,
+    *,
+    metadata: bytes | None = None,
 ) -> RescaledCheckpoint:
-    """Carry out all steps of `rescale_checkpoint` with a backend for the stores."""
+    """Carry out all steps of `rescale_checkpoint` with a backend for the stores; `metadata` as of `bring_query`."""
     watch = Stopwatch(runtime)
     try:
         query_id, at, work = await _prepare(root, target, choice, runtime)
         await target.open(query_id, at.batch)
-        files, size_bytes = await bring_query(root, target, at, rewritten(at, work, choice.partitions))
+        rewrite = rewritten(at, ids_of(work), choice.partitions)
+        files, size_bytes = await bring_query(root, target.directory, target.root, at, rewrite, metadata=metadata)
         groups = await rescale_groups(target.directory, work)
         made = [store for group in groups for store in group.stores]
         if missing := {of for item in work for of, _ in item.targets} - {store.id for store in made}:

@@ -25,6 +25,7 @@ from engine.checkpoint.groups import (
     RescaleFigures,
     add_up,
     check_partitions,
+    ids_of,
     plan_groups,
     rewritten,
 )
@@ -364,7 +365,7 @@ class CheckpointRestore:
     ) -> list[StoreRestored]:
         """Make the stores of another number of partitions, and rewrite the files of the query for them."""
         groups = await self.groups(work, partitions)
-        rewrite = rewritten(self._query, groups, partitions)
+        rewrite = rewritten(self._query, ids_of(groups), partitions)
 
         def write() -> None:
             # They hold nothing but schemas, which are part of the work by now.

@@ -194,7 +194,7 @@ async def build_snapshot(
                 if work.named.is_hdfs:
                     sizes = await run_blocking(_write_rows, target, work, loaded, schema)
                 else:
-                    captured = await run_blocking(_capture, manager, place, loaded, work.named)
+                    captured = await run_blocking(capture, manager, place, loaded, work.named)
         finally:
             await run_blocking(loaded.db.close)
         if captured is not None:
@@ -214,9 +214,10 @@ async def read_row_schema(files: StateFiles) -> bytes | None:
     return None
 
 
-def _capture(
+def capture(
     manager: StateFileManager, place: WorkingDir, loaded: LoadedState, named: StateVersion
 ) -> CapturedSnapshot:
+    """Capture a loaded version as the snapshot of a version of that name. Blocks."""
     directory = place.new_captured()
     loaded.write_operands()
     loaded.db.flush()

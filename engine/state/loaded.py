@@ -341,9 +341,7 @@ class LoadedState:
 
     def advance(self, of: StateVersion, *, snapshot_is_uploaded: bool) -> None:
         self.is_dirty = self.is_torn = self.needs_snapshot = self.is_empty_start = False
-        before = self.resolution
-        own = () if of.unique_id is None else (LineageItem(of.version, of.unique_id),)
-        self.resolution = Resolution(of, before.base, (*before.changelogs, of), (*before.lineage, *own))
+        self.resolution = advanced(self.resolution, of)
         if snapshot_is_uploaded:
             self.resolution = rebased(self.resolution, of)
 
@@ -483,6 +481,12 @@ class LoadedState:
         except DamagedError:
             self.is_damaged = True
             raise
+
+
+def advanced(made_of: Resolution, of: StateVersion) -> Resolution:
+    """Return what the next version is made of, once its changelog is in the store."""
+    own = () if of.unique_id is None else (LineageItem(of.version, of.unique_id),)
+    return Resolution(of, made_of.base, (*made_of.changelogs, of), (*made_of.lineage, *own))
 
 
 def rebased(made_of: Resolution, snapshot: StateVersion) -> Resolution:

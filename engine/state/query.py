@@ -6,7 +6,7 @@ The offset log and the commit log have one file for each batch, published once, 
 (design 0004, B1): two queries never both own a batch. Spark's `HDFSMetadataLog` does the same.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Generic, Literal, Self, TypeVar
@@ -410,7 +410,7 @@ class StreamingCheckpoint:
 
 
 def name_stores(
-    commit: query_logs.BatchCommit, at: QueryAt, ids: dict[StoreId, UniqueId | None]
+    commit: query_logs.BatchCommit, at: QueryAt, ids: Mapping[StoreId, UniqueId | None]
 ) -> query_logs.BatchCommit:
     """Give a commit the ids of the new stores; none, and a version that knows of none, for format 1."""
     if not ids:
