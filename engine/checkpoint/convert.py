@@ -342,7 +342,11 @@ async def convert_store(
         made = staging.directory
         now_ns = runtime.local_now_ms() * 1_000_000
         with error_context(files.location, private=made.parent):
-            split_key = await _key_splitter(root, work) if store.at.is_hdfs and not work.named.is_hdfs else None
+            split_key = (
+                await key_splitter(root, work.id, work.prefix_columns)
+                if store.at.is_hdfs and not work.named.is_hdfs
+                else None
+            )
             snapshot = SnapshotToBuild(
                 at=store.at,
                 named=work.named,
@@ -370,11 +374,11 @@ async def convert_store(
     )
 
 
-async def _key_splitter(root: CheckpointDir, work: StoreToConvert) -> SplitKey | None:
+async def key_splitter(root: CheckpointDir, of: StoreId, prefix_columns: int) -> SplitKey | None:
     """Find how RocksDB's encoder splits the keys of a store that was HDFS-backed (V2a); None: not at all."""
-    if not work.prefix_columns:
+    if not prefix_columns:
         return None
-    first = StoreId(work.id.operator, 0, work.id.store)
+    first = StoreId(of.operator, 0, of.store)
     path = "/".join((first.path, *SCHEMA_PATH))
     schemas = decode_state_schema(await root.read(path, size_bytes_max=SCHEMA_BYTES_MAX), subject=path)
-    return prefix_key_splitter(schemas[0].key, work.prefix_columns)
+    return prefix_key_splitter(schemas[0].key, prefix_columns)

@@ -214,9 +214,7 @@ async def read_row_schema(files: StateFiles) -> bytes | None:
     return None
 
 
-def capture(
-    manager: StateFileManager, place: WorkingDir, loaded: LoadedState, named: StateVersion
-) -> CapturedSnapshot:
+def capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState, named: StateVersion) -> CapturedSnapshot:
     """Capture a loaded version as the snapshot of a version of that name. Blocks."""
     directory = place.new_captured()
     loaded.write_operands()

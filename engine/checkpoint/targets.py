@@ -141,7 +141,7 @@ class ObjectTarget:
         if not self._move_aside:
             raise self._refused("is a prefix with content", "restore to a new one, or have it moved aside")
         paths = [status.path for status in found]
-        newer = next((path for path in paths if _is_newer(path, batch)), None)
+        newer = next((path for path in paths if is_newer(path, batch)), None)
         if newer is not None:
             message = f"holds {newer}, which is newer than batch {batch}"
             raise self._refused(message, f"{_HINT}: executors may still live")
@@ -285,7 +285,7 @@ def _stage(path: str) -> tuple[int, int]:
     return 3, 0
 
 
-def _is_newer(path: str, batch: int) -> bool:
+def is_newer(path: str, batch: int) -> bool:
     """Return whether a file of a checkpoint is of what comes after a batch (R2)."""
     parts = path.split("/")
     match parts:

@@ -16,6 +16,7 @@ import msgspec
 from index.errors import BatchLogError, UnknownFormatError
 from index.java_text import encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX, UniqueId
+from index.spark.replica import decode_fence, decode_replica
 
 OFFSETS_VERSION_MAX: Final = 2
 COMMITS_VERSION_MAX: Final = 3
@@ -270,6 +271,8 @@ def decode_commit(data: bytes, *, subject: str = "commit") -> BatchCommit:
 
 def decode_query_id(data: bytes, *, subject: str = "metadata") -> str:
     """Decode the id of the query whose checkpoint it is."""
+    if (replica := decode_replica(data, subject=subject)) is not None:
+        raise BatchLogError(f"is that of a replica of {replica.replica_of}", subject=subject, hint=replica.hint)
     return _parse(_text(data, subject), _QueryWire, subject).id
 
 
@@ -319,6 +322,9 @@ def _check_version(version: int, version_max: int, subject: str) -> None:
 
 
 def _split(data: bytes, version_max: int, subject: str) -> tuple[int, list[str]]:
+    if (moved_to := decode_fence(data)) is not None:
+        hint = "go on there; to go on here instead, delete this file and the copy there"
+        raise BatchLogError(f"is closed: the query has moved to {moved_to}", subject=subject, hint=hint)
     first, *lines = _text(data, subject).replace("\r\n", "\n").removesuffix("\n").split("\n")
     m = _VERSION_LINE.fullmatch(first.strip())
     if m is None:

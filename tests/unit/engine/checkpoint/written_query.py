@@ -75,6 +75,7 @@ class WrittenQuery:
         families: Whether the operator is one with column families, whose metadata names schema files.
         partitions: How many stores.
         planted: Rows that every batch puts beside its own.
+        hashed: Whether each row is in the partition that `by_crc` says.
         file_offsets: Whether its offsets are those of a file source, one file a batch.
         settings: Of the stores.
     """
@@ -88,6 +89,7 @@ class WrittenQuery:
         families: bool = False,
         partitions: int = 2,
         planted: Mapping[bytes, bytes] | None = None,
+        hashed: bool = False,
         file_offsets: bool = False,
         **settings: Any,
     ) -> None:
@@ -96,6 +98,7 @@ class WrittenQuery:
         self._work = work
         self._families = families
         self._file_offsets = file_offsets
+        self._hashed = hashed
         self._planted = planted or {}
         self._settings = StateStoreSettings(
             format_version=format_version,
@@ -165,17 +168,25 @@ class WrittenQuery:
             if self._families and batch == 0:
                 store.add_family("lists", internal=False)
                 store.add_family("$counts", internal=True)
-            for n in range(batch, batch + 3):
-                store.put(f"{partition}-{n}".encode(), f"of batch {batch}".encode())
-            store.delete(f"{partition}-{batch - 1}".encode())
-            for key, value in self._planted.items():
-                store.put(key, value)
-            if self._families:
+            puts = {f"{partition}-{n}".encode(): f"of batch {batch}".encode() for n in range(batch, batch + 3)}
+            puts |= self._planted
+            for key, value in puts.items():
+                if self._is_in(partition, key):
+                    store.put(key, value)
+            deleted = f"{partition}-{batch - 1}".encode()
+            if self._is_in(partition, deleted):
+                store.delete(deleted)
+            if self._families and self._is_in(partition, b"list"):
                 store.merge(b"list", b"%d" % batch, family="lists")
+            if self._families and self._is_in(partition, b"%d" % batch):
                 store.put(b"%d" % batch, b"1", family="$counts")
             committed = await store.commit()
             await store.maintain()
         return committed.unique_id
+
+
+    def _is_in(self, partition: int, key: bytes) -> bool:
+        return not self._hashed or crc32c(key) % len(self._ids) == partition
 
 
 def _write(path: Path, data: bytes) -> None:

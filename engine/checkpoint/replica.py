@@ -1,0 +1,655 @@
+"""Keep a replica of the checkpoint of a running query, with other partitions if asked for (design 0011, Q1 to Q6).
+
+```
+<target>/                          a checkpoint; its `metadata` says that it is a replica, until it is cut over
+<parent>/.<target>.tidemark-follow what a follower works with; of a target on an object store a temporary directory
+```
+"""
+
+import contextlib
+import itertools
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Final
+
+import msgspec
+
+from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
+from blobstore.opening import StoreSettings
+from engine.checkpoint.backup import opened_checkpoint
+from engine.checkpoint.convert import (
+    PROVIDERS,
+    ConvertChoice,
+    Provider,
+    StoreToConvert,
+    bring_query,
+    convert_store,
+    key_splitter,
+    renamed,
+    run_conversion,
+)
+from engine.checkpoint.groups import GroupRescaled, GroupToRescale, check_partitions, operators_after, rewritten
+from engine.checkpoint.rescale import RescaleChoice, run_rescale
+from engine.checkpoint.rescale_stores import Here, of_checkpoint, rescale_here
+from engine.checkpoint.restore import make_target
+from engine.checkpoint.route import ReplicaStore, Route, Routed, Source, UnroutableError
+from engine.checkpoint.store import StoreRestored
+from engine.checkpoint.targets import (
+    CheckpointTarget,
+    DirectoryTarget,
+    check_apart,
+    files_below,
+    is_newer,
+    publish_files,
+)
+from engine.errors import DamagedError, NotFoundError, PromotedError, TargetBusyError, TargetError, UsageError
+from engine.runtime import NO_PROGRESS, Progress, Runtime
+from engine.settings import STORES_AT_ONCE
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.key_rules import Partitioner, partitions_of, read_key_rules
+from engine.state.local_files import WorkingDir, remove_tree
+from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StreamingCheckpoint
+from engine.state.settings import PROVIDER_KEY, StateStoreSettings
+from index.display import DisplayMixin, count, format_seconds
+from index.errors import FormatError
+from index.snapshot.model import UniqueId
+from index.spark.checkpoint import QUERY_ID, SOURCES, StoreId
+from index.spark.names import StateVersion
+from index.spark.query_logs import decode_query_id, parse_batch_name
+from index.spark.replica import Replica, decode_fence, decode_replica, encode_replica
+from index.spark.rescale import group_partitions
+
+_OPERATION: Final = "follow"
+_METADATA: Final = QUERY_ID[0]
+# Of one step.
+_BATCHES_MAX: Final = 16
+# How often a copy of all state is tried, while batches that were copied vanish.
+_COPIES_MAX: Final = 3
+
+
+class FollowChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """How a query is followed."""
+
+    # Of the replica; what is not given is as at the source.
+    partitions: int | None = None
+    provider: Provider | None = None
+    # Number of batches after which a store gets a snapshot; None: as the query has it.
+    snapshot_every: int | None = None
+    # Number of stores worked on at once on this machine.
+    stores_at_once: int = STORES_AT_ONCE
+    # How a source and a target that are URLs are asked.
+    store_settings: StoreSettings | None = None
+
+
+class QueryStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step did."""
+
+    # The replica is at this batch now.
+    batch: int
+    # Batches that it went on by, and what was in their changelogs; 0: nothing was new, or all was copied.
+    batches: int = 0
+    records: int = 0
+    changelog_bytes: int = 0
+    snapshots: int = 0
+    # Why all state was copied; "" if it was not.
+    copied: str = ""
+    seconds: float = 0.0
+
+
+class QueryFollowStatus(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """Which batch a replica is at, and how far that is behind its source."""
+
+    json_properties: ClassVar = {"lag_batches": "lag_batches"}
+
+    source: str
+    location: str
+    partitions: int | None
+    provider: Provider | None
+    # None: the replica is not complete yet.
+    batch: int | None
+    newest_batch: int
+    # Since the oldest batch that the replica lacks was committed, by the source's clock and this machine's.
+    lag_s: float
+
+    @property
+    def lag_batches(self) -> int:
+        return self.newest_batch - (-1 if self.batch is None else self.batch)
+
+    @property
+    def lag(self) -> str:
+        """Format the lag for people."""
+        behind = f", {format_seconds(self.lag_s)}" if self.lag_batches else ""
+        return f"{count(self.lag_batches, 'batch', 'batches')}{behind}"
+
+
+class QueryFollower:
+    """Follows one query to one place. Not for two event loops at once.
+
+    After any error of `step` the replica is at an exact batch, and the next step goes on.
+    """
+
+    def __init__(
+        self,
+        source: CheckpointDir,
+        target: CheckpointDir,
+        replica: Replica,
+        choice: FollowChoice,
+        work_dir: Path,
+        how: Here,
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.replica = replica
+        self._choice = choice
+        self._work_dir = work_dir
+        self._how = how
+        self._runtime = how.runtime
+        self._logs = StreamingCheckpoint(source)
+        # The batch of the replica, as the source has it; None: not known yet.
+        self._at: QueryAt | None = None
+        self._routes: dict[tuple[int, str], tuple[Route, ...]] = {}
+        # What was published of the files of the query, by path.
+        self._published: dict[str, int] = {}
+
+    # --- what there is
+
+    @property
+    def partitions(self) -> int | None:
+        return self.replica.partitions
+
+    async def check_replica(self) -> None:
+        """Refuse to go on with what is no replica of this source any more. Costs a GET."""
+        found = await read_replica(self.target)
+        if found is None:
+            message = "is a checkpoint of its own by now"
+            raise PromotedError(message, operation=_OPERATION, subject=self.target.location)
+        if found != self.replica:
+            raise TargetError(f"is a replica of {found.replica_of}, made otherwise", operation=_OPERATION)
+
+    async def newest_batch(self) -> int:
+        """Return the newest committed batch of the source. NotFoundError: there is none."""
+        return await newest_committed(self.source)
+
+    async def batch(self) -> int | None:
+        """Return the batch of the replica; None if it is not complete yet."""
+        with contextlib.suppress(NotFoundError):
+            return await newest_committed(self.target)
+        return None
+
+    async def status(self) -> QueryFollowStatus:
+        batch, statuses = await self.batch(), await self.source.list(COMMITS)
+        newest = await self.newest_batch()
+        missing = [
+            status.modified_at_ms
+            for status in statuses
+            if (number := parse_batch_name(status.name)) is not None and (-1 if batch is None else batch) < number
+        ]
+        lag_ms = max(0, self._runtime.local_now_ms() - min(missing)) if missing else 0
+        return QueryFollowStatus(
+            source=self.source.location,
+            location=self.target.location,
+            partitions=self.replica.partitions,
+            provider=self.replica.provider,
+            batch=batch,
+            newest_batch=newest,
+            lag_s=lag_ms / 1000,
+        )
+
+    # --- one step
+
+    async def step(self, *, snapshots: bool = True) -> QueryStep:
+        """Bring the replica to the newest batch, or by as many as one step takes.
+
+        Raises:
+            NotFoundError: There is no checkpoint, or no batch is committed.
+            PromotedError: The replica was cut over.
+            TargetBusyError: Somebody else wrote a batch there.
+            TargetError: The target cannot be written, or is ahead of the source.
+            MisplacedKeyError, PartitionKeyError, StoreMergeError: As of a rescale (0010).
+            DamagedError, FormatError: A file of the source is not whole, or not there.
+            StoreError: As the stores say.
+        """
+        began_s = self._runtime.monotonic_s()
+        await self.check_replica()
+        newest, here = await self.newest_batch(), await self.batch()
+        if here is not None and newest < here:
+            message = f"is at batch {here}, and the query at batch {newest}: it was taken back"
+            hint = "follow it into a new place"
+            raise TargetError(message, operation=_OPERATION, subject=self.target.location, hint=hint)
+        try:
+            done = await self._advance(here, newest)
+        except UnroutableError as reason:
+            self._at = None
+            done = QueryStep(batch=await self.copy(self._copy_over), copied=str(reason))
+        except BaseException:
+            # What was published of a batch that is not committed is published again.
+            self._at = None
+            raise
+        if snapshots:
+            done = msgspec.structs.replace(done, snapshots=await self._make_snapshots(is_behind=done.batch < newest))
+        return msgspec.structs.replace(done, seconds=self._runtime.monotonic_s() - began_s)
+
+    async def _advance(self, here: int | None, newest: int) -> QueryStep:
+        if here is None:
+            raise UnroutableError("there was no state yet")
+        at = self._at if self._at is not None and self._at.batch == here else await self._open(here)
+        batches = range(here + 1, min(newest, here + _BATCHES_MAX) + 1)
+        return await self._route(at, batches) if batches else QueryStep(batch=here)
+
+    async def _query_at(self, batch: int) -> QueryAt:
+        """Read the query at a batch as the source has it; UnroutableError: it was purged."""
+        try:
+            return await self._logs.at(batch)
+        except NotFoundError as error:
+            raise UnroutableError(f"batch {batch} is not there any more") from error
+
+    async def _open(self, batch: int) -> QueryAt:
+        """Find what the stores of the replica are made of at its batch; return the query at it."""
+        await self.close()
+        at = await self._query_at(batch)
+        there = await StreamingCheckpoint(self.target).at(batch)
+        if self.partitions is None:
+            rules = None
+            after = at.operators
+        else:
+            rules = await read_key_rules(self.source, at)
+            after = operators_after(at, self.partitions)
+        if [(of.id, of.stores, of.partitions_count) for of in after] != [
+            (of.id, of.stores, of.partitions_count) for of in there.operators
+        ]:
+            raise UnroutableError("the query has other operators than the replica")
+        stores = {
+            store.id: ReplicaStore(
+                store.id,
+                self.target.linked().child(store.id.path),
+                store.settings,
+                self._work_dir / f"store-{store.id.operator}-{store.id.partition}-{store.id.store}",
+                self._runtime,
+            )
+            for store in there.stores
+        }
+        versions = {store.id: store.at for store in there.stores}
+        await map_bounded(lambda of: of.open(versions[of.id]), stores.values(), in_flight_max=STORES_AT_ONCE)
+        routes = {}
+        for old, new in zip(at.operators, after, strict=True):
+            for name in old.stores:
+                columns = old.prefix_columns.get(name, 0) if self.replica.provider else 0
+                split_key = await key_splitter(self.source, StoreId(old.id, 0, name), columns)
+                routes[old.id, name] = tuple(
+                    Route(
+                        sources=group.sources,
+                        targets=tuple(stores[StoreId(old.id, partition, name)] for partition in group.targets),
+                        rules=None if rules is None else rules[old.id, name],
+                        partitions=new.partitions_count,
+                        partitioner=self._how.partitioner,
+                        split_key=split_key,
+                    )
+                    for group in group_partitions(old.partitions_count, new.partitions_count)
+                )
+        self._routes, self._at = routes, at
+        return at
+
+    @property
+    def _stores(self) -> list[ReplicaStore]:
+        return [of for routes in self._routes.values() for route in routes for of in route.targets]
+
+    async def _route(self, at: QueryAt, batches: range) -> QueryStep:
+        """Bring the replica from one batch through the next ones by changelogs (Q2, Q3)."""
+        records = size_bytes = 0
+        for batch in batches:
+            before, at = at, await self._query_at(batch)
+            if at.operators != before.operators or _settings(at) != _settings(before):
+                raise UnroutableError(f"operators or settings changed with batch {batch}")
+            named = {of.id: self._name(at) for of in self._stores}
+            for done in await self._route_batch(before, at, named):
+                records += done.records
+                size_bytes += done.size_bytes
+            ids = {of: version.unique_id for of, version in named.items()}
+            await self._publish_from(self.source, at, self._rewrite(at, ids), planned=False)
+            self._at = at
+        return QueryStep(batch=at.batch, batches=len(batches), records=records, changelog_bytes=size_bytes)
+
+    async def _route_batch(
+        self, before: QueryAt, at: QueryAt, named: Mapping[StoreId, StateVersion]
+    ) -> Sequence[Routed]:
+        made_from = {store.id: store.at for store in before.stores}
+        sources = {store.id: Source(store=store, before=made_from[store.id]) for store in at.stores}
+
+        async def follow(work: tuple[int, str, Route]) -> Routed:
+            operator, name, route = work
+            async with self._scratch(f"batch-{operator}-{name}-{route.sources[0]}") as scratch:
+                return await route.follow(
+                    self.source,
+                    [sources[StoreId(operator, partition, name)] for partition in route.sources],
+                    [named[of.id] for of in route.targets],
+                    scratch,
+                )
+
+        work = [(*of, route) for of, routes in self._routes.items() for route in routes]
+        return await map_bounded(follow, work, in_flight_max=self._choice.stores_at_once)
+
+    def _name(self, at: QueryAt) -> StateVersion:
+        return StateVersion(at.batch + 1, None if at.commit.unique_ids is None else self._runtime.unique_id())
+
+    def _rewrite(self, at: QueryAt, ids: Mapping[StoreId, UniqueId | None]) -> Callable[[str, bytes], bytes]:
+        """Return what makes of the content of a file of the query that of the replica."""
+        if self.partitions is not None:
+            return rewritten(at, ids, self.partitions)
+        return renamed(at, ids, {PROVIDER_KEY: PROVIDERS[self.replica.provider]} if self.replica.provider else {})
+
+    async def settle(self, *, is_lost: bool) -> int | None:
+        """Bring the files of the query once more, with a batch that is planned (Q8, Q9); return that batch.
+
+        Without the source they come from the replica itself: an entry of a source's log that a dead follower has
+        left there may lead beyond its offsets.
+        """
+        batch = await newest_committed(self.target)
+        root = self.target if is_lost else self.source
+        there = await StreamingCheckpoint(self.target).at(batch)
+        at = there if is_lost else await self._logs.at(batch)
+        rewrite = _unchanged if is_lost else self._rewrite(at, {store.id: store.at.unique_id for store in there.stores})
+        planned = await _planned(root, batch)
+        await self._publish_from(root, at, rewrite, planned=planned is not None)
+        newer = [status.path for status in await self.target.walk() if is_newer(status.path, batch)]
+        await self.target.delete(newer)
+        return planned
+
+    async def _publish_from(
+        self, root: CheckpointDir, at: QueryAt, rewrite: Callable[[str, bytes], bytes], *, planned: bool
+    ) -> None:
+        """Publish files of the query; entries of logs never replace others.
+
+        TargetBusyError: somebody else has committed the batch there.
+        """
+        async with self._scratch("query") as scratch:
+            await bring_query(root, scratch, self.target.location, at, rewrite, planned=planned)
+            await self._publish_files(scratch)
+
+    async def _publish_files(self, scratch: Path) -> None:
+        await self.check_replica()
+        contents = await run_blocking(
+            lambda: {path: (scratch / path).read_bytes() for path in files_below(scratch) if path != _METADATA}
+        )
+        own = {path for path in contents if path.partition("/")[0] in {OFFSETS, COMMITS}}
+        changed = [
+            path for path, content in contents.items() if path not in own and self._published.get(path) != hash(content)
+        ]
+        await publish_files(self.target, scratch, changed)
+        self._published |= {path: hash(contents[path]) for path in changed}
+        for path in sorted(own, key=lambda path: (path.startswith(COMMITS), path)):
+            try:
+                await self.target.publish(path, contents[path], overwrite=False)
+            except CheckpointFileExistsError as error:
+                if await self.target.read(path, size_bytes_max=ENTRY_BYTES_MAX) != contents[path]:
+                    message = f"{path} is another one: somebody else writes there"
+                    raise TargetBusyError(message, operation=_OPERATION, subject=self.target.location) from error
+        # Entries of a source's log that the query has joined or purged since.
+        stale = {status.path for status in await self.target.walk(SOURCES)} - contents.keys()
+        await self.target.delete(sorted(stale))
+
+    # --- copies and snapshots
+
+    async def copy(self, make: Callable[[int], Awaitable[None]]) -> int:
+        """Have a copy made of the newest batch, again if the query has purged it meanwhile; return the batch."""
+        newest = await self.newest_batch()
+        for attempt in itertools.count(1):
+            try:
+                await make(newest)
+            except (DamagedError, FormatError, NotFoundError):
+                tried, newest = newest, await self.newest_batch()
+                if attempt == _COPIES_MAX or newest == tried:
+                    raise
+            else:
+                break
+        await self._open(newest)
+        return newest
+
+    async def _copy_over(self, batch: int) -> None:
+        """Copy all state of a batch on top of what is there (Q4)."""
+        async with self._scratch("copy") as scratch:
+            place = DirectoryTarget(scratch / "whole", self._runtime, move_aside=False)
+            place.root = self.target.location
+            await self.make(place, batch)
+            await self.check_replica()
+            paths = [path for path in files_below(scratch / "whole") if path != _METADATA]
+            await publish_files(self.target, scratch / "whole", paths)
+        # Of the batches in between there is nothing.
+        await self._delete_logs(batch)
+
+    async def make(self, place: CheckpointTarget, batch: int) -> None:
+        """Make a checkpoint of a batch at a new place, as a replica."""
+        metadata, settings = encode_replica(self.replica), self._choice.store_settings
+        if self.partitions is not None:
+            rescale = RescaleChoice(partitions=self.partitions, batch=batch, store_settings=settings)
+            await run_rescale(self.source, place, rescale, self._rescale, self._runtime, metadata=metadata)
+            return
+        convert = ConvertChoice(batch=batch, provider=self.replica.provider, store_settings=settings)
+        await run_conversion(self.source, place, convert, self._convert, self._runtime, metadata=metadata)
+
+    async def _rescale(self, directory: Path, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
+        return await rescale_here(of_checkpoint(self.source), work, directory, self._how)
+
+    async def _convert(self, directory: Path, work: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
+        source = self.source.linked()
+
+        async def one(item: StoreToConvert) -> StoreRestored:
+            made = await convert_store(source, item, directory / item.id.path, runtime=self._runtime)
+            self._how.progress.add(files=made.files, bytes_=made.size_bytes)
+            return made
+
+        return await map_bounded(one, work, in_flight_max=self._choice.stores_at_once)
+
+    async def _make_snapshots(self, *, is_behind: bool) -> int:
+        """Make snapshots of some stores whose are due (Q6), fewer of them while batches wait."""
+        stores = self._stores
+        if not stores:
+            return 0
+        every = max(1, self._choice.snapshot_every or stores[0].settings.deltas_per_snapshot)
+        due = [of for of in stores if of.versions_since_snapshot >= (2 * every if is_behind else every)]
+        due.sort(key=lambda of: -of.versions_since_snapshot)
+        at_once = -(-len(stores) // every)
+        for of in due[:at_once]:
+            await of.snapshot()
+        if due and (batch := await self.batch()) is not None:
+            await self._delete_logs(batch - stores[0].settings.versions_retained_min)
+        return len(due[:at_once])
+
+    async def _delete_logs(self, batch: int) -> None:
+        """Delete the commits before a batch, and the offsets before that of the batch before it."""
+        for log, oldest in ((COMMITS, batch), (OFFSETS, batch - 1)):
+            numbers = [parse_batch_name(status.name) for status in await self.target.list(log)]
+            await self.target.delete(
+                [f"{log}/{number}" for number in numbers if number is not None and number < oldest]
+            )
+
+    @contextlib.asynccontextmanager
+    async def _scratch(self, name: str) -> AsyncIterator[Path]:
+        path = self._work_dir / name
+        await run_blocking(remove_tree, path) if path.exists() else None
+        await run_blocking(lambda: path.mkdir(parents=True))
+        try:
+            yield path
+        finally:
+            await run_blocking(shutil.rmtree, path, ignore_errors=True)
+
+    async def close(self) -> None:
+        stores, self._routes, self._at = self._stores, {}, None
+        for of in stores:
+            await of.close()
+
+
+def _unchanged(_: str, content: bytes) -> bytes:
+    return content
+
+
+# ---------------------------------------------------------------------- opening
+
+
+async def _planned(root: CheckpointDir, batch: int) -> int | None:
+    """Return the batch after one if it is planned; an entry that closes the log is none (Q7)."""
+    with contextlib.suppress(BlobNotFoundError):
+        data = await root.read(f"{OFFSETS}/{batch + 1}", size_bytes_max=ENTRY_BYTES_MAX)
+        return batch + 1 if decode_fence(data) is None else None
+    return None
+
+
+async def newest_committed(root: CheckpointDir) -> int:
+    """Return the newest committed batch; an entry that closes the log is none (Q8). NotFoundError: there is none."""
+    batches = await StreamingCheckpoint(root).committed_batches()
+    for batch in reversed(batches):
+        with contextlib.suppress(BlobNotFoundError):
+            data = await root.read(f"{COMMITS}/{batch}", size_bytes_max=ENTRY_BYTES_MAX)
+            if decode_fence(data) is None:
+                return batch
+    hint = "run the query"
+    raise NotFoundError("no batch is committed", operation=_OPERATION, subject=f"{root.location}/{COMMITS}", hint=hint)
+
+
+async def read_replica(target: CheckpointDir) -> Replica | None:
+    """Read what a place is a replica of; None: it is a checkpoint of its own.
+
+    NotFoundError: there is nothing of the kind.
+    """
+    try:
+        data = await target.read(_METADATA, size_bytes_max=ENTRY_BYTES_MAX)
+    except BlobNotFoundError as error:
+        hint = "follow a query there first: `tidemark spark follow CHECKPOINT TARGET`"
+        raise NotFoundError("there is no replica", operation=_OPERATION, subject=target.location, hint=hint) from error
+    return decode_replica(data, subject=f"{target.location}/{_METADATA}")
+
+
+@contextlib.asynccontextmanager
+async def opened_follower(
+    source: str | Path,
+    target: str | Path,
+    choice: FollowChoice | None = None,
+    *,
+    partitioner: Partitioner = partitions_of,
+    progress: Progress = NO_PROGRESS,
+    runtime: Runtime | None = None,
+) -> AsyncIterator[QueryFollower]:
+    """Open a follower of a query for a block; if the target is not there yet, the first copy is made (Q1).
+
+    Raises:
+        NotFoundError: There is no checkpoint, or no batch is committed.
+        UsageError: The choice is another one than the replica was made with, or the state is HDFS-backed.
+        PromotedError: The target is a checkpoint of its own.
+        TargetBusyError: Another follower works there, on this machine.
+        TargetError: The target is the source's place, above it or below it, or has other content.
+        As `QueryFollower.step`.
+    """
+    choice, runtime = choice or FollowChoice(), runtime or Runtime()
+    how = Here(partitioner=partitioner, groups_at_once=choice.stores_at_once, progress=progress, runtime=runtime)
+    place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
+    try:
+        async with (
+            opened_checkpoint(source, choice.store_settings) as root,
+            opened_checkpoint(target, choice.store_settings) as there,
+            _work_dir(there) as work_dir,
+        ):
+            await check_apart(place, root, what="source")
+            replica, is_there = await _agree(root, there, choice)
+            follower = QueryFollower(root, there, replica, choice, work_dir, how)
+            try:
+                if not is_there and there.local_root is not None:
+                    # A directory appears at once, and on one file system takes links to files of state.
+                    await follower.copy(lambda batch: follower.make(_new_place(target, choice, runtime), batch))
+                elif not is_there:
+                    await _check_empty(there)
+                    await there.publish(_METADATA, encode_replica(replica), overwrite=False)
+                yield follower
+            finally:
+                await follower.close()
+    finally:
+        await place.close()
+
+
+def _new_place(target: str | Path, choice: FollowChoice, runtime: Runtime) -> CheckpointTarget:
+    return make_target(target, runtime, move_aside=False, settings=choice.store_settings)
+
+
+async def _check_empty(target: CheckpointDir) -> None:
+    if await target.list():
+        hint = "follow to a new prefix"
+        raise TargetError("is a prefix with content", operation=_OPERATION, subject=target.location, hint=hint)
+
+
+async def _agree(root: CheckpointDir, target: CheckpointDir, choice: FollowChoice) -> tuple[Replica, bool]:
+    """Return how the source is followed, by the choice or as the replica that is there was made; and if one is."""
+    where = root.location if root.local_root is None else str(root.local_root.resolve())
+    try:
+        found = await read_replica(target)
+    except NotFoundError:
+        return await _wanted(root, where, choice), False
+    if found is None:
+        raise PromotedError("is a checkpoint of its own", operation=_OPERATION, subject=target.location)
+    if found.replica_of != where:
+        raise TargetError(f"is a replica of {found.replica_of}", operation=_OPERATION, subject=target.location)
+    given = {"partitions": choice.partitions, "provider": choice.provider}
+    for name, value in given.items():
+        if value is not None and value != (there := getattr(found, name)):
+            message = f"is followed with {name} {there or 'as at the source'}"
+            raise UsageError(message, operation=_OPERATION, subject=target.location, hint="follow into a new place")
+    return found, True
+
+
+async def _wanted(root: CheckpointDir, where: str, choice: FollowChoice) -> Replica:
+    """Return how a source is to be followed; refuse what cannot be done."""
+    if choice.partitions is not None:
+        check_partitions(choice.partitions)
+        if choice.provider is not None:
+            hint = "follow with the one, and follow that replica's checkpoint with the other once it is cut over"
+            raise UsageError("cannot change partitions and provider at once", operation=_OPERATION, hint=hint)
+    try:
+        metadata = await root.read(_METADATA, size_bytes_max=ENTRY_BYTES_MAX)
+    except BlobNotFoundError as error:
+        hint = "name the checkpointLocation of a query"
+        raise NotFoundError("there is no checkpoint", operation=_OPERATION, subject=root.location, hint=hint) from error
+    decode_query_id(metadata, subject=f"{root.location}/{_METADATA}")
+    at = await StreamingCheckpoint(root).at(await newest_committed(root))
+    is_hdfs = any(store.at.is_hdfs for store in at.stores)
+    if choice.provider == "hdfs" or (is_hdfs and choice.provider is None):
+        hint = "follow it with --provider rocksdb"
+        raise UsageError("a replica has RocksDB's provider", operation=_OPERATION, subject=root.location, hint=hint)
+    partitions = {operator.partitions_count for operator in at.operators if not operator.is_single}
+    return Replica(
+        replica_of=where,
+        metadata=metadata.decode(),
+        partitions=None if partitions == {choice.partitions} else choice.partitions,
+        provider="rocksdb" if is_hdfs else None,
+    )
+
+
+def _settings(at: QueryAt) -> list[StateStoreSettings]:
+    return [store.settings for store in at.stores]
+
+
+@contextlib.asynccontextmanager
+async def _work_dir(target: CheckpointDir) -> AsyncIterator[Path]:
+    """Make a directory to work in, on the file system of the target where that is one of this machine."""
+    if target.local_root is None:
+        made = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
+        try:
+            yield Path(made.name)
+        finally:
+            await run_blocking(made.cleanup)
+        return
+    root = target.local_root.resolve()
+    path = root.with_name(f".{root.name}.tidemark-follow")
+    lock = await run_blocking(WorkingDir.open, path / "lock")
+    try:
+        await run_blocking(_remove_others, path, "lock")
+        yield path
+    finally:
+        await run_blocking(lock.close)
+        await run_blocking(shutil.rmtree, path, ignore_errors=True)
+
+
+def _remove_others(directory: Path, kept: str) -> None:
+    """Remove what a follower that died has left. Blocks."""
+    for path in directory.iterdir():
+        if path.name != kept:
+            remove_tree(path)

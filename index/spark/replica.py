@@ -1,0 +1,73 @@
+"""The two files of a followed query that are not Spark's (design 0011, Q5 and Q7).
+
+`metadata` of a replica is JSON without the `id` that Spark wants there, so that Spark refuses to start a query on it.
+The fence is a line in the place of an entry of a log, so that Spark refuses to go on beyond it, and shows the line.
+"""
+
+import re
+from typing import Final, Literal
+
+import msgspec
+
+from index.errors import UNDECODABLE, BatchLogError
+from index.java_text import encode_jackson
+
+_HINT: Final = "this is a replica of a running query; `tidemark spark cutover` makes it a checkpoint to go on with"
+
+_FENCE: Final = re.compile(rb"the query has moved to (?P<where>\".*\") by `tidemark spark cutover`; [^\n]*\n?")
+_BACK: Final = "delete this file, and the copy there, to let the query go on here instead"
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What is followed, and how: `metadata` of a replica."""
+
+    # Where the checkpoint is that is followed: a path of the machine that follows, or a URL.
+    replica_of: str
+    # The file `metadata` that the replica gets when it is cut over, as Spark wrote it.
+    metadata: str
+    # The number of state partitions, and the provider, if they are others than at the source.
+    partitions: int | None = None
+    provider: Literal["rocksdb"] | None = None
+    format: Literal[1] = 1
+    hint: str = _HINT
+
+
+def encode_replica(replica: Replica) -> bytes:
+    """Encode `metadata` of a replica."""
+    return encode_jackson(replica)
+
+
+def decode_replica(data: bytes, *, subject: str = "metadata") -> Replica | None:
+    """Decode `metadata` of a checkpoint; None if it is that of no replica.
+
+    Raises:
+        BatchLogError: It is that of a replica, and not what `encode_replica` writes.
+    """
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except UNDECODABLE:
+        return None
+    if "replicaOf" not in fields:
+        return None
+    try:
+        return msgspec.json.decode(data, type=Replica)
+    except UNDECODABLE as error:
+        hint = "a newer tidemark wrote it, or it is damaged; follow into a new place"
+        raise BatchLogError(f"is not that of a replica: {error}", subject=subject, hint=hint) from error
+
+
+def encode_fence(target: str) -> bytes:
+    """Encode what closes a log of a checkpoint whose query has moved to a target."""
+    where = msgspec.json.encode(target).decode()
+    return f"the query has moved to {where} by `tidemark spark cutover`; {_BACK}\n".encode()
+
+
+def decode_fence(data: bytes) -> str | None:
+    """Decode where a query has moved to; None if an entry of a log is something else."""
+    found = _FENCE.fullmatch(data)
+    if found is None:
+        return None
+    try:
+        return msgspec.json.decode(found["where"], type=str)
+    except UNDECODABLE:
+        return None
