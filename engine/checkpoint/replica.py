@@ -175,28 +175,11 @@ class QueryFollower:
 
     async def batch(self) -> int | None:
         """Return the batch of the replica; None if it is not complete yet."""
-        with contextlib.suppress(NotFoundError):
-            return await newest_committed(self.target)
-        return None
+        return await _batch_of(self.target)
 
     async def status(self) -> QueryFollowStatus:
-        batch, statuses = await self.batch(), await self.source.list(COMMITS)
-        newest = await self.newest_batch()
-        missing = [
-            status.modified_at_ms
-            for status in statuses
-            if (number := parse_batch_name(status.name)) is not None and (-1 if batch is None else batch) < number
-        ]
-        lag_ms = max(0, self._runtime.local_now_ms() - min(missing)) if missing else 0
-        return QueryFollowStatus(
-            source=self.source.location,
-            location=self.target.location,
-            partitions=self.replica.partitions,
-            provider=self.replica.provider,
-            batch=batch,
-            newest_batch=newest,
-            lag_s=lag_ms / 1000,
-        )
+        """Return which batch the replica is at, and the lag; two or three requests."""
+        return await _look(self.source, self.target, self.replica, self._runtime)
 
     # --- one step
 
@@ -506,6 +489,46 @@ async def newest_committed(root: CheckpointDir) -> int:
                 return batch
     hint = "run the query"
     raise NotFoundError("no batch is committed", operation=_OPERATION, subject=f"{root.location}/{COMMITS}", hint=hint)
+
+
+async def _batch_of(target: CheckpointDir) -> int | None:
+    with contextlib.suppress(NotFoundError):
+        return await newest_committed(target)
+    return None
+
+
+async def _look(source: CheckpointDir, target: CheckpointDir, replica: Replica, runtime: Runtime) -> QueryFollowStatus:
+    batch, newest, statuses = await _batch_of(target), await newest_committed(source), await source.list(COMMITS)
+    here = -1 if batch is None else batch
+    missing = [
+        status.modified_at_ms
+        for status in statuses
+        if (number := parse_batch_name(status.name)) is not None and here < number <= newest
+    ]
+    lag_ms = max(0, runtime.local_now_ms() - min(missing)) if missing else 0
+    return QueryFollowStatus(
+        source=source.location,
+        location=target.location,
+        partitions=replica.partitions,
+        provider=replica.provider,
+        batch=batch,
+        newest_batch=newest,
+        lag_s=lag_ms / 1000,
+    )
+
+
+async def read_status(
+    source: str | Path, target: str | Path, settings: StoreSettings | None = None
+) -> QueryFollowStatus:
+    """Return which batch a replica is at, and how far that is behind; nothing is changed.
+
+    NotFoundError: there is no replica, or no checkpoint. PromotedError: it was cut over.
+    """
+    async with opened_checkpoint(source, settings) as root, opened_checkpoint(target, settings) as there:
+        found = await read_replica(there)
+        if found is None:
+            raise PromotedError("is a checkpoint of its own", operation=_OPERATION, subject=there.location)
+        return await _look(root, there, found, Runtime())
 
 
 async def read_replica(target: CheckpointDir) -> Replica | None:

@@ -80,6 +80,8 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
             "restore": "spark:spark_restore",
             "convert": "spark:spark_convert",
             "rescale": "spark:spark_rescale",
+            "follow": "spark_follow:spark_follow",
+            "cutover": "spark_follow:spark_cutover",
             "check": "spark:spark_check",
         },
         short_help="Back up, restore and check the checkpoints of Spark.",

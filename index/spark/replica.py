@@ -1,7 +1,8 @@
 """The two files of a followed query that are not Spark's (design 0011, Q5 and Q7).
 
-`metadata` of a replica is JSON without the `id` that Spark wants there, so that Spark refuses to start a query on it.
-The fence is a line in the place of an entry of a log, so that Spark refuses to go on beyond it, and shows the line.
+`metadata` of a replica has an object where Spark wants the id of a query, so that Spark refuses to start one there, and
+shows the object. The fence is a line in the place of an entry of a log, so that Spark refuses to go on beyond it, and
+shows the line.
 """
 
 import re
@@ -21,6 +22,8 @@ _BACK: Final = "delete this file, and the copy there, to let the query go on her
 class Replica(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What is followed, and how: `metadata` of a replica."""
 
+    # First, as Spark shows it.
+    hint: str = _HINT
     # Where the checkpoint is that is followed: a path of the machine that follows, or a URL.
     replica_of: str
     # The file `metadata` that the replica gets when it is cut over, as Spark wrote it.
@@ -29,12 +32,15 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     partitions: int | None = None
     provider: Literal["rocksdb"] | None = None
     format: Literal[1] = 1
-    hint: str = _HINT
+
+
+class _Wire(msgspec.Struct):
+    id: Replica
 
 
 def encode_replica(replica: Replica) -> bytes:
     """Encode `metadata` of a replica."""
-    return encode_jackson(replica)
+    return encode_jackson(_Wire(replica))
 
 
 def decode_replica(data: bytes, *, subject: str = "metadata") -> Replica | None:
@@ -44,13 +50,13 @@ def decode_replica(data: bytes, *, subject: str = "metadata") -> Replica | None:
         BatchLogError: It is that of a replica, and not what `encode_replica` writes.
     """
     try:
-        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        found = msgspec.json.decode(data)
     except UNDECODABLE:
         return None
-    if "replicaOf" not in fields:
+    if not isinstance(found, dict) or not isinstance(found.get("id"), dict):
         return None
     try:
-        return msgspec.json.decode(data, type=Replica)
+        return msgspec.convert(found, _Wire).id
     except UNDECODABLE as error:
         hint = "a newer tidemark wrote it, or it is damaged; follow into a new place"
         raise BatchLogError(f"is not that of a replica: {error}", subject=subject, hint=hint) from error

@@ -238,7 +238,7 @@ def _restore(
             options = msgspec.structs.replace(options, at_ms=session.resolve_ms(at))
         if dry_run:
             planned = restore.plan_checkpoint_restore(
-                repository.asynchronous, checkpoint, options, partitioner=_partitioner()
+                repository.asynchronous, checkpoint, options, partitioner=partitioner()
             )
             plan = repository.loop.run(planned)
             session.show(plan, _restore_lines(plan))
@@ -246,7 +246,7 @@ def _restore(
         if not on_spark:
             with session.progress("restore") as progress:
                 work = restore.restore_checkpoint(
-                    repository.asynchronous, checkpoint, options, partitioner=_partitioner(), progress=progress
+                    repository.asynchronous, checkpoint, options, partitioner=partitioner(), progress=progress
                 )
                 restored = repository.loop.run(work)
     if restored is None:
@@ -430,7 +430,7 @@ def spark_rescale(
     else:
         work = rescale.plan_rescale if dry_run else rescale.rescale_checkpoint
         with session.progress("rescale") as progress:
-            found = asyncio.run(work(source, target, options, partitioner=_partitioner(), progress=progress))
+            found = asyncio.run(work(source, target, options, partitioner=partitioner(), progress=progress))
     session.show(found, _rescale_lines(found))
     if isinstance(found, rescale.RescaledCheckpoint):
         session.warn_of_restore(pinned=True, leftovers=found.leftovers)
@@ -444,7 +444,7 @@ async def _is_repository(location: str, settings: StoreSettings | None) -> bool:
     return False
 
 
-def _partitioner() -> Partitioner:
+def partitioner() -> Partitioner:
     """Return the hash over arrays, where its libraries are: they come with the extra `spark`."""
     try:
         from engine.spark.sources import key_hashes  # noqa: PLC0415

@@ -1,0 +1,189 @@
+"""The verbs `spark follow` and `spark cutover`: a replica of a running query, and the move to it (design 0011)."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import click
+import msgspec
+
+from blobstore.errors import StoreError
+from engine.checkpoint import cutover, replica
+from engine.cli import options as cli
+from engine.cli.cmd.follow import EVERY_S_MIN
+from engine.cli.cmd.spark import partitioner
+from engine.cli.errors import describe
+from engine.cli.output import extend
+from engine.cli.session import Session, verb
+from engine.errors import EngineError, TargetBusyError, TargetError, UsageError
+from index.display import count, human_bytes, human_duration, printable
+from index.errors import FormatError
+
+
+class QueryFollowView(replica.QueryFollowStatus, frozen=True, kw_only=True):
+    """`spark follow`; of one that went on until it was ended, as it was last."""
+
+    # The last step; null if none was taken.
+    step: replica.QueryStep | None = None
+
+
+class QueryFollowArguments(replica.FollowChoice, frozen=True, kw_only=True):
+    """How a query is followed, and which of the verb's ways."""
+
+    every: int
+    once: bool
+    status: bool
+
+
+@verb(
+    "follow",
+    "Keep a replica of a running query's checkpoint.",
+    group="spark",
+    needs_repository=False,
+    prints=(QueryFollowView,),
+)
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.argument("target", metavar="TARGET")
+@click.option("--partitions", type=click.IntRange(min=1), metavar="M", help="Number of state partitions of TARGET.")
+@click.option("--provider", type=click.Choice(["rocksdb"]), help="Of TARGET, where the state is HDFS-backed.")
+@click.option(
+    "--snapshot-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Batches between two snapshots of a store.  [default: minDeltasForSnapshot of the query]",
+)
+@click.option("--every", type=cli.DURATION, default="1s", metavar="TIME", help="Time between two looks.")
+@click.option("--once", is_flag=True, help="Bring TARGET to the newest batch, and end.")
+@click.option("--status", is_flag=True, help="Change nothing; show the batch of TARGET and the lag.")
+def spark_follow(session: Session, checkpoint: str, target: str, options: QueryFollowArguments) -> None:
+    """Keep TARGET, a new directory or s3://bucket/prefix, a replica of CHECKPOINT while its query runs.
+
+    First all state is copied, then only the changelogs of each batch: let the query write them
+    (rocksdb.changelogCheckpointing.enabled). Spark refuses to start a query at TARGET until `tidemark spark cutover`;
+    its state can be read there. Ends with 6 once it was cut over, and with 0 when it is interrupted.
+
+    Example: tidemark spark follow /checkpoints/old /checkpoints/new --partitions 16
+    """
+    if options.once and options.status:
+        raise UsageError("--once and --status", operation="spark follow", hint="give one of them")
+    options = msgspec.structs.replace(options, store_settings=session.store_settings())
+    settings = session.store_settings()
+    if options.status:
+        found = asyncio.run(replica.read_status(checkpoint, target, settings))
+        session.show(extend(QueryFollowView, found), _lines(found))
+        return
+    options = msgspec.structs.replace(options, store_settings=settings)
+    views: list[QueryFollowView] = []
+    try:
+        asyncio.run(_follow(session, checkpoint, target, options, views))
+    except KeyboardInterrupt:
+        # It has done what it was started for: it followed until it was stopped.
+        session.say("stopped")
+    if views:
+        session.show(views[-1], _lines(views[-1]))
+
+
+async def _follow(
+    session: Session, checkpoint: str, target: str, options: QueryFollowArguments, views: list[QueryFollowView]
+) -> None:
+    """Take steps until interrupted, or one; the newest view is the last of `views`."""
+    every_s, warned = max(EVERY_S_MIN, options.every / 1000), ""
+    with contextlib.ExitStack() as bar:
+        progress = bar.enter_context(session.progress("copy"))
+        opening = replica.opened_follower(checkpoint, target, options, partitioner=partitioner(), progress=progress)
+        async with opening as follower:
+            if not options.once:
+                bar.close()
+                session.say(f"following every {human_duration(int(every_s * 1000))}; end it with Ctrl-C")
+            while True:
+                try:
+                    step = await follower.step()
+                except (EngineError, FormatError, StoreError) as error:
+                    is_final = isinstance(error, TargetError | UsageError) and not isinstance(error, TargetBusyError)
+                    # What is wrong from the start is not waited for.
+                    if is_final or not views:
+                        raise
+                    if (message := describe(error, session.verb).message) != warned:
+                        session.warn(f"stays at batch {views[-1].batch}: {message}")
+                    warned = message
+                else:
+                    warned = ""
+                    views[:] = [extend(QueryFollowView, await follower.status(), step=step)]
+                    if options.once:
+                        return
+                    if step.batches or step.copied or step.snapshots:
+                        session.say("; ".join(_lines(views[-1])))
+                await asyncio.sleep(every_s)
+
+
+def _lines(found: replica.QueryFollowStatus) -> list[str]:
+    partitions = f", {count(found.partitions, 'partition')}" if found.partitions else ""
+    lines = [f"{printable(found.location)}: batch {found.batch}{partitions}, of {printable(found.source)}"]
+    step = found.step if isinstance(found, QueryFollowView) else None
+    if step is not None and step.copied:
+        lines.append(f"copied all state: {printable(step.copied)}")
+    elif step is not None and step.batches:
+        changes = f"{count(step.records, 'change')}, {human_bytes(step.changelog_bytes)} of changelogs"
+        lines.append(f"{count(step.batches, 'batch', 'batches')}: {changes}")
+    if step is not None and step.snapshots:
+        lines.append(f"{count(step.snapshots, 'snapshot')} made")
+    return [*lines, f"lag {found.lag}"]
+
+
+class CutoverArguments(cutover.CutoverChoice, frozen=True, kw_only=True):
+    """How a query is cut over, and how long a planned batch may take, in milliseconds."""
+
+    wait: int
+
+
+@verb(
+    "cutover",
+    "Close a followed checkpoint, and let its query go on at the replica.",
+    group="spark",
+    needs_repository=False,
+    prints=(cutover.Cutover, cutover.CutoverPlan),
+)
+@click.argument("target", metavar="TARGET")
+@click.option(
+    "--wait",
+    type=cli.DURATION,
+    default="10s",
+    metavar="TIME",
+    help="How long a batch that has begun may take; then it is repeated at TARGET.",
+)
+@click.option("--source-lost", is_flag=True, help="The followed checkpoint is gone; go on with what TARGET has.")
+@click.option("-n", "--dry-run", is_flag=True, help="Change nothing; show what would be done.")
+def spark_cutover(session: Session, target: str, options: CutoverArguments, *, dry_run: bool) -> None:
+    """Make TARGET, a replica by `tidemark spark follow`, the checkpoint with which its query goes on.
+
+    The followed checkpoint is closed by an entry in its logs: a query that still runs there ends with an error when it
+    plans its next batch, and cannot be started again. Stop it before, if you can. Then start the query with TARGET as
+    its checkpointLocation: it goes on with the next batch. One that had begun is repeated under its number.
+
+    Example: tidemark spark cutover /checkpoints/new
+    """
+    options = msgspec.structs.replace(options, wait_s=options.wait / 1000, store_settings=session.store_settings())
+    found: cutover.CutoverPlan
+    if dry_run:
+        found = asyncio.run(cutover.plan_cutover(target, options))
+    else:
+        with session.progress("cutover") as progress:
+            found = asyncio.run(cutover.cut_over(target, options, partitioner=partitioner(), progress=progress))
+    session.show(found, list(_cutover_lines(found)))
+
+
+def _cutover_lines(found: cutover.CutoverPlan) -> Iterator[str]:
+    done = found if isinstance(found, cutover.Cutover) else None
+    yield (
+        f"{printable(found.location)}: {'' if done else 'would be '}the checkpoint of query {printable(found.query_id)}"
+        f" after batch {found.batch}"
+    )
+    if found.planned_batch is not None:
+        done_first = "is repeated there" if done else "is waited for, or repeated there"
+        yield f"batch {found.planned_batch} has begun and {done_first}"
+    if found.closed:
+        yield f"{printable(found.source)} {'is' if done else 'would be'} closed for its query"
+    if done is None:
+        yield f"{count(found.batches, 'batch', 'batches')} to follow; nothing was written"
+    else:
+        yield f"closed for {done.pause_s:.1f} s; start the query with this checkpointLocation"
