@@ -52,7 +52,7 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.key_rules import Partitioner, partitions_of, read_key_rules
 from engine.state.local_files import WorkingDir, remove_tree
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StreamingCheckpoint
-from engine.state.settings import PROVIDER_KEY, StateStoreSettings
+from engine.state.settings import PROVIDER_KEY
 from index.display import DisplayMixin, count, format_seconds
 from index.errors import FormatError
 from index.snapshot.model import UniqueId
@@ -284,7 +284,7 @@ class QueryFollower:
         records = size_bytes = 0
         for batch in batches:
             before, at = at, await self._query_at(batch)
-            if at.operators != before.operators or _settings(at) != _settings(before):
+            if at.operators != before.operators or _forms(at) != _forms(before):
                 raise UnroutableError(f"operators or settings changed with batch {batch}")
             named = {of.id: self._name(at) for of in self._stores}
             for done in await self._route_batch(before, at, named):
@@ -646,8 +646,10 @@ async def _wanted(root: CheckpointDir, where: str, choice: FollowChoice) -> Repl
     )
 
 
-def _settings(at: QueryAt) -> list[StateStoreSettings]:
-    return [store.settings for store in at.stores]
+def _forms(at: QueryAt) -> list[tuple[object, ...]]:
+    """Return how the files of each store are written."""
+    found = [(store.at.is_hdfs, store.at.unique_id is None, store.settings) for store in at.stores]
+    return [(*names, of.codec, of.row_checksums, of.column_families, of.merge_delimiter) for *names, of in found]
 
 
 @contextlib.asynccontextmanager

@@ -1,16 +1,25 @@
 """A replica has the rows of its source, batch by batch, and goes on once it is cut over (design 0011, Q1 to Q10)."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import itertools
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from engine.checkpoint import groups, replica
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.cutover import CutoverChoice, cut_over, plan_cutover
-from engine.checkpoint.replica import FollowChoice, QueryFollower, opened_follower
+from engine.checkpoint.replica import FollowChoice, QueryStep, opened_follower
 from engine.errors import MisplacedKeyError, NotFoundError, PromotedError, TargetBusyError, TargetError, UsageError
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.key_rules import Partitioner
+from index.errors import BatchLogError
+from index.spark.query_logs import decode_offsets, decode_query_id, encode_offsets
+from index.spark.replica import decode_fence, decode_replica
 from tests.unit.engine.checkpoint.test_rescale import by_another_hash
 from tests.unit.engine.checkpoint.written_query import Rows, WrittenQuery, by_crc, joined, rows_of, whole_key_rules
 
@@ -49,14 +58,14 @@ def looks(tmp_path: Path) -> Looks:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "format_version", "options"),
+    "before, after, format_version, options",
     [
         (4, 2, 2, {}),
-        (4, 8, 2, {"families": True}),
+        pytest.param(4, 8, 2, {"families": True}, marks=pytest.mark.soak),
         (4, 6, 1, {"row_checksums": True}),
-        (4, 1, 1, {"families": True}),
+        pytest.param(4, 1, 1, {"families": True}, marks=pytest.mark.soak),
         (3, None, 2, {"row_checksums": True, "families": True}),
-        (2, None, 1, {"codec": "zstd"}),
+        pytest.param(2, None, 1, {"codec": "zstd"}, marks=pytest.mark.soak),
     ],
 )
 async def test_a_replica_has_every_batch_and_goes_on_after_a_cutover(
@@ -76,7 +85,7 @@ async def test_a_replica_has_every_batch_and_goes_on_after_a_cutover(
         assert snapshots >= (after or before)
         await query.run(3)
         assert (await follower.step()).batches == 3
-    assert not list(tmp_path.glob(".target*"))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []  # noqa: ASYNC240
     done = await cut_over(target, CutoverChoice(wait_s=0), partitioner=by_crc)
     assert (done.batch, done.planned_batch, done.batches) == (11, None, 0)
     expected = await looks.at(query.root, 11)
@@ -87,3 +96,252 @@ async def test_a_replica_has_every_batch_and_goes_on_after_a_cutover(
     await query.resume(target, 11)
     await query.run(2)
     assert (await looks.at(target)).items() >= {("default", key): value for key, value in PLANTED.items()}.items()
+
+
+class KilledError(BaseException):
+    """Stands for a kill: nothing that runs afterwards may write."""
+
+
+class Killer:
+    """Ends a process before one of the writes to a checkpoint, and lets none through after it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: int | None = None
+        self.writes = 0
+        for name in ("publish", "delete"):
+            monkeypatch.setattr(CheckpointDir, name, self._before(getattr(CheckpointDir, name)))
+
+    def _before(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        async def run(*args: Any, **options: Any) -> Any:
+            self.writes += 1
+            if self.left is not None:
+                if self.left == 0:
+                    raise KilledError
+                self.left -= 1
+            return await write(*args, **options)
+
+        return run
+
+
+@pytest.fixture
+def killer(monkeypatch: pytest.MonkeyPatch) -> Killer:
+    return Killer(monkeypatch)
+
+
+async def step(query: WrittenQuery, target: Path, choice: FollowChoice | None = None) -> QueryStep:
+    async with opened_follower(query.root, target, choice, partitioner=by_crc) as follower:
+        return await follower.step()
+
+
+async def check_goes_on(query: WrittenQuery, target: Path, looks: Looks, batch: int) -> None:
+    """The query goes on at a replica that was cut over, and everything there is whole."""
+    assert await looks.at(target) == await looks.at(query.root, batch)
+    root, before = query.root, query.batch
+    await query.resume(target, batch)
+    await query.run(2)
+    report = await check_checkpoint(target)
+    assert report.is_sound, report.findings
+    await query.resume(root, before)
+
+
+# Every kill is tried by `make endure`.
+STRIDES = [pytest.param(1, marks=pytest.mark.soak), 5]
+
+
+@pytest.mark.parametrize("stride", STRIDES)
+@pytest.mark.parametrize("format_version", [1, 2])
+async def test_a_follower_that_is_killed_before_any_write_leaves_an_exact_batch(
+    tmp_path: Path, looks: Looks, killer: Killer, format_version: Literal[1, 2], stride: int
+) -> None:
+    query = await written(tmp_path, 2, batches=2, format_version=format_version)
+    whole, target = tmp_path / "whole", tmp_path / "target"
+    await step(query, whole, FollowChoice(partitions=3, snapshot_every=2))
+    await query.run(2)
+    for killed_at in itertools.count(format_version - 1, stride):
+        shutil.copytree(whole, target)
+        killer.left = killed_at
+        try:
+            await step(query, target, FollowChoice(snapshot_every=2))
+        except KilledError:
+            is_done = False
+        else:
+            is_done = True
+        killer.left = None
+        batch = await newest(target)
+        assert batch in {1, 2, 3}
+        # The next follower goes on; and without one the query does, if its source is lost.
+        lost = tmp_path / "lost"
+        shutil.copytree(target, lost)
+        done = await cut_over(lost, CutoverChoice(source_lost=True), partitioner=by_crc)
+        assert done.batch == batch
+        assert done.planned_batch in {None, batch + 1}
+        await check_goes_on(query, lost, looks, batch)
+        after = await step(query, target)
+        assert (after.batch, after.copied) == (3, "")
+        assert await looks.at(target) == await looks.at(query.root, 3)
+        for path in (lost, target):
+            shutil.rmtree(path)
+        if is_done:
+            break
+    assert killed_at > 15
+
+
+@pytest.mark.parametrize("stride", STRIDES)
+@pytest.mark.parametrize("planned", [False, True])
+async def test_a_cutover_that_is_killed_before_any_write_is_repeated(
+    tmp_path: Path, looks: Looks, killer: Killer, planned: bool, stride: int
+) -> None:
+    query = await written(tmp_path, 2, batches=2)
+    source, target = tmp_path / "source", tmp_path / "target"
+    await step(query, target, FollowChoice(partitions=4))
+    await query.run(1)
+    if planned:
+        await query.plan()
+    shutil.copytree(query.root, source)
+    shutil.copytree(target, tmp_path / "followed")
+    choice = CutoverChoice(wait_s=0)
+    for killed_at in itertools.count(planned, stride):
+        for path, like in ((query.root, source), (target, tmp_path / "followed")):
+            shutil.rmtree(path)
+            shutil.copytree(like, path)
+        killer.left = killed_at
+        is_killed = False
+        try:
+            done = await cut_over(target, choice, partitioner=by_crc)
+        except KilledError:
+            is_killed = True
+            killer.left = None
+            # Nobody can start a query there.
+            with pytest.raises(BatchLogError, match="is that of a replica"):
+                decode_query_id((target / "metadata").read_bytes())
+            done = await cut_over(target, choice, partitioner=by_crc)
+        killer.left = None
+        assert (done.batch, done.planned_batch) == (2, 3 if planned else None)
+        assert decode_query_id((target / "metadata").read_bytes()) == "query-1"
+        fence = query.root / "offsets" / ("4" if planned else "3")
+        with pytest.raises(BatchLogError, match=f"is closed: the query has moved to {target}"):
+            decode_offsets(fence.read_bytes())
+        with pytest.raises(PromotedError):
+            await cut_over(target, choice)
+        with pytest.raises(PromotedError):
+            await step(query, target)
+        if planned:
+            copied = decode_offsets((target / "offsets/3").read_bytes())
+            assert copied.conf["spark.sql.shuffle.partitions"] == "4"
+            assert decode_fence((query.root / "commits/3").read_bytes()) == str(target)
+        if not is_killed:
+            break
+    assert killed_at > 10
+    await check_goes_on(query, target, looks, 2)
+
+
+async def test_a_batch_that_is_committed_while_its_source_is_closed_is_followed(tmp_path: Path, looks: Looks) -> None:
+    query = await written(tmp_path, 2)
+    target = tmp_path / "target"
+    await step(query, target, FollowChoice(partitions=1))
+    await query.plan()
+    cutting = asyncio.create_task(cut_over(target, CutoverChoice(wait_s=60), partitioner=by_crc))
+    while not (query.root / "offsets/3").exists():  # noqa: ASYNC110  (another task of this loop makes it)
+        await asyncio.sleep(0.01)
+    await query.run(1)
+    done = await cutting
+    assert (done.batch, done.planned_batch) == (2, None)
+    await check_goes_on(query, target, looks, 2)
+
+
+async def test_what_cannot_be_routed_is_copied_whole(tmp_path: Path, looks: Looks) -> None:
+    query = await written(tmp_path, 2)
+    target = tmp_path / "target"
+    choice = FollowChoice(partitions=4)
+
+    async def copied() -> str:
+        done = await step(query, target, choice)
+        assert await looks.at(target) == await looks.at(query.root)
+        assert decode_replica((target / "metadata").read_bytes()) is not None
+        return done.copied
+
+    assert await copied() == ""
+    await query.run(1)
+    for file in (query.root / "state/0/1").glob("3_*.changelog"):
+        file.unlink()
+    assert "is not there" in await copied()
+    await query.run(3)
+    for log, oldest in (("commits", 5), ("offsets", 4)):
+        for number in range(oldest):
+            (query.root / log / str(number)).unlink()
+    assert await copied() == "batch 2 is not there any more"
+    await query.run(1)
+    path = query.root / "offsets" / str(query.batch)
+    offsets = decode_offsets(path.read_bytes())
+    conf = offsets.conf | {"spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion": "1"}
+    path.write_bytes(encode_offsets(msgspec.structs.replace(offsets, conf=conf)))
+    assert "settings changed with batch 6" in await copied()
+    done = await cut_over(target, CutoverChoice(wait_s=0), partitioner=by_crc)
+    assert done.batch == 6
+    assert (await check_checkpoint(target)).is_sound
+
+
+async def test_a_misplaced_key_ends_a_step_and_the_replica_stays(tmp_path: Path, looks: Looks) -> None:
+    query = await written(tmp_path, 2)
+    target, choice = tmp_path / "target", FollowChoice(partitions=4)
+    with pytest.raises(MisplacedKeyError):
+        await opened(query.root, target, choice, by_another_hash)
+    assert not target.exists()
+    await step(query, target, choice)
+    before = await looks.at(target)
+    await query.run(1)
+    async with opened_follower(query.root, target, choice, partitioner=by_another_hash) as follower:
+        with pytest.raises(MisplacedKeyError, match=r"is in partition . of 2"):
+            await follower.step()
+        status = await follower.status()
+    assert (status.batch, status.newest_batch, status.lag_batches) == (1, 2, 1)
+    assert await looks.at(target) == before
+
+
+async def opened(source: Path, target: Path, choice: FollowChoice, partitioner: Partitioner = by_crc) -> None:
+    async with opened_follower(source, target, choice, partitioner=partitioner):
+        pass
+
+
+async def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
+    query = await written(tmp_path, 2)
+    target = tmp_path / "target"
+    with pytest.raises(NotFoundError, match="there is no checkpoint"):
+        await opened(tmp_path / "nothing", target, FollowChoice())
+    with pytest.raises(NotFoundError, match="there is no replica"):
+        await cut_over(target)
+    with pytest.raises(UsageError, match="cannot change partitions and provider at once"):
+        await opened(query.root, target, FollowChoice(partitions=2, provider="rocksdb"))
+    with pytest.raises(TargetError, match="below the place of the source"):
+        await opened(query.root, query.root / "state/replica", FollowChoice())
+    with pytest.raises(PromotedError, match="is a checkpoint of its own"):
+        await opened(tmp_path / "nothing", query.root, FollowChoice())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    with pytest.raises(TargetError, match="is a directory with content"):
+        await opened(query.root, tmp_path / "full", FollowChoice())
+    await step(query, target, FollowChoice(partitions=4))
+    with pytest.raises(UsageError, match="is followed with partitions 4"):
+        await opened(query.root, target, FollowChoice(partitions=3))
+    with pytest.raises(BatchLogError, match="is that of a replica of"):
+        await opened(target, tmp_path / "of a replica", FollowChoice())
+    another = WrittenQuery(tmp_path / "another", tmp_path / "work")
+    await (await another.begin()).run(1)
+    with pytest.raises(TargetError, match="is a replica of"):
+        await opened(another.root, target, FollowChoice())
+    async with opened_follower(query.root, target, partitioner=by_crc):
+        with pytest.raises(TargetBusyError):
+            await step(query, target)
+    planned = await plan_cutover(target)
+    assert (planned.batch, planned.planned_batch, planned.batches, planned.closed) == (1, None, 0, True)
+    # Of two replicas one gets the query.
+    other = tmp_path / "other"
+    await step(query, other)
+    await cut_over(target, CutoverChoice(wait_s=0), partitioner=by_crc)
+    with pytest.raises(TargetError, match=f"has moved to {target}"):
+        await cut_over(other, CutoverChoice(wait_s=0), partitioner=by_crc)
+    assert decode_replica((other / "metadata").read_bytes()) is not None
+
+
+async def newest(checkpoint: Path) -> int:
+    return max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())

@@ -129,11 +129,7 @@ class WrittenQuery:
         checkpoint = await StreamingCheckpoint.open(self.root)
         for _ in range(batches):
             batch = self.batch + 1
-            offset = f'{{"logOffset":{batch}}}' if self._file_offsets else None
-            offsets = BatchOffsets(conf=self._conf, offsets=(SourceOffset("0", offset),))
-            await checkpoint.offsets.add(batch, offsets)
-            line = f'{{"path":"file:///in/{batch}.json","timestamp":1,"batchId":{batch}}}'
-            _write(self.root / f"sources/0/{batch}", f"v1\n{line}".encode())
+            await self._plan(checkpoint, batch)
             for partition in range(len(self._ids)):
                 self._ids[partition] = await self._commit(checkpoint, batch, partition)
             ids: dict[int, tuple[tuple[UniqueId, ...], ...]] | None
@@ -141,6 +137,18 @@ class WrittenQuery:
             await checkpoint.commits.add(batch, BatchCommit(version=1 if ids is None else 2, unique_ids=ids))
             self.batch = batch
         await checkpoint.close()
+
+    async def plan(self) -> None:
+        """Plan the next batch, as a query does that dies before it commits."""
+        checkpoint = await StreamingCheckpoint.open(self.root)
+        await self._plan(checkpoint, self.batch + 1)
+        await checkpoint.close()
+
+    async def _plan(self, checkpoint: StreamingCheckpoint, batch: int) -> None:
+        line = f'{{"path":"file:///in/{batch}.json","timestamp":1,"batchId":{batch}}}'
+        _write(self.root / f"sources/0/{batch}", f"v1\n{line}".encode())
+        offset = f'{{"logOffset":{batch}}}' if self._file_offsets else None
+        await checkpoint.offsets.add(batch, BatchOffsets(conf=self._conf, offsets=(SourceOffset("0", offset),)))
 
     async def resume(self, root: Path, batch: int) -> None:
         """Go on from a batch in another place."""
@@ -183,7 +191,6 @@ class WrittenQuery:
             committed = await store.commit()
             await store.maintain()
         return committed.unique_id
-
 
     def _is_in(self, partition: int, key: bytes) -> bool:
         return not self._hashed or crc32c(key) % len(self._ids) == partition
