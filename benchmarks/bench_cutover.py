@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation has it)
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 # Python looks beside a script; the other benchmarks are found from the directory above.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -167,9 +167,7 @@ def measure(root: Path, sizes_mb: list[int]) -> None:
         lags = sorted(figures.lags)
         size, ready_s, commit_s = f"{size_mb:5} MB", figures.ready_s, figures.first_commit_s
         print(f"{size}: lag at most {lags[-1]} batches, median {lags[len(lags) // 2]}")
-        print(
-            f"{size}: {PARTITIONS} -> {2 * PARTITIONS}, ready after {ready_s:.2f} s, first commit after {commit_s:.1f} s"
-        )
+        print(f"{size}: closed to ready {ready_s:.2f} s, to the first commit {commit_s:.1f} s")
         print(f"{size}: stopped and rescaled, {figures.rescaled_s:.1f} s, {figures.rescaled_commit_s:.1f} s")
         subprocess.run(["rm", "-rf", root / str(size_mb)], check=True)
     if len(found) > 1:

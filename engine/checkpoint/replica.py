@@ -161,7 +161,7 @@ class QueryFollower:
         return self.replica.partitions
 
     async def check_replica(self) -> None:
-        """Refuse to go on with what is no replica of this source any more. Costs a GET."""
+        """Refuse to go on with what is not a replica of this source any more. Costs a GET."""
         found = await read_replica(self.target)
         if found is None:
             message = "is a checkpoint of its own by now"

@@ -19,7 +19,7 @@ from engine.state.compression import (
 )
 from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
 from engine.state.zips import read_state_zip
-from index.errors import DamagedChangelogError, FormatError, LineageError
+from index.errors import BatchLogError, DamagedChangelogError, FormatError, LineageError
 from index.java_text import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
 from index.rocksdb import manifest, sst
 from index.rocksdb.sst import parse_range_deletions, parse_sst_tail
@@ -40,6 +40,7 @@ from index.spark.checksums import (
 from index.spark.hdfs_rows import RowForm, prefix_key_splitter
 from index.spark.lineage import HeaderNeeded, Lineage, Present, decode_lineage, encode_lineage, full_lineage, resolve
 from index.spark.metadata import decode_state_metadata, encode_state_metadata
+from index.spark.replica import Replica, decode_fence, decode_replica, encode_fence, encode_replica
 from index.spark.rescale import repartition_operator
 from tests.fuzz.target import Scratch, Target, check_refusal
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
@@ -285,6 +286,15 @@ def run_batch_logs(data: bytes) -> None:
                     checkpoint.plan_cut(["0", "1", "9.compact"], newest)
                     checkpoint.missing_entries(["0", "1"], newest)
     entry_fields(data)
+    if (moved_to := decode_fence(data)) is not None:
+        assert decode_fence(encode_fence(moved_to)) == moved_to
+
+
+def _decode_replica(data: bytes) -> Replica:
+    found = decode_replica(data, subject=SUBJECT)
+    if found is None:
+        raise BatchLogError("is that of no replica", subject=SUBJECT)
+    return found
 
 
 _LOGS: Final[tuple[tuple[Callable[[bytes], Any], Callable[[Any], bytes]], ...]] = (
@@ -292,6 +302,7 @@ _LOGS: Final[tuple[tuple[Callable[[bytes], Any], Callable[[Any], bytes]], ...]] 
     (query_logs.decode_commit, query_logs.encode_commit),
     (query_logs.decode_operator, encode_operator),
     (query_logs.decode_query_id, encode_query_id),
+    (_decode_replica, encode_replica),
 )
 
 
@@ -432,7 +443,9 @@ TARGETS: Final = (
         name="batch-logs",
         run=run_batch_logs,
         covers=(
-            *(decode for decode, _ in _LOGS),
+            *(decode for decode, _ in _LOGS[:-1]),
+            decode_fence,
+            decode_replica,
             StateStoreSettings.from_conf,
             checkpoint.newest_entry,
             entry_fields,
