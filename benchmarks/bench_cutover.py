@@ -140,7 +140,7 @@ def measure_size(spark: SparkSession, root: Path, size_mb: int) -> Figures:
             wait_for(target / "commits", bulk + 1)
             lags = lags_of(source, target)
         # The query still runs, and is closed in the middle of its work.
-        done = msgspec.json.decode(tidemark("spark", "cutover", str(target), "--json"))
+        done = msgspec.json.decode(tidemark("spark", "cutover", str(source), str(target), "--json"))
         ready = time.monotonic()
         with contextlib.suppress(Exception):
             query.awaitTermination()

@@ -50,6 +50,10 @@ class BatchLogError(FormatError):
     """A file of a streaming checkpoint's logs or metadata is not what Spark writes (design 0004, B2)."""
 
 
+class ClosedLogError(BatchLogError):
+    """A log of a checkpoint is closed: its query has moved to another one (design 0011, Q7)."""
+
+
 class LineageError(FormatError):
     """A lineage has a gap, makes no progress or does not lead back: Spark's INVALID_CHECKPOINT_LINEAGE (0004, R5)."""
 

@@ -21,7 +21,7 @@ from blobstore.opening import StoreSettings
 from engine.checkpoint.file_check import check_hidden
 from engine.checkpoint.findings import MEND_HINT, CheckLevel, CheckReport, Finding, Findings, StoreChecked
 from engine.checkpoint.store_check import StoreWork, check_store
-from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
+from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError, bare_message
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import (
@@ -35,7 +35,7 @@ from engine.state.query import (
     StreamingCheckpoint,
 )
 from index.display import count
-from index.errors import UNDECODABLE, BatchLogError, FileChecksumError, FormatError
+from index.errors import UNDECODABLE, BatchLogError, ClosedLogError, FileChecksumError, FormatError
 from index.spark import query_logs
 from index.spark.checkpoint import SOURCES, STATE, StoreId, check_entry, is_entry, missing_entries, newest_entry
 from index.spark.names import parse_state_name
@@ -233,6 +233,8 @@ class _LogsCheck:
         except BlobNotFoundError:
             if needed:
                 self._damaged(path, _NO_SCHEMA)
+        except ClosedLogError as error:
+            self._warn(path, bare_message(error), error.hint)
         except FormatError as error:
             self._findings.damage(path, error, "K2")
         except (DamagedError, BlobCorruptError) as error:

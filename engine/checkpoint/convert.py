@@ -40,6 +40,7 @@ from index.spark.checkpoint import QUERY_ID, StoreId
 from index.spark.hdfs_rows import SplitKey, prefix_key_splitter
 from index.spark.names import SSTS, StateVersion
 from index.spark.query_logs import UNIQUE_IDS_VERSION, decode_commit, decode_offsets, encode_commit, encode_offsets
+from index.spark.replica import decode_fence
 from index.spark.retention import SCHEMA_PATH
 from index.spark.schema import SCHEMA_BYTES_MAX, decode_state_schema
 
@@ -309,12 +310,14 @@ async def bring_query(
 
         def write() -> tuple[int, int]:
             for path in paths:
-                if path == (OFFSETS, str(at.batch + 1)) and not planned:
-                    continue
                 here, there = found.directory.joinpath(*path), directory.joinpath(*path)
+                before = here.read_bytes()
+                is_planned = path == (OFFSETS, str(at.batch + 1))
+                if is_planned and (not planned or decode_fence(before) is not None):
+                    continue
                 there.parent.mkdir(parents=True, exist_ok=True)
                 after = metadata if path == QUERY_ID else None
-                write_like(there, after or rewrite("/".join(path), here.read_bytes()), here.stat())
+                write_like(there, after or rewrite("/".join(path), before), here.stat())
             adapt_query_files(directory, place, {})
             sizes = [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
             return len(sizes), sum(sizes)

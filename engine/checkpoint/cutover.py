@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -10,8 +12,16 @@ import msgspec
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint
-from engine.checkpoint.replica import FollowChoice, QueryFollower, newest_committed, opened_follower, read_replica
-from engine.errors import PromotedError, TargetError, UsageError
+from engine.checkpoint.replica import (
+    FollowChoice,
+    QueryFollower,
+    newest_committed,
+    opened_follower,
+    opened_place,
+    own_replica,
+    planned_batch,
+)
+from engine.errors import TargetBusyError, TargetError, UsageError
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.key_rules import Partitioner, partitions_of
@@ -19,12 +29,16 @@ from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, StreamingCheck
 from index.display import DisplayMixin
 from index.spark.checkpoint import QUERY_ID
 from index.spark.query_logs import decode_query_id
-from index.spark.replica import Replica, decode_fence, encode_fence
+from index.spark.replica import Fence, Replica, decode_fence, encode_fence
 
 _OPERATION: Final = "cut over"
 _LOOK_S: Final = 0.05
 # Batches that may be planned while an end of the log is looked for: each attempt loses to one of them.
 _CLAIMS_MAX: Final = 100
+# Before the source is closed: where each batch is copied whole, a query that runs is never caught up with.
+_STEPS_BEFORE: Final = 8
+# How often another follower may be faster.
+_BUSY_MAX: Final = 20
 
 
 class CutoverChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,29 +76,33 @@ class Cutover(CutoverPlan, frozen=True, kw_only=True):
     seconds: float
 
 
-async def plan_cutover(target: str | Path, choice: CutoverChoice | None = None) -> CutoverPlan:
+async def plan_cutover(source: str | Path, target: str | Path, choice: CutoverChoice | None = None) -> CutoverPlan:
     """Find out what `cut_over` would do, as far as it is known now. Nothing is written. Raises likewise."""
     choice = choice or CutoverChoice()
-    async with opened_checkpoint(target, choice.store_settings) as there:
-        replica = await _replica(there)
+    async with (
+        opened_checkpoint(source, choice.store_settings) as root,
+        opened_place(target, choice.store_settings) as there,
+    ):
+        replica = await own_replica(root, there)
         batch = newest = await newest_committed(there)
-        planned, where = None, replica.replica_of
+        planned = await planned_batch(there, batch)
         if not choice.source_lost:
-            async with opened_checkpoint(where, choice.store_settings) as root:
-                newest = await newest_committed(root)
-                planned = max(await StreamingCheckpoint(root).offsets.batches(), default=newest)
+            await _Fence(root, replica, there.location, Runtime()).find_last()
+            newest = await newest_committed(root)
+            planned = await planned_batch(root, newest)
         return CutoverPlan(
             query_id=decode_query_id(replica.metadata.encode()),
-            source=where,
+            source=root.location,
             location=there.location,
             batch=newest,
-            planned_batch=planned if planned is not None and planned > newest else None,
+            planned_batch=planned,
             closed=not choice.source_lost,
             batches=newest - batch,
         )
 
 
 async def cut_over(
+    source: str | Path,
     target: str | Path,
     choice: CutoverChoice | None = None,
     *,
@@ -100,31 +118,31 @@ async def cut_over(
     Raises:
         NotFoundError: There is no replica, or it is not complete.
         PromotedError: It was cut over already.
-        TargetError: The source was cut over to another place.
+        TargetError: It is a replica of another source, or the source has moved to another one.
         TargetBusyError: A follower on this machine works on the replica, or a query writes there.
-        As `QueryFollower.step`. After any error Spark still refuses to start a query on the replica.
+        UsageError: The log of the source cannot be closed, as it does not have every batch.
+        As `QueryFollower.step`. After any error Spark still refuses to start a query on the replica; if the source is
+        closed by then, a note says how to open it again.
     """
     choice, runtime = choice or CutoverChoice(), runtime or Runtime()
     began_s = runtime.monotonic_s()
-    async with opened_checkpoint(target, choice.store_settings) as there:
-        replica = await _replica(there)
-        await newest_committed(there)
-    follow = FollowChoice(store_settings=choice.store_settings)
-    source = replica.replica_of
-    async with opened_follower(
-        source, target, follow, partitioner=partitioner, progress=progress, runtime=runtime
-    ) as follower:
-        batches = 0
-        if not choice.source_lost:
-            batches += await _catch_up(follower)
-        closed_s = runtime.monotonic_s()
-        fence = _Fence(follower.source, follower.target.location, runtime)
-        if not choice.source_lost:
-            await fence.close(choice.wait_s)
-            batches += await _catch_up(follower)
-        planned = await follower.settle(is_lost=choice.source_lost)
-        if not choice.source_lost:
-            await fence.check()
+    settings = choice.store_settings
+    async with opened_checkpoint(source, settings) as root, opened_place(target, settings) as there:
+        replica = await own_replica(root, there)
+        before = await newest_committed(there)
+    follow = FollowChoice(store_settings=settings)
+    opening = opened_follower(source, target, follow, partitioner=partitioner, progress=progress, runtime=runtime)
+    async with opening as follower:
+        if choice.source_lost:
+            closed_s = runtime.monotonic_s()
+            planned = await follower.settle(is_lost=True)
+        else:
+            await _catch_up(follower, steps_max=_STEPS_BEFORE)
+            fence = _Fence(follower.source, replica, follower.target.location, runtime)
+            closed_s = runtime.monotonic_s()
+            async with fence.closed(choice.wait_s):
+                await _catch_up(follower)
+                planned = await follower.settle(is_lost=False)
         await follower.check_replica()
         batch = await newest_committed(follower.target)
         await follower.target.publish(QUERY_ID[0], replica.metadata.encode(), overwrite=True)
@@ -132,70 +150,95 @@ async def cut_over(
         return Cutover(
             dry_run=False,
             query_id=decode_query_id(replica.metadata.encode()),
-            source=source,
+            source=follower.source.location,
             location=follower.target.location,
             batch=batch,
             planned_batch=planned,
             closed=not choice.source_lost,
-            batches=batches,
+            batches=batch - before,
             pause_s=now_s - closed_s,
             seconds=now_s - began_s,
         )
 
 
-async def _replica(target: CheckpointDir) -> Replica:
-    found = await read_replica(target)
-    if found is None:
-        message, hint = "is a checkpoint of its own", "start the query there"
-        raise PromotedError(message, operation=_OPERATION, subject=target.location, hint=hint)
-    return found
-
-
-async def _catch_up(follower: QueryFollower) -> int:
-    """Follow until nothing is new; return the number of batches."""
-    before = await follower.batch()
-    while (await follower.batch()) != await follower.newest_batch():
-        await follower.step(snapshots=False)
-    now = await follower.batch()
-    return (-1 if now is None else now) - (-1 if before is None else before)
+async def _catch_up(follower: QueryFollower, *, steps_max: int | None = None) -> None:
+    """Take steps until nothing is new, at least one: it finds out whether this still is the history of the source."""
+    steps = busy = 0
+    while True:
+        try:
+            step = await follower.step(snapshots=False)
+        except TargetBusyError:
+            # Another follower was faster with this batch.
+            busy += 1
+            if busy > _BUSY_MAX:
+                raise
+            continue
+        steps += 1
+        if step.batch == await follower.newest_batch() or steps == steps_max:
+            return
 
 
 class _Fence:
     """Closes the logs of a checkpoint for its query (Q7, Q8)."""
 
-    def __init__(self, source: CheckpointDir, location: str, runtime: Runtime) -> None:
+    def __init__(self, source: CheckpointDir, replica: Replica, location: str, runtime: Runtime) -> None:
         self._source = source
-        self._line = encode_fence(location)
+        self._id = replica.id
+        self._line = encode_fence(Fence(replica.id, location))
         self._runtime = runtime
-        self._path = ""
+        # Batches that are planned end with this one.
+        self._last = -1
 
-    async def close(self, wait_s: float) -> None:
-        """Close the offset log after the last batch that is planned, then see what becomes of that batch.
+    @contextlib.asynccontextmanager
+    async def closed(self, wait_s: float) -> AsyncIterator[None]:
+        """Close the logs for a block; they stay closed after it, and it ends with an error if somebody opened them.
 
-        TargetError: it was closed for a move to another place.
+        UsageError: they cannot be closed. TargetError: they are, for another replica.
         """
-        offsets = StreamingCheckpoint(self._source).offsets
+        await self._close()
+        try:
+            await self._settle_last(wait_s)
+            yield
+            await self._check()
+        except BaseException as error:
+            path = f"{self._source.location}/{OFFSETS}/{self._last + 1}"
+            error.add_note(f"the source is closed: cut over again, or delete {path} to let the query go on there")
+            raise
+
+    async def find_last(self) -> tuple[int, bool]:
+        """Return the last batch that is planned, and whether the log is closed after it. Raises as `closed`."""
+        batches = await StreamingCheckpoint(self._source).offsets.batches()
+        last = batches[-1] if batches else -1
+        is_closed = last >= 0 and await self._is_closed(f"{OFFSETS}/{last}")
+        if any(after != before + 1 for before, after in pairwise(batches)):
+            message, hint = (
+                "has no entry for some batches, and cannot be closed",
+                "run the query without async progress",
+            )
+            raise UsageError(message, operation=_OPERATION, subject=f"{self._source.location}/{OFFSETS}", hint=hint)
+        return last - is_closed, is_closed
+
+    async def _close(self) -> None:
+        """Close the offset log after the last batch that is planned."""
         for _ in range(_CLAIMS_MAX):
-            batches = await offsets.batches()
-            last = batches[-1] if batches else -1
-            if last >= 0 and await self._is_closed(f"{OFFSETS}/{last}"):
-                last -= 1
-                break
-            if await self._create(f"{OFFSETS}/{last + 1}"):
-                break
-        else:
-            message, hint = "plans batches faster than its log can be closed", "stop the query, then try again"
-            raise UsageError(message, operation=_OPERATION, subject=self._source.location, hint=hint)
-        self._path = f"{OFFSETS}/{last + 1}"
-        path = f"{COMMITS}/{last}"
-        if last >= 0 and not await self._appears(path, wait_s):
+            self._last, is_closed = await self.find_last()
+            if is_closed or await self._create(f"{OFFSETS}/{self._last + 1}"):
+                return
+        message, hint = "plans batches faster than its log can be closed", "stop the query, then try again"
+        raise TargetBusyError(message, operation=_OPERATION, subject=self._source.location, hint=hint)
+
+    async def _settle_last(self, wait_s: float) -> None:
+        """See what becomes of the last batch that is planned."""
+        path = f"{COMMITS}/{self._last}"
+        if self._last >= 0 and not await self._appears(path, wait_s):
             # Of this and the query's own commit one is there afterwards.
             await self._create(path)
 
-    async def check(self) -> None:
-        """Refuse to go on if somebody has opened the log again."""
-        if not await self._is_closed(self._path):
-            message, hint = f"{self._path} was removed or replaced", "see who writes there, then cut over again"
+    async def _check(self) -> None:
+        """Refuse to go on if somebody has opened the log, or gone on beyond it."""
+        last, is_closed = await self.find_last()
+        if not is_closed or last != self._last or await newest_committed(self._source) > last:
+            message, hint = "was opened again, or its query has gone on", "stop the query, then cut over again"
             raise TargetError(message, operation=_OPERATION, subject=self._source.location, hint=hint)
 
     async def _create(self, path: str) -> bool:
@@ -221,7 +264,7 @@ class _Fence:
         except BlobNotFoundError:
             return False
         moved_to = decode_fence(data)
-        if moved_to is not None and data != self._line:
-            message, hint = f"has moved to {moved_to}", "go on there, or delete that entry and the copy there"
+        if moved_to is not None and moved_to.replica_id != self._id:
+            message, hint = f"has moved to {moved_to.location}", "go on there, or delete that entry and the copy there"
             raise TargetError(message, operation=_OPERATION, subject=f"{self._source.location}/{path}", hint=hint)
         return moved_to is not None

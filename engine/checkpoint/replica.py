@@ -31,6 +31,7 @@ from engine.checkpoint.convert import (
     renamed,
     run_conversion,
 )
+from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale, check_partitions, operators_after, rewritten
 from engine.checkpoint.rescale import RescaleChoice, run_rescale
 from engine.checkpoint.rescale_stores import Here, of_checkpoint, rescale_here
@@ -45,18 +46,26 @@ from engine.checkpoint.targets import (
     is_newer,
     publish_files,
 )
-from engine.errors import DamagedError, NotFoundError, PromotedError, TargetBusyError, TargetError, UsageError
+from engine.errors import (
+    DamagedError,
+    NotFoundError,
+    PromotedError,
+    TargetBusyError,
+    TargetError,
+    UnsafeSourceError,
+    UsageError,
+)
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import STORES_AT_ONCE
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, store_url
 from engine.state.key_rules import Partitioner, partitions_of, read_key_rules
 from engine.state.local_files import WorkingDir, remove_tree
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StreamingCheckpoint
-from engine.state.settings import PROVIDER_KEY
+from engine.state.settings import PROVIDER_KEY, SPARK_DEFAULTS
 from index.display import DisplayMixin, count, format_seconds
 from index.errors import FormatError
 from index.snapshot.model import UniqueId
-from index.spark.checkpoint import QUERY_ID, SOURCES, StoreId
+from index.spark.checkpoint import QUERY_ID, SOURCES, STATE, StoreId
 from index.spark.names import StateVersion
 from index.spark.query_logs import decode_query_id, parse_batch_name
 from index.spark.replica import Replica, decode_fence, decode_replica, encode_replica
@@ -64,10 +73,13 @@ from index.spark.rescale import group_partitions
 
 _OPERATION: Final = "follow"
 _METADATA: Final = QUERY_ID[0]
-# Of one step.
+_LOCK: Final = "lock"
+# Of one step; after as many, entries of logs that are too old are deleted.
 _BATCHES_MAX: Final = 16
 # How often a copy of all state is tried, while batches that were copied vanish.
 _COPIES_MAX: Final = 3
+# Of a path: `state`, operator and partition.
+_STORE_DEPTH: Final = 3
 
 
 class FollowChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,10 +88,12 @@ class FollowChoice(msgspec.Struct, frozen=True, kw_only=True):
     # Of the replica; what is not given is as at the source.
     partitions: int | None = None
     provider: Provider | None = None
-    # Number of batches after which a store gets a snapshot; None: as the query has it.
+    # Number of batches after which a store gets a snapshot; None: ten, as Spark's default, which no log has.
     snapshot_every: int | None = None
     # Number of stores worked on at once on this machine.
     stores_at_once: int = STORES_AT_ONCE
+    # Of a target on an object store: where files are gathered and loaded; None: this machine's place for such files.
+    scratch: Path | None = None
     # How a source and a target that are URLs are asked.
     store_settings: StoreSettings | None = None
 
@@ -151,8 +165,8 @@ class QueryFollower:
         # The batch of the replica, as the source has it; None: not known yet.
         self._at: QueryAt | None = None
         self._routes: dict[tuple[int, str], tuple[Route, ...]] = {}
-        # What was published of the files of the query, by path.
-        self._published: dict[str, int] = {}
+        # Size and time of the files of the query that were published, by path.
+        self._published: dict[str, tuple[int, int]] = {}
 
     # --- what there is
 
@@ -162,12 +176,9 @@ class QueryFollower:
 
     async def check_replica(self) -> None:
         """Refuse to go on with what is not a replica of this source any more. Costs a GET."""
-        found = await read_replica(self.target)
-        if found is None:
-            message = "is a checkpoint of its own by now"
-            raise PromotedError(message, operation=_OPERATION, subject=self.target.location)
-        if found != self.replica:
-            raise TargetError(f"is a replica of {found.replica_of}, made otherwise", operation=_OPERATION)
+        if (await own_replica(self.source, self.target)).id != self.replica.id:
+            message = "is another replica by now"
+            raise TargetError(message, operation=_OPERATION, subject=self.target.location)
 
     async def newest_batch(self) -> int:
         """Return the newest committed batch of the source. NotFoundError: there is none."""
@@ -199,9 +210,9 @@ class QueryFollower:
         await self.check_replica()
         newest, here = await self.newest_batch(), await self.batch()
         if here is not None and newest < here:
-            message = f"is at batch {here}, and the query at batch {newest}: it was taken back"
-            hint = "follow it into a new place"
-            raise TargetError(message, operation=_OPERATION, subject=self.target.location, hint=hint)
+            raise self._taken_back(f"is at batch {here}, and the query at batch {newest}")
+        if here is not None:
+            await self._check_history(here)
         try:
             done = await self._advance(here, newest)
         except UnroutableError as reason:
@@ -212,7 +223,10 @@ class QueryFollower:
             self._at = None
             raise
         if snapshots:
-            done = msgspec.structs.replace(done, snapshots=await self._make_snapshots(is_behind=done.batch < newest))
+            made = await self._make_snapshots(is_behind=done.batch < newest)
+            done = msgspec.structs.replace(done, snapshots=made)
+        if done.batch // _BATCHES_MAX > (-1 if here is None else here) // _BATCHES_MAX:
+            await self._delete_logs(done.batch - SPARK_DEFAULTS.versions_retained_min)
         return msgspec.structs.replace(done, seconds=self._runtime.monotonic_s() - began_s)
 
     async def _advance(self, here: int | None, newest: int) -> QueryStep:
@@ -221,6 +235,18 @@ class QueryFollower:
         at = self._at if self._at is not None and self._at.batch == here else await self._open(here)
         batches = range(here + 1, min(newest, here + _BATCHES_MAX) + 1)
         return await self._route(at, batches) if batches else QueryStep(batch=here)
+
+    async def _check_history(self, batch: int) -> None:
+        """Refuse to go on if the query has run the batch of the replica once more: names without ids do not show it."""
+        read, copied = [await StreamingCheckpoint(root).offsets.get(batch) for root in (self.source, self.target)]
+        if read is None or copied is None:
+            return  # purged
+        if (read.offsets, read.timestamp_ms) != (copied.offsets, copied.timestamp_ms):
+            raise self._taken_back(f"has another batch {batch} than the query by now")
+
+    def _taken_back(self, message: str) -> TargetError:
+        hint = "the query was taken back, and went another way: follow it into a new place"
+        return TargetError(message, operation=_OPERATION, subject=self.target.location, hint=hint)
 
     async def _query_at(self, batch: int) -> QueryAt:
         """Read the query at a batch as the source has it; UnroutableError: it was purged."""
@@ -234,6 +260,7 @@ class QueryFollower:
         await self.close()
         at = await self._query_at(batch)
         there = await StreamingCheckpoint(self.target).at(batch)
+        await self.remove_newer(batch)
         if self.partitions is None:
             rules = None
             after = at.operators
@@ -291,7 +318,10 @@ class QueryFollower:
                 records += done.records
                 size_bytes += done.size_bytes
             ids = {of: version.unique_id for of, version in named.items()}
-            await self._publish_from(self.source, at, self._rewrite(at, ids), planned=False)
+            async with self._scratch("query") as scratch:
+                rewrite = self._rewrite(at, ids)
+                await bring_query(self.source, scratch, self.target.location, at, rewrite, planned=False)
+                await self._publish_query(scratch)
             self._at = at
         return QueryStep(batch=at.batch, batches=len(batches), records=records, changelog_bytes=size_bytes)
 
@@ -323,6 +353,14 @@ class QueryFollower:
             return rewritten(at, ids, self.partitions)
         return renamed(at, ids, {PROVIDER_KEY: PROVIDERS[self.replica.provider]} if self.replica.provider else {})
 
+    async def remove_newer(self, batch: int) -> None:
+        """Remove what dead followers have left: files of later batches, and commits before one that is not there."""
+        newer = [status.path for status in await self.target.walk() if is_newer(status.path, batch)]
+        await self.target.delete(newer)
+        commits = set(await StreamingCheckpoint(self.target).committed_batches())
+        first = next(number for number in itertools.count(batch, -1) if number - 1 not in commits)
+        await self._delete_logs(first)
+
     async def settle(self, *, is_lost: bool) -> int | None:
         """Bring the files of the query once more, with a batch that is planned (Q8, Q9); return that batch.
 
@@ -331,47 +369,57 @@ class QueryFollower:
         """
         batch = await newest_committed(self.target)
         root = self.target if is_lost else self.source
+        if is_lost:
+            await self.check_replica()
+            await self.remove_newer(batch)
         there = await StreamingCheckpoint(self.target).at(batch)
         at = there if is_lost else await self._logs.at(batch)
         rewrite = _unchanged if is_lost else self._rewrite(at, {store.id: store.at.unique_id for store in there.stores})
-        planned = await _planned(root, batch)
-        await self._publish_from(root, at, rewrite, planned=planned is not None)
-        newer = [status.path for status in await self.target.walk() if is_newer(status.path, batch)]
-        await self.target.delete(newer)
+        planned = await planned_batch(root, batch)
+        async with self._scratch("query") as scratch:
+            await bring_query(root, scratch, self.target.location, at, rewrite, planned=planned is not None)
+            await self._publish_query(scratch, cuts=True)
         return planned
 
-    async def _publish_from(
-        self, root: CheckpointDir, at: QueryAt, rewrite: Callable[[str, bytes], bytes], *, planned: bool
-    ) -> None:
-        """Publish files of the query; entries of logs never replace others.
+    async def _publish_query(self, directory: Path, *, cuts: bool = False) -> None:
+        """Publish the files of the query from a directory; entries of logs never replace others (Q3).
 
+        With `cuts` entries of a source's log go, too, that come after those.
         TargetBusyError: somebody else has committed the batch there.
         """
-        async with self._scratch("query") as scratch:
-            await bring_query(root, scratch, self.target.location, at, rewrite, planned=planned)
-            await self._publish_files(scratch)
-
-    async def _publish_files(self, scratch: Path) -> None:
         await self.check_replica()
-        contents = await run_blocking(
-            lambda: {path: (scratch / path).read_bytes() for path in files_below(scratch) if path != _METADATA}
-        )
-        own = {path for path in contents if path.partition("/")[0] in {OFFSETS, COMMITS}}
-        changed = [
-            path for path, content in contents.items() if path not in own and self._published.get(path) != hash(content)
-        ]
-        await publish_files(self.target, scratch, changed)
-        self._published |= {path: hash(contents[path]) for path in changed}
-        for path in sorted(own, key=lambda path: (path.startswith(COMMITS), path)):
+        found = {
+            path: (directory / path).stat()
+            for path in await run_blocking(files_below, directory)
+            if path != _METADATA and not _is_of_store(path)
+        }
+        logs = sorted(path for path in found if path.partition("/")[0] in {OFFSETS, COMMITS})
+        looks = {path: (of.st_size, of.st_mtime_ns) for path, of in found.items() if path not in logs}
+        changed = [path for path, look in looks.items() if self._published.get(path) != look]
+        await publish_files(self.target, directory, changed)
+        self._published |= {path: looks[path] for path in changed}
+        for path in sorted(logs, key=lambda path: path.startswith(COMMITS)):
+            content = await run_blocking((directory / path).read_bytes)
             try:
-                await self.target.publish(path, contents[path], overwrite=False)
+                await self.target.publish(path, content, overwrite=False)
             except CheckpointFileExistsError as error:
-                if await self.target.read(path, size_bytes_max=ENTRY_BYTES_MAX) != contents[path]:
-                    message = f"{path} is another one: somebody else writes there"
-                    raise TargetBusyError(message, operation=_OPERATION, subject=self.target.location) from error
-        # Entries of a source's log that the query has joined or purged since.
-        stale = {status.path for status in await self.target.walk(SOURCES)} - contents.keys()
-        await self.target.delete(sorted(stale))
+                if await self.target.read(path, size_bytes_max=ENTRY_BYTES_MAX) != content:
+                    message, hint = f"{path} is another one: somebody else writes there", "look again in a moment"
+                    raise TargetBusyError(
+                        message, operation=_OPERATION, subject=self.target.location, hint=hint
+                    ) from error
+        # Entries that the query has joined or purged since. Newer ones are somebody else's by now.
+        newest = {path.rpartition("/")[0]: _entry_of(path) for path in sorted(looks, key=_entry_of)}
+        there = [status.path for status in await self.target.walk(SOURCES)]
+        stale = [
+            path
+            for path in there
+            if path not in looks and (cuts or _entry_of(path) < newest.get(path.rpartition("/")[0], -1))
+        ]
+        await self.check_replica()
+        await self.target.delete(stale)
+        for path in stale:
+            self._published.pop(path, None)
 
     # --- copies and snapshots
 
@@ -381,13 +429,17 @@ class QueryFollower:
         for attempt in itertools.count(1):
             try:
                 await make(newest)
-            except (DamagedError, FormatError, NotFoundError):
+            except (DamagedError, FormatError, NotFoundError, UnsafeSourceError):
                 tried, newest = newest, await self.newest_batch()
                 if attempt == _COPIES_MAX or newest == tried:
                     raise
             else:
                 break
-        await self._open(newest)
+        try:
+            await self._open(newest)
+        except UnroutableError as error:
+            message = f"batch {newest} was copied, and by now the query has purged it"
+            raise QueryMovedOnError(message, operation=_OPERATION, subject=self.source.location) from error
         return newest
 
     async def _copy_over(self, batch: int) -> None:
@@ -397,8 +449,9 @@ class QueryFollower:
             place.root = self.target.location
             await self.make(place, batch)
             await self.check_replica()
-            paths = [path for path in files_below(scratch / "whole") if path != _METADATA]
-            await publish_files(self.target, scratch / "whole", paths)
+            whole = scratch / "whole"
+            await publish_files(self.target, whole, [path for path in files_below(whole) if _is_of_store(path)])
+            await self._publish_query(whole)
         # Of the batches in between there is nothing.
         await self._delete_logs(batch)
 
@@ -431,13 +484,11 @@ class QueryFollower:
         if not stores:
             return 0
         every = max(1, self._choice.snapshot_every or stores[0].settings.deltas_per_snapshot)
-        due = [of for of in stores if of.versions_since_snapshot >= (2 * every if is_behind else every)]
+        due = [of for of in stores if of.is_due(2 * every if is_behind else every)]
         due.sort(key=lambda of: -of.versions_since_snapshot)
         at_once = -(-len(stores) // every)
         for of in due[:at_once]:
             await of.snapshot()
-        if due and (batch := await self.batch()) is not None:
-            await self._delete_logs(batch - stores[0].settings.versions_retained_min)
         return len(due[:at_once])
 
     async def _delete_logs(self, batch: int) -> None:
@@ -468,10 +519,22 @@ def _unchanged(_: str, content: bytes) -> bytes:
     return content
 
 
+def _is_of_store(path: str) -> bool:
+    """Return whether a file of a checkpoint is one of a state store, not of the query."""
+    parts = path.split("/")
+    return parts[0] == STATE and len(parts) > _STORE_DEPTH and parts[2].isdecimal() and "_metadata" not in parts
+
+
+def _entry_of(path: str) -> int:
+    """Return the number of an entry of a source's log; -1 of another file."""
+    number = path.rpartition("/")[2].removesuffix(".compact")
+    return int(number) if path.startswith(f"{SOURCES}/") and number.isdecimal() else -1
+
+
 # ---------------------------------------------------------------------- opening
 
 
-async def _planned(root: CheckpointDir, batch: int) -> int | None:
+async def planned_batch(root: CheckpointDir, batch: int) -> int | None:
     """Return the batch after one if it is planned; an entry that closes the log is none (Q7)."""
     with contextlib.suppress(BlobNotFoundError):
         data = await root.read(f"{OFFSETS}/{batch + 1}", size_bytes_max=ENTRY_BYTES_MAX)
@@ -522,13 +585,41 @@ async def read_status(
 ) -> QueryFollowStatus:
     """Return which batch a replica is at, and how far that is behind; nothing is changed.
 
-    NotFoundError: there is no replica, or no checkpoint. PromotedError: it was cut over.
+    NotFoundError: there is no replica, or no checkpoint. PromotedError: it was cut over. TargetError: it is a replica
+    of another checkpoint.
     """
-    async with opened_checkpoint(source, settings) as root, opened_checkpoint(target, settings) as there:
-        found = await read_replica(there)
-        if found is None:
-            raise PromotedError("is a checkpoint of its own", operation=_OPERATION, subject=there.location)
-        return await _look(root, there, found, Runtime())
+    async with opened_checkpoint(source, settings) as root, opened_place(target, settings) as there:
+        return await _look(root, there, await own_replica(root, there), Runtime())
+
+
+@contextlib.asynccontextmanager
+async def opened_place(target: str | Path, settings: StoreSettings | None = None) -> AsyncIterator[CheckpointDir]:
+    """Open the place of a replica by its whole path, which files there name, for a block."""
+    place = make_target(target, Runtime(), move_aside=False, settings=settings)
+    try:
+        async with opened_checkpoint(place.root, settings) as there:
+            yield there
+    finally:
+        await place.close()
+
+
+async def own_replica(root: CheckpointDir, target: CheckpointDir) -> Replica:
+    """Read what a place is a replica of, which has to be this source.
+
+    NotFoundError: there is no replica. PromotedError: it was cut over. TargetError: it is one of another source.
+    """
+    found = await read_replica(target)
+    if found is None:
+        raise PromotedError("is a checkpoint of its own", operation=_OPERATION, subject=target.location)
+    if found.replica_of != _name_of(root):
+        message = f"is a replica of {found.replica_of}, not of {_name_of(root)}"
+        raise TargetError(message, operation=_OPERATION, subject=target.location, hint="name that checkpoint")
+    return found
+
+
+def _name_of(root: CheckpointDir) -> str:
+    """Return the name of a source that does not depend on who gives it."""
+    return store_url(root.location) if root.local_root is None else str(root.local_root.resolve())
 
 
 async def read_replica(target: CheckpointDir) -> Replica | None:
@@ -566,26 +657,24 @@ async def opened_follower(
     """
     choice, runtime = choice or FollowChoice(), runtime or Runtime()
     how = Here(partitioner=partitioner, groups_at_once=choice.stores_at_once, progress=progress, runtime=runtime)
-    place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
+    place = _new_place(target, choice, runtime)
     try:
         async with (
             opened_checkpoint(source, choice.store_settings) as root,
-            opened_checkpoint(target, choice.store_settings) as there,
-            _work_dir(there) as work_dir,
+            opened_place(target, choice.store_settings) as there,
         ):
             await check_apart(place, root, what="source")
-            replica, is_there = await _agree(root, there, choice)
-            follower = QueryFollower(root, there, replica, choice, work_dir, how)
-            try:
-                if not is_there and there.local_root is not None:
-                    # A directory appears at once, and on one file system takes links to files of state.
-                    await follower.copy(lambda batch: follower.make(_new_place(target, choice, runtime), batch))
-                elif not is_there:
-                    await _check_empty(there)
-                    await there.publish(_METADATA, encode_replica(replica), overwrite=False)
-                yield follower
-            finally:
-                await follower.close()
+            replica, is_there = await _agree(root, there, choice, runtime)
+            if not is_there:
+                await place.check("", 0)
+            async with _work_dir(there, choice.scratch) as work_dir:
+                follower = QueryFollower(root, there, replica, choice, work_dir, how)
+                try:
+                    if not is_there:
+                        await _begin(follower, target, choice, runtime)
+                    yield follower
+                finally:
+                    await follower.close()
     finally:
         await place.close()
 
@@ -594,32 +683,37 @@ def _new_place(target: str | Path, choice: FollowChoice, runtime: Runtime) -> Ch
     return make_target(target, runtime, move_aside=False, settings=choice.store_settings)
 
 
-async def _check_empty(target: CheckpointDir) -> None:
-    if await target.list():
-        hint = "follow to a new prefix"
-        raise TargetError("is a prefix with content", operation=_OPERATION, subject=target.location, hint=hint)
-
-
-async def _agree(root: CheckpointDir, target: CheckpointDir, choice: FollowChoice) -> tuple[Replica, bool]:
-    """Return how the source is followed, by the choice or as the replica that is there was made; and if one is."""
-    where = root.location if root.local_root is None else str(root.local_root.resolve())
+async def _begin(follower: QueryFollower, target: str | Path, choice: FollowChoice, runtime: Runtime) -> None:
+    """Make the replica: a directory appears at once, and on one file system takes links to files of state."""
+    if follower.target.local_root is not None:
+        await follower.copy(lambda batch: follower.make(_new_place(target, choice, runtime), batch))
+        return
     try:
-        found = await read_replica(target)
+        await follower.target.publish(_METADATA, encode_replica(follower.replica), overwrite=False)
+    except CheckpointFileExistsError as error:
+        message = "another follower has begun there"
+        raise TargetBusyError(message, operation=_OPERATION, subject=follower.target.location) from error
+
+
+async def _agree(
+    root: CheckpointDir, target: CheckpointDir, choice: FollowChoice, runtime: Runtime
+) -> tuple[Replica, bool]:
+    """Return how the source is followed, by the choice or as the replica that is there was made; and if one is."""
+    try:
+        found = await own_replica(root, target)
     except NotFoundError:
-        return await _wanted(root, where, choice), False
-    if found is None:
-        raise PromotedError("is a checkpoint of its own", operation=_OPERATION, subject=target.location)
-    if found.replica_of != where:
-        raise TargetError(f"is a replica of {found.replica_of}", operation=_OPERATION, subject=target.location)
-    given = {"partitions": choice.partitions, "provider": choice.provider}
-    for name, value in given.items():
-        if value is not None and value != (there := getattr(found, name)):
+        return await _wanted(root, choice, runtime), False
+    if choice.partitions is None and choice.provider is None:
+        return found, True
+    wanted = await _wanted(root, choice, runtime)
+    for name in ("partitions", "provider"):
+        if getattr(choice, name) is not None and getattr(wanted, name) != (there := getattr(found, name)):
             message = f"is followed with {name} {there or 'as at the source'}"
             raise UsageError(message, operation=_OPERATION, subject=target.location, hint="follow into a new place")
     return found, True
 
 
-async def _wanted(root: CheckpointDir, where: str, choice: FollowChoice) -> Replica:
+async def _wanted(root: CheckpointDir, choice: FollowChoice, runtime: Runtime) -> Replica:
     """Return how a source is to be followed; refuse what cannot be done."""
     if choice.partitions is not None:
         check_partitions(choice.partitions)
@@ -639,7 +733,8 @@ async def _wanted(root: CheckpointDir, where: str, choice: FollowChoice) -> Repl
         raise UsageError("a replica has RocksDB's provider", operation=_OPERATION, subject=root.location, hint=hint)
     partitions = {operator.partitions_count for operator in at.operators if not operator.is_single}
     return Replica(
-        replica_of=where,
+        id=runtime.session(),
+        replica_of=_name_of(root),
         metadata=metadata.decode(),
         partitions=None if partitions == {choice.partitions} else choice.partitions,
         provider="rocksdb" if is_hdfs else None,
@@ -653,10 +748,10 @@ def _forms(at: QueryAt) -> list[tuple[object, ...]]:
 
 
 @contextlib.asynccontextmanager
-async def _work_dir(target: CheckpointDir) -> AsyncIterator[Path]:
+async def _work_dir(target: CheckpointDir, scratch: Path | None) -> AsyncIterator[Path]:
     """Make a directory to work in, on the file system of the target where that is one of this machine."""
     if target.local_root is None:
-        made = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
+        made = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-", dir=scratch))
         try:
             yield Path(made.name)
         finally:
@@ -664,17 +759,23 @@ async def _work_dir(target: CheckpointDir) -> AsyncIterator[Path]:
         return
     root = target.local_root.resolve()
     path = root.with_name(f".{root.name}.tidemark-follow")
-    lock = await run_blocking(WorkingDir.open, path / "lock")
     try:
-        await run_blocking(_remove_others, path, "lock")
+        lock = await run_blocking(WorkingDir.open, path / _LOCK)
+    except TargetBusyError as error:
+        hint = "end the follower that works there"
+        message = "another follower of this machine works on it"
+        raise TargetBusyError(message, operation=_OPERATION, subject=target.location, hint=hint) from error
+    try:
+        await run_blocking(_remove_others, path)
         yield path
+        await run_blocking(_remove_others, path)
     finally:
+        # The lock stays, as somebody else may be waiting for it.
         await run_blocking(lock.close)
-        await run_blocking(shutil.rmtree, path, ignore_errors=True)
 
 
-def _remove_others(directory: Path, kept: str) -> None:
-    """Remove what a follower that died has left. Blocks."""
+def _remove_others(directory: Path) -> None:
+    """Remove what a follower works with, or one that died has left. Blocks."""
     for path in directory.iterdir():
-        if path.name != kept:
+        if path.name != _LOCK:
             remove_tree(path)

@@ -8,12 +8,13 @@ from typing import Final
 
 import msgspec
 
-from blobstore.concurrency import run_blocking
+from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import CheckpointFileExistsError
 from engine.checkpoint.file_check import check_hidden
 from engine.checkpoint.store import capture
 from engine.local.checksums import crc32c
 from engine.runtime import Runtime
+from engine.settings import TransferSettings
 from engine.state.changelogs import ChangelogWriter, Opener, open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager, delete_old_versions
@@ -54,6 +55,8 @@ class ReplicaStore:
         self.families: Mapping[bytes, str] = {}
         self._working_dir = working_dir
         self._place: WorkingDir | None = None
+        # The header of a changelog was too short for the whole lineage.
+        self._is_cut = False
         self._runtime = runtime
 
     async def open(self, at: StateVersion) -> None:
@@ -69,6 +72,7 @@ class ReplicaStore:
         has_ids = of.unique_id is not None
         version = changelog_version(column_families=self.settings.column_families, unique_ids=has_ids)
         lineage = newest_that_fit(self.made_of.lineage) if has_ids else ()
+        self._is_cut = has_ids and len(lineage) < len(self.made_of.lineage)
         return ChangelogWriter(path, self.settings.codec, version, lineage)
 
     async def publish(self, of: StateVersion, changelog: Path) -> int:
@@ -81,6 +85,10 @@ class ReplicaStore:
     def versions_since_snapshot(self) -> int:
         base = self.made_of.base
         return self.made_of.target.version - (0 if base is None else base.version)
+
+    def is_due(self, every: int) -> bool:
+        """Return whether a snapshot is due: Spark before 4.2 wants each header to lead back to one."""
+        return self._is_cut or self.versions_since_snapshot >= every
 
     async def snapshot(self) -> None:
         """Make a snapshot of the newest version, which is committed, and delete versions that are too old (Q6)."""
@@ -99,8 +107,11 @@ class ReplicaStore:
         finally:
             await run_blocking(remove_tree, captured.directory)
             await run_blocking(place.clear_fetched)
-        self.made_of = rebased(self.made_of, of)
+        self.made_of, self._is_cut = rebased(self.made_of, of), False
         await delete_old_versions(self.manager, needed=self.made_of)
+        if self.manager.writable("snapshot").local_root is not None:
+            # The next one takes links again.
+            await self.close()
 
     async def close(self) -> None:
         place, self._place = self._place, None
@@ -146,11 +157,15 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
             MisplacedKeyError, PartitionKeyError: As `check_keys`.
             DamagedError, FormatError, StoreError: As the files say.
         """
-        openers = [await self._fetched(root, source, scratch) for source in sources]
+        openers = await map_bounded(
+            lambda source: self._fetched(root, source, scratch), sources, in_flight_max=TransferSettings().in_flight_max
+        )
         paths = [scratch / f"{of.id.partition}.new" for of in self.targets]
         records = await run_blocking(self._write, sources, openers, named, paths)
-        written = zip(self.targets, named, paths, strict=True)
-        sizes = [await of.publish(version, path) for of, version, path in written]
+        written = list(zip(self.targets, named, paths, strict=True))
+        sizes = await map_bounded(
+            lambda item: item[0].publish(*item[1:]), written, in_flight_max=TransferSettings().in_flight_max
+        )
         return Routed(records=records, size_bytes=sum(sizes))
 
     async def _fetched(self, root: CheckpointDir, source: Source, scratch: Path) -> Opener:

@@ -293,6 +293,8 @@ def is_newer(path: str, batch: int) -> bool:
             return (parse_batch_name(name) or 0) > batch
         case ["offsets", name]:
             return (parse_batch_name(name) or 0) > batch + 1
+        case ["state", _, "_metadata", "v2", name]:
+            return (parse_batch_name(name) or 0) > batch + 1
         case ["state", _, _, *_, name]:
             parsed = parse_state_name(name)
             return parsed is not None and parsed.of.version > batch + 1

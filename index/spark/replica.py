@@ -6,7 +6,7 @@ shows the line.
 """
 
 import re
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -15,7 +15,9 @@ from index.java_text import encode_jackson
 
 _HINT: Final = "this is a replica of a running query; `tidemark spark cutover` makes it a checkpoint to go on with"
 
-_FENCE: Final = re.compile(rb"the query has moved to (?P<where>\".*\") by `tidemark spark cutover`; [^\n]*\n?")
+_FENCE: Final = re.compile(
+    rb"the query has moved to (?P<where>\".*\") \((?P<id>[0-9a-f]{20})\) by `tidemark spark cutover`; [^\n]*\n?"
+)
 _BACK: Final = "delete this file, and the copy there, to let the query go on here instead"
 
 
@@ -24,6 +26,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     # First, as Spark shows it.
     hint: str = _HINT
+    # Given to no other replica, whatever its place is called.
+    id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{20}$")]
     # Where the checkpoint is that is followed: a path of the machine that follows, or a URL.
     replica_of: str
     # The file `metadata` that the replica gets when it is cut over, as Spark wrote it.
@@ -62,18 +66,25 @@ def decode_replica(data: bytes, *, subject: str = "metadata") -> Replica | None:
         raise BatchLogError(f"is not that of a replica: {error}", subject=subject, hint=hint) from error
 
 
-def encode_fence(target: str) -> bytes:
-    """Encode what closes a log of a checkpoint whose query has moved to a target."""
-    where = msgspec.json.encode(target).decode()
-    return f"the query has moved to {where} by `tidemark spark cutover`; {_BACK}\n".encode()
+class Fence(msgspec.Struct, frozen=True):
+    """An entry that closes a log: which replica its query has moved to, and where that is."""
+
+    replica_id: str
+    location: str
 
 
-def decode_fence(data: bytes) -> str | None:
-    """Decode where a query has moved to; None if an entry of a log is something else."""
+def encode_fence(fence: Fence) -> bytes:
+    """Encode what closes a log of a checkpoint whose query has moved."""
+    where = msgspec.json.encode(fence.location).decode()
+    return f"the query has moved to {where} ({fence.replica_id}) by `tidemark spark cutover`; {_BACK}\n".encode()
+
+
+def decode_fence(data: bytes) -> Fence | None:
+    """Decode what closes a log; None if an entry of it is something else."""
     found = _FENCE.fullmatch(data)
     if found is None:
         return None
     try:
-        return msgspec.json.decode(found["where"], type=str)
+        return Fence(found["id"].decode(), msgspec.json.decode(found["where"], type=str))
     except UNDECODABLE:
         return None

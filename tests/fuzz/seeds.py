@@ -34,7 +34,7 @@ from index.snapshot.model import DirDelta, IndexDelta, IndexReference, LineageIt
 from index.spark import changelog
 from index.spark.checkpoint import CheckpointBackup
 from index.spark.lineage import encode_lineage
-from index.spark.replica import Replica, encode_fence, encode_replica
+from index.spark.replica import Fence, Replica, encode_fence, encode_replica
 from tests.golden.make_golden import DELTA, INDEXES, RECORDS, SNAPSHOT
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden"
@@ -427,8 +427,10 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
         *_spark("*/metadata")(),
         *_spark("*/state/0/_metadata/v2/*")(),
         b'v1\n{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}\n{"logOffset":999999999999999999999}',
-        encode_replica(Replica(replica_of="s3://bucket/query", metadata='{"id":"x"}', partitions=16)),
-        encode_fence("s3://bucket/query"),
+        encode_replica(
+            Replica(id="0123456789abcdef0123", replica_of="s3://bucket/query", metadata='{"id":"x"}', partitions=16)
+        ),
+        encode_fence(Fence("0123456789abcdef0123", "s3://bucket/query")),
     ],
     "source-log": _source_logs,
     "relocation": lambda: [*_spark("*/state/0/_metadata/v2/*")()],

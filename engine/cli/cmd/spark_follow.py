@@ -15,9 +15,12 @@ from engine.cli.cmd.spark import partitioner
 from engine.cli.errors import describe
 from engine.cli.output import extend
 from engine.cli.session import Session, verb
-from engine.errors import EngineError, TargetBusyError, TargetError, UsageError
+from engine.errors import EngineError, MisplacedKeyError, TargetBusyError, TargetError, UsageError
 from index.display import count, human_bytes, human_duration, printable
-from index.errors import FormatError
+from index.errors import FormatError, PartitionKeyError
+
+# What is the same the next time.
+_FINAL = (TargetError, UsageError, MisplacedKeyError, PartitionKeyError)
 
 
 class QueryFollowView(replica.QueryFollowStatus, frozen=True, kw_only=True):
@@ -48,9 +51,12 @@ class QueryFollowArguments(replica.FollowChoice, frozen=True, kw_only=True):
 @click.option("--provider", type=click.Choice(["rocksdb"]), help="Of TARGET, where the state is HDFS-backed.")
 @click.option(
     "--snapshot-every",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=500),
     metavar="N",
-    help="Batches between two snapshots of a store.  [default: minDeltasForSnapshot of the query]",
+    help="Batches between two snapshots of a store.  [default: 10]",
+)
+@cli.directory_option(
+    "--scratch", "Of a bucket: where files are gathered, and loaded for snapshots.", cli.DIRECTORY_THERE
 )
 @click.option("--every", type=cli.DURATION, default="1s", metavar="TIME", help="Time between two looks.")
 @click.option("--once", is_flag=True, help="Bring TARGET to the newest batch, and end.")
@@ -99,7 +105,7 @@ async def _follow(
                 try:
                     step = await follower.step()
                 except (EngineError, FormatError, StoreError) as error:
-                    is_final = isinstance(error, TargetError | UsageError) and not isinstance(error, TargetBusyError)
+                    is_final = isinstance(error, _FINAL) and not isinstance(error, TargetBusyError)
                     # What is wrong from the start is not waited for.
                     if is_final or not views:
                         raise
@@ -143,6 +149,7 @@ class CutoverArguments(cutover.CutoverChoice, frozen=True, kw_only=True):
     needs_repository=False,
     prints=(cutover.Cutover, cutover.CutoverPlan),
 )
+@click.argument("checkpoint", metavar="CHECKPOINT")
 @click.argument("target", metavar="TARGET")
 @click.option(
     "--wait",
@@ -151,24 +158,26 @@ class CutoverArguments(cutover.CutoverChoice, frozen=True, kw_only=True):
     metavar="TIME",
     help="How long a batch that has begun may take; then it is repeated at TARGET.",
 )
-@click.option("--source-lost", is_flag=True, help="The followed checkpoint is gone; go on with what TARGET has.")
+@click.option("--source-lost", is_flag=True, help="CHECKPOINT is gone; go on with what TARGET has.")
 @click.option("-n", "--dry-run", is_flag=True, help="Change nothing; show what would be done.")
-def spark_cutover(session: Session, target: str, options: CutoverArguments, *, dry_run: bool) -> None:
-    """Make TARGET, a replica by `tidemark spark follow`, the checkpoint with which its query goes on.
+def spark_cutover(session: Session, checkpoint: str, target: str, options: CutoverArguments, *, dry_run: bool) -> None:
+    """Make TARGET, a replica of CHECKPOINT by `tidemark spark follow`, the checkpoint with which its query goes on.
 
-    The followed checkpoint is closed by an entry in its logs: a query that still runs there ends with an error when it
+    CHECKPOINT is closed by an entry in its logs: a query that still runs there ends with an error when it
     plans its next batch, and cannot be started again. Stop it before, if you can. Then start the query with TARGET as
     its checkpointLocation: it goes on with the next batch. One that had begun is repeated under its number.
 
-    Example: tidemark spark cutover /checkpoints/new
+    Example: tidemark spark cutover /checkpoints/old /checkpoints/new
     """
     options = msgspec.structs.replace(options, wait_s=options.wait / 1000, store_settings=session.store_settings())
     found: cutover.CutoverPlan
     if dry_run:
-        found = asyncio.run(cutover.plan_cutover(target, options))
+        found = asyncio.run(cutover.plan_cutover(checkpoint, target, options))
     else:
         with session.progress("cutover") as progress:
-            found = asyncio.run(cutover.cut_over(target, options, partitioner=partitioner(), progress=progress))
+            found = asyncio.run(
+                cutover.cut_over(checkpoint, target, options, partitioner=partitioner(), progress=progress)
+            )
     session.show(found, list(_cutover_lines(found)))
 
 

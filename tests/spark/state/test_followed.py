@@ -64,7 +64,9 @@ def check_followed(
 
     asyncio.run(follow())
     assert "this is a replica of a running query; `tidemark spark cutover`" in refusal_of(copy)
-    done = asyncio.run(cut_over(copy.checkpoint, CutoverChoice(wait_s=0), partitioner=partitions_of))
+    done = asyncio.run(
+        cut_over(original.checkpoint, copy.checkpoint, CutoverChoice(wait_s=0), partitioner=partitions_of)
+    )
     batch = original.committed()[-1]
     assert (done.batch, done.planned_batch, done.batches) == (batch, None, 0)
     report = asyncio.run(check_checkpoint(copy.checkpoint))

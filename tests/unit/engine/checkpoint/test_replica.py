@@ -10,11 +10,16 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from blobstore.local.store import LocalStore
+from blobstore.memory import MemoryStore
 from engine.checkpoint import groups, replica
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.cutover import CutoverChoice, cut_over, plan_cutover
-from engine.checkpoint.replica import FollowChoice, QueryStep, opened_follower
+from engine.checkpoint.errors import QueryMovedOnError
+from engine.checkpoint.replica import FollowChoice, QueryFollower, QueryStep, opened_follower
+from engine.checkpoint.rescale_stores import Here
 from engine.errors import MisplacedKeyError, NotFoundError, PromotedError, TargetBusyError, TargetError, UsageError
+from engine.runtime import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.key_rules import Partitioner
 from index.errors import BatchLogError
@@ -85,8 +90,8 @@ async def test_a_replica_has_every_batch_and_goes_on_after_a_cutover(
         assert snapshots >= (after or before)
         await query.run(3)
         assert (await follower.step()).batches == 3
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []  # noqa: ASYNC240
-    done = await cut_over(target, CutoverChoice(wait_s=0), partitioner=by_crc)
+    assert [path.name for path in (tmp_path / ".target.tidemark-follow").iterdir()] == ["lock"]
+    done = await cut_over(query.root, target, CutoverChoice(wait_s=0), partitioner=by_crc)
     assert (done.batch, done.planned_batch, done.batches) == (11, None, 0)
     expected = await looks.at(query.root, 11)
     assert await looks.at(target) == expected
@@ -167,12 +172,12 @@ async def test_a_follower_that_is_killed_before_any_write_leaves_an_exact_batch(
         else:
             is_done = True
         killer.left = None
-        batch = await newest(target)
+        batch = newest(target)
         assert batch in {1, 2, 3}
         # The next follower goes on; and without one the query does, if its source is lost.
         lost = tmp_path / "lost"
         shutil.copytree(target, lost)
-        done = await cut_over(lost, CutoverChoice(source_lost=True), partitioner=by_crc)
+        done = await cut_over(query.root, lost, CutoverChoice(source_lost=True), partitioner=by_crc)
         assert done.batch == batch
         assert done.planned_batch in {None, batch + 1}
         await check_goes_on(query, lost, looks, batch)
@@ -207,14 +212,14 @@ async def test_a_cutover_that_is_killed_before_any_write_is_repeated(
         killer.left = killed_at
         is_killed = False
         try:
-            done = await cut_over(target, choice, partitioner=by_crc)
+            done = await cut_over(query.root, target, choice, partitioner=by_crc)
         except KilledError:
             is_killed = True
             killer.left = None
             # Nobody can start a query there.
             with pytest.raises(BatchLogError, match="is that of a replica"):
                 decode_query_id((target / "metadata").read_bytes())
-            done = await cut_over(target, choice, partitioner=by_crc)
+            done = await cut_over(query.root, target, choice, partitioner=by_crc)
         killer.left = None
         assert (done.batch, done.planned_batch) == (2, 3 if planned else None)
         assert decode_query_id((target / "metadata").read_bytes()) == "query-1"
@@ -222,13 +227,15 @@ async def test_a_cutover_that_is_killed_before_any_write_is_repeated(
         with pytest.raises(BatchLogError, match=f"is closed: the query has moved to {target}"):
             decode_offsets(fence.read_bytes())
         with pytest.raises(PromotedError):
-            await cut_over(target, choice)
+            await cut_over(query.root, target, choice)
         with pytest.raises(PromotedError):
             await step(query, target)
         if planned:
             copied = decode_offsets((target / "offsets/3").read_bytes())
             assert copied.conf["spark.sql.shuffle.partitions"] == "4"
-            assert decode_fence((query.root / "commits/3").read_bytes()) == str(target)
+            closing = decode_fence((query.root / "commits/3").read_bytes())
+            assert closing is not None
+            assert closing.location == str(target)
         if not is_killed:
             break
     assert killed_at > 10
@@ -240,7 +247,7 @@ async def test_a_batch_that_is_committed_while_its_source_is_closed_is_followed(
     target = tmp_path / "target"
     await step(query, target, FollowChoice(partitions=1))
     await query.plan()
-    cutting = asyncio.create_task(cut_over(target, CutoverChoice(wait_s=60), partitioner=by_crc))
+    cutting = asyncio.create_task(cut_over(query.root, target, CutoverChoice(wait_s=60), partitioner=by_crc))
     while not (query.root / "offsets/3").exists():  # noqa: ASYNC110  (another task of this loop makes it)
         await asyncio.sleep(0.01)
     await query.run(1)
@@ -276,7 +283,7 @@ async def test_what_cannot_be_routed_is_copied_whole(tmp_path: Path, looks: Look
     conf = offsets.conf | {"spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion": "1"}
     path.write_bytes(encode_offsets(msgspec.structs.replace(offsets, conf=conf)))
     assert "settings changed with batch 6" in await copied()
-    done = await cut_over(target, CutoverChoice(wait_s=0), partitioner=by_crc)
+    done = await cut_over(query.root, target, CutoverChoice(wait_s=0), partitioner=by_crc)
     assert done.batch == 6
     assert (await check_checkpoint(target)).is_sound
 
@@ -309,7 +316,7 @@ async def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no checkpoint"):
         await opened(tmp_path / "nothing", target, FollowChoice())
     with pytest.raises(NotFoundError, match="there is no replica"):
-        await cut_over(target)
+        await cut_over(query.root, target)
     with pytest.raises(UsageError, match="cannot change partitions and provider at once"):
         await opened(query.root, target, FollowChoice(partitions=2, provider="rocksdb"))
     with pytest.raises(TargetError, match="below the place of the source"):
@@ -332,16 +339,199 @@ async def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     async with opened_follower(query.root, target, partitioner=by_crc):
         with pytest.raises(TargetBusyError):
             await step(query, target)
-    planned = await plan_cutover(target)
+    planned = await plan_cutover(query.root, target)
     assert (planned.batch, planned.planned_batch, planned.batches, planned.closed) == (1, None, 0, True)
     # Of two replicas one gets the query.
     other = tmp_path / "other"
     await step(query, other)
-    await cut_over(target, CutoverChoice(wait_s=0), partitioner=by_crc)
+    await cut_over(query.root, target, CutoverChoice(wait_s=0), partitioner=by_crc)
     with pytest.raises(TargetError, match=f"has moved to {target}"):
-        await cut_over(other, CutoverChoice(wait_s=0), partitioner=by_crc)
+        await cut_over(query.root, other, CutoverChoice(wait_s=0), partitioner=by_crc)
     assert decode_replica((other / "metadata").read_bytes()) is not None
 
 
-async def newest(checkpoint: Path) -> int:
+def elsewhere(query: WrittenQuery, target: Path, work: Path, choice: FollowChoice | None = None) -> QueryFollower:
+    """A follower of another machine, which shares no lock."""
+    source, there = (CheckpointDir(LocalStore(at), local_root=at, location=str(at)) for at in (query.root, target))
+    found = decode_replica((target / "metadata").read_bytes())
+    assert found is not None
+    how = Here(partitioner=by_crc, runtime=Runtime())
+    return QueryFollower(source, there, found, choice or FollowChoice(), work, how)
+
+
+class HeldUp:
+    """Holds a follower up before it publishes a path, until somebody else has done something."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: str, meanwhile: Callable[[], Any]) -> None:
+        publish = CheckpointDir.publish
+
+        async def held_up(self: CheckpointDir, at: str, *args: Any, **options: Any) -> int:
+            if at == path:
+                monkeypatch.setattr(CheckpointDir, "publish", publish)
+                await meanwhile()
+            return await publish(self, at, *args, **options)
+
+        monkeypatch.setattr(CheckpointDir, "publish", held_up)
+
+
+@pytest.mark.parametrize("format_version", [1, 2])
+async def test_a_copy_that_is_held_up_takes_nothing_from_a_query_that_was_cut_over(
+    tmp_path: Path, looks: Looks, monkeypatch: pytest.MonkeyPatch, format_version: Literal[1, 2]
+) -> None:
+    query = await written(tmp_path, 2, format_version=format_version)
+    target = tmp_path / "target"
+    await step(query, target, FollowChoice(partitions=4))
+    await query.run(4)
+    for log, oldest in (("commits", 4), ("offsets", 3)):
+        for number in range(oldest):
+            (query.root / log / str(number)).unlink()
+    source = query.root
+
+    async def meanwhile() -> None:
+        await cut_over(source, target, CutoverChoice(source_lost=True))
+        await query.resume(target, 1)
+        await query.run(4)
+
+    HeldUp(monkeypatch, "offsets/4", meanwhile)
+    follower = elsewhere(query, target, tmp_path / "elsewhere")
+    with pytest.raises((PromotedError, TargetBusyError)):
+        await follower.step()
+    await follower.close()
+    assert sorted(int(path.name) for path in (target / "commits").iterdir()) == [1, 2, 3, 4, 5]
+    assert len(await looks.at(target)) > len(PLANTED)
+
+
+async def test_a_follower_that_is_held_up_leaves_what_the_query_has_read_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = await written(tmp_path, 2)
+    target = tmp_path / "target"
+    await step(query, target)
+    await query.run(1)
+    source = query.root
+
+    async def meanwhile() -> None:
+        await step(query, target)
+        await cut_over(source, target, CutoverChoice(wait_s=0))
+        await query.resume(target, 2)
+        await query.run(2)
+
+    HeldUp(monkeypatch, "commits/2", meanwhile)
+    with pytest.raises((PromotedError, TargetBusyError)):
+        await elsewhere(query, target, tmp_path / "elsewhere").step()
+    assert {path.name for path in (target / "sources/0").iterdir()} >= {"3", "4"}
+    assert (await check_checkpoint(target)).is_sound
+
+
+async def test_all_state_can_be_copied_after_the_source_was_closed(tmp_path: Path, looks: Looks) -> None:
+    query = await written(tmp_path, 2)
+    target = tmp_path / "target"
+    await step(query, target, FollowChoice(partitions=4))
+    await query.plan()
+    cutting = asyncio.create_task(cut_over(query.root, target, CutoverChoice(wait_s=60), partitioner=by_crc))
+    while not (query.root / "offsets/3").exists():  # noqa: ASYNC110  (another task of this loop makes it)
+        await asyncio.sleep(0.01)
+    await query.run(1, lost="state/0/1/3_*.changelog")
+    assert (await cutting).batch == 2
+    await check_goes_on(query, target, looks, 2)
+
+
+async def test_a_source_that_goes_on_while_it_is_copied_is_copied_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = await written(tmp_path, 2)
+    target = tmp_path / "target"
+    await step(query, target)
+
+    async def purge() -> None:
+        for log, oldest in (("commits", newest(query.root)), ("offsets", newest(query.root) - 1)):
+            for path in (query.root / log).iterdir():
+                if int(path.name) < oldest:
+                    path.unlink()
+
+    await query.run(3)
+    await purge()
+
+    async def meanwhile() -> None:
+        await query.run(3)
+        await purge()
+
+    HeldUp(monkeypatch, "commits/4", meanwhile)
+    with pytest.raises(QueryMovedOnError, match="batch 4 was copied, and by now the query has purged it"):
+        await step(query, target)
+    assert (await step(query, target)).batch == 7
+
+
+async def test_a_query_that_was_taken_back_is_not_followed(tmp_path: Path) -> None:
+    query = await written(tmp_path, 2)
+    target = tmp_path / "target"
+    shutil.copytree(query.root, tmp_path / "earlier")
+    await query.run(1)
+    await step(query, target, FollowChoice(partitions=4))
+    shutil.rmtree(query.root)
+    shutil.copytree(tmp_path / "earlier", query.root)
+    await query.resume(query.root, 1)
+    with pytest.raises(TargetError, match="is at batch 2, and the query at batch 1"):
+        await step(query, target)
+    await query.run(1)
+    for work in (step(query, target), cut_over(query.root, target, CutoverChoice(wait_s=0), partitioner=by_crc)):
+        with pytest.raises(TargetError, match="has another batch 2 than the query by now"):
+            await work
+    assert not (query.root / "offsets/3").exists()
+
+
+async def test_a_replica_is_known_by_its_id_wherever_it_is_named_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = await written(tmp_path, 2, families=True)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        await step(query, Path("replica"), FollowChoice(partitions=2))
+        # The same once more.
+        await step(query, Path("replica"), FollowChoice(partitions=2))
+    assert f"file:{tmp_path}/b/replica/" in (tmp_path / "b/replica/state/0/_metadata/v2/0").read_text()
+    await query.run(1)
+    await cut_over(query.root, Path("replica"), CutoverChoice(wait_s=0), partitioner=by_crc)
+    monkeypatch.chdir(tmp_path / "a")
+    with pytest.raises(TargetError, match=f"has moved to {tmp_path}/b/replica"):
+        await cut_over(query.root, Path("replica"), CutoverChoice(wait_s=0), partitioner=by_crc)
+
+
+async def test_logs_that_do_not_have_every_batch_are_not_closed(tmp_path: Path) -> None:
+    query = await written(tmp_path, 2)
+    await step(query, tmp_path / "target")
+    (query.root / "offsets/1").rename(query.root / "offsets/9")
+    with pytest.raises(UsageError, match="has no entry for some batches"):
+        await plan_cutover(query.root, tmp_path / "target")
+
+
+async def test_a_replica_on_an_object_store(tmp_path: Path, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = await written(tmp_path, 2)
+    store, open_dir = MemoryStore(), CheckpointDir.open
+
+    async def opened(location: Any, prefix: str = "", *, settings: Any = None) -> CheckpointDir:
+        if not str(location).startswith("s3://bucket"):
+            return await open_dir(location, prefix, settings=settings)
+        path = str(location).removeprefix("s3://bucket").strip("/")
+        found = CheckpointDir(store, path, location=str(location))
+        return found.child(prefix) if prefix else found
+
+    monkeypatch.setattr(CheckpointDir, "open", opened)
+    target, choice = "s3://bucket/replica", FollowChoice(partitions=4, snapshot_every=2)
+    for _ in range(6):
+        await step(query, target, choice)  # type: ignore[arg-type]
+        await query.run(1)
+    done = await cut_over(query.root, target, CutoverChoice(wait_s=0), partitioner=by_crc)
+    assert (done.batch, done.location) == (7, target)
+    fetched = tmp_path / "fetched"
+    there = await opened(target)
+    for status in await there.walk():
+        path = fetched / status.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        await there.fetch(status.path, path)
+    await check_goes_on(query, fetched, looks, 7)
+
+
+def newest(checkpoint: Path) -> int:
     return max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())

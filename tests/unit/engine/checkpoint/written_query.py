@@ -1,5 +1,6 @@
 """A checkpoint that our own state stores write, as Spark would, and what is in one."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -106,6 +107,8 @@ class WrittenQuery:
             **{"background_uploads": False, "deltas_per_snapshot": 3, **settings},
         )
         self._ids: list[UniqueId | None] = [None] * partitions
+        # A batch that is planned again is planned at another time.
+        self._clock = itertools.count(1_700_000_000_000)
 
     async def begin(self) -> Self:
         """Write what is there before the first batch."""
@@ -124,14 +127,19 @@ class WrittenQuery:
             _write(self.root / "state/0/0/_metadata/schema", ROW_SCHEMA)
         return self
 
-    async def run(self, batches: int) -> None:
-        """Commit more batches; batch b puts, replaces and deletes rows that show which batch it is."""
+    async def run(self, batches: int, *, lost: str = "") -> None:
+        """Commit more batches; batch b puts, replaces and deletes rows that show which batch it is.
+
+        Files of a pattern are `lost` before the commit.
+        """
         checkpoint = await StreamingCheckpoint.open(self.root)
         for _ in range(batches):
             batch = self.batch + 1
             await self._plan(checkpoint, batch)
             for partition in range(len(self._ids)):
                 self._ids[partition] = await self._commit(checkpoint, batch, partition)
+            for path in self.root.glob(lost) if lost else ():
+                path.unlink()
             ids: dict[int, tuple[tuple[UniqueId, ...], ...]] | None
             ids = None if self._ids[0] is None else {0: tuple((i,) for i in self._ids if i is not None)}
             await checkpoint.commits.add(batch, BatchCommit(version=1 if ids is None else 2, unique_ids=ids))
@@ -148,7 +156,9 @@ class WrittenQuery:
         line = f'{{"path":"file:///in/{batch}.json","timestamp":1,"batchId":{batch}}}'
         _write(self.root / f"sources/0/{batch}", f"v1\n{line}".encode())
         offset = f'{{"logOffset":{batch}}}' if self._file_offsets else None
-        await checkpoint.offsets.add(batch, BatchOffsets(conf=self._conf, offsets=(SourceOffset("0", offset),)))
+        await checkpoint.offsets.add(
+            batch, BatchOffsets(timestamp_ms=next(self._clock), conf=self._conf, offsets=(SourceOffset("0", offset),))
+        )
 
     async def resume(self, root: Path, batch: int) -> None:
         """Go on from a batch in another place."""

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from index.errors import BatchLogError
 from index.spark.query_logs import decode_commit, decode_offsets, decode_query_id
-from index.spark.replica import Replica, decode_fence, decode_replica, encode_fence, encode_replica
+from index.spark.replica import Fence, Replica, decode_fence, decode_replica, encode_fence, encode_replica
 
-REPLICA = Replica(replica_of="s3://bucket/query", metadata='{"id":"x"}', partitions=16)
+REPLICA = Replica(id="0123456789abcdef0123", replica_of="s3://bucket/query", metadata='{"id":"x"}', partitions=16)
 
 
 def test_the_metadata_of_a_replica_has_an_object_for_an_id() -> None:
@@ -30,7 +30,9 @@ def test_metadata_of_something_else_is_of_no_replica(data: bytes) -> None:
     assert decode_replica(data) is None
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"provider": "hdfs"}, {"replicaOf": 1}, {"partitions": "2"}])
+@pytest.mark.parametrize(
+    "change", [{"format": 2}, {"provider": "hdfs"}, {"replicaOf": 1}, {"partitions": "2"}, {"id": "x"}]
+)
 def test_metadata_of_a_newer_replica_is_refused(change: dict[str, object]) -> None:
     wire = json.loads(encode_replica(REPLICA))
     wire["id"] |= change
@@ -41,12 +43,12 @@ def test_metadata_of_a_newer_replica_is_refused(change: dict[str, object]) -> No
 @given(st.text())
 def test_a_fence_says_where_the_query_is_in_one_line(target: str) -> None:
     try:
-        line = encode_fence(target)
+        line = encode_fence(fence := Fence(REPLICA.id, target))
     except UnicodeEncodeError:
         return
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    assert decode_fence(line) == target
+    assert decode_fence(line) == fence
     for decode in (decode_offsets, decode_commit):
         with pytest.raises(BatchLogError, match="is closed: the query has moved to"):
             decode(line)
