@@ -260,7 +260,6 @@ class QueryFollower:
         await self.close()
         at = await self._query_at(batch)
         there = await StreamingCheckpoint(self.target).at(batch)
-        await self.remove_newer(batch)
         if self.partitions is None:
             rules = None
             after = at.operators
@@ -353,9 +352,11 @@ class QueryFollower:
             return rewritten(at, ids, self.partitions)
         return renamed(at, ids, {PROVIDER_KEY: PROVIDERS[self.replica.provider]} if self.replica.provider else {})
 
-    async def remove_newer(self, batch: int) -> None:
+    async def _remove_newer(self, batch: int) -> None:
         """Remove what dead followers have left: files of later batches, and commits before one that is not there."""
         newer = [status.path for status in await self.target.walk() if is_newer(status.path, batch)]
+        # What was listed while it was a replica is not of a query there.
+        await self.check_replica()
         await self.target.delete(newer)
         commits = set(await StreamingCheckpoint(self.target).committed_batches())
         first = next(number for number in itertools.count(batch, -1) if number - 1 not in commits)
@@ -369,9 +370,7 @@ class QueryFollower:
         """
         batch = await newest_committed(self.target)
         root = self.target if is_lost else self.source
-        if is_lost:
-            await self.check_replica()
-            await self.remove_newer(batch)
+        await self._remove_newer(batch)
         there = await StreamingCheckpoint(self.target).at(batch)
         at = there if is_lost else await self._logs.at(batch)
         rewrite = _unchanged if is_lost else self._rewrite(at, {store.id: store.at.unique_id for store in there.stores})
@@ -404,10 +403,8 @@ class QueryFollower:
                 await self.target.publish(path, content, overwrite=False)
             except CheckpointFileExistsError as error:
                 if await self.target.read(path, size_bytes_max=ENTRY_BYTES_MAX) != content:
-                    message, hint = f"{path} is another one: somebody else writes there", "look again in a moment"
-                    raise TargetBusyError(
-                        message, operation=_OPERATION, subject=self.target.location, hint=hint
-                    ) from error
+                    message = f"{path} is another one: somebody else writes there"
+                    raise TargetBusyError(message, operation=_OPERATION, subject=self.target.location) from error
         # Entries that the query has joined or purged since. Newer ones are somebody else's by now.
         newest = {path.rpartition("/")[0]: _entry_of(path) for path in sorted(looks, key=_entry_of)}
         there = [status.path for status in await self.target.walk(SOURCES)]
