@@ -1,6 +1,7 @@
 """Checkpoints that are restored from a repository on a real S3 server to a prefix of one (design 0005, R4)."""
 
 import asyncio
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -9,11 +10,14 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
+from blobstore.errors import CheckpointFileExistsError
 from blobstore.opening import StoreSettings
-from engine.checkpoint import groups
+from engine.checkpoint import groups, replica
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
+from engine.checkpoint.cutover import CutoverChoice, cut_over
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
+from engine.checkpoint.replica import FollowChoice, opened_follower
 from engine.checkpoint.rescale import RescaleChoice, rescale_checkpoint
 from engine.checkpoint.restore import (
     CheckpointRestore,
@@ -23,7 +27,7 @@ from engine.checkpoint.restore import (
     target_of,
 )
 from engine.checkpoint.store import StoreRestored, StoreToRestore
-from engine.checkpoint.targets import ObjectTarget
+from engine.checkpoint.targets import ObjectTarget, files_below
 from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository
 from engine.runtime import Runtime
@@ -257,3 +261,42 @@ def _task(
         target_settings=StoreSettings(),
         wanted={(item.id.task, item.id.store): item for item in work},
     )
+
+
+@pytest.mark.parametrize("source_is_there", [False, True])
+async def test_a_query_is_followed_to_a_prefix_and_cut_over(
+    s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source_is_there: bool
+) -> None:
+    for module in (groups, replica):
+        monkeypatch.setattr(module, "read_key_rules", whole_key_rules)
+    query = WrittenQuery(tmp_path / "query", tmp_path / "work", partitions=2, hashed=True)
+    await (await query.begin()).run(2)
+    source, target = str(query.root), f"s3://{s3_bucket}/replicas/here"
+
+    async def moved() -> str:
+        """The query, as it is by now, in the bucket or on this disk."""
+        if not source_is_there:
+            return source
+        place = await CheckpointDir.open(f"s3://{s3_bucket}/query")
+        for path in files_below(query.root):
+            with contextlib.suppress(CheckpointFileExistsError):
+                await place.publish(path, query.root / path, overwrite=False)
+        await place.close()
+        return f"s3a://{s3_bucket}/query"
+
+    choice = FollowChoice(partitions=4, snapshot_every=2)
+    for _ in range(5):
+        async with opened_follower(await moved(), target, choice, partitioner=by_crc) as follower:
+            await follower.step()
+        await query.run(1)
+    done = await cut_over(await moved(), target, CutoverChoice(wait_s=0), partitioner=by_crc)
+    assert (done.batch, done.planned_batch, done.batches) == (6, None, 1)
+    copy = tmp_path / "copy"
+    place = await CheckpointDir.open(target)
+    for status in await place.walk():
+        (copy / status.path).parent.mkdir(parents=True, exist_ok=True)
+        await place.fetch(status.path, copy / status.path)
+    await place.close()
+    report = await check_checkpoint(copy)
+    assert report.is_sound, report.findings
+    assert joined(await rows_of(copy, tmp_path / "a")) == joined(await rows_of(query.root, tmp_path / "b", batch=6))
