@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from examples import streaming_backup
+from examples import repartition_flights, streaming_backup
 
 pytestmark = pytest.mark.spark
 
@@ -16,4 +16,15 @@ def test_the_example_comes_to_what_it_should(
     assert streaming_backup.run(spark.newSession(), tmp_path, months=months, lost_after=months - 1)
     said = capsys.readouterr().out
     assert "restored after batch" in said
+    assert said.endswith("Equal.\n")
+
+
+@pytest.mark.timeout(300)
+def test_a_query_that_is_repartitioned_twice_comes_to_what_it_should(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert repartition_flights.run(spark.newSession(), tmp_path, days=2)
+    said = capsys.readouterr().out
+    assert "partitions 4 → 8 after batch" in said
+    assert "partitions 8 → 2 after batch" in said
     assert said.endswith("Equal.\n")
