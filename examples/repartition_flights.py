@@ -90,16 +90,16 @@ def main() -> int:
         return 0 if done else 1
 
 
-def run(spark: SparkSession, root: Path, *, days: int = DAYS) -> bool:
+def run(spark: SparkSession, root: Path, *, days: int = DAYS, numbers: Sequence[int] = PARTITIONS) -> bool:
     """Run the scenario, below a directory, and return whether the sink has what it should."""
     sink, flights = Sink(), Flights(spark, root)
-    place = root / f"partitions-{PARTITIONS[0]}"
+    place = root / f"partitions-{numbers[0]}"
     try:
         with arriving(root, sink):
             query = flights.start(place, sink)
-            print(f"a query with {PARTITIONS[0]} partitions; days arrive")
+            print(f"a query with {numbers[0]} partitions; days arrive")
             sink.wait_for(1)
-            for before, after in itertools.pairwise(PARTITIONS):
+            for before, after in itertools.pairwise(numbers):
                 replica = root / f"partitions-{after}"
                 first = tidemark("follow", place, replica, "--partitions", after, "--once")
                 with following(place, replica):
