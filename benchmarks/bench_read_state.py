@@ -27,8 +27,8 @@ from pyspark.sql import DataFrame, SparkSession
 os.environ.setdefault("TIDEMARK_BENCH_STATE_MB", "300")
 
 from benchmarks import bench_state_load as load
+from engine.arrow.unsafe_rows import decode_pairs
 from engine.spark.sources.sources import register_sources
-from engine.spark.sources.unsafe_rows import decode_pairs
 from index.spark.schema import AtomType, Field, StructType
 
 ROUNDS = load.ROUNDS

@@ -90,7 +90,7 @@ async def rescale_checkpoint(
 
     Stop the query first: from then on, only one of the two places may go on. On one file system both may have SSTs in
     common, as hard links: neither Spark nor RocksDB ever writes to one again. `partitioner` hashes keys:
-    `engine.spark.sources.key_hashes` has a faster one than the default.
+    `engine.arrow.key_hashes` has a faster one than the default.
 
     Raises:
         NotFoundError: There is no checkpoint, or the batch is not committed.

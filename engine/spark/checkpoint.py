@@ -26,6 +26,7 @@ from typing_extensions import override
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.opening import StoreSettings
+from engine.arrow.key_hashes import partitions_of
 from engine.blocking import LoopThread
 from engine.checkpoint import backup
 from engine.checkpoint.check import check_logs, finish_check
@@ -60,7 +61,6 @@ from engine.runtime import Runtime, Stopwatch
 from engine.spark import spread
 from engine.spark.access import SparkOptions, absolute, open_on_driver
 from engine.spark.errors import SENT, TaskFailedError, decode_error, encode_error
-from engine.spark.sources.key_hashes import partitions_of
 from engine.state.checkpoint_dir import CheckpointDir, store_url
 from engine.state.query import StoreAt
 from index.errors import FormatError, PartitionKeyError, StoreMergeError, UnknownFormatError, VersionMissingError

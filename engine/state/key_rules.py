@@ -51,7 +51,7 @@ class StoreRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def partitions_of(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> list[int]:
-    """Return the partition of each key, in plain Python; `engine.spark.sources.key_hashes` is faster.
+    """Return the partition of each key, in plain Python; `engine.arrow.key_hashes` is faster.
 
     Raises:
         PartitionKeyError: A key does not fit its schema.

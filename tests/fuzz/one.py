@@ -27,7 +27,7 @@ _PARSERS: Final = [
     "engine.drill.drill",
     "engine.spark.collection.tasks",
     "engine.spark.sources.tables",
-    "engine.spark.sources.unsafe_rows",
+    "engine.arrow.unsafe_rows",
     "engine.state.compression",
     "engine.state.settings",
     "engine.state.zips",

@@ -3,10 +3,10 @@
 import contextlib
 from typing import Final
 
+from engine.arrow.key_hashes import partitions_of
+from engine.arrow.unsafe_rows import decode_pairs, decode_rows
 from engine.spark.collection.tasks import decode_inventory
-from engine.spark.sources.key_hashes import partitions_of
 from engine.spark.sources.tables import Table, decode_keys, decode_values, split_bytes, split_typed
-from engine.spark.sources.unsafe_rows import decode_pairs, decode_rows
 from index.plan import plan_format
 from index.spark import schema as state_schema
 from index.spark.avro import decode_record

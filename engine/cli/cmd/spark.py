@@ -447,7 +447,7 @@ async def _is_repository(location: str, settings: StoreSettings | None) -> bool:
 def partitioner() -> Partitioner:
     """Return the hash over arrays, where its libraries are: they come with the extra `spark`."""
     try:
-        from engine.spark.sources import key_hashes  # noqa: PLC0415
+        from engine.arrow import key_hashes  # noqa: PLC0415
     except ImportError:
         return partitions_of
     return key_hashes.partitions_of

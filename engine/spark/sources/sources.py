@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from blobstore.checkpoint_files import FileStatus
 from engine.errors import EngineError, UsageError
+from engine.spark.sources.column_types import ATOMS, Column, arrow_schema, spark_schema, types_of
 from engine.spark.sources.plan import (
     BackupPlace,
     CheckpointPlace,
@@ -39,7 +40,6 @@ from engine.spark.sources.tables import (
     split_bytes,
     split_typed,
 )
-from engine.spark.sources.unsafe_rows import ATOMS, Column, arrow_schema, spark_schema, types_of
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
 from engine.state.key_rules import SCHEMA_PATH

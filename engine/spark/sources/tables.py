@@ -14,19 +14,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from engine.spark.sources.unsafe_rows import (
-    ATOMS,
-    WORD,
-    Column,
-    Ints,
-    RowBuffer,
-    arrow_type,
-    damaged_row,
-    decode_pairs,
-    decode_rows,
-    is_known,
-    types_of,
-)
+from engine.arrow.unsafe_rows import WORD, Ints, RowBuffer, arrow_type, damaged_row, decode_pairs, decode_rows, is_known
+from engine.spark.sources.column_types import ATOMS, Column, types_of
 from index.spark.avro import Read, decode_record, record_reader
 from index.spark.partition_keys import cut_keys
 from index.spark.schema import ArrayType, AtomType, Field, KeyForm, StructType

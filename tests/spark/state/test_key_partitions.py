@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from engine.arrow.key_hashes import partitions_of
 from engine.errors import MisplacedKeyError
-from engine.spark.sources.key_hashes import partitions_of
 from engine.state import key_rules
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.key_rules import Partitioner, StoreRules, check_store, read_key_rules

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from engine.arrow.key_hashes import partitions_of
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.groups import RescaleFigures
@@ -17,7 +18,6 @@ from engine.errors import MisplacedKeyError
 from engine.repository.repository import SyncRepository
 from engine.spark.checkpoint import rescale_checkpoint as rescale_on_spark
 from engine.spark.checkpoint import restore_checkpoint as restore_on_spark
-from engine.spark.sources.key_hashes import partitions_of
 from index.spark.query_logs import decode_offsets
 from tests.spark.state.forms import StateRow
 from tests.spark.state.oracle import our_rows, spark_rows

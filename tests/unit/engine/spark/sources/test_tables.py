@@ -11,8 +11,8 @@ import pytest
 from engine.errors import DamagedError
 from engine.spark.sources.tables import BATCH_BYTES_MAX, BATCH_ROWS_MAX, Table, decode_keys, decode_values, split_typed
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, Field, KeyForm, MapType, StructType
-from tests.unit.engine.spark.sources.test_unsafe_rows import DECIMALS, LONG, TEXT, atom, plain, row_of
-from tests.unit.engine.spark.sources.unsafe_row_writer import encode_row
+from tests.unit.engine.arrow.test_unsafe_rows import DECIMALS, LONG, TEXT, atom, plain, row_of
+from tests.unit.engine.arrow.unsafe_row_writer import encode_row
 
 KEY, VALUE = row_of(LONG, TEXT), row_of(TEXT, LONG)
 SIGN = 1 << 63

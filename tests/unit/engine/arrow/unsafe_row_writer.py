@@ -4,7 +4,7 @@ import struct
 from decimal import Decimal
 from typing import Any
 
-from engine.spark.sources.unsafe_rows import element_bytes
+from engine.arrow.unsafe_rows import element_bytes
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 
 _WORDS = {

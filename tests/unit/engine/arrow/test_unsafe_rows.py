@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.arrow.unsafe_rows import arrow_type, decode_pairs, decode_rows, is_known
 from engine.errors import DamagedError
-from engine.spark.sources.unsafe_rows import arrow_type, decode_pairs, decode_rows, is_known
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, Field, MapType, StructType
-from tests.unit.engine.spark.sources.unsafe_row_writer import encode_row
+from tests.unit.engine.arrow.unsafe_row_writer import encode_row
 
 
 def atom(name: str) -> AtomType:

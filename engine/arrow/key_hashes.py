@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from engine.spark.sources.unsafe_rows import Ints, RowBuffer, damaged_row
+from engine.arrow.unsafe_rows import Ints, RowBuffer, damaged_row
 from index.spark.partition_keys import DOUBLE_NAN, FLOAT_NAN, SEED, WORD_DIGITS_MAX, KeyRule, hash_bytes, hash_values
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.arrow.key_hashes import partitions_of
 from engine.errors import DamagedError
-from engine.spark.sources.key_hashes import partitions_of
 from engine.state import key_rules
 from index.errors import PartitionKeyError
 from index.spark.partition_keys import KeyRule, choose_key_rule
 from index.spark.schema import ArrayType, DataType, DecimalType, KeyForm, MapType, StateSchema, StructType
-from tests.unit.engine.spark.sources.test_unsafe_rows import LONG, TEXT, atom, decimals, row_of, types, values
-from tests.unit.engine.spark.sources.unsafe_row_writer import encode_row
+from tests.unit.engine.arrow.test_unsafe_rows import LONG, TEXT, atom, decimals, row_of, types, values
+from tests.unit.engine.arrow.unsafe_row_writer import encode_row
 
 COUNTS = (1, 3, 5, 200)
 DOUBLES = st.sampled_from([0.0, -0.0, math.nan, math.inf, -1.5])

@@ -7,8 +7,6 @@ behind the other are one array of words, and a column is picked out of it at onc
 
 In a state store the byte before each row says how it is encoded: 0 for this form.
 
-The types that columns have in PySpark and in Arrow are here, too.
-
 Nothing is believed: every offset and size has to lie within its row, and texts one behind the other, or it is damage.
 """
 
@@ -21,28 +19,24 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyspark.sql.types as spark
 
 from engine.errors import DamagedError
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 
-# Name, Arrow's type, PySpark's.
-Column: TypeAlias = tuple[str, pa.DataType, spark.DataType]
-
-ATOMS: Final[dict[str, tuple[pa.DataType, spark.DataType]]] = {
-    "void": (pa.null(), spark.NullType()),
-    "boolean": (pa.bool_(), spark.BooleanType()),
-    "byte": (pa.int8(), spark.ByteType()),
-    "short": (pa.int16(), spark.ShortType()),
-    "integer": (pa.int32(), spark.IntegerType()),
-    "long": (pa.int64(), spark.LongType()),
-    "float": (pa.float32(), spark.FloatType()),
-    "double": (pa.float64(), spark.DoubleType()),
-    "string": (pa.string(), spark.StringType()),
-    "binary": (pa.binary(), spark.BinaryType()),
-    "date": (pa.date32(), spark.DateType()),
-    "timestamp": (pa.timestamp("us", tz="UTC"), spark.TimestampType()),
-    "timestamp_ntz": (pa.timestamp("us"), spark.TimestampNTZType()),
+ATOMS: Final[dict[str, pa.DataType]] = {
+    "void": pa.null(),
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
 }
 # Of days to seconds: `interval day to second` and its parts. Those of months PySpark does not take.
 _INTERVAL: Final = "interval "
@@ -50,61 +44,45 @@ _INTERVAL_PARTS: Final = {"day": 0, "hour": 1, "minute": 2, "second": 3}
 
 
 @functools.cache
-def types_of(of: DataType) -> tuple[pa.DataType, spark.DataType]:
-    """Return Arrow's type and PySpark's.
+def arrow_type(of: DataType) -> pa.DataType:
+    """Return Arrow's type.
 
     Raises:
         KeyError: Rows with such a field cannot be Arrow arrays, or Spark does not take them.
     """
     match of:
         case StructType(fields=fields):
-            arrow, struct = [], spark.StructType()
-            for field in fields:
-                found = types_of(field.type)
-                arrow.append(pa.field(field.name, found[0], nullable=field.nullable))
-                struct.add(field.name, found[1], field.nullable)
-            return pa.struct(arrow), struct
+            return pa.struct(
+                [pa.field(field.name, arrow_type(field.type), nullable=field.nullable) for field in fields]
+            )
         case ArrayType(element=element, contains_null=contains_null):
-            found = types_of(element)
-            item = pa.field("element", found[0], nullable=contains_null)
-            return pa.list_(item), spark.ArrayType(found[1], contains_null)
+            return pa.list_(pa.field("element", arrow_type(element), nullable=contains_null))
         case MapType(key=key, value=value, value_contains_null=contains_null):
-            keys, values = types_of(key), types_of(value)
-            entry = pa.field("key", keys[0], nullable=False), pa.field("value", values[0], nullable=contains_null)
-            return pa.map_(*entry), spark.MapType(keys[1], values[1], contains_null)
+            entry = pa.field("key", arrow_type(key), nullable=False), arrow_type(value)
+            return pa.map_(entry[0], pa.field("value", entry[1], nullable=contains_null))
         case DecimalType(precision=precision, scale=scale):
             if not 0 <= scale <= precision:
                 raise KeyError(of)
-            return pa.decimal128(precision, scale), spark.DecimalType(precision, scale)
+            return pa.decimal128(precision, scale)
         case AtomType(name=name):
             if not name.startswith(_INTERVAL):
                 return ATOMS[name]
-            parts = [_INTERVAL_PARTS[part] for part in name.removeprefix(_INTERVAL).split(" to ")]
-            return pa.duration("us"), spark.DayTimeIntervalType(parts[0], parts[-1])
+            interval_parts(name)
+            return pa.duration("us")
+
+
+def interval_parts(name: str) -> list[int]:
+    """Return the parts that an interval of days to seconds has, from 0 for days on. KeyError: it has others."""
+    return [_INTERVAL_PARTS[part] for part in name.removeprefix(_INTERVAL).split(" to ")]
 
 
 def is_known(of: DataType) -> bool:
     """Return whether rows with such a field can be Arrow arrays, and Spark takes them."""
     try:
-        types_of(of)
+        arrow_type(of)
     except KeyError:
         return False
     return True
-
-
-def arrow_type(of: DataType) -> pa.DataType:
-    """Return the Arrow type of a type that is known."""
-    return types_of(of)[0]
-
-
-def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
-    """Return columns as Arrow has them."""
-    return pa.schema([pa.field(name, of) for name, of, _ in columns])
-
-
-def spark_schema(columns: Iterable[Column]) -> spark.StructType:
-    """Return columns as PySpark has them."""
-    return spark.StructType([spark.StructField(name, of) for name, _, of in columns])
 
 
 Ints: TypeAlias = npt.NDArray[np.int64]
