@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from engine.arrow.unsafe_rows import Ints, RowBuffer, damaged_row
+from engine.arrow.block_keys import KeyColumn, split_columns
+from engine.arrow.unsafe_rows import WORD, Ints, RowBuffer, damaged_row
 from index.spark.partition_keys import DOUBLE_NAN, FLOAT_NAN, SEED, WORD_DIGITS_MAX, KeyRule, hash_bytes, hash_values
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 
@@ -19,15 +20,24 @@ Hashes: TypeAlias = npt.NDArray[np.uint32]
 
 _WORD: Final = 4
 _WIDE_BYTES: Final = 16
+_LENGTH_BYTES: Final = 4
 # With fewer texts than this that have another word, or lists that have another element, numpy's calls cost more.
 _FEW: Final = 16
 _SIZES: Final = {"byte": 1, "short": 2, "integer": 4, "float": 4, "double": 8}
 
 
-def partitions_of(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> list[int]:
-    """Return the partition of each key, as `KeyRule.partition_of` does. Raises as `hashes_of`."""
-    found: list[int] = (hashes_of(rule, keys).astype(np.int64) % partitions).tolist()
-    return found
+class _ArrayPartitioner:
+    """Partitions by arrays, also of keys that are taken out of blocks as a column."""
+
+    def __call__(self, rule: KeyRule, keys: Sequence[bytes], partitions: int) -> list[int]:
+        """Return the partition of each key, as `KeyRule.partition_of` does. Raises as `hashes_of`."""
+        found: list[int] = (hashes_of(rule, keys).astype(np.int64) % partitions).tolist()
+        return found
+
+    keys_in = staticmethod(split_columns)
+
+
+partitions_of: Final = _ArrayPartitioner()
 
 
 def hashes_of(rule: KeyRule, keys: Sequence[bytes]) -> npt.NDArray[np.int32]:
@@ -39,11 +49,14 @@ def hashes_of(rule: KeyRule, keys: Sequence[bytes]) -> npt.NDArray[np.int32]:
     """
     if rule.is_avro:
         return np.array([rule.hash_of(key) for key in keys], np.int64).astype(np.uint32).view(np.int32)
-    try:
-        parts = rule.cut(keys)
-    except ValueError as error:
-        raise damaged_row(str(error), rule.subject) from error
-    buffer = RowBuffer(parts, rule.subject)
+    if isinstance(keys, KeyColumn):
+        buffer = RowBuffer.of_matrix(keys.octets, *_cut(rule, keys), rule.subject)
+    else:
+        try:
+            parts = rule.cut(keys)
+        except ValueError as error:
+            raise damaged_row(str(error), rule.subject) from error
+        buffer = RowBuffer(parts, rule.subject)
     columns = buffer.columns(rule.row, buffer.all)
     if rule.is_within:
         if columns[0].null_count:
@@ -53,6 +66,25 @@ def hashes_of(rule: KeyRule, keys: Sequence[bytes]) -> npt.NDArray[np.int32]:
     for field, column in zip(rule.fields, columns, strict=False):
         hashes = hash_column(field.type, column, hashes)
     return hashes.view(np.int32)
+
+
+def _cut(rule: KeyRule, keys: KeyColumn) -> tuple[Ints, Ints]:
+    """Return where the part of each key that `KeyRule.cut` returns begins, and its size."""
+    begins, sizes = np.zeros(len(keys), np.int64), keys.sizes
+    match rule.form.form:
+        case "row":
+            return begins, sizes
+        case "time_first":
+            return begins + np.minimum(sizes, WORD), np.maximum(sizes - WORD, 0)
+        case "time_last":
+            return begins, np.maximum(sizes - WORD, 0)
+    if (sizes < _LENGTH_BYTES).any():
+        raise damaged_row("has a key whose first part does not fit into it", rule.subject)
+    lengths = np.ascontiguousarray(keys.octets[:, :_LENGTH_BYTES]).view("<i4")[:, 0].astype(np.int64)
+    cuts = lengths + _LENGTH_BYTES
+    if ((lengths < 0) | (cuts > sizes)).any():
+        raise damaged_row("has a key whose first part does not fit into it", rule.subject)
+    return (begins + _LENGTH_BYTES, lengths) if rule.is_first else (cuts, sizes - cuts)
 
 
 def hash_column(of: DataType, column: pa.Array, seeds: Hashes) -> Hashes:

@@ -12,8 +12,8 @@ Nothing is believed: every offset and size has to lie within its row, and texts 
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -143,15 +143,39 @@ class RowBuffer:
 
     def __init__(self, rows: Sequence[bytes] | Iterable[bytes], subject: str) -> None:
         rows = rows if isinstance(rows, list) else list(rows)
-        self._subject = subject
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-        if len(rows) and (int(sizes.min()) < 1 or ((sizes - 1) % WORD).any()):
-            raise self.damage("is not as long as an UnsafeRow is")
         strides = sizes + len(_GAP)
         at = np.cumsum(strides) - strides + WORD
-        if int(strides.sum()) > _BUFFER_BYTES_MAX - 2 * WORD:
+        self._hold(lambda: _GAP.join([b"", *rows, b"\0"]), at, sizes, int(strides.sum()), subject)
+
+    @classmethod
+    def of_matrix(cls, octets: npt.NDArray[np.uint8], begins: Ints, sizes: Ints, subject: str) -> Self:
+        """Lay out the rows of which each line of a matrix has one, from a byte on. Raises as the class."""
+        width, first = int(sizes.max(initial=0)), int(begins.max(initial=0))
+        stride = WORD * (1 + -(-width // WORD))
+
+        def lay_out() -> npt.NDArray[np.uint8]:
+            laid = np.zeros((len(sizes), stride), np.uint8)
+            if (begins == first).all():
+                laid[:, WORD - 1 :][:, :width] = octets[:, first : first + width]
+            else:
+                places = np.minimum(begins[:, None] + np.arange(width), octets.shape[1] - 1)
+                laid[:, WORD - 1 :][:, :width] = np.take_along_axis(octets, places, 1)
+            return laid.ravel()
+
+        made = cls.__new__(cls)
+        made._hold(lay_out, np.arange(len(sizes)) * stride + WORD, sizes, len(sizes) * stride, subject)  # noqa: SLF001
+        return made
+
+    def _hold(
+        self, lay_out: Callable[[], bytes | npt.NDArray[np.uint8]], at: Ints, sizes: Ints, bytes_: int, subject: str
+    ) -> None:
+        self._subject = subject
+        if len(sizes) and (int(sizes.min()) < 1 or ((sizes - 1) % WORD).any()):
+            raise self.damage("is not as long as an UnsafeRow is")
+        if bytes_ > _BUFFER_BYTES_MAX - 2 * WORD:
             raise self.damage("takes more than Arrow's positions reach")
-        self._data = _GAP.join([b"", *rows, b"\0"])
+        self._data = lay_out()
         self._words = np.frombuffer(self._data, "<i8")
         if np.frombuffer(self._data, np.uint8)[at - 1].any():
             raise self.damage("is not encoded as an UnsafeRow")

@@ -14,10 +14,10 @@ All of it blocks but `check_ssts`.
 import io
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -257,6 +257,7 @@ _PARSED_BYTES_MAX: Final = 256 * 1024 * 1024
 # All of them together, beyond that: a multiple of the size of the file. No index is packed so well.
 _RATIO_MAX: Final = 32
 _UINT32: Final = 0xFFFFFFFF
+_BLOCK_SUM: Final = struct.Struct("<L")
 _SST_HINT: Final = "the file was altered or cut short; take it from a backup, or restore the checkpoint"
 
 
@@ -269,10 +270,17 @@ class SstReport(msgspec.Struct, frozen=True, kw_only=True):
     unchecked: str = ""
 
 
-def check_sst(path: Path) -> SstReport:
+# Takes data blocks of an SST, decompressed. A ValueError says damage, a NotImplementedError leaves the SST unchecked.
+TakeBlocks: TypeAlias = Callable[[Sequence[bytes | memoryview]], None]
+# Of blocks that are taken at once, but for the last one.
+_TAKEN_BYTES: Final = 8 * 1024 * 1024
+
+
+def check_sst(path: Path, take: TakeBlocks | None = None) -> SstReport:
     """Read every block of an SST, and compare it with its checksum. Blocks.
 
-    Whether it is still the file that was meant when all of it was read is for the caller to know.
+    Whether it is still the file that was meant when all of it was read is for the caller to know. `take` gets all data
+    blocks, each once it fits its checksum, some of them at once; without it none of them is decompressed.
 
     A table without checksums is unchecked, and so is one of a kind, version, checksum or compression of its index that
     is unknown here.
@@ -285,7 +293,7 @@ def check_sst(path: Path) -> SstReport:
     try:
         descriptor = os.open(path, READ_FLAGS)
         try:
-            return _Walk(path, descriptor).report()
+            return _Walk(path, descriptor, take).report()
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -299,8 +307,11 @@ async def check_ssts(directory: Path) -> None:
 
 
 class _Walk:
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, take: TakeBlocks | None) -> None:
         self._path = path
+        self._take = take
+        self._held: list[bytes | memoryview] = []
+        self._held_bytes = 0
         self._descriptor = descriptor
         self._size_bytes = os.fstat(descriptor).st_size
         # The part of the file that was read last.
@@ -343,6 +354,8 @@ class _Walk:
         with self._parsing("metaindex", footer.metaindex):
             meta = dict(sst.decode_entries(contents))
         handles = {name: self._handle(name, value) for name, value in meta.items()}
+        if self._take is not None and sst.COMPRESSION_DICTIONARY in handles:
+            raise NotImplementedError("a compression dictionary")
         form = sst.IndexForm()
         if (properties := handles.get(sst.PROPERTIES_BLOCK)) is not None:
             contents = self._contents("properties", properties)
@@ -364,6 +377,7 @@ class _Walk:
             data_blocks = self._check_partitions(index, form)
         else:
             data_blocks, _ = self._check_index("data", index, form)
+        self._pass_on()
         if form.data_blocks not in (None, data_blocks):
             raise self._damaged(f"properties block counts {form.data_blocks} data blocks, and {data_blocks} are there")
 
@@ -384,26 +398,36 @@ class _Walk:
     ) -> tuple[int, int]:
         """Check every block of an index block, ascending; return their number, and where they end. The hot loop."""
         kind = f"{of} {kind}" if of == "filter" else kind
-        count = 0
-        block_sum, base = self._sum, self._footer.base_context_checksum
+        take = self._hold if self._take is not None and of == "data" else None
+        count, run = 0, [0, 0]
+        block_sum, base, stored_sum = self._sum, self._footer.base_context_checksum, _BLOCK_SUM.unpack_from
+        window, window_at, window_end = self._window, self._window_at, self._window_at + len(self._window)
         for offset, size in self._index(kind, handle, form):
             if offset < reached:
                 raise self._damaged(f"{kind} block at offset {handle.offset} leads back to offset {offset}")
             count += 1
-            end = offset + size + 1
-            reached = end + 4
-            at = offset - self._window_at
-            if at < 0 or end + 4 - self._window_at > len(self._window):
+            reached = offset + size + sst.TRAILER_BYTES
+            if offset < window_at or reached > window_end:
                 self._check(of, sst.BlockHandle(offset, size))
+                window, window_at, window_end = self._window, self._window_at, self._window_at + len(self._window)
+                if take:
+                    take(self._plain(of, sst.BlockHandle(offset, size)))
                 continue
-            stop = end - self._window_at
-            window = self._window
+            at, stop = offset - window_at, reached - window_at - 4
             found = block_sum(window[at:stop])
             if base:
                 found = found + sst.checksum_modifier(base, offset) & _UINT32
-            if found != int.from_bytes(window[stop : stop + 4], "little"):
+            if found != stored_sum(window, stop)[0]:
                 raise self._misfit(of, sst.BlockHandle(offset, size))
-            self._cover(offset, reached)
+            self._blocks += 1
+            if run[1] == offset:
+                run[1] = reached
+            else:
+                run = [offset, reached]
+                self._runs.append(run)
+            if take:
+                is_plain = window[stop - 1] == 0
+                take(window[at : stop - 1] if is_plain else self._plain(of, sst.BlockHandle(offset, size)))
         return count, reached
 
     def _index(self, kind: str, handle: sst.BlockHandle, form: sst.IndexForm) -> Iterator[tuple[int, int]]:
@@ -425,9 +449,33 @@ class _Walk:
         except ValueError as error:
             raise self._damaged(f"{kind} block at offset {handle.offset} {error}") from error
 
+    def _hold(self, block: bytes | memoryview) -> None:
+        self._held.append(block)
+        self._held_bytes += len(block)
+        if self._held_bytes >= _TAKEN_BYTES:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Pass on the data blocks that are held."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        if self._take is not None and held:
+            try:
+                self._take(held)
+            except ValueError as error:
+                raise self._damaged(f"one of {len(held)} data blocks {error}") from error
+
     def _contents(self, kind: str, handle: sst.BlockHandle) -> bytes:
-        """Return the content of a block, once it fits its checksum."""
+        """Return the content of a block that is parsed, once it fits its checksum."""
         self._check(kind, handle)
+        plain = self._plain(kind, handle)
+        if len(plain) > handle.size_bytes:
+            self._plain_bytes += len(plain)
+        if self._plain_bytes > _PARSED_BYTES_MAX + _RATIO_MAX * self._size_bytes:
+            raise self._damaged(f"{kind} block at offset {handle.offset} holds more than an index can have")
+        return plain
+
+    def _plain(self, kind: str, handle: sst.BlockHandle) -> bytes:
+        """Return the content of a block, decompressed."""
         if handle.size_bytes > _PARSED_BYTES_MAX:
             raise NotImplementedError(f"a {kind} block of {handle.size_bytes} bytes")
         data = self._read(handle.offset, handle.size_bytes + 1)
@@ -435,13 +483,9 @@ class _Walk:
         if compression == 0:
             return contents
         with self._parsing(kind, handle):
-            plain = decompress_sst_block(
+            return decompress_sst_block(
                 compression, contents, sized=self._footer.format_version > 1, plain_bytes_max=_PARSED_BYTES_MAX
             )
-        self._plain_bytes += len(plain)
-        if self._plain_bytes > _PARSED_BYTES_MAX + _RATIO_MAX * self._size_bytes:
-            raise self._damaged(f"{kind} block at offset {handle.offset} holds more than an index can have")
-        return plain
 
     def _check(self, kind: str, handle: sst.BlockHandle) -> None:
         """Compare one block with its checksum, and read on from there."""
@@ -484,12 +528,8 @@ class _Walk:
         return data
 
     def _cover(self, offset: int, end: int) -> None:
-        runs = self._runs
         self._blocks += 1
-        if runs and runs[-1][1] == offset:
-            runs[-1][1] = end
-        else:
-            runs.append([offset, end])
+        self._runs.append([offset, end])
 
     def _check_coverage(self, footer_offset: int) -> None:
         """Check that there are only blocks, and zeros between them."""

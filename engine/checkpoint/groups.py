@@ -73,8 +73,8 @@ class GroupRescaled(msgspec.Struct, frozen=True, kw_only=True):
 
     # None in a dry run.
     stores: tuple[StoreRestored, ...] = ()
-    # Rows whose keys were found in place.
-    rows: int
+    # Keys that were hashed and are in place: of each row, and in a merge of each entry of an SST, such as a deletion.
+    keys_checked: int
     # SSTs that the targets have by reference.
     files_linked: int
     bytes_linked: int
@@ -92,7 +92,8 @@ class RescaleFigures(msgspec.Struct, frozen=True, kw_only=True):
     partitions_by_reference: tuple[int, ...]
     stores_before: int
     stores: int
-    rows: int
+    # As of each group.
+    keys_checked: int
     files_linked: int
     bytes_linked: int
     bytes_rewritten: int
@@ -107,7 +108,7 @@ def add_up(at: QueryAt, partitions: int, groups: Sequence[GroupRescaled], stores
         partitions_by_reference=tuple(number for number in range(1, before) if before % number == 0),
         stores_before=len(at.stores),
         stores=stores,
-        rows=sum(group.rows for group in groups),
+        keys_checked=sum(group.keys_checked for group in groups),
         files_linked=sum(group.files_linked for group in groups),
         bytes_linked=sum(group.bytes_linked for group in groups),
         bytes_rewritten=sum(group.bytes_rewritten for group in groups),

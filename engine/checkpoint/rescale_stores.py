@@ -15,10 +15,11 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded, run_blocking
 from engine.checkpoint.errors import redact_paths
-from engine.checkpoint.file_check import check_ssts
+from engine.checkpoint.file_check import check_sst, check_ssts
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
 from engine.checkpoint.store import StoreRestored, check_read, write_snapshot
 from engine.checkpoint.targets import dirs_below
+from engine.errors import MisplacedKeyError
 from engine.local.checksums import crc32c
 from engine.restore.restore import read_index_of
 from engine.restore.staging import Staging, target_errors
@@ -29,13 +30,14 @@ from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime
 from engine.settings import MIB, STORES_AT_ONCE, TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
-from engine.state.key_rules import Partitioner, check_keys, partitions_of
+from engine.state.key_rules import Block, BlockPartitioner, Partitioner, check_keys, partitions_of, split_entries
 from engine.state.load import LoadMetrics, StateLoader
 from engine.state.loaded import ColumnFamily
 from engine.state.local_files import WorkingDir
 from engine.state.query import StoreAt
 from engine.state.restore import IndexStateFiles
-from index.errors import StoreMergeError
+from index.errors import PartitionKeyError, StoreMergeError
+from index.rocksdb.sst import MERGE, VALUE, decode_rows
 from index.spark.checkpoint import StoreId
 from index.spark.checksums import split_values
 from index.spark.lineage import target_in_index
@@ -136,12 +138,12 @@ async def rescale_group(
             loaded = await _load_all(stack, open_store, work, beside, runtime)
             if work.is_merge:
                 merged = beside.with_name("merged")
+                metadata = merge_state_metadata([each.metadata for each in loaded], subject=work.subject)
+                loaded, keys = await run_blocking(_check_entries, loaded, work, partitioner)
                 await run_blocking(merge_stores, [each.directory for each in loaded], merged)
-                counts = await run_blocking(_count_rows, loaded, work, partitioner)
-                await run_blocking(_check_merged, loaded, work, beside.with_name("opened"), counts)
-                made = [(merged, _metadata_of(loaded, work, counts))]
+                made = [(merged, metadata)]
             else:
-                counts, made = await run_blocking(_split, loaded, work, beside.with_name("split"), partitioner)
+                keys, made = await run_blocking(_split, loaded, work, beside.with_name("split"), partitioner)
             # The first one goes last: with its staging everything that is beside it goes.
             for named, parts in reversed([*zip(work.targets, made, strict=True)]):
                 is_last = named[0] == work.id
@@ -163,7 +165,7 @@ async def rescale_group(
                         records=sum(cost.metrics.records for cost in costs),
                     )
                 )
-            measured = await run_blocking(_measured, work, loaded, counts)
+            measured = await run_blocking(_measured, work, loaded, keys)
     return msgspec.structs.replace(measured, stores=tuple(results[::-1]))
 
 
@@ -208,10 +210,13 @@ async def _look_at_group(open_store: OpenStore, work: GroupToRescale, beside: Pa
     async with contextlib.AsyncExitStack() as stack:
         with redact_paths(work.subject, beside.parent):
             loaded = await _load_all(stack, open_store, work, beside, how.runtime)
-            counts = await run_blocking(_count_rows, loaded, work, how.partitioner)
+            merge_state_metadata([each.metadata for each in loaded], subject=work.subject)
             if work.is_merge:
-                await run_blocking(_check_merged, loaded, work, beside.with_name("opened"), counts)
-            return await run_blocking(_measured, work, loaded, counts)
+                loaded, keys = await run_blocking(_check_entries, loaded, work, how.partitioner)
+                await run_blocking(merge_stores, [each.directory for each in loaded], beside.with_name("merged"))
+            else:
+                keys = await run_blocking(_check_rows, loaded, work, how.partitioner)
+            return await run_blocking(_measured, work, loaded, keys)
 
 
 async def _opened_staging(
@@ -239,15 +244,15 @@ async def _write_store(
     captured = await run_blocking(StateFileManager(files, work.settings).capture, made[0], named, made[1])
     with target_errors(into):
         sizes = await run_blocking(write_snapshot, into, captured, schema, None, summed_at_ms)
-    # Of what no changelog has touched nothing but its blocks says whether it is whole.
-    await check_ssts(into / SSTS)
+    if not work.is_merge:  # whose SSTs are those that `_check_entries` has read
+        await check_ssts(into / SSTS)
     return sizes
 
 
-def _measured(work: GroupToRescale, loaded: Sequence[_Loaded], counts: "_Counts") -> GroupRescaled:
+def _measured(work: GroupToRescale, loaded: Sequence[_Loaded], keys: int) -> GroupRescaled:
     sizes = [size for each in loaded for size in each.sst_bytes]
     return GroupRescaled(
-        rows=counts.rows,
+        keys_checked=keys,
         files_linked=len(sizes) if work.is_merge else 0,
         bytes_linked=sum(sizes) if work.is_merge else 0,
         bytes_rewritten=0 if work.is_merge else sum(sizes),
@@ -269,7 +274,7 @@ async def _load_all(
 
 
 async def _load(opened: OpenedStore, store: StoreAt, place: WorkingDir, runtime: Runtime) -> _Loaded:
-    """Load a source with its changelogs, and make a rocksdb_checkpoint of it that can be merged by reference."""
+    """Load a source with its changelogs, and make a rocksdb_checkpoint of it."""
     settings = msgspec.structs.replace(store.settings, snapshot_repair=False)
     loader = StateLoader(StateFileManager(opened.files, settings), place, runtime)
     loaded, metrics = await loader.load(opened.at, {}, read_only=True)
@@ -278,10 +283,6 @@ async def _load(opened: OpenedStore, store: StoreAt, place: WorkingDir, runtime:
         directory = place.new_captured()
         loaded.write_operands()
         loaded.db.checkpoint(directory)
-        if read_parent(directory).range_deletions:  # (R1)
-            loaded.db.compact(force=True)
-            directory = place.new_captured()
-            loaded.db.checkpoint(directory)
         return directory
 
     try:
@@ -312,7 +313,7 @@ class _Counts(msgspec.Struct):
 
 
 def _metadata_of(loaded: Sequence[_Loaded], work: GroupToRescale, counts: _Counts) -> StateMetadata:
-    """Combine the metadata of the sources for one target, with what was counted where the sources count (P3)."""
+    """Combine the metadata of the sources for one target of a split, with its rows where the sources count (P3)."""
     merged = merge_state_metadata([each.metadata for each in loaded], subject=work.subject)
     return msgspec.structs.replace(
         merged,
@@ -363,35 +364,73 @@ def _placed_rows(
                 yield _Placed(family, rows, [of % work.partitions for of in among])
 
 
-def _count_rows(loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Partitioner) -> _Counts:
-    """Read all rows, and find that each is in place. Blocks."""
-    counts = _Counts()
-    _metadata_of(loaded, work, counts)  # refuses sources that cannot be one store, before all is read
-    for source in loaded:
-        for family, rows, _ in _placed_rows(source, work, partitioner):
-            counts.add(family, len(rows))
-    return counts
+def _check_rows(loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Partitioner) -> int:
+    """Read all rows, and find that each is in place; return their number. Blocks."""
+    return sum(len(placed.rows) for source in loaded for placed in _placed_rows(source, work, partitioner))
 
 
-def _check_merged(loaded: Sequence[_Loaded], work: GroupToRescale, scratch: Path, counts: _Counts) -> None:
-    """Refuse a merge in which a parent's deletion hides a row of another (R2). Blocks.
+def _check_entries(
+    loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Partitioner
+) -> tuple[list[_Loaded], int]:
+    """Find that all that the SSTs of sources have is in place, so that they can be merged (R2). Blocks.
 
-    It is merged once more for this: an open leaves files in a directory that no snapshot may have.
+    Returns:
+        The sources, those compacted of which something was not in place, and the number of keys that were hashed.
     """
-    merge_stores([each.directory for each in loaded], scratch)
-    with StoreReader.open(scratch, _rocksdb(work)) as reader:
-        found = sum(reader.count().values())
-    if found != counts.rows:
-        message = f"would have {found} rows as one store, and its partitions have {counts.rows}"
-        raise StoreMergeError(
-            message, subject=work.subject, hint="a partition has deleted keys of another; split it once"
-        )
+    found, keys = [], 0
+    for source in loaded:
+        checked = source
+        try:
+            if read_parent(source.directory).range_deletions:
+                raise StoreMergeError("has deletions of ranges of keys", subject=work.subject)  # noqa: TRY301
+            keys += _check_ssts(checked, work, partitioner)
+        except (MisplacedKeyError, PartitionKeyError, StoreMergeError):
+            compacted = source.directory.with_name(f"{source.directory.name}-compacted")
+            with StoreWriter.open(source.directory, _rocksdb(work)) as store:
+                store.compact(force=True)
+                store.checkpoint(compacted)
+            checked = msgspec.structs.replace(source, directory=compacted)
+            keys += _check_ssts(checked, work, partitioner)
+        found.append(checked)
+    return found, keys
+
+
+def _check_ssts(source: _Loaded, work: GroupToRescale, partitioner: Partitioner) -> int:
+    """Check each block of the SSTs of a source, hash the key of each entry; return the number of entries."""
+    by_prefix = {family.prefix: family for family in source.families}
+    prefix_bytes = len(next(iter(by_prefix), b""))
+    split = partitioner.keys_in if isinstance(partitioner, BlockPartitioner) else split_entries
+    operator, here = work.rules.operator, source.store.id.partition
+    keys_checked = 0
+
+    def take(blocks: Sequence[Block]) -> None:
+        nonlocal keys_checked
+        for prefix, keys in split(blocks, prefix_bytes):
+            family = by_prefix.get(prefix) or _unnamed_family(prefix)
+            rule = work.rules.families.get(family.name)
+            found = [here] * len(keys) if rule is None else partitioner(rule, keys, operator.partitions_count)
+            check_keys(work.rules, family.name, keys, found, here, checked=keys_checked)
+            keys_checked += len(keys)
+        if work.settings.row_checksums:
+            for key, kind, value in itertools.chain.from_iterable(decode_rows(bytes(block)) for block in blocks):
+                if kind in (VALUE, MERGE):
+                    split_values(key, value, delimiter=work.settings.merge_delimiter or b"", crc32c=crc32c)
+
+    with redact_paths(source.files.location, source.directory):
+        for path in sorted(source.directory.glob("*.sst")):
+            report = check_sst(path, take)
+            if report.unchecked:
+                raise StoreMergeError(report.unchecked, subject=str(path))
+    return keys_checked
 
 
 def _split(
     loaded: Sequence[_Loaded], work: GroupToRescale, scratch: Path, partitioner: Partitioner
-) -> tuple[_Counts, list[tuple[Path, StateMetadata]]]:
-    """Write the rows of all sources to files for each target, and make stores of them (P2). Blocks."""
+) -> tuple[int, list[tuple[Path, StateMetadata]]]:
+    """Write the rows of all sources to files for each target, and make stores of them (P2). Blocks.
+
+    Returns the number of rows beside the stores.
+    """
     scratch.mkdir()
     rocksdb = _rocksdb(work)
     targets = [of.partition for of, _ in work.targets]
@@ -417,8 +456,7 @@ def _split(
             store.ingest(runs[target].finish())
             store.checkpoint(scratch / f"captured-{target}")
         made.append((scratch / f"captured-{target}", _metadata_of(loaded, work, counts[target])))
-    total = _Counts(sum(of.rows for of in counts.values()), sum(of.internal for of in counts.values()))
-    return total, made
+    return sum(of.rows for of in counts.values()), made
 
 
 # Key, value, and anything.
@@ -455,6 +493,10 @@ def _by_family(
         yield by_prefix[b""], chunk
         return
     for prefix, rows in itertools.groupby(chunk, key=lambda row: row[0][:size]):
-        # One that the snapshot does not name has no rule.
-        number = int.from_bytes(prefix, "little", signed=True)
-        yield by_prefix.get(prefix) or ColumnFamily(f"number {number}", number), list(rows)
+        yield by_prefix.get(prefix) or _unnamed_family(prefix), list(rows)
+
+
+def _unnamed_family(prefix: bytes) -> ColumnFamily:
+    """Return a family that the snapshot does not name; it has no rule."""
+    number = int.from_bytes(prefix, "little", signed=True)
+    return ColumnFamily(f"number {number}", number)

@@ -8,6 +8,7 @@ file        = data blocks … | properties block | metaindex block | [index bloc
 block       = contents | compression type (1 byte) | checksum (4 bytes)
 contents    = entries | restart offsets (4 bytes each) | number of restarts (4 bytes)
 entry       = shared | unshared | value length (varints) | unshared bytes of the key | value
+data key    = key of the row | kind (1 byte) | sequence number (7 bytes)
 footer v0   = metaindex handle | index handle | padding to 40 bytes | legacy magic (8)
 footer v1-5 = checksum type (1) | metaindex handle | index handle | padding to 41 bytes | version (4) | magic (8)
 footer v6+  = checksum type (1) | extended magic (4) | footer checksum (4) | base context checksum (4)
@@ -76,13 +77,14 @@ INDEX_BLOCK: Final = b"rocksdb.index"
 PROPERTIES_BLOCK: Final = b"rocksdb.properties"
 _PROPERTIES_BLOCK_OLD: Final = b"rocksdb.stats"
 _RANGE_DELETIONS: Final = b"rocksdb.range_del"
+COMPRESSION_DICTIONARY: Final = b"rocksdb.compression_dict"
 _PARTITIONED_FILTER: Final = b"partitionedfilter."
 _KINDS: Final = {
     INDEX_BLOCK: "index",
     PROPERTIES_BLOCK: "properties",
     _PROPERTIES_BLOCK_OLD: "properties",
     _RANGE_DELETIONS: "range deletion",
-    b"rocksdb.compression_dict": "compression dictionary",
+    COMPRESSION_DICTIONARY: "compression dictionary",
     b"rocksdb.hashindex.prefixes": "hash index",
     b"rocksdb.hashindex.metadata": "hash index",
 }
@@ -95,6 +97,16 @@ _DATA_BLOCKS: Final = b"rocksdb.num.data.blocks"
 _ENTRIES: Final = b"rocksdb.num.entries"
 _TWO_LEVELS: Final = 2
 _FIRST_KEYS: Final = 3
+
+# Behind each key of a data block: the kind of the entry, and its sequence number in seven bytes.
+KEY_TRAILER_BYTES: Final = 8
+DELETION: Final = 0
+VALUE: Final = 1
+MERGE: Final = 2
+SINGLE_DELETION: Final = 7
+KINDS_KNOWN: Final = frozenset({DELETION, VALUE, MERGE, SINGLE_DELETION})
+# Of the number of restarts, the last one of the block.
+_HASH_INDEX_BIT: Final = b"\x80"
 
 # Of one name in a block of metadata, and of all in one: each may share all of the one before it.
 _NAME_BYTES_MAX: Final = 4096
@@ -256,9 +268,35 @@ def decode_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
     Raises:
         ValueError: From the iteration: the contents are not such a block, or the names are longer than any are.
     """
+    left = _NAMES_BYTES_MAX
+    for name, value in _entries(contents):
+        left -= len(name)
+        if len(name) > _NAME_BYTES_MAX or left < 0:
+            raise ValueError("has names of an unlikely length")
+        yield name, value
+
+
+def decode_rows(contents: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+    """Yield key, kind and value of each entry of a data block: deletions, and what newer entries replace, too.
+
+    Raises:
+        ValueError: From the iteration: the contents are not a data block.
+        NotImplementedError: Likewise: the block or an entry is of a kind that is unknown here.
+    """
+    if contents[-1:] >= _HASH_INDEX_BIT:
+        raise NotImplementedError("data blocks with a hash index")
+    for key, value in _entries(contents):
+        if len(key) < KEY_TRAILER_BYTES:
+            raise ValueError("has a key without its trailer")
+        kind = key[-KEY_TRAILER_BYTES]
+        if kind not in KINDS_KNOWN:
+            raise NotImplementedError(f"entries of the kind {kind}")
+        yield key[:-KEY_TRAILER_BYTES], kind, value
+
+
+def _entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
     end = _entries_end(contents)
     at, key = 0, b""
-    left = _NAMES_BYTES_MAX
     while at < end:
         shared, at = decode_varint(contents, at)
         unshared, at = decode_varint(contents, at)
@@ -266,9 +304,6 @@ def decode_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
         value_at = at + unshared
         if shared > len(key) or value_at + value_bytes > end:
             raise ValueError("has an entry that reaches beyond its block")
-        left -= shared + unshared
-        if shared + unshared > _NAME_BYTES_MAX or left < 0:
-            raise ValueError("has names of an unlikely length")
         key = key[:shared] + contents[at:value_at]
         at = value_at + value_bytes
         yield key, contents[value_at:at]
@@ -286,8 +321,12 @@ def decode_index(contents: bytes, form: IndexForm) -> Iterator[tuple[int, int]]:
     end = _entries_end(contents)
     at = offset = size = key_bytes = 0
     while at < end:
-        shared, at = decode_varint(contents, at)
-        unshared, at = decode_varint(contents, at)
+        shared, unshared = contents[at], contents[at + 1]
+        if (shared | unshared) & 0x80:
+            shared, at = decode_varint(contents, at)
+            unshared, at = decode_varint(contents, at)
+        else:  # as of nearly every entry: without two calls
+            at += 2
         if shared > key_bytes:
             raise ValueError("has an entry that reaches beyond its block")
         key_bytes = shared + unshared

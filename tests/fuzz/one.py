@@ -27,6 +27,7 @@ _PARSERS: Final = [
     "engine.drill.drill",
     "engine.spark.collection.tasks",
     "engine.spark.sources.tables",
+    "engine.arrow.block_keys",
     "engine.arrow.unsafe_rows",
     "engine.state.compression",
     "engine.state.settings",

@@ -36,6 +36,7 @@ from index.spark.checkpoint import CheckpointBackup
 from index.spark.lineage import encode_lineage
 from index.spark.replica import Fence, Replica, encode_fence, encode_replica
 from tests.golden.make_golden import DELTA, INDEXES, RECORDS, SNAPSHOT
+from tests.unit.engine.arrow.block_writer import encode_block
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden"
 V1: Final = GOLDEN / "v1"
@@ -371,6 +372,14 @@ def _settings() -> Iterator[bytes]:
     yield b"store = " + b"9" * 4000
 
 
+def _data_blocks() -> Iterator[bytes]:
+    """The size of a prefix, where the first block ends, and two blocks."""
+    for rows, interval in ((1, 1), (40, 16), (9, 4)):
+        block = encode_block([(b"key-%03d" % (n // 2), b"v" * (n % 200)) for n in range(rows)], interval)
+        yield bytes([rows % 3, min(len(block), 255)]) + block + (block if len(block) < 256 else b"")
+        yield bytes([2, 0]) + block
+
+
 _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "envelope": lambda: (path.read_bytes() for path in sorted(V1.iterdir())),
     "index": _indexes,
@@ -441,6 +450,7 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "sst-compression": _sst_compression,
     "lzf": _lzf,
     "unsafe-rows": _rows,
+    "block-keys": _data_blocks,
     "tables": _tables,
     "words": _words,
     "headers": _headers,

@@ -1,13 +1,17 @@
 """Targets for what becomes Arrow: the inventory of a collection, and rows of Spark's."""
 
 import contextlib
+from collections import Counter
 from typing import Final
 
+from engine.arrow.block_keys import split_columns
 from engine.arrow.key_hashes import partitions_of
 from engine.arrow.unsafe_rows import decode_pairs, decode_rows
 from engine.spark.collection.tasks import decode_inventory
 from engine.spark.sources.tables import Table, decode_keys, decode_values, split_bytes, split_typed
+from engine.state.key_rules import split_entries
 from index.plan import plan_format
+from index.rocksdb import sst
 from index.spark import schema as state_schema
 from index.spark.avro import decode_record
 from index.spark.partition_keys import KeyRule, choose_key_rule, stored_type
@@ -96,7 +100,26 @@ def run_tables(data: bytes) -> None:
     assert [rule.partition_of(key, 200)] == partitions_of(rule, [key], 200)
 
 
+def run_block_keys(data: bytes) -> None:
+    """The first byte has the size of a prefix, the second where the bytes are cut into two blocks."""
+    if len(data) < 2:
+        return
+    blocks = [block for block in (data[2 : 2 + data[1]], data[2 + data[1] :]) if block]
+    found = []
+    for split in (split_entries, split_columns):
+        with contextlib.suppress(NotImplementedError):
+            found.append(Counter((prefix, key) for prefix, keys in split(blocks, data[0] % 3) for key in keys))
+    assert len(found) < 2 or found[0] == found[1]
+
+
 TARGETS: Final = (
+    Target(
+        name="block-keys",
+        run=run_block_keys,
+        covers=(split_entries, split_columns, sst.decode_rows),
+        refuses=(ValueError,),
+        bytes_max=1024,
+    ),
     Target(name="inventory", run=run_inventory, covers=(decode_inventory,)),
     Target(
         name="tables",

@@ -164,7 +164,7 @@ async def test_executors_rescale_a_backup_and_may_be_repeated(
         await restore.close()
     expected = joined(await rows_of(world.query, tmp_path / "expected"))
     assert restored.rescaled is not None
-    assert (restored.stores, restored.rescaled.rows) == (4, len(expected))
+    assert (restored.stores, restored.rescaled.keys_checked) == (4, len(expected))
     copy = await world.copy()
     assert joined(await rows_of(copy, tmp_path / "found")) == expected
     report = await check_checkpoint(copy)

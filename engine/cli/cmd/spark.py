@@ -474,7 +474,7 @@ def _rescaled_lines(found: RescaleFigures) -> list[str]:
     )
     lines = [
         f"partitions {found.partitions_before} → {found.partitions}; stores {found.stores_before} → {found.stores}",
-        f"{count(found.rows, 'row')} checked, {proof}",
+        f"{count(found.keys_checked, 'key')} checked, {proof}",
     ]
     if found.files_linked:
         lines.append(f"{count(found.files_linked, 'SST')} taken over as they are, {human_bytes(found.bytes_linked)}")

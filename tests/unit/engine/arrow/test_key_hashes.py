@@ -4,10 +4,12 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.arrow.block_keys import KeyColumn
 from engine.arrow.key_hashes import partitions_of
 from engine.errors import DamagedError
 from engine.state import key_rules
@@ -26,9 +28,20 @@ def rule_of(key: StructType, operator: str = "dedupe", form: KeyForm | None = No
     return choose_key_rule(0, operator, "default", schema, form or KeyForm(), variables={"m": "MapState"})
 
 
+def column_of(keys: list[bytes]) -> KeyColumn:
+    """Keys as a matrix, and behind each what means nothing."""
+    sizes = np.array([len(key) for key in keys])
+    octets = np.full((len(keys), max(sizes) + 3), 0xEE, np.uint8)
+    for row, key in zip(octets, keys, strict=True):
+        row[: len(key)] = list(key)
+    return KeyColumn(octets, sizes)
+
+
 def check_equal(rule: KeyRule, keys: list[bytes]) -> None:
     for count in COUNTS:
-        assert partitions_of(rule, keys, count) == key_rules.partitions_of(rule, keys, count)
+        expected = key_rules.partitions_of(rule, keys, count)
+        assert partitions_of(rule, keys, count) == expected
+        assert not keys or partitions_of(rule, column_of(keys), count) == expected
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,7 +135,8 @@ def damaged_keys() -> list[tuple[KeyRule, bytes]]:
 
 @pytest.mark.parametrize("rule, key", damaged_keys())
 def test_keys_that_do_not_fit_their_schema_are_refused_by_both(rule: KeyRule, key: bytes) -> None:
-    with pytest.raises(DamagedError, match="operator 0"):
-        partitions_of(rule, [key], 5)
+    for keys in ([key], column_of([key])):
+        with pytest.raises(DamagedError, match="operator 0"):
+            partitions_of(rule, keys, 5)
     with pytest.raises(PartitionKeyError, match="operator 0"):
         rule.partition_of(key, 5)

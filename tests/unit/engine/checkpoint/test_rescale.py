@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -17,12 +17,11 @@ from engine.checkpoint.rescale import RescaleChoice, RescalePlan, plan_rescale, 
 from engine.checkpoint.restore import RestoreChoice, make_target, plan_checkpoint_restore, restore_checkpoint
 from engine.errors import DamagedError, MisplacedKeyError, NotFoundError, TargetError, UsageError
 from engine.repository.repository import Repository
-from engine.rocksdb.merge import merge_stores
 from engine.rocksdb.sst_run import SstRun
-from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
+from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.runtime import Runtime
-from index.errors import FormatError, StoreMergeError
-from index.rocksdb.merge import MergePlan
+from engine.state.query import StoreAt
+from index.errors import FormatError
 from index.spark.partition_keys import KeyRule
 from tests.unit.engine.checkpoint.checked import flip
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, by_crc, joined, rows_of, whole_key_rules
@@ -66,7 +65,7 @@ async def test_rows_are_the_same_after_splits_and_merges(
     for turn, partitions in enumerate((4, 6, 3, 2, 1)):
         target = tmp_path / f"turn-{turn}"
         made = await rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), partitioner=by_crc)
-        assert (made.stores, made.rows) == (partitions, len(expected))
+        assert (made.stores, made.keys_checked) == (partitions, len(expected))
         found = await rows_of(target, tmp_path / f"rows-{turn}")
         assert sorted(of.partition for of in found) == list(range(partitions))
         assert joined(found) == expected
@@ -97,7 +96,7 @@ async def test_a_merge_links_and_a_dry_run_says_so_and_writes_nothing(tmp_path: 
     }
     assert (merged.partitions_before, merged.partitions, merged.partitions_by_reference) == (4, 2, (1, 2))
     assert merged.bytes_rewritten == 0
-    assert merged.rows == split.rows
+    assert merged.keys_checked == split.keys_checked
 
     def ssts(root: Path) -> list[bytes]:
         return sorted(path.read_bytes() for path in root.glob("state/0/*/SSTs/*.sst"))
@@ -133,7 +132,7 @@ async def test_a_backup_is_restored_with_another_number_of_partitions(
         made = await restore_checkpoint(repository, target, choice, partitioner=by_crc)
         assert made.rescaled is not None
         assert made.rescaled == planned.rescaled
-        assert (made.stores, made.rescaled.rows) == (partitions, len(expected))
+        assert (made.stores, made.rescaled.keys_checked) == (partitions, len(expected))
         assert joined(await rows_of(target, tmp_path / f"rows-{turn}")) == expected
         report = await check_checkpoint(target)
         assert report.is_sound
@@ -203,28 +202,41 @@ async def test_a_damaged_sst_is_not_taken_over(tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
-async def test_a_merge_that_hides_a_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_row", [False, True], ids=["deletion", "row"])
+async def test_a_deletion_of_another_partitions_key_hides_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_row: bool
+) -> None:
+    """A partition that has deleted a key of another one is compacted first; one that has such a row is refused."""
     query = await written(tmp_path, families=False, format_version=2)
     await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=2), partitioner=by_crc)
+    rows = await rows_of(tmp_path / "split", tmp_path / "rows")
+    strange = {of.partition: min(key for _, key in found) for of, found in rows.items()}
+    load = rescale_stores._load
 
-    def merge(parents: Sequence[Path], target: Path) -> MergePlan:
-        """Merge with one more, newer parent, which deletes a row of the first, as no partition of Spark's does."""
-        with StoreReader.open(parents[0]) as reader:
-            key, _ = next(reader.items())
-        deletes = target.with_name(f"deletes for {target.name}")
-        with StoreWriter.open(deletes) as store:
-            store.put(key, b"")
-            store.checkpoint(target.with_name(f"before {target.name}"))
-            store.delete(key)
-            store.flush()
-            store.checkpoint(target.with_name(f"parent of {target.name}"))
-        return merge_stores([*parents, target.with_name(f"parent of {target.name}")], target)
+    async def with_strange_key(opened: Any, store: StoreAt, *rest: Any) -> Any:
+        loaded = await load(opened, store, *rest)
+        with StoreWriter.open(loaded.directory, RocksDbSettings(compacts=False)) as db:
+            key = strange[1 - store.id.partition]
+            db.put(key, b"")
+            db.flush()
+            if not is_row:
+                db.delete(key)
+            db.checkpoint(loaded.directory.with_name("strange"))
+        return msgspec.structs.replace(loaded, directory=loaded.directory.with_name("strange"))
 
-    monkeypatch.setattr(rescale_stores, "merge_stores", merge)
-    for work in (rescale_checkpoint, plan_rescale):
-        with pytest.raises(StoreMergeError, match=r"would have \d+ rows as one store"):
-            await work(tmp_path / "split", tmp_path / "no", RescaleChoice(partitions=1), partitioner=by_crc)
-        assert not (tmp_path / "no").exists()
+    monkeypatch.setattr(rescale_stores, "_load", with_strange_key)
+    choice = RescaleChoice(partitions=1)
+    if is_row:
+        for refused in (rescale_checkpoint, plan_rescale):
+            with pytest.raises(MisplacedKeyError, match="belongs in partition"):
+                await refused(tmp_path / "split", tmp_path / "merged", choice, partitioner=by_crc)
+        assert not (tmp_path / "merged").exists()
+        return
+    planned = await plan_rescale(tmp_path / "split", tmp_path / "merged", choice, partitioner=by_crc)
+    made = await rescale_checkpoint(tmp_path / "split", tmp_path / "merged", choice, partitioner=by_crc)
+    assert (made.keys_checked, made.keys_checked) == (planned.keys_checked, len(joined(rows)))
+    monkeypatch.undo()
+    assert joined(await rows_of(tmp_path / "merged", tmp_path / "merged rows")) == joined(rows)
 
 
 async def test_stores_that_were_made_elsewhere_are_missed(tmp_path: Path) -> None:
