@@ -14,17 +14,17 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from engine.settings import MIB
-from engine.state.key_rules import split_entries
+from engine.state.blocks import BLOCK_MARGIN_BYTES, Blocks, split_entries
 from index.rocksdb.sst import KEY_TRAILER_BYTES, KINDS_KNOWN
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Octets: TypeAlias = npt.NDArray[np.uint8]
 Words: TypeAlias = npt.NDArray[np.uint64]
 
-# Longer keys are read one by one.
-_WIDTH_MAX: Final = 1024
+# Longer keys are read one by one. A key is read from as many bytes before it on as it shares with the one before.
+_WIDTH_MAX: Final = BLOCK_MARGIN_BYTES
 _INTERVALS_MAX: Final = 16_384
-_HELD_BYTES_MAX: Final = 32 * MIB
+_HELD_BYTES_MAX: Final = 16 * MIB
 _VARINT_BITS: Final = 35
 _WORD: Final = 8
 _HASH_INDEX: Final = 1 << 31
@@ -57,7 +57,7 @@ class _UnusualError(Exception):
     """A key is longer, or shorter, than what is worth a matrix."""
 
 
-def split_columns(blocks: Sequence[bytes], prefix_bytes: int) -> Iterator[tuple[bytes, Sequence[bytes]]]:
+def split_columns(blocks: Blocks, prefix_bytes: int) -> Iterator[tuple[bytes, Sequence[bytes]]]:
     """Yield the keys of all entries of data blocks, as `split_entries` does, in another order. Raises likewise."""
     found: list[tuple[Words, Ints]] = []
     held = 0
@@ -99,10 +99,9 @@ def _by_prefix(found: list[tuple[Words, Ints]], prefix_bytes: int) -> Iterator[t
         yield number.to_bytes(prefix_bytes, "little"), column
 
 
-def _steps(blocks: Sequence[bytes], prefix_bytes: int) -> Iterator[tuple[Words, Ints]]:
+def _steps(blocks: Blocks, prefix_bytes: int) -> Iterator[tuple[Words, Ints]]:
     """Yield keys with their trailers, and their sizes: the first entries of many intervals, then the second ones."""
-    slack = bytes(_WIDTH_MAX)
-    data = np.frombuffer(b"".join([slack, *blocks, slack]), np.uint8)
+    data = np.frombuffer(blocks.data, np.uint8)
     begins, ends = _intervals(data, blocks)
     for start in range(0, len(begins), _INTERVALS_MAX):
         at, end = begins[start : start + _INTERVALS_MAX], ends[start : start + _INTERVALS_MAX]
@@ -144,12 +143,12 @@ def _shared_masks(words: int) -> Words:
     return octets.view("<u8")
 
 
-def _intervals(data: Octets, blocks: Sequence[bytes]) -> tuple[Ints, Ints]:
+def _intervals(data: Octets, blocks: Blocks) -> tuple[Ints, Ints]:
     """Return where the entries of each restart interval begin and end."""
-    block_bytes = np.fromiter(map(len, blocks), np.int64, len(blocks))
+    block_begins, block_bytes = np.array(blocks.begins, np.int64), np.array(blocks.sizes, np.int64)
     if block_bytes.min() < _COUNT_BYTES:
         raise ValueError("is not a block: it is too short")
-    block_ends = np.cumsum(block_bytes) + _WIDTH_MAX
+    block_ends = block_begins + block_bytes
     words: npt.NDArray[Any] = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))
     counts = words[block_ends - 4].astype(np.int64)
     if (counts >= _HASH_INDEX).any():
@@ -160,7 +159,7 @@ def _intervals(data: Octets, blocks: Sequence[bytes]) -> tuple[Ints, Ints]:
     firsts = np.cumsum(counts) - counts
     number = np.arange(counts.sum()) - np.repeat(firsts, counts)
     offsets = words[np.repeat(entries_ends, counts) + 4 * number].astype(np.int64)
-    begins = np.repeat(block_ends - block_bytes, counts) + offsets
+    begins = np.repeat(block_begins, counts) + offsets
     ends = np.empty_like(begins)
     ends[:-1] = begins[1:]
     ends[firsts + counts - 1] = entries_ends

@@ -14,10 +14,10 @@ All of it blocks but `check_ssts`.
 import io
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -26,6 +26,7 @@ from engine.checkpoint.errors import unreadable
 from engine.errors import DamagedError, bare_message
 from engine.local.checksums import BLOCK_SUMS, crc32c, sum_block
 from engine.local.scan import READ_FLAGS
+from engine.state.blocks import BLOCK_MARGIN_BYTES, Blocks, TakeBlocks
 from engine.state.compression import Codec, decompress_chunks, decompress_sst_block
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
 from index.errors import DamagedChangelogError, FormatError
@@ -270,17 +271,16 @@ class SstReport(msgspec.Struct, frozen=True, kw_only=True):
     unchecked: str = ""
 
 
-# Takes data blocks of an SST, decompressed. A ValueError says damage, a NotImplementedError leaves the SST unchecked.
-TakeBlocks: TypeAlias = Callable[[Sequence[bytes | memoryview]], None]
 # Of blocks that are taken at once, but for the last one.
-_TAKEN_BYTES: Final = 8 * 1024 * 1024
+_TAKEN_BYTES: Final = 4 * 1024 * 1024
 
 
 def check_sst(path: Path, take: TakeBlocks | None = None) -> SstReport:
     """Read every block of an SST, and compare it with its checksum. Blocks.
 
     Whether it is still the file that was meant when all of it was read is for the caller to know. `take` gets all data
-    blocks, each once it fits its checksum, some of them at once; without it none of them is decompressed.
+    blocks, each once it fits its checksum, some of them at once; without it none of them is decompressed. A ValueError
+    of it is damage, and a NotImplementedError leaves the SST unchecked.
 
     A table without checksums is unchecked, and so is one of a kind, version, checksum or compression of its index that
     is unknown here.
@@ -310,11 +310,16 @@ class _Walk:
     def __init__(self, path: Path, descriptor: int, take: TakeBlocks | None) -> None:
         self._path = path
         self._take = take
-        self._held: list[bytes | memoryview] = []
-        self._held_bytes = 0
+        # Data blocks to be taken: where they are in the window, and those that were compressed.
+        self._begins: list[int] = []
+        self._sizes: list[int] = []
+        self._plain: list[bytes] = []
+        self._plain_held_bytes = 0
         self._descriptor = descriptor
         self._size_bytes = os.fstat(descriptor).st_size
-        # The part of the file that was read last.
+        # The part of the file that was read last, in one buffer: a new one each time costs more than to read it.
+        self._window_bytes = _WINDOW_BYTES if take is None else _TAKEN_BYTES
+        self._buffer = bytearray(min(self._window_bytes, self._size_bytes) + 2 * BLOCK_MARGIN_BYTES)
         self._window = memoryview(b"")
         self._window_at = 0
         self._blocks = 0
@@ -398,20 +403,21 @@ class _Walk:
     ) -> tuple[int, int]:
         """Check every block of an index block, ascending; return their number, and where they end. The hot loop."""
         kind = f"{of} {kind}" if of == "filter" else kind
-        take = self._hold if self._take is not None and of == "data" else None
+        takes = self._take is not None and of == "data"
+        begins, sizes = self._begins, self._sizes
         count, run = 0, [0, 0]
         block_sum, base, stored_sum = self._sum, self._footer.base_context_checksum, _BLOCK_SUM.unpack_from
-        window, window_at, window_end = self._window, self._window_at, self._window_at + len(self._window)
+        window, window_at, window_end = memoryview(b""), 0, 0
         for offset, size in self._index(kind, handle, form):
+            if window is not self._window:
+                window, window_at, window_end = self._window, self._window_at, self._window_at + len(self._window)
             if offset < reached:
                 raise self._damaged(f"{kind} block at offset {handle.offset} leads back to offset {offset}")
             count += 1
             reached = offset + size + sst.TRAILER_BYTES
             if offset < window_at or reached > window_end:
                 self._check(of, sst.BlockHandle(offset, size))
-                window, window_at, window_end = self._window, self._window_at, self._window_at + len(self._window)
-                if take:
-                    take(self._plain(of, sst.BlockHandle(offset, size)))
+                self._hold(of, sst.BlockHandle(offset, size))
                 continue
             at, stop = offset - window_at, reached - window_at - 4
             found = block_sum(window[at:stop])
@@ -425,9 +431,11 @@ class _Walk:
             else:
                 run = [offset, reached]
                 self._runs.append(run)
-            if take:
-                is_plain = window[stop - 1] == 0
-                take(window[at : stop - 1] if is_plain else self._plain(of, sst.BlockHandle(offset, size)))
+            if takes and window[stop - 1] == 0:
+                begins.append(at + BLOCK_MARGIN_BYTES)
+                sizes.append(size)
+            elif takes:
+                self._hold(of, sst.BlockHandle(offset, size))
         return count, reached
 
     def _index(self, kind: str, handle: sst.BlockHandle, form: sst.IndexForm) -> Iterator[tuple[int, int]]:
@@ -449,36 +457,48 @@ class _Walk:
         except ValueError as error:
             raise self._damaged(f"{kind} block at offset {handle.offset} {error}") from error
 
-    def _hold(self, block: bytes | memoryview) -> None:
-        self._held.append(block)
-        self._held_bytes += len(block)
-        if self._held_bytes >= _TAKEN_BYTES:
+    def _hold(self, of: str, handle: sst.BlockHandle) -> None:
+        """Decompress a block that is to be taken."""
+        if self._take is None or of != "data":
+            return
+        block = self._decompressed(of, handle)
+        self._plain.append(block)
+        self._plain_held_bytes += len(block)
+        if self._plain_held_bytes >= _TAKEN_BYTES:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Pass on the data blocks that are held."""
-        held, self._held, self._held_bytes = self._held, [], 0
-        if self._take is not None and held:
-            try:
-                self._take(held)
-            except ValueError as error:
-                raise self._damaged(f"one of {len(held)} data blocks {error}") from error
+        """Pass on the data blocks that are to be taken."""
+        if self._take is None:
+            return
+        try:
+            if self._begins:
+                self._take(Blocks(self._buffer, self._begins, self._sizes))
+            if self._plain:
+                self._take(Blocks.joined(self._plain))
+        except ValueError as error:
+            raise self._damaged(f"a data block before offset {self._window_at + len(self._window)} {error}") from error
+        self._begins.clear()
+        self._sizes.clear()
+        self._plain, self._plain_held_bytes = [], 0
 
     def _contents(self, kind: str, handle: sst.BlockHandle) -> bytes:
         """Return the content of a block that is parsed, once it fits its checksum."""
         self._check(kind, handle)
-        plain = self._plain(kind, handle)
+        plain = self._decompressed(kind, handle)
         if len(plain) > handle.size_bytes:
             self._plain_bytes += len(plain)
         if self._plain_bytes > _PARSED_BYTES_MAX + _RATIO_MAX * self._size_bytes:
             raise self._damaged(f"{kind} block at offset {handle.offset} holds more than an index can have")
         return plain
 
-    def _plain(self, kind: str, handle: sst.BlockHandle) -> bytes:
-        """Return the content of a block, decompressed."""
+    def _decompressed(self, kind: str, handle: sst.BlockHandle) -> bytes:
+        """Return the content of a block that fits its checksum."""
         if handle.size_bytes > _PARSED_BYTES_MAX:
             raise NotImplementedError(f"a {kind} block of {handle.size_bytes} bytes")
-        data = self._read(handle.offset, handle.size_bytes + 1)
+        at, size = handle.offset - self._window_at, handle.size_bytes + 1
+        is_there = at >= 0 and at + size <= len(self._window)
+        data = bytes(self._window[at : at + size]) if is_there else self._read(handle.offset, size)
         contents, compression = data[:-1], data[-1]
         if compression == 0:
             return contents
@@ -499,7 +519,7 @@ class _Walk:
 
     def _sum_of(self, handle: sst.BlockHandle, checksum: int) -> int:
         size = handle.size_bytes + 1
-        if size + 4 <= _WINDOW_BYTES:
+        if size + 4 <= self._window_bytes:
             self._slide(handle.offset)
             at = handle.offset - self._window_at
             found = BLOCK_SUMS[checksum](self._window[at : at + size])
@@ -515,15 +535,23 @@ class _Walk:
         return int.from_bytes(self._read(handle.end - 4, 4), "little")
 
     def _slide(self, offset: int) -> None:
-        self._window = memoryview(self._read(offset, min(_WINDOW_BYTES, self._size_bytes - offset)))
+        self._pass_on()
+        size_bytes = min(self._window_bytes, self._size_bytes - offset)
+        self._window = memoryview(self._buffer)[BLOCK_MARGIN_BYTES : BLOCK_MARGIN_BYTES + size_bytes]
         self._window_at = offset
+        done = 0
+        while done < size_bytes:
+            read = os.preadv(self._descriptor, [self._window[done:]], offset + done)
+            if not read:
+                raise self._shorter()
+            done += read
 
     def _read(self, offset: int, size_bytes: int) -> bytes:
         data = os.pread(self._descriptor, size_bytes, offset)
         while len(data) < min(size_bytes, self._size_bytes - offset):
             more = os.pread(self._descriptor, size_bytes - len(data), offset + len(data))
             if not more:
-                raise self._damaged(f"has become shorter than {self._size_bytes} bytes while it was read")
+                raise self._shorter()
             data += more
         return data
 
@@ -564,6 +592,9 @@ class _Walk:
         return self._damaged(
             f"{kind} block at offset {handle.offset} of {handle.size_bytes} bytes does not fit its checksum"
         )
+
+    def _shorter(self) -> DamagedError:
+        return self._damaged(f"has become shorter than {self._size_bytes} bytes while it was read")
 
     def _damaged(self, message: str) -> DamagedError:
         return DamagedError(message, operation="check", subject=str(self._path), hint=_SST_HINT)

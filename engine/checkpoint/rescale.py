@@ -26,6 +26,7 @@ from engine.checkpoint.groups import (
     plan_groups,
     rewritten,
 )
+from engine.checkpoint.processes import Processes
 from engine.checkpoint.rescale_stores import Here, look_here, of_checkpoint, rescale_here
 from engine.checkpoint.restore import make_target
 from engine.checkpoint.targets import CheckpointTarget, check_apart
@@ -83,6 +84,7 @@ async def rescale_checkpoint(
     choice: RescaleChoice,
     *,
     partitioner: Partitioner = partitions_of,
+    processes: Processes | None = None,
     progress: Progress = NO_PROGRESS,
     runtime: Runtime | None = None,
 ) -> RescaledCheckpoint:
@@ -90,7 +92,7 @@ async def rescale_checkpoint(
 
     Stop the query first: from then on, only one of the two places may go on. On one file system both may have SSTs in
     common, as hard links: neither Spark nor RocksDB ever writes to one again. `partitioner` hashes keys:
-    `engine.arrow.key_hashes` has a faster one than the default.
+    `engine.arrow.key_hashes` has a faster one than the default. Without `processes` all of it is done in this one.
 
     Raises:
         NotFoundError: There is no checkpoint, or the batch is not committed.
@@ -103,7 +105,13 @@ async def rescale_checkpoint(
         StoreError: As the stores say. After any error the target is as it was.
     """
     runtime = runtime or Runtime()
-    how = Here(partitioner=partitioner, groups_at_once=choice.groups_at_once, progress=progress, runtime=runtime)
+    how = Here(
+        partitioner=partitioner,
+        groups_at_once=choice.groups_at_once,
+        processes=processes,
+        progress=progress,
+        runtime=runtime,
+    )
     place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
     async with opened_checkpoint(source, choice.store_settings) as root:
 
@@ -162,6 +170,7 @@ async def plan_rescale(
     choice: RescaleChoice,
     *,
     partitioner: Partitioner = partitions_of,
+    processes: Processes | None = None,
     progress: Progress = NO_PROGRESS,
     runtime: Runtime | None = None,
 ) -> RescalePlan:
@@ -170,7 +179,13 @@ async def plan_rescale(
     All state is loaded and every key hashed, as by the rescale itself. Raises likewise.
     """
     runtime = runtime or Runtime()
-    how = Here(partitioner=partitioner, groups_at_once=choice.groups_at_once, progress=progress, runtime=runtime)
+    how = Here(
+        partitioner=partitioner,
+        groups_at_once=choice.groups_at_once,
+        processes=processes,
+        progress=progress,
+        runtime=runtime,
+    )
     place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
     async with opened_checkpoint(source, choice.store_settings) as root:
         try:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from engine.checkpoint.errors import redact_paths
 from engine.checkpoint.file_check import check_sst, check_ssts
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
+from engine.checkpoint.processes import Processes
 from engine.checkpoint.store import StoreRestored, check_read, write_snapshot
 from engine.checkpoint.targets import dirs_below
 from engine.errors import MisplacedKeyError
@@ -28,9 +29,10 @@ from engine.rocksdb.sst_run import SstRun
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime
 from engine.settings import MIB, STORES_AT_ONCE, TransferSettings
+from engine.state.blocks import Blocks, split_entries
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
-from engine.state.key_rules import Block, BlockPartitioner, Partitioner, check_keys, partitions_of, split_entries
+from engine.state.key_rules import BlockPartitioner, Partitioner, check_keys, partitions_of
 from engine.state.load import LoadMetrics, StateLoader
 from engine.state.loaded import ColumnFamily
 from engine.state.local_files import WorkingDir
@@ -44,6 +46,9 @@ from index.spark.lineage import target_in_index
 from index.spark.metadata import NOT_COUNTED, StateMetadata
 from index.spark.names import SSTS, StateVersion
 from index.spark.rescale import merge_state_metadata
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # What is hashed at once: fewer rows would leave a hash over arrays nothing to gain.
 _CHUNK_ROWS_MAX: Final = 16_384
@@ -109,6 +114,39 @@ class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
         return [path.stat().st_size for path in self.directory.glob("*.sst")]
 
 
+class _Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a source another process gets."""
+
+    partition: int
+    # What errors call it.
+    location: str
+    directory: Path
+    metadata: StateMetadata
+    families: tuple[ColumnFamily, ...]
+
+
+def _sources(loaded: Sequence[_Loaded]) -> list[_Source]:
+    return [
+        _Source(
+            partition=of.store.id.partition,
+            location=of.files.location,
+            directory=of.directory,
+            metadata=of.metadata,
+            families=of.families,
+        )
+        for of in loaded
+    ]
+
+
+async def _run(
+    processes: Processes | None, loaded: Sequence[_Loaded], function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+) -> R:
+    """Call a function that reads all of these stores, in another process if there are any."""
+    if processes is None:
+        return await run_blocking(function, *args, **kwargs)
+    return await processes.run(sum(sum(of.sst_bytes) for of in loaded), function, *args, **kwargs)
+
+
 async def rescale_group(
     open_store: OpenStore,
     work: GroupToRescale,
@@ -116,11 +154,12 @@ async def rescale_group(
     partitioner: Partitioner,
     *,
     runtime: Runtime,
+    processes: Processes | None = None,
     replace: bool = False,
 ) -> GroupRescaled:
     """Build the directories of all targets of a group below `target`, each whole or not at all.
 
-    With `replace` they may have what an earlier attempt has left.
+    With `replace` they may have what an earlier attempt has left. `processes` do what takes long, where they can.
 
     Raises:
         MisplacedKeyError, PartitionKeyError: As `check_keys`. Nothing is at the target.
@@ -139,11 +178,12 @@ async def rescale_group(
             if work.is_merge:
                 merged = beside.with_name("merged")
                 metadata = merge_state_metadata([each.metadata for each in loaded], subject=work.subject)
-                loaded, keys = await run_blocking(_check_entries, loaded, work, partitioner)
+                loaded, keys = await _check_entries(loaded, work, partitioner, processes)
                 await run_blocking(merge_stores, [each.directory for each in loaded], merged)
                 made = [(merged, metadata)]
             else:
-                keys, made = await run_blocking(_split, loaded, work, beside.with_name("split"), partitioner)
+                scratch = beside.with_name("split")
+                keys, made = await _run(processes, loaded, _split, work, partitioner, _sources(loaded), scratch)
             # The first one goes last: with its staging everything that is beside it goes.
             for named, parts in reversed([*zip(work.targets, made, strict=True)]):
                 is_last = named[0] == work.id
@@ -174,6 +214,7 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
 
     partitioner: Partitioner = partitions_of
     groups_at_once: int = STORES_AT_ONCE
+    processes: Processes | None = None
     progress: Progress = NO_PROGRESS
     runtime: Runtime
 
@@ -185,7 +226,9 @@ async def rescale_here(
     done = AddedProgress(how.progress)
 
     async def one(item: GroupToRescale) -> GroupRescaled:
-        made = await rescale_group(open_store, item, target, how.partitioner, runtime=how.runtime)
+        made = await rescale_group(
+            open_store, item, target, how.partitioner, runtime=how.runtime, processes=how.processes
+        )
         done.add(files=sum(of.files for of in made.stores), bytes_=sum(of.size_bytes for of in made.stores))
         return made
 
@@ -212,10 +255,10 @@ async def _look_at_group(open_store: OpenStore, work: GroupToRescale, beside: Pa
             loaded = await _load_all(stack, open_store, work, beside, how.runtime)
             merge_state_metadata([each.metadata for each in loaded], subject=work.subject)
             if work.is_merge:
-                loaded, keys = await run_blocking(_check_entries, loaded, work, how.partitioner)
+                loaded, keys = await _check_entries(loaded, work, how.partitioner, how.processes)
                 await run_blocking(merge_stores, [each.directory for each in loaded], beside.with_name("merged"))
             else:
-                keys = await run_blocking(_check_rows, loaded, work, how.partitioner)
+                keys = await _run(how.processes, loaded, _check_rows, work, how.partitioner, _sources(loaded))
             return await run_blocking(_measured, work, loaded, keys)
 
 
@@ -312,9 +355,9 @@ class _Counts(msgspec.Struct):
         self.internal += number * family.is_internal
 
 
-def _metadata_of(loaded: Sequence[_Loaded], work: GroupToRescale, counts: _Counts) -> StateMetadata:
+def _metadata_of(sources: Sequence[_Source], work: GroupToRescale, counts: _Counts) -> StateMetadata:
     """Combine the metadata of the sources for one target of a split, with its rows where the sources count (P3)."""
-    merged = merge_state_metadata([each.metadata for each in loaded], subject=work.subject)
+    merged = merge_state_metadata([each.metadata for each in sources], subject=work.subject)
     return msgspec.structs.replace(
         merged,
         num_keys=NOT_COUNTED if merged.num_keys == NOT_COUNTED else counts.rows - counts.internal,
@@ -335,20 +378,17 @@ class _Placed(NamedTuple):
 
 
 def _placed_rows(
-    source: _Loaded, work: GroupToRescale, partitioner: Partitioner, *, side_by_side: int = 1
+    source: _Source, work: GroupToRescale, partitioner: Partitioner, *, side_by_side: int = 1
 ) -> Iterator[_Placed]:
     """Yield all rows of a source by their stored keys, once each is found where it has to be (H9, P2).
 
     A key's partition among the common multiple of both numbers says its partition among either, so that it is hashed
     once. A row with a checksum is compared with it.
     """
-    before, here = work.rules.operator.partitions_count, source.store.id.partition
+    before, here = work.rules.operator.partitions_count, source.partition
     common = math.lcm(before, work.partitions)
     checked = 0
-    with (
-        redact_paths(source.files.location, source.directory),
-        StoreReader.open(source.directory, _rocksdb(work)) as reader,
-    ):
+    with redact_paths(source.location, source.directory), StoreReader.open(source.directory, _rocksdb(work)) as reader:
         bytes_max = min(_CHUNK_BYTES_MAX, _CHUNK_BYTES // side_by_side)
         for chunk in reader.chunks(rows_max=_CHUNK_ROWS_MAX, bytes_max=bytes_max):
             for family, rows in _by_family(chunk, source.families):
@@ -364,46 +404,51 @@ def _placed_rows(
                 yield _Placed(family, rows, [of % work.partitions for of in among])
 
 
-def _check_rows(loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Partitioner) -> int:
+def _check_rows(work: GroupToRescale, partitioner: Partitioner, sources: Sequence[_Source]) -> int:
     """Read all rows, and find that each is in place; return their number. Blocks."""
-    return sum(len(placed.rows) for source in loaded for placed in _placed_rows(source, work, partitioner))
+    return sum(len(placed.rows) for source in sources for placed in _placed_rows(source, work, partitioner))
 
 
-def _check_entries(
-    loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Partitioner
+async def _check_entries(
+    loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Partitioner, processes: Processes | None
 ) -> tuple[list[_Loaded], int]:
-    """Find that all that the SSTs of sources have is in place, so that they can be merged (R2). Blocks.
+    """Find that all that the SSTs of sources have is in place, so that they can be merged (R2).
 
     Returns:
         The sources, those compacted of which something was not in place, and the number of keys that were hashed.
     """
-    found, keys = [], 0
-    for source in loaded:
-        checked = source
-        try:
-            if read_parent(source.directory).range_deletions:
-                raise StoreMergeError("has deletions of ranges of keys", subject=work.subject)  # noqa: TRY301
-            keys += _check_ssts(checked, work, partitioner)
-        except (MisplacedKeyError, PartitionKeyError, StoreMergeError):
-            compacted = source.directory.with_name(f"{source.directory.name}-compacted")
-            with StoreWriter.open(source.directory, _rocksdb(work)) as store:
-                store.compact(force=True)
-                store.checkpoint(compacted)
-            checked = msgspec.structs.replace(source, directory=compacted)
-            keys += _check_ssts(checked, work, partitioner)
-        found.append(checked)
-    return found, keys
+
+    async def one(of: _Loaded) -> tuple[_Loaded, int]:
+        directory, keys = await _run(processes, [of], _check_source, work, partitioner, *_sources([of]))
+        return msgspec.structs.replace(of, directory=directory), keys
+
+    checked = await map_bounded(one, loaded, in_flight_max=1 if processes is None else STORES_AT_ONCE)
+    return [of for of, _ in checked], sum(keys for _, keys in checked)
 
 
-def _check_ssts(source: _Loaded, work: GroupToRescale, partitioner: Partitioner) -> int:
+def _check_source(work: GroupToRescale, partitioner: Partitioner, source: _Source) -> tuple[Path, int]:
+    """Check all entries of a source; return where it is, compacted if it had to be, and their number. Blocks."""
+    try:
+        if read_parent(source.directory).range_deletions:
+            raise StoreMergeError("has deletions of ranges of keys", subject=work.subject)  # noqa: TRY301
+        return source.directory, _check_ssts(work, partitioner, source)
+    except (MisplacedKeyError, PartitionKeyError, StoreMergeError):
+        compacted = source.directory.with_name(f"{source.directory.name}-compacted")
+        with StoreWriter.open(source.directory, _rocksdb(work)) as store:
+            store.compact(force=True)
+            store.checkpoint(compacted)
+    return compacted, _check_ssts(work, partitioner, msgspec.structs.replace(source, directory=compacted))
+
+
+def _check_ssts(work: GroupToRescale, partitioner: Partitioner, source: _Source) -> int:
     """Check each block of the SSTs of a source, hash the key of each entry; return the number of entries."""
     by_prefix = {family.prefix: family for family in source.families}
     prefix_bytes = len(next(iter(by_prefix), b""))
     split = partitioner.keys_in if isinstance(partitioner, BlockPartitioner) else split_entries
-    operator, here = work.rules.operator, source.store.id.partition
+    operator, here = work.rules.operator, source.partition
     keys_checked = 0
 
-    def take(blocks: Sequence[Block]) -> None:
+    def take(blocks: Blocks) -> None:
         nonlocal keys_checked
         for prefix, keys in split(blocks, prefix_bytes):
             family = by_prefix.get(prefix) or _unnamed_family(prefix)
@@ -412,11 +457,11 @@ def _check_ssts(source: _Loaded, work: GroupToRescale, partitioner: Partitioner)
             check_keys(work.rules, family.name, keys, found, here, checked=keys_checked)
             keys_checked += len(keys)
         if work.settings.row_checksums:
-            for key, kind, value in itertools.chain.from_iterable(decode_rows(bytes(block)) for block in blocks):
+            for key, kind, value in itertools.chain.from_iterable(map(decode_rows, blocks)):
                 if kind in (VALUE, MERGE):
                     split_values(key, value, delimiter=work.settings.merge_delimiter or b"", crc32c=crc32c)
 
-    with redact_paths(source.files.location, source.directory):
+    with redact_paths(source.location, source.directory):
         for path in sorted(source.directory.glob("*.sst")):
             report = check_sst(path, take)
             if report.unchecked:
@@ -425,7 +470,7 @@ def _check_ssts(source: _Loaded, work: GroupToRescale, partitioner: Partitioner)
 
 
 def _split(
-    loaded: Sequence[_Loaded], work: GroupToRescale, scratch: Path, partitioner: Partitioner
+    work: GroupToRescale, partitioner: Partitioner, sources: Sequence[_Source], scratch: Path
 ) -> tuple[int, list[tuple[Path, StateMetadata]]]:
     """Write the rows of all sources to files for each target, and make stores of them (P2). Blocks.
 
@@ -437,14 +482,14 @@ def _split(
     runs = {target: SstRun(scratch, target, rocksdb) for target in targets}
     counts = {target: _Counts() for target in targets}
 
-    def counted(source: _Loaded) -> Iterator[list[_Row]]:
-        for family, rows, partitions in _placed_rows(source, work, partitioner, side_by_side=len(loaded)):
+    def counted(source: _Source) -> Iterator[list[_Row]]:
+        for family, rows, partitions in _placed_rows(source, work, partitioner, side_by_side=len(sources)):
             for target, number in Counter(partitions).items():
                 counts[target].add(family, number)
             yield [(key, value, target) for (key, value), target in zip(rows, partitions, strict=True)]
 
     # All sources side by side: the files of a target follow each other, and overlap nowhere.
-    for rows in merge_runs([counted(source) for source in loaded]):
+    for rows in merge_runs([counted(source) for source in sources]):
         for_targets: defaultdict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
         for key, value, target in rows:
             for_targets[target].append((key, value))
@@ -455,7 +500,7 @@ def _split(
         with StoreWriter.open(scratch / f"store-{target}", rocksdb, compactions_wait=True) as store:
             store.ingest(runs[target].finish())
             store.checkpoint(scratch / f"captured-{target}")
-        made.append((scratch / f"captured-{target}", _metadata_of(loaded, work, counts[target])))
+        made.append((scratch / f"captured-{target}", _metadata_of(sources, work, counts[target])))
     return sum(of.rows for of in counts.values()), made
 
 

@@ -29,6 +29,7 @@ from engine.checkpoint.groups import (
     plan_groups,
     rewritten,
 )
+from engine.checkpoint.processes import Processes
 from engine.checkpoint.rescale_stores import Here, look_here, of_backup, rescale_here
 from engine.checkpoint.store import StoreRestored, StoreToRestore, read_row_schema, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart, files_below
@@ -164,6 +165,7 @@ async def restore_checkpoint(
     choice: RestoreChoice | None = None,
     *,
     partitioner: Partitioner = partitions_of,
+    processes: Processes | None = None,
     progress: Progress = NO_PROGRESS,
     runtime: Runtime | None = None,
 ) -> RestoredCheckpoint:
@@ -171,7 +173,7 @@ async def restore_checkpoint(
 
     Without a choice it is the newest backup of the only job that has any. To the URL of a prefix of an object store,
     everything is gathered on this machine first, in the system's place for temporary files; on Spark it is not.
-    `partitioner` hashes keys where another number of partitions is chosen, as of `rescale_checkpoint`.
+    `partitioner` hashes keys where another number of partitions is chosen, in `processes`, as of `rescale_checkpoint`.
 
     Raises:
         MisplacedKeyError, PartitionKeyError, StoreMergeError: With another number of partitions, as
@@ -203,7 +205,9 @@ async def restore_checkpoint(
     async def rescale_stores(restore: CheckpointRestore, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
         references = [reference for item in work for reference in item.references]
         progress.total(files=sum(r.files_count for r in references), bytes_=sum(r.size_bytes for r in references))
-        how = Here(partitioner=partitioner, groups_at_once=at_once, progress=progress, runtime=runtime)
+        how = Here(
+            partitioner=partitioner, groups_at_once=at_once, processes=processes, progress=progress, runtime=runtime
+        )
         return await rescale_here(of_backup(repository.store, transfer), work, restore.directory, how)
 
     place = target_of(choice, target, runtime) if isinstance(target, str | Path) else target
@@ -248,6 +252,7 @@ async def plan_checkpoint_restore(
     choice: RestoreChoice,
     *,
     partitioner: Partitioner = partitions_of,
+    processes: Processes | None = None,
     runtime: Runtime | None = None,
 ) -> CheckpointRestorePlan:
     """Find out what `restore_checkpoint` would restore, or what it would refuse.
@@ -265,7 +270,7 @@ async def plan_checkpoint_restore(
             if choice.partitions is not None:
                 groups = await restore.groups(work, choice.partitions)
                 at_once, transfer = share_among(repository.settings, choice.stores_at_once)
-                how = Here(partitioner=partitioner, groups_at_once=at_once, runtime=runtime)
+                how = Here(partitioner=partitioner, groups_at_once=at_once, processes=processes, runtime=runtime)
                 opened = of_backup(repository.store, transfer)
                 restore.add_up(groups, await look_here(opened, groups, Path(scratch.name, "stores"), how))
         finally:

@@ -13,11 +13,11 @@ import msgspec
 from blobstore.errors import BlobNotFoundError
 from engine.errors import MisplacedKeyError
 from engine.settings import MIB
+from engine.state.blocks import Blocks
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import SCHEMAS, QueryAt, StateOperator
 from engine.state.settings import ENCODING_KEY
 from index.errors import PartitionKeyError
-from index.rocksdb.sst import decode_rows
 from index.spark import retention
 from index.spark.checkpoint import STATE, StoreId
 from index.spark.partition_keys import KeyRule, choose_key_rule
@@ -30,8 +30,6 @@ _ROWS_MAX: Final = 32_768
 _BYTES_MAX: Final = 4 * MIB
 _SHOWN_CHARACTERS_MAX: Final = 400
 
-# A data block of an SST, decompressed.
-Block: TypeAlias = bytes | memoryview
 # Takes a rule, keys of its column family, and the number of partitions; returns the partition of each key.
 Partitioner: TypeAlias = Callable[[KeyRule, Sequence[bytes], int], Sequence[int]]
 
@@ -44,7 +42,7 @@ class BlockPartitioner(Protocol):
         """Return the partition of each key."""
         ...
 
-    def keys_in(self, blocks: Sequence[Block], prefix_bytes: int) -> Iterator[tuple[bytes, Sequence[bytes]]]:
+    def keys_in(self, blocks: Blocks, prefix_bytes: int) -> Iterator[tuple[bytes, Sequence[bytes]]]:
         """Yield keys as `split_entries`, in any order."""
         ...
 
@@ -73,31 +71,6 @@ def partitions_of(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> list
         PartitionKeyError: A key does not fit its schema.
     """
     return [rule.partition_of(key, partitions) for key in keys]
-
-
-def split_entries(blocks: Sequence[Block], prefix_bytes: int) -> Iterator[tuple[bytes, Sequence[bytes]]]:
-    """Yield the keys of all entries of data blocks of SSTs: of deletions, and of what newer entries replace, too.
-
-    Args:
-        blocks: Decompressed.
-        prefix_bytes: What each key begins with, which says its column family.
-
-    Returns:
-        Of keys with the same prefix: the prefix, and the keys without it. A prefix may come again.
-
-    Raises:
-        ValueError, NotImplementedError: As `decode_rows`.
-    """
-    found: dict[bytes, list[bytes]] = {}
-    held_bytes = 0
-    for block in blocks:
-        for key, _, _ in decode_rows(bytes(block)):
-            found.setdefault(key[:prefix_bytes], []).append(key[prefix_bytes:])
-            held_bytes += len(key)
-            if held_bytes > _BYTES_MAX:
-                yield from found.items()
-                found, held_bytes = {}, 0
-    yield from found.items()
 
 
 async def read_key_rules(directory: CheckpointDir, query: QueryAt) -> dict[tuple[int, str], StoreRules]:

@@ -9,7 +9,7 @@ from engine.arrow.key_hashes import partitions_of
 from engine.arrow.unsafe_rows import decode_pairs, decode_rows
 from engine.spark.collection.tasks import decode_inventory
 from engine.spark.sources.tables import Table, decode_keys, decode_values, split_bytes, split_typed
-from engine.state.key_rules import split_entries
+from engine.state.blocks import Blocks, split_entries
 from index.plan import plan_format
 from index.rocksdb import sst
 from index.spark import schema as state_schema
@@ -104,7 +104,7 @@ def run_block_keys(data: bytes) -> None:
     """The first byte has the size of a prefix, the second where the bytes are cut into two blocks."""
     if len(data) < 2:
         return
-    blocks = [block for block in (data[2 : 2 + data[1]], data[2 + data[1] :]) if block]
+    blocks = Blocks.joined([block for block in (data[2 : 2 + data[1]], data[2 + data[1] :]) if block])
     found = []
     for split in (split_entries, split_columns):
         with contextlib.suppress(NotImplementedError):

@@ -16,11 +16,13 @@ from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.findings import CheckLevel, CheckReport
 from engine.checkpoint.groups import RescaleFigures
+from engine.checkpoint.processes import Processes
 from engine.cli import options as cli
 from engine.cli.errors import describe
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
+from engine.restore.write import cores_count
 from engine.state.compression import CODECS
 from engine.state.key_rules import Partitioner, partitions_of
 from engine.text import Moment, table
@@ -237,16 +239,22 @@ def _restore(
         if at is not None:
             options = msgspec.structs.replace(options, at_ms=session.resolve_ms(at))
         if dry_run:
-            planned = restore.plan_checkpoint_restore(
-                repository.asynchronous, checkpoint, options, partitioner=partitioner()
-            )
-            plan = repository.loop.run(planned)
+            with Processes(cores_count()) as processes:
+                planned = restore.plan_checkpoint_restore(
+                    repository.asynchronous, checkpoint, options, partitioner=partitioner(), processes=processes
+                )
+                plan = repository.loop.run(planned)
             session.show(plan, _restore_lines(plan))
             return
         if not on_spark:
-            with session.progress("restore") as progress:
+            with session.progress("restore") as progress, Processes(cores_count()) as processes:
                 work = restore.restore_checkpoint(
-                    repository.asynchronous, checkpoint, options, partitioner=partitioner(), progress=progress
+                    repository.asynchronous,
+                    checkpoint,
+                    options,
+                    partitioner=partitioner(),
+                    processes=processes,
+                    progress=progress,
                 )
                 restored = repository.loop.run(work)
     if restored is None:
@@ -429,8 +437,10 @@ def spark_rescale(
             found = rescale_on_spark(spark, source, target, options)
     else:
         work = rescale.plan_rescale if dry_run else rescale.rescale_checkpoint
-        with session.progress("rescale") as progress:
-            found = asyncio.run(work(source, target, options, partitioner=partitioner(), progress=progress))
+        with session.progress("rescale") as progress, Processes(cores_count()) as processes:
+            found = asyncio.run(
+                work(source, target, options, partitioner=partitioner(), processes=processes, progress=progress)
+            )
     session.show(found, _rescale_lines(found))
     if isinstance(found, rescale.RescaledCheckpoint):
         session.warn_of_restore(pinned=True, leftovers=found.leftovers)
