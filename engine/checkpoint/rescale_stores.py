@@ -486,13 +486,13 @@ def _split(
         for family, rows, partitions in _placed_rows(source, work, partitioner, side_by_side=len(sources)):
             for target, number in Counter(partitions).items():
                 counts[target].add(family, number)
-            yield [(key, value, target) for (key, value), target in zip(rows, partitions, strict=True)]
+            yield [(row[0], row, target) for row, target in zip(rows, partitions, strict=True)]
 
     # All sources side by side: the files of a target follow each other, and overlap nowhere.
     for rows in merge_runs([counted(source) for source in sources]):
         for_targets: defaultdict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
-        for key, value, target in rows:
-            for_targets[target].append((key, value))
+        for _, row, target in rows:
+            for_targets[target].append(row)
         for target, its_rows in for_targets.items():
             runs[target].put(its_rows)
     made = []
@@ -504,8 +504,8 @@ def _split(
     return sum(of.rows for of in counts.values()), made
 
 
-# Key, value, and anything.
-_Row: TypeAlias = tuple[bytes, bytes, Any]
+# The key of a row, and anything.
+_Row: TypeAlias = tuple[bytes, Any, Any]
 
 
 def merge_runs(runs: Sequence[Iterator[list[_Row]]]) -> Iterator[list[_Row]]:

@@ -1,6 +1,8 @@
 """Sorted rows as SSTs of the usual size, to be ingested into a store."""
 
-from collections.abc import Iterable
+import itertools
+from bisect import bisect_left
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.rocksdb.store import RocksDbSettings, SstWriter
@@ -15,17 +17,22 @@ class SstRun:
         self._writer: SstWriter | None = None
         self._left_bytes = 0
 
-    def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        writer = self._writer
-        for key, value in rows:
-            if writer is None or self._left_bytes <= 0:
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write the next rows."""
+        ends = list(itertools.accumulate(len(key) + len(value) for key, value in rows))
+        at = done_bytes = 0
+        while at < len(rows):
+            if self._writer is None or self._left_bytes <= 0:
                 self.finish()
                 path = self._directory / f"{self._target}-{len(self._files)}.sst"
-                self._writer = writer = SstWriter(path, self._settings)
+                self._writer = SstWriter(path, self._settings)
                 self._files.append(path)
                 self._left_bytes = self._settings.file_bytes
-            writer.put(key, value)
-            self._left_bytes -= len(key) + len(value)
+            # With the row that fills the file.
+            end = min(bisect_left(ends, done_bytes + self._left_bytes) + 1, len(rows))
+            self._writer.put(rows[at:end])
+            self._left_bytes -= ends[end - 1] - done_bytes
+            at, done_bytes = end, ends[end - 1]
 
     def finish(self) -> list[Path]:
         """Finish the file that is being written; return all of them."""

@@ -535,13 +535,13 @@ class SstWriter:
         with _typing("write SST", path):
             self._writer.open(str(path))
 
-    def put(self, key: bytes, value: bytes) -> None:
-        """Write the next row; an `EngineError` if its key is not above the last."""
-        try:
-            self._writer[key] = value
-        except Exception as error:
-            raise _typed(error, "write SST", self.path) from error
-        self.rows += 1
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write the next rows; an `EngineError` if a key is not above the last."""
+        writer = self._writer
+        with _typing("write SST", self.path):
+            for key, value in rows:
+                writer[key] = value
+        self.rows += len(rows)
 
     def finish(self) -> None:
         """Write what makes it a file. Without rows there is none."""
