@@ -1,12 +1,11 @@
-"""Functions that keep a core busy, in other processes where there is enough for them to do.
+"""Functions that keep a core busy, in several processes where there is enough for them to do.
 
-A process begins with an import of what it runs, which takes half a second. It ends with the one that began it, however
-that ends, and leaves an interrupt to it.
+This process is one of them: another one begins with an import of what it runs, which takes half a second. It ends with
+the one that began it, however that ends, and leaves an interrupt to it.
 """
 
 import asyncio
 import concurrent.futures
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -26,7 +25,7 @@ from index.errors import FormatError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What two processes need less time for than one, with their beginning.
+# With so much to read another process is worth its beginning.
 WORTH_BYTES: Final = 128 * MIB
 
 
@@ -48,6 +47,10 @@ class Processes:
     def __init__(self, at_once: int = 1) -> None:
         self._at_once = at_once
         self._pool: concurrent.futures.ProcessPoolExecutor | None = None
+        # Turns at the cores: the first one is this process's own, and the only one while little is waiting.
+        self._turns = asyncio.PriorityQueue[int]()
+        self._turns.put_nowait(0)
+        self._waiting_bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -59,34 +62,41 @@ class Processes:
             self._pool.shutdown(cancel_futures=True)
 
     async def run(self, size_bytes: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function, in a process if this size is worth it, in a thread if not; to its end, as `run_blocking`."""
-        if self._at_once < 2 or size_bytes < WORTH_BYTES:  # noqa: PLR2004
-            return await run_blocking(function, *args, **kwargs)
-        if self._pool is None:
+        """Call a function to its end, as `run_blocking`, once it has its turn; its size is of what it will read."""
+        self._waiting_bytes += size_bytes
+        if self._pool is None and self._at_once > 1 and self._waiting_bytes >= WORTH_BYTES:
             self._pool = concurrent.futures.ProcessPoolExecutor(
-                self._at_once, multiprocessing.get_context("spawn"), initializer=_begin
+                self._at_once - 1, multiprocessing.get_context("spawn"), initializer=_begin
             )
-        # Processes that begin now take over which signals are blocked: an interrupt is for this one to answer.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            for turn in range(1, self._at_once):
+                self._turns.put_nowait(turn)
         try:
-            call = self._pool.submit(_call, function, args, kwargs)
+            turn = await self._turns.get()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        waiting = asyncio.wrap_future(call)
+            self._waiting_bytes -= size_bytes
         try:
-            await asyncio.wait({waiting})
-        except asyncio.CancelledError:
-            if not call.cancel():  # it has begun
-                with contextlib.suppress(Exception):
-                    await shielded(waiting)
-            raise
-        found = waiting.result()
+            if turn == 0 or self._pool is None:
+                return await run_blocking(function, *args, **kwargs)
+            found = await shielded(asyncio.wrap_future(_submit(self._pool, function, args, kwargs)))
+        finally:
+            self._turns.put_nowait(turn)
         if isinstance(found, _Refused):
             error = found.kind.__new__(found.kind, *found.args)
             vars(error).update(found.attributes)
             raise error
         result: R = found
         return result
+
+
+def _submit(
+    pool: concurrent.futures.Executor, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> concurrent.futures.Future[Any]:
+    # Processes that begin now take over which signals are blocked: an interrupt is for this one to answer.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(_call, function, args, kwargs)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _begin() -> None:

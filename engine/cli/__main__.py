@@ -2,7 +2,8 @@
 
 import sys
 
-from engine.cli.app import main
-
 if __name__ == "__main__":
+    # Here, as every process that it begins imports this module.
+    from engine.cli.app import main
+
     sys.exit(main())
