@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from engine.arrow.key_hashes import partitions_of
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.cutover import CutoverChoice, cut_over
 from engine.checkpoint.replica import FollowChoice, opened_follower
-from engine.arrow.key_hashes import partitions_of
 from tests.spark.state.queries import (
     AGGREGATION,
     DEDUPLICATION,
