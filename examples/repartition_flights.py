@@ -104,7 +104,7 @@ def run(spark: SparkSession, root: Path, *, days: int = DAYS, numbers: Sequence[
                 first = tidemark("follow", place, replica, "--partitions", after, "--once")
                 with following(place, replica):
                     sink.wait_for(first["batch"] + days)
-                done = tidemark("cutover", replica)
+                done = tidemark("cutover", place, replica)
                 check_ended(query)
                 query = flights.start(replica, sink)
                 # Then the batch before is committed.

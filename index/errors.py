@@ -50,8 +50,8 @@ class BatchLogError(FormatError):
     """A file of a streaming checkpoint's logs or metadata is not what Spark writes (design 0004, B2)."""
 
 
-class ClosedLogError(BatchLogError):
-    """A log of a checkpoint is closed: its query has moved to another one (design 0011, Q7)."""
+class ClosedCheckpointError(BatchLogError):
+    """No query can go on with a checkpoint: it is a replica, or its query has moved (design 0011, Q5 and Q7)."""
 
 
 class LineageError(FormatError):

@@ -35,7 +35,7 @@ from engine.state.query import (
     StreamingCheckpoint,
 )
 from index.display import count
-from index.errors import UNDECODABLE, BatchLogError, ClosedLogError, FileChecksumError, FormatError
+from index.errors import UNDECODABLE, BatchLogError, ClosedCheckpointError, FileChecksumError, FormatError
 from index.spark import query_logs
 from index.spark.checkpoint import SOURCES, STATE, StoreId, check_entry, is_entry, missing_entries, newest_entry
 from index.spark.names import parse_state_name
@@ -233,7 +233,7 @@ class _LogsCheck:
         except BlobNotFoundError:
             if needed:
                 self._damaged(path, _NO_SCHEMA)
-        except ClosedLogError as error:
+        except ClosedCheckpointError as error:
             self._warn(path, bare_message(error), error.hint)
         except FormatError as error:
             self._findings.damage(path, error, "K2")

@@ -153,7 +153,11 @@ class QueryFollower:
         choice: FollowChoice,
         work_dir: Path,
         how: Here,
+        *,
+        begin: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
+        # Makes the replica, at a batch; None: there is one.
+        self._begin = begin
         self.source = source
         self.target = target
         self.replica = replica
@@ -207,6 +211,10 @@ class QueryFollower:
             StoreError: As the stores say.
         """
         began_s = self._runtime.monotonic_s()
+        if self._begin is not None:
+            done = QueryStep(batch=await self.copy(self._begin), copied="there was no replica yet")
+            self._begin = None
+            return msgspec.structs.replace(done, seconds=self._runtime.monotonic_s() - began_s)
         await self.check_replica()
         newest, here = await self.newest_batch(), await self.batch()
         if here is not None and newest < here:
@@ -547,8 +555,8 @@ async def newest_committed(root: CheckpointDir) -> int:
             data = await root.read(f"{COMMITS}/{batch}", size_bytes_max=ENTRY_BYTES_MAX)
             if decode_fence(data) is None:
                 return batch
-    hint = "run the query"
-    raise NotFoundError("no batch is committed", operation=_OPERATION, subject=f"{root.location}/{COMMITS}", hint=hint)
+    hint = "name the checkpoint of a query that has run; if it is lost, cut over with --source-lost"
+    raise NotFoundError("no batch is committed", operation="read", subject=f"{root.location}/{COMMITS}", hint=hint)
 
 
 async def _batch_of(target: CheckpointDir) -> int | None:
@@ -607,10 +615,11 @@ async def own_replica(root: CheckpointDir, target: CheckpointDir) -> Replica:
     """
     found = await read_replica(target)
     if found is None:
-        raise PromotedError("is a checkpoint of its own", operation=_OPERATION, subject=target.location)
+        hint = "the query goes on there; follow it into a new place"
+        raise PromotedError("is a checkpoint of its own", operation="read", subject=target.location, hint=hint)
     if found.replica_of != _name_of(root):
         message = f"is a replica of {found.replica_of}, not of {_name_of(root)}"
-        raise TargetError(message, operation=_OPERATION, subject=target.location, hint="name that checkpoint")
+        raise TargetError(message, operation="read", subject=target.location, hint="name that checkpoint")
     return found
 
 
@@ -628,7 +637,7 @@ async def read_replica(target: CheckpointDir) -> Replica | None:
         data = await target.read(_METADATA, size_bytes_max=ENTRY_BYTES_MAX)
     except BlobNotFoundError as error:
         hint = "follow a query there first: `tidemark spark follow CHECKPOINT TARGET`"
-        raise NotFoundError("there is no replica", operation=_OPERATION, subject=target.location, hint=hint) from error
+        raise NotFoundError("there is no replica", operation="read", subject=target.location, hint=hint) from error
     return decode_replica(data, subject=f"{target.location}/{_METADATA}")
 
 
@@ -642,7 +651,7 @@ async def opened_follower(
     progress: Progress = NO_PROGRESS,
     runtime: Runtime | None = None,
 ) -> AsyncIterator[QueryFollower]:
-    """Open a follower of a query for a block; if the target is not there yet, the first copy is made (Q1).
+    """Open a follower of a query for a block; if the target is not there yet, the first step makes it (Q1).
 
     Raises:
         NotFoundError: There is no checkpoint, or no batch is committed.
@@ -664,11 +673,18 @@ async def opened_follower(
             replica, is_there = await _agree(root, there, choice, runtime)
             if not is_there:
                 await place.check("", 0)
+            # A directory appears at once, and on one file system takes links to files of state.
+            begin: Callable[[int], Awaitable[None]] | None = None
+            if not is_there and there.local_root is not None:
+
+                async def begin(batch: int) -> None:
+                    await follower.make(_new_place(target, choice, runtime), batch)
+
+            elif not is_there:
+                await _mark(there, replica)
             async with _work_dir(there, choice.scratch) as work_dir:
-                follower = QueryFollower(root, there, replica, choice, work_dir, how)
+                follower = QueryFollower(root, there, replica, choice, work_dir, how, begin=begin)
                 try:
-                    if not is_there:
-                        await _begin(follower, target, choice, runtime)
                     yield follower
                 finally:
                     await follower.close()
@@ -680,16 +696,13 @@ def _new_place(target: str | Path, choice: FollowChoice, runtime: Runtime) -> Ch
     return make_target(target, runtime, move_aside=False, settings=choice.store_settings)
 
 
-async def _begin(follower: QueryFollower, target: str | Path, choice: FollowChoice, runtime: Runtime) -> None:
-    """Make the replica: a directory appears at once, and on one file system takes links to files of state."""
-    if follower.target.local_root is not None:
-        await follower.copy(lambda batch: follower.make(_new_place(target, choice, runtime), batch))
-        return
+async def _mark(target: CheckpointDir, replica: Replica) -> None:
+    """Let an empty prefix be that of a replica."""
     try:
-        await follower.target.publish(_METADATA, encode_replica(follower.replica), overwrite=False)
+        await target.publish(_METADATA, encode_replica(replica), overwrite=False)
     except CheckpointFileExistsError as error:
         message = "another follower has begun there"
-        raise TargetBusyError(message, operation=_OPERATION, subject=follower.target.location) from error
+        raise TargetBusyError(message, operation=_OPERATION, subject=target.location) from error
 
 
 async def _agree(

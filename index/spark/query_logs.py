@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from index.errors import BatchLogError, ClosedLogError, UnknownFormatError
+from index.errors import BatchLogError, ClosedCheckpointError, UnknownFormatError
 from index.java_text import encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX, UniqueId
 from index.spark.replica import decode_fence, decode_replica
@@ -272,7 +272,7 @@ def decode_commit(data: bytes, *, subject: str = "commit") -> BatchCommit:
 def decode_query_id(data: bytes, *, subject: str = "metadata") -> str:
     """Decode the id of the query whose checkpoint it is."""
     if (replica := decode_replica(data, subject=subject)) is not None:
-        raise BatchLogError(f"is that of a replica of {replica.replica_of}", subject=subject, hint=replica.hint)
+        raise ClosedCheckpointError(f"is that of a replica of {replica.replica_of}", subject=subject, hint=replica.hint)
     return _parse(_text(data, subject), _QueryWire, subject).id
 
 
@@ -324,7 +324,9 @@ def _check_version(version: int, version_max: int, subject: str) -> None:
 def _split(data: bytes, version_max: int, subject: str) -> tuple[int, list[str]]:
     if (moved_to := decode_fence(data)) is not None:
         hint = "go on there; to go on here instead, delete this file and the copy there"
-        raise ClosedLogError(f"is closed: the query has moved to {moved_to.location}", subject=subject, hint=hint)
+        raise ClosedCheckpointError(
+            f"is closed: the query has moved to {moved_to.location}", subject=subject, hint=hint
+        )
     first, *lines = _text(data, subject).replace("\r\n", "\n").removesuffix("\n").split("\n")
     m = _VERSION_LINE.fullmatch(first.strip())
     if m is None:

@@ -16,7 +16,7 @@ from engine.cli.errors import describe
 from engine.cli.output import extend
 from engine.cli.session import Session, verb
 from engine.errors import EngineError, MisplacedKeyError, TargetBusyError, TargetError, UsageError
-from index.display import count, human_bytes, human_duration, printable
+from index.display import count, human_bytes, printable
 from index.errors import FormatError, PartitionKeyError
 
 # What is the same the next time.
@@ -98,9 +98,6 @@ async def _follow(
         progress = bar.enter_context(session.progress("copy"))
         opening = replica.opened_follower(checkpoint, target, options, partitioner=partitioner(), progress=progress)
         async with opening as follower:
-            if not options.once:
-                bar.close()
-                session.say(f"following every {human_duration(int(every_s * 1000))}; end it with Ctrl-C")
             while True:
                 try:
                     step = await follower.step()
@@ -117,6 +114,7 @@ async def _follow(
                     views[:] = [extend(QueryFollowView, await follower.status(), step=step)]
                     if options.once:
                         return
+                    bar.close()
                     if step.batches or step.copied or step.snapshots:
                         session.say("; ".join(_lines(views[-1])))
                 await asyncio.sleep(every_s)
@@ -163,9 +161,10 @@ class CutoverArguments(cutover.CutoverChoice, frozen=True, kw_only=True):
 def spark_cutover(session: Session, checkpoint: str, target: str, options: CutoverArguments, *, dry_run: bool) -> None:
     """Make TARGET, a replica of CHECKPOINT by `tidemark spark follow`, the checkpoint with which its query goes on.
 
-    CHECKPOINT is closed by an entry in its logs: a query that still runs there ends with an error when it
-    plans its next batch, and cannot be started again. Stop it before, if you can. Then start the query with TARGET as
-    its checkpointLocation: it goes on with the next batch. One that had begun is repeated under its number.
+    End the follower first. CHECKPOINT is closed by an entry in its logs: a query that still runs there ends with an
+    error when it plans its next batch, and cannot be started again. Stop it before, if you can. Then start the query
+    with TARGET as its checkpointLocation: it goes on with the next batch. One that had begun is repeated under its
+    number.
 
     Example: tidemark spark cutover /checkpoints/old /checkpoints/new
     """
@@ -179,6 +178,8 @@ def spark_cutover(session: Session, checkpoint: str, target: str, options: Cutov
                 cutover.cut_over(checkpoint, target, options, partitioner=partitioner(), progress=progress)
             )
     session.show(found, list(_cutover_lines(found)))
+    if not found.closed:
+        session.warn(f"{printable(found.source)} is not closed: see that no query goes on there")
 
 
 def _cutover_lines(found: cutover.CutoverPlan) -> Iterator[str]:
@@ -195,4 +196,5 @@ def _cutover_lines(found: cutover.CutoverPlan) -> Iterator[str]:
     if done is None:
         yield f"{count(found.batches, 'batch', 'batches')} to follow; nothing was written"
     else:
-        yield f"closed for {done.pause_s:.1f} s; start the query with this checkpointLocation"
+        pause = f"closed for {done.pause_s:.1f} s; " if found.closed else ""
+        yield f"{pause}start the query with this checkpointLocation"

@@ -51,6 +51,7 @@ def check_followed(
 
     async def follow() -> None:
         async with opened_follower(original.checkpoint, copy.checkpoint, choice, partitioner=partitions_of) as follower:
+            await follower.step()
             for _ in range(4):
                 original.feed(1)
                 await asyncio.to_thread(original.run)

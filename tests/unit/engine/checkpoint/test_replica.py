@@ -21,7 +21,6 @@ from engine.checkpoint.rescale_stores import Here
 from engine.errors import MisplacedKeyError, NotFoundError, PromotedError, TargetBusyError, TargetError, UsageError
 from engine.runtime import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.key_rules import Partitioner
 from index.errors import BatchLogError
 from index.spark.query_logs import decode_offsets, decode_query_id, encode_offsets
 from index.spark.replica import decode_fence, decode_replica
@@ -79,7 +78,9 @@ async def test_a_replica_has_every_batch_and_goes_on_after_a_cutover(
     query = await written(tmp_path, before, format_version=format_version, **options)
     target, choice = tmp_path / "target", FollowChoice(partitions=after, snapshot_every=3)
     async with opened_follower(query.root, target, choice, partitioner=by_crc) as follower:
-        assert await follower.batch() == 1
+        assert await follower.batch() is None
+        first = await follower.step()
+        assert (first.batch, first.copied) == (1, "there was no replica yet")
         snapshots = 0
         for batch in range(2, 9):
             await query.run(1)
@@ -267,7 +268,7 @@ async def test_what_cannot_be_routed_is_copied_whole(tmp_path: Path, looks: Look
         assert decode_replica((target / "metadata").read_bytes()) is not None
         return done.copied
 
-    assert await copied() == ""
+    assert await copied() == "there was no replica yet"
     await query.run(1)
     for file in (query.root / "state/0/1").glob("3_*.changelog"):
         file.unlink()
@@ -291,8 +292,9 @@ async def test_what_cannot_be_routed_is_copied_whole(tmp_path: Path, looks: Look
 async def test_a_misplaced_key_ends_a_step_and_the_replica_stays(tmp_path: Path, looks: Looks) -> None:
     query = await written(tmp_path, 2)
     target, choice = tmp_path / "target", FollowChoice(partitions=4)
-    with pytest.raises(MisplacedKeyError):
-        await opened(query.root, target, choice, by_another_hash)
+    async with opened_follower(query.root, target, choice, partitioner=by_another_hash) as follower:
+        with pytest.raises(MisplacedKeyError):
+            await follower.step()
     assert not target.exists()
     await step(query, target, choice)
     before = await looks.at(target)
@@ -305,8 +307,8 @@ async def test_a_misplaced_key_ends_a_step_and_the_replica_stays(tmp_path: Path,
     assert await looks.at(target) == before
 
 
-async def opened(source: Path, target: Path, choice: FollowChoice, partitioner: Partitioner = by_crc) -> None:
-    async with opened_follower(source, target, choice, partitioner=partitioner):
+async def opened(source: Path, target: Path, choice: FollowChoice) -> None:
+    async with opened_follower(source, target, choice, partitioner=by_crc):
         pass
 
 
