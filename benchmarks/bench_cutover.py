@@ -112,7 +112,9 @@ def following(source: Path, target: Path) -> Iterator[None]:
 
 
 def lags_of(source: Path, target: Path) -> list[int]:
-    """Look at the lag until the query has gone on by some batches."""
+    """Look at the lag until the query has gone on by some batches, once what came during the copy is caught up with."""
+    while newest(target / "commits") < newest(source / "commits"):
+        time.sleep(0.1)
     until, lags = newest(source / "commits") + FOLLOWED_BATCHES, []
     while (now := newest(source / "commits")) < until:
         lags.append(now - newest(target / "commits"))

@@ -138,6 +138,8 @@ async def cut_over(
             planned = await follower.settle(is_lost=True)
         else:
             await _catch_up(follower, steps_max=_STEPS_BEFORE)
+            if await follower.make_snapshots():
+                await _catch_up(follower, steps_max=_STEPS_BEFORE)
             fence = _Fence(follower.source, replica, follower.target.location, runtime)
             closed_s = runtime.monotonic_s()
             async with fence.closed(choice.wait_s):

@@ -231,7 +231,7 @@ class QueryFollower:
             self._at = None
             raise
         if snapshots:
-            made = await self._make_snapshots(is_behind=done.batch < newest)
+            made = await self._make_snapshots(done, is_behind=done.batch < newest)
             done = msgspec.structs.replace(done, snapshots=made)
         if done.batch // _BATCHES_MAX > (-1 if here is None else here) // _BATCHES_MAX:
             await self._delete_logs(done.batch - SPARK_DEFAULTS.versions_retained_min)
@@ -483,15 +483,22 @@ class QueryFollower:
 
         return await map_bounded(one, work, in_flight_max=self._choice.stores_at_once)
 
-    async def _make_snapshots(self, *, is_behind: bool) -> int:
-        """Make snapshots of some stores whose are due (Q6), fewer of them while batches wait."""
-        stores = self._stores
-        if not stores:
-            return 0
-        every = max(1, self._choice.snapshot_every or stores[0].settings.deltas_per_snapshot)
-        due = [of for of in stores if of.is_due(2 * every if is_behind else every)]
+    async def make_snapshots(self) -> int:
+        """Make every snapshot that is due, so that a query that begins there has little to replay."""
+        due = [of for of in self._stores if of.is_due(self._every)]
+        for of in due:
+            await of.snapshot()
+        return len(due)
+
+    @property
+    def _every(self) -> int:
+        return max(1, self._choice.snapshot_every or SPARK_DEFAULTS.deltas_per_snapshot)
+
+    async def _make_snapshots(self, done: QueryStep, *, is_behind: bool) -> int:
+        """Make snapshots of some stores whose are due (Q6): a share of all of them, as of the batches."""
+        due = [of for of in self._stores if of.is_due(2 * self._every if is_behind else self._every)]
         due.sort(key=lambda of: -of.versions_since_snapshot)
-        at_once = -(-len(stores) // every)
+        at_once = -(-len(self._stores) * max(1, done.batches) // self._every)
         for of in due[:at_once]:
             await of.snapshot()
         return len(due[:at_once])

@@ -1,7 +1,7 @@
 """Give the changes of one batch to the stores of a replica, by their changelogs alone (design 0011, Q2)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ from engine.checkpoint.file_check import check_hidden
 from engine.checkpoint.store import capture
 from engine.local.checksums import crc32c
 from engine.runtime import Runtime
-from engine.settings import TransferSettings
+from engine.settings import MIB, TransferSettings
 from engine.state.changelogs import ChangelogWriter, Opener, open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager, delete_old_versions
@@ -32,6 +32,9 @@ from index.spark.hdfs_rows import RowForm, SplitKey
 from index.spark.lineage import Resolution
 from index.spark.names import StateVersion
 
+# Of records that are hashed at once.
+_HELD_BYTES: Final = 4 * MIB
+_HELD_RECORDS: Final = 16_384
 # Of a record that is for all targets.
 _ALL: Final = -1
 
@@ -198,7 +201,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
                         check_leads_back(reader.header, source.store.at, source.before)
                     except LineageError as error:
                         raise UnroutableError(f"{source.store.id.path}: {error}") from error
-                    for records in reader:
+                    for records in _joined(reader):
                         count += len(records)
                         translated = self._translated(source.store, records)
                         for record, to in zip(translated, self._targets_of(source.store, translated), strict=True):
@@ -256,3 +259,17 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
             for number, of in zip(numbers, among, strict=True):
                 found[number] = of % self.partitions
         return found
+
+
+def _joined(reader: Iterable[list[Record]]) -> Iterator[list[Record]]:
+    """Yield records in longer lists: what a block of a changelog has is too little to hash at once."""
+    held: list[Record] = []
+    size_bytes = 0
+    for records in reader:
+        held += records
+        size_bytes += sum(len(key) + len(value) for _, key, value in records)
+        if size_bytes >= _HELD_BYTES or len(held) >= _HELD_RECORDS:
+            yield held
+            held, size_bytes = [], 0
+    if held:
+        yield held
