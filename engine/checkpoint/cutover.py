@@ -12,15 +12,8 @@ import msgspec
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint
-from engine.checkpoint.replica import (
-    FollowChoice,
-    QueryFollower,
-    newest_committed,
-    opened_follower,
-    opened_place,
-    own_replica,
-    planned_batch,
-)
+from engine.checkpoint.follower import FollowChoice, QueryFollower, opened_follower
+from engine.checkpoint.replica import newest_committed, opened_place, own_replica, planned_batch
 from engine.errors import TargetBusyError, TargetError, UsageError
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.state.checkpoint_dir import CheckpointDir

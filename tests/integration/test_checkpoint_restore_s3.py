@@ -12,12 +12,12 @@ from pyspark.sql import SparkSession
 
 from blobstore.errors import CheckpointFileExistsError
 from blobstore.opening import StoreSettings
-from engine.checkpoint import groups, replica
+from engine.checkpoint import groups
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.cutover import CutoverChoice, cut_over
+from engine.checkpoint.follower import FollowChoice, opened_follower
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
-from engine.checkpoint.replica import FollowChoice, opened_follower
 from engine.checkpoint.rescale import RescaleChoice, rescale_checkpoint
 from engine.checkpoint.restore import (
     CheckpointRestore,
@@ -267,8 +267,8 @@ def _task(
 async def test_a_query_is_followed_to_a_prefix_and_cut_over(
     s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source_is_there: bool
 ) -> None:
-    for module in (groups, replica):
-        monkeypatch.setattr(module, "read_key_rules", whole_key_rules)
+    for module in ("groups", "follower"):
+        monkeypatch.setattr(f"engine.checkpoint.{module}.read_key_rules", whole_key_rules)
     query = WrittenQuery(tmp_path / "query", tmp_path / "work", partitions=2, hashed=True)
     await (await query.begin()).run(2)
     source, target = str(query.root), f"s3://{s3_bucket}/replicas/here"

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from blobstore.errors import StoreError
-from engine.checkpoint import cutover, replica
+from engine.checkpoint import cutover, follower, replica
 from engine.cli import options as cli
 from engine.cli.cmd.follow import EVERY_S_MIN
 from engine.cli.cmd.spark import partitioner
@@ -27,10 +27,10 @@ class QueryFollowView(replica.QueryFollowStatus, frozen=True, kw_only=True):
     """`spark follow`; of one that went on until it was ended, as it was last."""
 
     # The last step; null if none was taken.
-    step: replica.QueryStep | None = None
+    step: follower.QueryStep | None = None
 
 
-class QueryFollowArguments(replica.FollowChoice, frozen=True, kw_only=True):
+class QueryFollowArguments(follower.FollowChoice, frozen=True, kw_only=True):
     """How a query is followed, and which of the verb's ways."""
 
     every: int
@@ -72,7 +72,6 @@ def spark_follow(session: Session, checkpoint: str, target: str, options: QueryF
     """
     if options.once and options.status:
         raise UsageError("--once and --status", operation="spark follow", hint="give one of them")
-    options = msgspec.structs.replace(options, store_settings=session.store_settings())
     settings = session.store_settings()
     if options.status:
         found = asyncio.run(replica.read_status(checkpoint, target, settings))
@@ -96,11 +95,11 @@ async def _follow(
     every_s, warned = max(EVERY_S_MIN, options.every / 1000), ""
     with contextlib.ExitStack() as bar:
         progress = bar.enter_context(session.progress("copy"))
-        opening = replica.opened_follower(checkpoint, target, options, partitioner=partitioner(), progress=progress)
-        async with opening as follower:
+        opening = follower.opened_follower(checkpoint, target, options, partitioner=partitioner(), progress=progress)
+        async with opening as following:
             while True:
                 try:
-                    step = await follower.step()
+                    step = await following.step()
                 except (EngineError, FormatError, StoreError) as error:
                     is_final = isinstance(error, _FINAL) and not isinstance(error, TargetBusyError)
                     # What is wrong from the start is not waited for.
@@ -111,7 +110,7 @@ async def _follow(
                     warned = message
                 else:
                     warned = ""
-                    views[:] = [extend(QueryFollowView, await follower.status(), step=step)]
+                    views[:] = [extend(QueryFollowView, await following.status(), step=step)]
                     if options.once:
                         return
                     bar.close()

@@ -11,7 +11,7 @@ from pyspark.sql import Row, SparkSession
 from engine.arrow.key_hashes import partitions_of
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.cutover import CutoverChoice, cut_over
-from engine.checkpoint.replica import FollowChoice, opened_follower
+from engine.checkpoint.follower import FollowChoice, opened_follower
 from tests.spark.state.queries import (
     AGGREGATION,
     DEDUPLICATION,

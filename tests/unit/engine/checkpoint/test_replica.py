@@ -12,11 +12,10 @@ import pytest
 
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
-from engine.checkpoint import groups, replica
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.cutover import CutoverChoice, cut_over, plan_cutover
 from engine.checkpoint.errors import QueryMovedOnError
-from engine.checkpoint.replica import FollowChoice, QueryFollower, QueryStep, opened_follower
+from engine.checkpoint.follower import FollowChoice, QueryFollower, QueryStep, opened_follower
 from engine.checkpoint.rescale_stores import Here
 from engine.errors import MisplacedKeyError, NotFoundError, PromotedError, TargetBusyError, TargetError, UsageError
 from engine.runtime import Runtime
@@ -32,8 +31,8 @@ PLANTED = {b"planted-%d" % n: b"%d" % n for n in range(40)}
 
 @pytest.fixture(autouse=True)
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "read_key_rules", whole_key_rules)
-    monkeypatch.setattr(replica, "read_key_rules", whole_key_rules)
+    for module in ("groups", "follower"):
+        monkeypatch.setattr(f"engine.checkpoint.{module}.read_key_rules", whole_key_rules)
 
 
 async def written(tmp_path: Path, partitions: int = 4, batches: int = 2, **options: Any) -> WrittenQuery:
