@@ -73,7 +73,7 @@ _NAMES: Final = {
     ExitCode.UNAVAILABLE: "StoreUnavailableError StoreFullError CheckpointUnknownError CommitUnknownError "
     "QueryMovedOnError SnapshotUploadError",
     ExitCode.CONFLICT: "CheckpointFileExistsError ConflictError CommitLostError FencedError StaleResultError "
-    "LeaseExpiredError PromotedError",
+    "LeaseExpiredError PromotedError ClosedCheckpointError",
     # A version that never was looks the same as one that was deleted.
     ExitCode.NOT_FOUND: "BlobNotFoundError BlobDeletedError StoreMissingError NotFoundError CollectedError "
     "VersionMissingError",
