@@ -20,12 +20,12 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager, delete_old_versions
 from engine.state.key_rules import Partitioner, StoreRules, check_keys
 from engine.state.load import StateLoader
-from engine.state.loaded import PREFIX_BYTES, advanced, after_prefix, newest_that_fit, rebased
+from engine.state.loaded import PREFIX_BYTES, advanced, after_prefix, new_changelog, rebased
 from engine.state.local_files import WorkingDir, remove_tree
 from engine.state.query import StoreAt
 from engine.state.settings import StateStoreSettings
 from index.errors import LineageError, VersionMissingError
-from index.spark.changelog import DELETE, DELETE_RANGE, Record, changelog_version, check_leads_back
+from index.spark.changelog import DELETE, DELETE_RANGE, Record, check_leads_back
 from index.spark.checkpoint import StoreId
 from index.spark.checksums import unwrap_deleted_key, wrap_deleted_key
 from index.spark.hdfs_rows import RowForm, SplitKey
@@ -52,7 +52,7 @@ class ReplicaStore:
         self.id = of
         self.settings = settings
         self.manager = StateFileManager(files, settings, runtime=runtime)
-        # Of the newest version that was published, committed or not; None before `open`.
+        # Of the newest version that was published, committed or not; of none before `open`.
         self.made_of = Resolution(StateVersion(0), None)
         # By the prefix of their keys, if they have any: the names of its column families.
         self.families: Mapping[bytes, str] = {}
@@ -72,11 +72,14 @@ class ReplicaStore:
 
     def new_changelog(self, of: StateVersion, path: Path) -> ChangelogWriter:
         """Begin the changelog of the next version, as Spark would."""
-        has_ids = of.unique_id is not None
-        version = changelog_version(column_families=self.settings.column_families, unique_ids=has_ids)
-        lineage = newest_that_fit(self.made_of.lineage) if has_ids else ()
-        self._is_cut = has_ids and len(lineage) < len(self.made_of.lineage)
-        return ChangelogWriter(path, self.settings.codec, version, lineage)
+        writer, self._is_cut = new_changelog(
+            path,
+            self.settings.codec,
+            self.made_of,
+            column_families=self.settings.column_families,
+            unique_ids=of.unique_id is not None,
+        )
+        return writer
 
     async def publish(self, of: StateVersion, changelog: Path) -> int:
         """Add a version by its changelog; return its size."""

@@ -20,6 +20,7 @@ from engine.errors import DamagedError, UsageError
 from engine.local.checksums import crc32c
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.state.changelogs import ChangelogWriter, KeyCounts
+from engine.state.compression import Codec
 from engine.state.local_files import unwritable_error
 from engine.state.settings import StateStoreSettings
 from index.snapshot.model import LineageItem, UniqueId
@@ -325,12 +326,13 @@ class LoadedState:
         self.is_lineage_cut = False
         if not self.settings.changelogs or self.is_empty_start:
             return
-        version = changelog_version(column_families=self.families.is_enabled, unique_ids=unique_id is not None)
-        header: tuple[LineageItem, ...] = ()
-        if unique_id is not None:
-            header = newest_that_fit(self.lineage)
-            self.is_lineage_cut = len(header) < len(self.lineage)
-        self.writer = ChangelogWriter(changelog, self.settings.codec, version, header)
+        self.writer, self.is_lineage_cut = new_changelog(
+            changelog,
+            self.settings.codec,
+            self.resolution,
+            column_families=self.families.is_enabled,
+            unique_ids=unique_id is not None,
+        )
 
     def cancel(self) -> None:
         """Remove the changelog that is being written, or was written and not taken by the store."""
@@ -481,6 +483,15 @@ class LoadedState:
         except DamagedError:
             self.is_damaged = True
             raise
+
+
+def new_changelog(
+    path: Path, codec: Codec, made_of: Resolution, *, column_families: bool, unique_ids: bool
+) -> tuple[ChangelogWriter, bool]:
+    """Begin the changelog of the version after one; return whether its header is too short for the whole lineage."""
+    version = changelog_version(column_families=column_families, unique_ids=unique_ids)
+    header = newest_that_fit(made_of.lineage) if unique_ids else ()
+    return ChangelogWriter(path, codec, version, header), unique_ids and len(header) < len(made_of.lineage)
 
 
 def advanced(made_of: Resolution, of: StateVersion) -> Resolution:
