@@ -146,20 +146,26 @@ async def convert_checkpoint(
         StoreError: As the stores say. After any error the target is as it was.
     """
     choice, runtime = choice or ConvertChoice(), runtime or Runtime()
-    stores_progress = AddedProgress(progress)
 
     async with opened_checkpoint(source, choice.store_settings) as root:
-
-        async def convert_stores(directory: Path, work: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
-            async def one(item: StoreToConvert) -> StoreRestored:
-                made = await convert_store(root, item, directory / item.id.path, runtime=runtime)
-                stores_progress.add(files=made.files, bytes_=made.size_bytes)
-                return made
-
-            return await map_bounded(one, work, in_flight_max=choice.stores_at_once)
-
+        convert_stores = convert_here(root, choice.stores_at_once, progress, runtime)
         place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
         return await run_conversion(root, place, choice, convert_stores, runtime)
+
+
+def convert_here(root: CheckpointDir, stores_at_once: int, progress: Progress, runtime: Runtime) -> ConvertStores:
+    """Return what converts stores of a checkpoint on this machine, several at once."""
+    done = AddedProgress(progress)
+
+    async def convert_stores(directory: Path, work: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
+        async def one(item: StoreToConvert) -> StoreRestored:
+            made = await convert_store(root, item, directory / item.id.path, runtime=runtime)
+            done.add(files=made.files, bytes_=made.size_bytes)
+            return made
+
+        return await map_bounded(one, work, in_flight_max=stores_at_once)
+
+    return convert_stores
 
 
 async def run_conversion(

@@ -24,9 +24,8 @@ from engine.checkpoint.convert import (
     PROVIDERS,
     ConvertChoice,
     Provider,
-    StoreToConvert,
     bring_query,
-    convert_store,
+    convert_here,
     key_splitter,
     renamed,
     run_conversion,
@@ -48,7 +47,6 @@ from engine.checkpoint.rescale import RescaleChoice, run_rescale
 from engine.checkpoint.rescale_stores import Here, of_checkpoint, rescale_here
 from engine.checkpoint.restore import make_target
 from engine.checkpoint.route import ReplicaStore, Route, Routed, Source, UnroutableError
-from engine.checkpoint.store import StoreRestored
 from engine.checkpoint.targets import (
     CheckpointTarget,
     DirectoryTarget,
@@ -443,20 +441,11 @@ class QueryFollower:
             await run_rescale(self.source, place, rescale, self._rescale, self._runtime, metadata=metadata)
             return
         convert = ConvertChoice(batch=batch, provider=self.replica.provider, store_settings=settings)
-        await run_conversion(self.source, place, convert, self._convert, self._runtime, metadata=metadata)
+        stores = convert_here(self.source.linked(), self._choice.stores_at_once, self._how.progress, self._runtime)
+        await run_conversion(self.source, place, convert, stores, self._runtime, metadata=metadata)
 
     async def _rescale(self, directory: Path, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
         return await rescale_here(of_checkpoint(self.source), work, directory, self._how)
-
-    async def _convert(self, directory: Path, work: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
-        source = self.source.linked()
-
-        async def one(item: StoreToConvert) -> StoreRestored:
-            made = await convert_store(source, item, directory / item.id.path, runtime=self._runtime)
-            self._how.progress.add(files=made.files, bytes_=made.size_bytes)
-            return made
-
-        return await map_bounded(one, work, in_flight_max=self._choice.stores_at_once)
 
     async def make_snapshots(self) -> int:
         """Make every snapshot that is due, so that a query that begins there has little to replay."""
