@@ -39,6 +39,7 @@ from tests.spark.state.queries import (
     Query,
     StatefulQuery,
     join,
+    stop_maintenance,
 )
 
 pytestmark = pytest.mark.spark
@@ -63,8 +64,7 @@ def written(spark: SparkSession, root: Path, query: Query, conf: dict[str, str])
     """A checkpoint of Spark with two snapshots, and a changelog above the newer one; Spark writes it no more."""
     show = Show(spark, query, root, {f"{STORE}minDeltasForSnapshot": "2", **conf}, batches=5)
     show.run("sink")
-    # Else its maintenance may still write a snapshot of a query that has stopped.
-    spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()  # type: ignore[union-attr]
+    stop_maintenance(spark)
     return show.checkpoint
 
 

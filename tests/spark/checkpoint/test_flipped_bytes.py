@@ -17,7 +17,7 @@ from engine.repository.repository import SyncRepository
 from engine.state.changelogs import open_changelog
 from engine.state.zips import read_state_zip
 from tests.spark.checkpoint.shows import Show, flip_byte
-from tests.spark.state.queries import AGGREGATION, FORMAT, SESSION, STORE
+from tests.spark.state.queries import AGGREGATION, FORMAT, SESSION, STORE, stop_maintenance
 
 pytestmark = pytest.mark.spark
 
@@ -30,8 +30,8 @@ class Bench:
     """A checkpoint that Spark has written and writes no more, a repository with its backup, and a command line."""
 
     def __init__(self, spark: SparkSession, root: Path, checkpoint: Path) -> None:
-        # Else its maintenance may still write a snapshot of a query that has stopped: files that no copy has.
-        spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()  # type: ignore[union-attr]
+        # Else there may be files that no copy has.
+        stop_maintenance(spark)
         self.root = root
         self.checkpoint = checkpoint
         self.repository = root / "repository"

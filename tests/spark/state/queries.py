@@ -43,6 +43,11 @@ CONF: Final = {
 SCHEMA: Final = "k string, v long, ts timestamp"
 
 
+def stop_maintenance(spark: SparkSession) -> None:
+    """Unload all state stores; else their maintenance may still write a snapshot of a query that has stopped."""
+    spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()  # type: ignore[union-attr]
+
+
 class Query(msgspec.Struct, frozen=True, kw_only=True):
     """A stateful query and what has to be known to compare its state."""
 
