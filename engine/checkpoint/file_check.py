@@ -26,8 +26,9 @@ from engine.checkpoint.errors import unreadable
 from engine.errors import DamagedError, bare_message
 from engine.local.checksums import BLOCK_SUMS, crc32c, sum_block
 from engine.local.scan import READ_FLAGS
+from engine.rocksdb.sst_blocks import decompress_sst_block
 from engine.state.blocks import BLOCK_MARGIN_BYTES, Blocks, TakeBlocks
-from engine.state.compression import Codec, decompress_chunks, decompress_sst_block
+from engine.state.compression import Codec, decompress_chunks
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
 from index.errors import DamagedChangelogError, FormatError
 from index.rocksdb import sst

@@ -9,14 +9,8 @@ import msgspec
 from engine.checkpoint.check import entry_fields, is_cut_json
 from engine.checkpoint.file_check import check_sst, check_zip_file
 from engine.local.checksums import crc32c
-from engine.state.compression import (
-    CODECS,
-    Compressor,
-    compress_block,
-    decompress_block,
-    decompress_chunks,
-    decompress_sst_block,
-)
+from engine.rocksdb.sst_blocks import decompress_sst_block
+from engine.state.compression import CODECS, Compressor, compress_block, decompress_block, decompress_chunks
 from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
 from engine.state.zips import read_state_zip
 from index.errors import BatchLogError, DamagedChangelogError, FormatError, LineageError

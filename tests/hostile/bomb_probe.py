@@ -22,7 +22,8 @@ import cramjam
 import msgspec
 import xxhash
 
-from engine.state.compression import Codec, Compressor, decompress_chunks, decompress_sst_block
+from engine.rocksdb.sst_blocks import decompress_sst_block
+from engine.state.compression import Codec, Compressor, decompress_chunks
 from engine.state.zips import read_state_zip
 from index.snapshot.codec import KIND_COMMIT, KIND_INDEX, decode_commit, decode_index
 from index.spark.changelog import ChangelogDecoder, encode_header
