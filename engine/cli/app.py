@@ -45,6 +45,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "history": "history:history",
     "show": "show:show",
     "diff": "show:diff",
+    "get": "keys:get",
     "keys": "keys:keys",
     "verify": "verify:verify",
     "collect": "collect:collect",

@@ -1,11 +1,11 @@
-"""Read the keys of a snapshot's RocksDB, in a directory of its own that is removed afterwards."""
+"""Read the keys of a snapshot's RocksDB: in place, or restored to a directory that is removed afterwards."""
 
 import contextlib
 import re
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 import msgspec
 from typing_extensions import override
@@ -13,8 +13,10 @@ from typing_extensions import override
 from blobstore.concurrency import run_blocking
 from engine.errors import NotFoundError, UsageError
 from engine.records.repository import OpenRepository
+from engine.restore.ranges import SnapshotRanges
 from engine.restore.restore import read_index_of, restore_store
 from engine.restore.staging import remove_tree
+from engine.rocksdb.in_place import StoreInPlace
 from engine.rocksdb.store import RocksDbSettings, list_families, open_family
 from engine.runtime import NO_PROGRESS, Progress
 from index.display import DisplayMixin
@@ -91,32 +93,81 @@ class FoundKeys(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-@contextlib.asynccontextmanager
-async def opened_snapshot(
-    repository: OpenRepository, reference: StoreReference, scratch: Path, *, progress: Progress = NO_PROGRESS
-) -> AsyncIterator[Path]:
-    """Restore a store of a pinned commit to a fresh directory, which is removed when the block ends.
+class Rows(Protocol):
+    """A store whose rows are listed: `StoreInPlace`, or a restored one."""
 
-    RocksDB opens a directory only if all of its SSTs are there, so all of them are fetched. `scratch` is where the
-    directory is made. Requests: as a restore of the store, and one GET for its index.
+    families: tuple[str, ...]
+    # What errors call it.
+    location: str
+
+    def chunks(
+        self, family: str, *, start: bytes, stop: bytes | None, merge_delimiter: bytes | None
+    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        """Yield the rows from one key on and before another, in lists."""
+        ...
+
+    async def get(self, key: bytes, family: str, *, merge_delimiter: bytes | None) -> bytes | None:
+        """Return the value of a key; None if there is none."""
+        ...
+
+
+class RestoredRows:
+    """The rows of a directory that nobody has open, read by RocksDB in raw mode; it blocks."""
+
+    def __init__(self, directory: Path) -> None:
+        self.families = list_families(directory)
+        self.location = str(directory)
+        self._directory = directory
+
+    async def chunks(
+        self, family: str, *, start: bytes, stop: bytes | None, merge_delimiter: bytes | None
+    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        with open_family(self._directory, family, RocksDbSettings(merge_delimiter=merge_delimiter)) as reader:
+            for row in reader.items(start=start):
+                if stop is not None and row[0] >= stop:
+                    break
+                yield [row]
+
+    async def get(self, key: bytes, family: str, *, merge_delimiter: bytes | None) -> bytes | None:
+        with open_family(self._directory, family, RocksDbSettings(merge_delimiter=merge_delimiter)) as reader:
+            return reader.get(key)
+
+
+@contextlib.asynccontextmanager
+async def opened_rows(
+    repository: OpenRepository,
+    reference: StoreReference,
+    restore_to: Path | None = None,
+    *,
+    progress: Progress = NO_PROGRESS,
+) -> AsyncIterator[tuple[Rows, SnapshotRanges]]:
+    """Open the RocksDB of a pinned commit for reading, in place or restored, with what counts its requests.
+
+    In place, blocks are fetched as they are needed, and nothing is on a disk (design 0013). With `restore_to` it is
+    restored whole to a fresh directory there, which is removed when the block ends.
 
     Raises:
-        NotFoundError: The snapshot is not a RocksDB directory. The others are as in `restore_store`.
+        NotFoundError: The snapshot is not a RocksDB directory. The others are as in `StoreInPlace.open`, or in
+            `restore_store`.
     """
     index, _ = await read_index_of(repository.store, reference)
+    files = SnapshotRanges(repository.store, index)
     # Before a byte of it is fetched.
-    if not any(file.name == _CURRENT for file in index.dir.files_present):
+    if _CURRENT not in files.names():
         subject, hint = f"{index.metadata.task}/{index.metadata.store}", "see what it is with `tidemark show --files`"
         raise NotFoundError("is not a RocksDB directory", operation="keys", subject=subject, hint=hint)
+    if restore_to is None:
+        yield await StoreInPlace.open(files), files
+        return
 
-    def make_directory() -> Path:
+    def make_directory(scratch: Path) -> Path:
         scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=scratch))
 
-    directory = await run_blocking(make_directory)
+    directory = await run_blocking(make_directory, restore_to)
     try:
         await restore_store(repository.without_digests(), reference, directory / "store", progress=progress)
-        yield directory / "store"
+        yield RestoredRows(directory / "store"), files
     finally:
         await run_blocking(remove_tree, directory, ignore_errors=True)
 
@@ -129,8 +180,8 @@ def is_checkpoint_backup(offsets: str) -> bool:
         return True
 
 
-def find_keys(
-    directory: Path,
+async def find_keys(
+    store: Rows,
     wanted: KeyRange,
     *,
     keys_max: int,
@@ -139,32 +190,31 @@ def find_keys(
     counted: bool = False,
     merge_delimiter: bytes | None = None,
 ) -> FoundKeys:
-    """Find the first keys of a range. Blocks; opens the store in raw mode, for reading.
+    """Find the first keys of a range.
 
     Args:
-        directory: Of a RocksDB that nobody has open.
+        store: Whose keys.
         keys_max: 0 with `counted` lists none.
         resume: Where the range begins, if not in the first of its families.
         counted: Whether all keys of the range are counted, which reads all of it.
         merge_delimiter: As in `RocksDbSettings`.
 
     Raises:
-        NotFoundError: There is no such column family, or no store.
+        NotFoundError: There is no such column family.
         DamagedError: The store is damaged.
         UsageError: It holds operands, and there is no delimiter to put them together.
     """
-    there = list_families(directory)
-    families = there if wanted.family is None else _from_family(wanted.family, there, directory)[:1]
+    there = store.families
+    families = there if wanted.family is None else _from_family(wanted.family, there, store.location)[:1]
+    first, stop = max(wanted.start, wanted.prefix), _least(wanted.stop, after_prefix(wanted.prefix))
     keys: list[FoundKey] = []
     count, following = 0, None
-    for name in families if resume is None else _from_family(resume.family, families, directory):
-        with open_family(directory, name, RocksDbSettings(merge_delimiter=merge_delimiter)) as reader:
-            # It begins later in the family to continue in.
-            is_first = resume is not None and name == resume.family
-            start = max(wanted.start, resume.key) if resume is not None and is_first else wanted.start
-            for key, value in reader.items(wanted.prefix, start=start):
-                if wanted.stop is not None and key >= wanted.stop:
-                    break
+    for name in families if resume is None else _from_family(resume.family, families, store.location):
+        # It begins later in the family to continue in.
+        start = max(first, resume.key) if resume is not None and name == resume.family else first
+        chunks = store.chunks(name, start=start, stop=stop, merge_delimiter=merge_delimiter)
+        async with contextlib.aclosing(chunks) as rows:  # type: ignore[type-var]  # both are generators
+            async for key, value in _each(rows):
                 if len(keys) < keys_max:
                     kept = value if values else None
                     keys.append(FoundKey(family=name, key=key, value_bytes=len(value), value=kept))
@@ -178,10 +228,26 @@ def find_keys(
     return FoundKeys(keys=tuple(keys), count=count if counted else None, next=following, families=families)
 
 
-def _from_family(family: str, families: tuple[str, ...], directory: Path) -> tuple[str, ...]:
+async def _each(chunks: AsyncIterator[list[tuple[bytes, bytes]]]) -> AsyncIterator[tuple[bytes, bytes]]:
+    async for rows in chunks:
+        for row in rows:
+            yield row
+
+
+def after_prefix(prefix: bytes) -> bytes | None:
+    """Return the least key above all keys with a prefix; None if there is none."""
+    cut = prefix.rstrip(b"\xff")
+    return cut[:-1] + bytes([cut[-1] + 1]) if cut else None
+
+
+def _least(first: bytes | None, second: bytes | None) -> bytes | None:
+    return second if first is None else first if second is None else min(first, second)
+
+
+def _from_family(family: str, families: tuple[str, ...], location: str) -> tuple[str, ...]:
     if family not in families:
         hint = f"it has {', '.join(families)}"
-        raise NotFoundError(f"has no column family {family!r}", operation="keys", subject=str(directory), hint=hint)
+        raise NotFoundError(f"has no column family {family!r}", operation="keys", subject=location, hint=hint)
     return families[families.index(family) :]
 
 

@@ -59,10 +59,7 @@ def read_parent(directory: Path) -> MergeParent:
         current = (directory / _CURRENT).read_bytes()
     except OSError as error:
         raise NotFoundError("is not a RocksDB directory", operation="merge", subject=str(directory)) from error
-    name = _MANIFEST.fullmatch(current)
-    if name is None:
-        raise DamagedError("does not name a MANIFEST", operation="merge", subject=str(directory), hint=_DAMAGED)
-    path = directory / name[1].decode()
+    path = directory / parse_current(current, str(directory))
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
             reason = f"has more than {MANIFEST_BYTES_MAX} bytes"
@@ -86,6 +83,14 @@ def read_parent(directory: Path) -> MergeParent:
         logs=tuple(sorted(log.name for log in logs if int(log.stem) >= needed)),
         range_deletions=frozenset(deleting),
     )
+
+
+def parse_current(current: bytes, subject: str) -> str:
+    """Return the name of the MANIFEST that CURRENT names; a `DamagedError` if it names none."""
+    name = _MANIFEST.fullmatch(current)
+    if name is None:
+        raise DamagedError("does not name a MANIFEST", operation="read", subject=subject, hint=_DAMAGED)
+    return name[1].decode()
 
 
 def sst_name(number: int) -> str:

@@ -73,6 +73,7 @@ FIELD_LOG_NUMBER_MIN: Final = 3
 FIELD_OLDEST_BLOB_FILE: Final = 4
 FIELD_EPOCH: Final = 13
 FIELD_RANGE_DELETIONS: Final = 14
+FIELD_TAIL_SIZE: Final = 15
 # A reader that does not know a field with this bit must not open the store.
 _FIELD_NEEDED: Final = 64
 
@@ -105,6 +106,12 @@ class ManifestFile(msgspec.Struct, frozen=True, kw_only=True):
     def epoch(self) -> int | None:
         """The greater, the newer are its rows; None in files of RocksDB before 7.10."""
         value = dict(self.fields).get(FIELD_EPOCH)
+        return None if value is None else _decode_number(value)
+
+    @property
+    def tail_bytes(self) -> int | None:
+        """How much of its end is behind its data; None in files of RocksDB before 8.2."""
+        value = dict(self.fields).get(FIELD_TAIL_SIZE)
         return None if value is None else _decode_number(value)
 
     def with_epoch(self, epoch: int) -> "ManifestFile":

@@ -76,14 +76,14 @@ VERSION_WITHOUT_HANDLES: Final = 6
 INDEX_BLOCK: Final = b"rocksdb.index"
 PROPERTIES_BLOCK: Final = b"rocksdb.properties"
 _PROPERTIES_BLOCK_OLD: Final = b"rocksdb.stats"
-_RANGE_DELETIONS: Final = b"rocksdb.range_del"
+RANGE_DELETIONS: Final = b"rocksdb.range_del"
 COMPRESSION_DICTIONARY: Final = b"rocksdb.compression_dict"
 _PARTITIONED_FILTER: Final = b"partitionedfilter."
 _KINDS: Final = {
     INDEX_BLOCK: "index",
     PROPERTIES_BLOCK: "properties",
     _PROPERTIES_BLOCK_OLD: "properties",
-    _RANGE_DELETIONS: "range deletion",
+    RANGE_DELETIONS: "range deletion",
     COMPRESSION_DICTIONARY: "compression dictionary",
     b"rocksdb.hashindex.prefixes": "hash index",
     b"rocksdb.hashindex.metadata": "hash index",
@@ -269,7 +269,7 @@ def decode_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
         ValueError: From the iteration: the contents are not such a block, or the names are longer than any are.
     """
     left = _NAMES_BYTES_MAX
-    for name, value in _entries(contents):
+    for name, value in read_entries(contents):
         left -= len(name)
         if len(name) > _NAME_BYTES_MAX or left < 0:
             raise ValueError("has names of an unlikely length")
@@ -283,9 +283,8 @@ def decode_rows(contents: bytes) -> Iterator[tuple[bytes, int, bytes]]:
         ValueError: From the iteration: the contents are not a data block.
         NotImplementedError: Likewise: the block or an entry is of a kind that is unknown here.
     """
-    if contents[-1:] >= _HASH_INDEX_BIT:
-        raise NotImplementedError("data blocks with a hash index")
-    for key, value in _entries(contents):
+    refuse_hash_index(contents)
+    for key, value in read_entries(contents):
         if len(key) < KEY_TRAILER_BYTES:
             raise ValueError("has a key without its trailer")
         kind = key[-KEY_TRAILER_BYTES]
@@ -294,7 +293,14 @@ def decode_rows(contents: bytes) -> Iterator[tuple[bytes, int, bytes]]:
         yield key[:-KEY_TRAILER_BYTES], kind, value
 
 
-def _entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
+def refuse_hash_index(contents: bytes) -> None:
+    """Raise a NotImplementedError if a data block has a hash index behind its entries."""
+    if contents[-1:] >= _HASH_INDEX_BIT:
+        raise NotImplementedError("data blocks with a hash index")
+
+
+def read_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield keys and values of a block as they are; a ValueError, from the iteration, if the contents are not one."""
     end = _entries_end(contents)
     at, key = 0, b""
     while at < end:
@@ -364,6 +370,19 @@ def _entries_end(contents: bytes) -> int:
     if end < 0 or not 0 < count <= end // 4:
         raise ValueError("is not a block: its end is not what a block ends in")
     return end - 4 * count
+
+
+def restart_offsets(contents: bytes) -> tuple[int, list[int]]:
+    """Return where the entries of a block end, and where those begin that say their whole key.
+
+    Raises:
+        ValueError: The contents are not a block.
+    """
+    end = _entries_end(contents)
+    found = [int.from_bytes(contents[at : at + 4], "little") for at in range(end, len(contents) - 4, 4)]
+    if found[0] or any(left >= right for left, right in zip(found, [*found[1:], end], strict=True)):
+        raise ValueError("has restarts that are not one behind the other")
+    return end, found
 
 
 def decode_handle(data: bytes, at: int = 0) -> tuple[BlockHandle, int]:
@@ -449,7 +468,7 @@ def parse_range_deletions(tail: bytes, file_size_bytes: int) -> bool | MoreBytes
     try:
         footer = decode_footer(tail[-FOOTER_BYTES:], file_size_bytes)
         return any(
-            name == _RANGE_DELETIONS for name, _ in decode_entries(_block_in(tail, footer.metaindex, file_size_bytes))
+            name == RANGE_DELETIONS for name, _ in decode_entries(_block_in(tail, footer.metaindex, file_size_bytes))
         )
     except _OutOfReach as reach:
         if reach.args[0] > TAIL_BYTES_MAX:

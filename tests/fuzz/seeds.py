@@ -1,5 +1,6 @@
 """Where the fuzzer begins: golden files, and what our encoders make of small values."""
 
+import itertools
 import math
 import struct
 import zipfile
@@ -287,6 +288,20 @@ def _manifests() -> Iterator[bytes]:
         yield encode_edit(beginning) + record
 
 
+def _lookups() -> Iterator[bytes]:
+    for block in itertools.islice(_blocks(), 1):
+        yield b"\4abcdefgh" + block
+        yield block
+    trailer = bytes((1, 9, 0, 0, 0, 0, 0, 0))
+    yield bytes((0, 11, 2)) + b"key" + trailer + b"vw" + struct.pack("<II", 0, 1)
+    yield b"abcdefgh" + bytes(64) + bytes((0xFF, 0, 6, 0, 0))
+
+
+def _write_batches() -> Iterator[bytes]:
+    yield struct.pack("<QI", 7, 3) + b"\1\1k\1v" + b"\5\2\1k\1v" + b"\17\1a\1b"
+    yield b"MANIFEST-000005\n"
+
+
 def _sst_compression() -> Iterator[bytes]:
     yield bytes((2 | 0x80, 4)) + zlib.compress(b"data")[2:-4]
     for data in _codecs():
@@ -446,6 +461,8 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "sst-tail": _spark("*/state/0/0/SSTs/*.sst"),
     "sst-blocks": _blocks,
     "manifest": _manifests,
+    "sst-lookup": _lookups,
+    "write-batch": _write_batches,
     "sst": _spark("*/state/0/0/SSTs/*.sst"),
     "sst-compression": _sst_compression,
     "lzf": _lzf,

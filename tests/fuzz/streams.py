@@ -8,15 +8,18 @@ import msgspec
 
 from engine.checkpoint.check import entry_fields, is_cut_json
 from engine.checkpoint.file_check import check_sst, check_zip_file
+from engine.errors import DamagedError
 from engine.local.checksums import crc32c
+from engine.rocksdb.merge import parse_current
 from engine.rocksdb.sst_blocks import decompress_sst_block
 from engine.state.compression import CODECS, Compressor, compress_block, decompress_block, decompress_chunks
 from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
 from engine.state.zips import read_state_zip
 from index.errors import BatchLogError, DamagedChangelogError, FormatError, LineageError
 from index.java_text import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
-from index.rocksdb import manifest, sst
+from index.rocksdb import lookup, manifest, sst
 from index.rocksdb.sst import parse_range_deletions, parse_sst_tail
+from index.rocksdb.write_batch import decode_writes
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark import changelog, checkpoint, query_logs
 from index.spark import names as state_names
@@ -348,6 +351,38 @@ def run_sst_blocks(data: bytes) -> None:
             check_refusal(error)
 
 
+def run_sst_lookup(data: bytes) -> None:
+    """The first byte says the form of the index; the next eight are the key."""
+    if not data:
+        return
+
+    def seek() -> None:
+        form = sst.IndexForm(delta=bool(data[0] & 1), first_keys=bool(data[0] & 2))
+        properties = lookup.LookupForm(index=form, user_keys=bool(data[0] & 4), whole_keys=True, one_sequence=False)
+        key = data[1:9]
+        for separator, handle in lookup.BlockIndex(data[9:], properties).seek(key):
+            assert separator >= key
+            assert handle.offset >= 0
+            assert handle.size_bytes >= 0
+
+    def versions() -> None:
+        known = [(of.key, of.kind, of.value) for of in lookup.decode_versions(data)]
+        assert known == list(sst.decode_rows(data))
+
+    lookup.may_contain(data[8:], data[:8])
+    for parse in (seek, versions, lambda: lookup.decode_deleted_ranges(data)):
+        try:
+            parse()
+        except (ValueError, NotImplementedError) as error:
+            check_refusal(error)
+
+
+def run_write_batch(data: bytes) -> None:
+    with contextlib.suppress(DamagedError):
+        assert "/" not in parse_current(data, SUBJECT)
+    assert all(family >= 0 and write.sequence >= 0 for family, write in decode_writes(data))
+
+
 def run_sst(data: bytes) -> None:
     check_sst(_scratch.file(data))
 
@@ -465,6 +500,24 @@ TARGETS: Final = (
             sst.decode_handle,
             sst.decode_varint,
         ),
+    ),
+    Target(
+        name="sst-lookup",
+        run=run_sst_lookup,
+        covers=(
+            lookup.BlockIndex.seek,
+            lookup.decode_versions,
+            lookup.decode_deleted_ranges,
+            lookup.may_contain,
+            lookup.LookupForm.decode,
+            sst.read_entries,
+        ),
+    ),
+    Target(
+        name="write-batch",
+        run=run_write_batch,
+        covers=(decode_writes, parse_current),
+        refuses=(ValueError, NotImplementedError),
     ),
     Target(
         name="manifest", run=run_manifest, covers=(manifest.decode_log, manifest.decode_edit, manifest.decode_manifest)

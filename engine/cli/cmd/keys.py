@@ -1,7 +1,9 @@
-"""The verb `keys`: what is in the RocksDB of a snapshot."""
+"""The verbs `keys` and `get`: what is in the RocksDB of a snapshot."""
 
+import contextlib
 import shlex
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -12,9 +14,12 @@ from engine.cli import options as cli
 from engine.cli.config import CommitChoice
 from engine.cli.output import CommitView, to_json, view_commit
 from engine.cli.session import Session, verb
-from engine.errors import UsageError
+from engine.errors import NotFoundError, UsageError
 from engine.inspect import browse
+from engine.rocksdb.store import DEFAULT_FAMILY
+from engine.runtime import NO_PROGRESS
 from index.display import count, human_bytes, printable, shortened
+from index.plan.commits import Commit
 from index.snapshot.model import Scope, StoreReference
 
 KEYS_MAX: Final = 100
@@ -25,14 +30,38 @@ PLACE: Final = cli.Parsed("place", browse.parse_place)
 _MERGES: Final = {"comma": b",", "none": b"", "bar": b"|"}
 
 
+class ReadCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What it took to read: requests for parts of files, and the bytes of a restore."""
+
+    requests: int
+    fetched_bytes: int
+    restored_bytes: int
+
+
+class GotKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that was asked for, with its value, as `FoundKey`."""
+
+    json_omitted: ClassVar = ("key", "value")
+    json_properties: ClassVar = browse.FoundKey.json_properties
+
+    key: bytes
+    value: bytes | None
+
+    @property
+    def text(self) -> str:
+        return browse.escape_bytes(self.key)
+
+    @property
+    def value_text(self) -> str | None:
+        return None if self.value is None else browse.escape_bytes(self.value)
+
+
 class KeysView(msgspec.Struct, frozen=True, kw_only=True):
     """`keys`. The key that comes next, in `next_...`, is null if these are all; `resume` is what --resume takes."""
 
     json_omitted: ClassVar = ("reference", "found")
     json_properties: ClassVar = {
         **{name: f"reference.{name}" for name in ("task", "store")},
-        # What was fetched for it.
-        "restored_bytes": "reference.size_bytes",
         **{name: f"found.{name}" for name in ("families", "keys", "count")},
         "next_key": "found.next.text",
         "next_family": "found.next.family",
@@ -42,29 +71,61 @@ class KeysView(msgspec.Struct, frozen=True, kw_only=True):
     commit: CommitView
     reference: StoreReference
     found: browse.FoundKeys
+    cost: ReadCost
 
 
-class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which keys of which store, and how to print them."""
+class GetView(msgspec.Struct, frozen=True, kw_only=True):
+    """`get`. A key that is not there has the value null."""
+
+    json_omitted: ClassVar = ("reference", "found")
+    json_properties: ClassVar = {**{name: f"reference.{name}" for name in ("task", "store")}, "keys": "found"}
+
+    commit: CommitView
+    reference: StoreReference
+    found: tuple[GotKey, ...]
+    cost: ReadCost
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Which store of which commit, and how it is read."""
 
     scope: Scope
     task: str
     store: str
     choice: CommitChoice
+    merge: str | None
+    restore: bool
+    scratch: Path | None
+
+    @property
+    def merge_delimiter(self) -> bytes | None:
+        return None if self.merge is None else _MERGES[self.merge]
+
+
+class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which keys, and how to print them."""
+
     wanted: browse.KeyRange
     resume: browse.KeyPlace | None
     limit: int
     values: bool
     counted: bool
     form: str
-    merge: str | None
-    scratch: Path | None
+
+
+_place_options: Final = cli.together(
+    cli.scope_options(),
+    cli.store_options(default=True),
+    cli.commit_options,
+    click.option("--merge", type=click.Choice(list(_MERGES)), help="Delimiter between merged operands."),
+    click.option("--restore", is_flag=True, help="Restore the store, and read it with RocksDB: any format, any size."),
+    cli.directory_option("--scratch", "Where to restore to; with --restore."),
+    cli.transfer_options,
+)
 
 
 @verb("keys", "Browse the keys of a snapshot's RocksDB.", prints=(KeysView,))
-@cli.scope_options()
-@cli.store_options(default=True)
-@cli.commit_options
+@_place_options
 @click.option("--prefix", type=KEY, metavar="K", help=r"Keys that begin so: text with \xNN, or 0x and hex.")
 @click.option("--from", "start", type=KEY, metavar="K", help="From this key on, in the order of bytes.")
 @click.option("--to", "stop", type=KEY, metavar="K", help="Up to this key, and without it.")
@@ -76,45 +137,96 @@ class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--format", "form", type=click.Choice(["text", "hex", "json"]), default="text", help="json: one object a line."
 )
-@click.option("--merge", type=click.Choice(list(_MERGES)), help="Delimiter between merged operands.")
-@cli.directory_option("--scratch", "Where to restore to.")
-@cli.transfer_options
-def keys(session: Session, options: KeysOptions) -> None:
+def keys(session: Session, place: Place, options: KeysOptions) -> None:
     """Browse the keys of a store, as a commit has it. Nothing in the repository changes.
 
-    The store is restored whole, to a fresh directory below the cache that is removed again: RocksDB opens no part of
-    one. State of a Spark query is read as rows with the data source `tidemark_state`.
+    Only the blocks that have the keys are fetched; nothing is restored. State of a Spark query is read as rows with
+    the data source `tidemark_state`.
 
     Example: tidemark keys -r file:///backups -j flights --at 36h --prefix user- --values
     """
-    scope = options.scope
-    where = options.scratch or session.cache_dir() or Path(tempfile.gettempdir())
+    with _opened(session, place, "keys") as (commit, reference, rows, cost_of):
+        reading = browse.find_keys(
+            rows,
+            options.wanted,
+            keys_max=options.limit,
+            resume=options.resume,
+            values=options.values,
+            counted=options.counted,
+            merge_delimiter=place.merge_delimiter,
+        )
+        found, cost = session.repository.loop.run(reading), cost_of()
+    view = KeysView(commit=view_commit(commit), reference=reference, found=found, cost=cost)
+    session.show(view, _lines(view, options.form))
+
+
+@verb("get", "Look up keys in a snapshot's RocksDB.", prints=(GetView,))
+@_place_options
+@click.argument("names", type=KEY, nargs=-1, required=True, metavar="KEY...")
+@click.option("--family", metavar="NAME", default=DEFAULT_FAMILY, help="The column family.  [default: default]")
+@click.option("--format", "form", type=click.Choice(["text", "hex"]), default="text", help="How values are shown.")
+def get(session: Session, place: Place, names: tuple[bytes, ...], family: str, form: str) -> None:
+    r"""Print the values of keys of a store, as a commit has it, a line for each. Nothing in the repository changes.
+
+    A KEY is text with \xNN for bytes, or 0x and hex. Only the blocks that may have a key are fetched; nothing is
+    restored.
+
+    Example: tidemark get -r file:///backups -j flights --at 36h user-17
+    """
+    with _opened(session, place, "get") as (commit, reference, rows, cost_of):
+
+        async def look_up() -> tuple[GotKey, ...]:
+            delimiter = place.merge_delimiter
+            return tuple(
+                [GotKey(key=key, value=await rows.get(key, family, merge_delimiter=delimiter)) for key in names]
+            )
+
+        found, cost = session.repository.loop.run(look_up()), cost_of()
+    view = GetView(commit=view_commit(commit), reference=reference, found=found, cost=cost)
+    lines = []
+    for of in found:
+        if of.value is not None:
+            value = of.value.hex() if form == "hex" else of.value_text or ""
+            lines.append(value if len(found) == 1 else f"{of.text}  {value}")
+    session.show(view, lines)
+    if missing := [of.text for of in found if of.value is None]:
+        hint = f"{view.commit.line} has other keys; `tidemark keys` lists them"
+        raise NotFoundError(f"has no key {', '.join(missing)}", operation="get", subject=rows.location, hint=hint)
+
+
+@contextlib.contextmanager
+def _opened(
+    session: Session, place: Place, operation: str
+) -> Iterator[tuple[Commit, StoreReference, browse.Rows, Callable[[], ReadCost]]]:
+    """Open a store of a pinned commit, with what says the cost of what was read so far."""
+    is_restored = place.restore or place.scratch is not None
+    where = place.scratch or session.cache_dir() or Path(tempfile.gettempdir()) if is_restored else None
     with (
         session.open() as repository,
-        session.explaining(scope),
-        repository.find_pinned(scope, purpose="keys", **session.choose(options.choice)) as (commit, _),
+        session.explaining(place.scope),
+        repository.find_pinned(place.scope, purpose=operation, **session.choose(place.choice)) as (commit, _),
     ):
         if browse.is_checkpoint_backup(commit.record.offsets):
             subject = f"commit {commit.pointer.number} of {commit.scope}"
             hint = 'read its state as rows: spark.read.format("tidemark_state"), as docs/how-to/spark.md shows'
-            raise UsageError("is the backup of a Spark checkpoint", operation="keys", subject=subject, hint=hint)
-        reference = session.choose_stores(commit, options.task, options.store)[0]
-        opened = repository.asynchronous
+            raise UsageError("is the backup of a Spark checkpoint", operation=operation, subject=subject, hint=hint)
+        reference = session.choose_stores(commit, place.task, place.store)[0]
         with (
-            session.progress("keys") as progress,
-            repository.inside(browse.opened_snapshot(opened.opened, reference, where, progress=progress)) as directory,
+            session.progress(operation) if is_restored else contextlib.nullcontext(NO_PROGRESS) as progress,
+            repository.inside(
+                browse.opened_rows(repository.asynchronous.opened, reference, where, progress=progress)
+            ) as (rows, files),
         ):
-            found = browse.find_keys(
-                directory,
-                options.wanted,
-                keys_max=options.limit,
-                resume=options.resume,
-                values=options.values,
-                counted=options.counted,
-                merge_delimiter=_MERGES[options.merge] if options.merge is not None else None,
+            yield (
+                commit,
+                reference,
+                rows,
+                lambda: ReadCost(
+                    requests=files.requests,
+                    fetched_bytes=files.bytes_fetched,
+                    restored_bytes=reference.size_bytes if is_restored else 0,
+                ),
             )
-    view = KeysView(commit=view_commit(commit), reference=reference, found=found)
-    session.show(view, _lines(view, options.form))
 
 
 def _lines(view: KeysView, form: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Listing the keys of a real RocksDB: ranges, column families, hostile bytes, and a directory that is gone."""
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -13,17 +14,22 @@ from engine.inspect.browse import (
     SCRATCH_PREFIX,
     KeyPlace,
     KeyRange,
+    RestoredRows,
+    Rows,
+    after_prefix,
     escape_bytes,
     find_keys,
     is_checkpoint_backup,
-    opened_snapshot,
+    opened_rows,
     parse_bytes,
     parse_place,
     write_place,
 )
+from engine.rocksdb.in_place import StoreInPlace
 from engine.rocksdb.store import StoreWriter
 from index.spark.checkpoint import CheckpointBackup
 from tests.unit.engine.conftest import JOB, World
+from tests.unit.engine.rocksdb.test_in_place import LocalRanges
 
 HOSTILE = b"\x00\xff\x1b[31m\\"
 
@@ -46,8 +52,13 @@ def state(tmp_path: Path) -> Path:
     return directory
 
 
-def test_all_families_are_browsed_in_the_order_of_their_keys(state: Path) -> None:
-    found = find_keys(state, KeyRange(), keys_max=10, values=True, counted=True)
+@pytest.fixture(params=["in place", "restored"])
+async def rows(request: pytest.FixtureRequest, state: Path) -> Rows:
+    return RestoredRows(state) if request.param == "restored" else await StoreInPlace.open(LocalRanges(state))
+
+
+async def test_all_families_are_browsed_in_the_order_of_their_keys(rows: Rows) -> None:
+    found = await find_keys(rows, KeyRange(), keys_max=10, values=True, counted=True)
     assert [(k.family, k.key, k.value) for k in found.keys] == [
         ("default", HOSTILE, b"\x01"),
         *(("default", b"k%d" % n, b"v%d" % n) for n in range(5)),
@@ -67,26 +78,26 @@ def test_all_families_are_browsed_in_the_order_of_their_keys(state: Path) -> Non
         (KeyRange(stop=b"k"), [HOSTILE]),
     ],
 )
-def test_a_range_has_its_keys_and_not_its_end(state: Path, wanted: KeyRange, keys: list[bytes]) -> None:
-    found = find_keys(state, msgspec.structs.replace(wanted, family="default"), keys_max=10)
+async def test_a_range_has_its_keys_and_not_its_end(rows: Rows, wanted: KeyRange, keys: list[bytes]) -> None:
+    found = await find_keys(rows, msgspec.structs.replace(wanted, family="default"), keys_max=10)
     assert [k.key for k in found.keys] == keys
     assert found.next is None
 
 
-def test_a_limit_says_where_to_go_on_and_a_count_goes_on_to_the_end(state: Path) -> None:
-    found = find_keys(state, KeyRange(prefix=b"k"), keys_max=2)
+async def test_a_limit_says_where_to_go_on_and_a_count_goes_on_to_the_end(rows: Rows) -> None:
+    found = await find_keys(rows, KeyRange(prefix=b"k"), keys_max=2)
     assert [k.key for k in found.keys] == [b"k0", b"k1"]
     assert found.next is not None
     assert (found.next.key, found.count) == (b"k2", None)
-    counted = find_keys(state, KeyRange(), keys_max=0, counted=True)
+    counted = await find_keys(rows, KeyRange(), keys_max=0, counted=True)
     assert (counted.keys, counted.count) == ((), 7)
 
 
-def test_one_goes_on_in_a_family_with_those_behind_it_whole(state: Path) -> None:
+async def test_one_goes_on_in_a_family_with_those_behind_it_whole(rows: Rows) -> None:
     wanted = KeyRange(start=b"k", stop=b"p")
     pages, resume = [], None
     while True:
-        found = find_keys(state, wanted, keys_max=2, resume=resume)
+        found = await find_keys(rows, wanted, keys_max=2, resume=resume)
         pages.append([(k.family, k.key) for k in found.keys])
         assert found.families == ("default", "extra")
         if found.next is None:
@@ -95,32 +106,41 @@ def test_one_goes_on_in_a_family_with_those_behind_it_whole(state: Path) -> None
     default = [("default", b"k%d" % n) for n in range(5)]
     assert pages == [default[:2], default[2:4], [default[4], ("extra", b"other")]]
     # Behind the family to go on in, keys are listed from the beginning of the range and not from that place.
-    assert [k.key for k in find_keys(state, wanted, keys_max=9, resume=KeyPlace("default", b"zz")).keys] == [b"other"]
-    assert find_keys(state, wanted, keys_max=9, resume=KeyPlace("default", b"a")).keys[0].key == b"k0"
+    assert [k.key for k in (await find_keys(rows, wanted, keys_max=9, resume=KeyPlace("default", b"zz"))).keys] == [
+        b"other"
+    ]
+    assert (await find_keys(rows, wanted, keys_max=9, resume=KeyPlace("default", b"a"))).keys[0].key == b"k0"
 
 
-def test_one_goes_on_nowhere_but_in_a_family_of_the_range(state: Path) -> None:
+async def test_one_goes_on_nowhere_but_in_a_family_of_the_range(rows: Rows) -> None:
     with pytest.raises(NotFoundError, match="no column family 'extra'") as caught:
-        find_keys(state, KeyRange(family="default"), keys_max=1, resume=KeyPlace("extra", b""))
+        await find_keys(rows, KeyRange(family="default"), keys_max=1, resume=KeyPlace("extra", b""))
     assert caught.value.hint == "it has default"
 
 
-def test_what_is_not_there_is_reported(state: Path, tmp_path: Path) -> None:
+async def test_what_is_not_there_is_reported(rows: Rows, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no column family 'absent'") as caught:
-        find_keys(state, KeyRange(family="absent"), keys_max=1)
+        await find_keys(rows, KeyRange(family="absent"), keys_max=1)
     assert caught.value.hint == "it has default, extra"
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotFoundError, match="not a RocksDB directory"):
-        find_keys(tmp_path / "empty", KeyRange(), keys_max=1)
+        RestoredRows(tmp_path / "empty")
+    with pytest.raises(NotFoundError, match="CURRENT"):
+        await StoreInPlace.open(LocalRanges(tmp_path / "empty"))
 
 
-def test_a_damaged_block_is_damage_and_not_the_end_of_the_keys(state: Path) -> None:
+def damage_first_blocks(state: Path) -> None:
     for sst in state.glob("*.sst"):
         data = bytearray(sst.read_bytes())
         data[0:8] = b"\xee" * 8
         sst.write_bytes(data)
-    with pytest.raises(DamagedError):
-        find_keys(state, KeyRange(), keys_max=10)
+
+
+async def test_a_damaged_block_is_damage_and_not_the_end_of_the_keys(state: Path) -> None:
+    await asyncio.to_thread(damage_first_blocks, state)
+    for rows in (RestoredRows(state), await StoreInPlace.open(LocalRanges(state))):
+        with pytest.raises(DamagedError):
+            await find_keys(rows, KeyRange(), keys_max=10)
 
 
 async def test_a_snapshot_is_browsed_and_leaves_nothing_behind(world: World, state: Path, tmp_path: Path) -> None:
@@ -128,9 +148,14 @@ async def test_a_snapshot_is_browsed_and_leaves_nothing_behind(world: World, sta
     commit = await repository.commit(JOB, [await repository.backup(JOB, state)])
     keys_before = await world.keys()
     scratch = tmp_path / "scratch"
-    async with opened_snapshot(repository.opened, commit.record.stores[0], scratch) as directory:
-        assert directory.parent.name.startswith(SCRATCH_PREFIX)
-        assert find_keys(directory, KeyRange(), keys_max=0, counted=True).count == 7
+    async with opened_rows(repository.opened, commit.record.stores[0], scratch) as (rows, files):
+        assert Path(rows.location).parent.name.startswith(SCRATCH_PREFIX)
+        assert (await find_keys(rows, KeyRange(), keys_max=0, counted=True)).count == 7
+        assert files.requests == 0
+    async with opened_rows(repository.opened, commit.record.stores[0]) as (rows, files):
+        assert (await find_keys(rows, KeyRange(), keys_max=0, counted=True)).count == 7
+        assert await rows.get(b"k3", "default", merge_delimiter=None) == b"v3"
+        assert await rows.get(b"k3", "extra", merge_delimiter=None) is None
     assert list(scratch.iterdir()) == []
     assert await world.keys() == keys_before
 
@@ -140,8 +165,11 @@ async def test_an_error_leaves_nothing_behind_either(world: World, state: Path, 
     commit = await repository.commit(JOB, [await repository.backup(JOB, state)])
     await world.store.inner.delete(sorted(await world.keys("blobs/")))
     with pytest.raises(DamagedError):
-        async with opened_snapshot(repository.opened, commit.record.stores[0], tmp_path / "scratch"):
+        async with opened_rows(repository.opened, commit.record.stores[0], tmp_path / "scratch"):
             pass
+    with pytest.raises(DamagedError, match=r"blob .* is missing"):
+        async with opened_rows(repository.opened, commit.record.stores[0]) as (rows, _):
+            await find_keys(rows, KeyRange(), keys_max=9)
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
@@ -150,17 +178,25 @@ async def test_what_is_no_rocksdb_is_refused_before_anything_is_fetched(world: W
     tree = world.tree({"a": b"a" * 100_000})
     commit = await repository.commit(JOB, [await repository.backup(JOB, tree)])
     with pytest.raises(NotFoundError, match="not a RocksDB directory"):
-        async with opened_snapshot(repository.opened, commit.record.stores[0], tmp_path / "scratch"):
+        async with opened_rows(repository.opened, commit.record.stores[0], tmp_path / "scratch"):
             pass
     assert not (tmp_path / "scratch").exists()
 
 
-def test_operands_without_a_delimiter_are_refused(tmp_path: Path) -> None:
+async def test_operands_without_a_delimiter_are_refused(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "s") as writer:
         writer.put(b"k", b"v")
-    assert find_keys(tmp_path / "s", KeyRange(), keys_max=1, merge_delimiter=b",").keys[0].key == b"k"
+    rows = RestoredRows(tmp_path / "s")
+    assert (await find_keys(rows, KeyRange(), keys_max=1, merge_delimiter=b",")).keys[0].key == b"k"
     with pytest.raises(UsageError, match="between operands"):
-        find_keys(tmp_path / "s", KeyRange(), keys_max=1, merge_delimiter=b";")
+        await find_keys(rows, KeyRange(), keys_max=1, merge_delimiter=b";")
+
+
+@pytest.mark.parametrize(
+    "prefix, end", [(b"", None), (b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", None), (b"a\xfe\xff", b"a\xff")]
+)
+def test_the_keys_of_a_prefix_end_where_the_next_one_begins(prefix: bytes, end: bytes | None) -> None:
+    assert after_prefix(prefix) == end
 
 
 @given(st.binary(max_size=30))

@@ -1,0 +1,292 @@
+"""Read rows of a RocksDB by ranges of its files, wherever they are; nothing is written (design 0013).
+
+A key is looked up as RocksDB does it: in the files that may hold it, what is newer first. Of each file the end is read,
+with filter, index and deleted ranges, and then the blocks that may have the key; each is compared with its checksum.
+What was read is kept in a cache with a limit.
+"""
+
+import asyncio
+import itertools
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Final, Protocol, Self
+
+from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.local.checksums import crc32c
+from engine.rocksdb.merge import MANIFEST_BYTES_MAX, parse_current, sst_name
+from engine.rocksdb.sst_table import DAMAGED_HINT, BlockCache, FileRanges, SstTable, not_in_place
+from engine.rocksdb.store import DEFAULT_FAMILY
+from engine.settings import MIB
+from index.rocksdb import sst
+from index.rocksdb.lookup import DeletedRange, Version
+from index.rocksdb.manifest import BYTEWISE, SEQUENCE_MAX, ManifestFamily, ManifestFile, decode_log, decode_manifest
+from index.rocksdb.write_batch import decode_writes
+
+# A write buffer and a half, as Spark has it; it is held whole.
+_LOG_BYTES_MAX: Final = 256 * MIB
+_RANGES_MAX: Final = 10_000
+_DELETIONS: Final = frozenset({sst.DELETION, sst.SINGLE_DELETION})
+
+
+class _Source(Protocol):
+    """What has entries of keys: an SST, or the write-ahead log."""
+
+    deleted: list[DeletedRange]
+
+    @property
+    def largest_sequence(self) -> int: ...
+
+    async def versions_of(self, key: bytes) -> list[Version]:
+        """Return what it has of a key, the newest first."""
+        ...
+
+
+class StoreInPlace:
+    """A RocksDB store whose files are read by ranges. Nothing is on a disk, and nobody writes it."""
+
+    def __init__(
+        self, files: FileRanges, families: dict[str, ManifestFamily], logged: "dict[int, _Logged]", cache: BlockCache
+    ) -> None:
+        self.families = tuple(sorted(families))
+        self.location = files.location
+        self._files = files
+        self._by_name = families
+        self._logged = logged
+        self._cache = cache
+
+    @classmethod
+    async def open(cls, files: FileRanges, cache: BlockCache | None = None) -> Self:
+        """Read which files a store consists of, and its write-ahead log.
+
+        Raises:
+            NotFoundError: It is not a RocksDB directory.
+            DamagedError, ManifestError: It is damaged.
+            UnknownFormatError: It has what cannot be read in place; the error names it.
+        """
+        current = await files.read("CURRENT", 0, files.size_bytes("CURRENT"))
+        name = parse_current(current, files.location)
+        data = await _read_whole(files, name, MANIFEST_BYTES_MAX)
+        state = decode_manifest(data, crc32c=crc32c, subject=f"{files.location}/{name}")
+        families = {family.name.decode("utf-8", "surrogateescape"): family for family in state.families}
+        if other := {family.comparator for family in state.families} - {BYTEWISE}:
+            raise not_in_place(f"the comparator {other.pop().decode(errors='replace')}", files.location)
+        return cls(files, families, await _read_logs(files, state.families), cache or BlockCache())
+
+    async def get(
+        self, key: bytes, family: str = DEFAULT_FAMILY, *, merge_delimiter: bytes | None = None
+    ) -> bytes | None:
+        """Return the value of a key; None if there is none.
+
+        Costs a request for the end of each file that may have the key, and one for each block that does, unless they
+        are in the cache.
+
+        Raises:
+            NotFoundError: There is no such column family.
+            DamagedError: A block does not fit its checksum, or is not what it has to be.
+            UnknownFormatError: A file cannot be read in place; the error names why.
+            UsageError: The key has operands, and there is no delimiter.
+        """
+        of = self._family(family)
+        files = [file for file in newest_first(of) if file.smallest_key <= key <= file.largest_key]
+        sources: list[_Source] = [self._logged[of.id], *await asyncio.gather(*map(self._table, files))]
+        operands: list[bytes] = []
+        deleted_before = 0
+        for source in sources:
+            if source.largest_sequence < deleted_before:
+                break
+            deleted_before = max(deleted_before, newest_deletion(source.deleted, key))
+            for version in await source.versions_of(key):
+                if version.sequence < deleted_before or version.kind in _DELETIONS:
+                    return self._joined(None, operands, merge_delimiter)
+                if version.kind == sst.VALUE:
+                    return self._joined(version.value, operands, merge_delimiter)
+                operands.append(version.value)
+        return self._joined(None, operands, merge_delimiter)
+
+    async def chunks(
+        self,
+        family: str = DEFAULT_FAMILY,
+        *,
+        start: bytes = b"",
+        stop: bytes | None = None,
+        merge_delimiter: bytes | None = None,
+    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        """Yield the rows from one key on and before another, in lists, in the order of their keys. Raises as `get`."""
+        of = self._family(family)
+        logged = self._logged[of.id]
+        deleted = [*logged.deleted]
+        runs = [_Run(logged.blocks()), *(_Run(self._blocks(level, start, stop, deleted)) for level in levels_of(of))]
+        while True:
+            await asyncio.gather(*(run.fill() for run in runs))
+            runs = [run for run in runs if run.versions]
+            if not runs:
+                return
+            # Up to here all that is to come is known: a key may go on in the next block.
+            end = min(run.versions[-1].key for run in runs)
+            for run in runs:
+                while run.versions[-1].key == end and await run.more():
+                    pass
+            found = [version for run in runs for version in run.take(end)]
+            found.sort(key=_order)
+            rows = []
+            for key, versions in itertools.groupby(found, key=attrgetter("key")):
+                if key < start:
+                    continue
+                if stop is not None and key >= stop:
+                    break
+                value = self._value(versions, newest_deletion(deleted, key), merge_delimiter)
+                if value is not None:
+                    rows.append((key, value))
+            if rows:
+                yield rows
+
+    def _family(self, name: str) -> ManifestFamily:
+        found = self._by_name.get(name)
+        if found is None:
+            hint = f"it has {', '.join(self.families)}"
+            raise NotFoundError(f"has no column family {name!r}", operation="read", subject=self.location, hint=hint)
+        return found
+
+    def _value(self, versions: Iterator[Version], deleted_before: int, delimiter: bytes | None) -> bytes | None:
+        operands: list[bytes] = []
+        for version in versions:
+            if version.sequence < deleted_before or version.kind in _DELETIONS:
+                break
+            if version.kind == sst.VALUE:
+                return self._joined(version.value, operands, delimiter)
+            operands.append(version.value)
+        return self._joined(None, operands, delimiter)
+
+    def _joined(self, value: bytes | None, operands: Sequence[bytes], delimiter: bytes | None) -> bytes | None:
+        """Join operands, the newest first, behind a value."""
+        if not operands:
+            return value
+        if delimiter is None:
+            hint = "say what was between them when they were written"
+            raise UsageError("has operands of merges", operation="read", subject=self.location, hint=hint)
+        return delimiter.join([*([] if value is None else [value]), *operands[::-1]])
+
+    async def _table(self, file: ManifestFile) -> SstTable:
+        name = sst_name(file.number)
+        found: SstTable | None = self._cache.get((name, -1))
+        if found is None:
+            found = await SstTable.open(self._files, file, self._cache)
+            self._cache.put((name, -1), found, found.size_bytes)
+        return found
+
+    async def _blocks(
+        self, level: Sequence[ManifestFile], start: bytes, stop: bytes | None, deleted: list[DeletedRange]
+    ) -> AsyncIterator[list[Version]]:
+        """Yield the entries of files that follow each other; the ranges of a file are known before its first entry."""
+        for file in level:
+            if file.largest_key < start or (stop is not None and file.smallest_key >= stop):
+                continue
+            table = await self._table(file)
+            deleted += table.deleted
+            if len(deleted) > _RANGES_MAX:
+                raise not_in_place(f"more than {_RANGES_MAX} deleted ranges of keys", self.location)
+            async for block in table.blocks(start, stop):
+                yield block
+
+
+class _Logged:
+    """What the write-ahead log has of a column family."""
+
+    def __init__(self) -> None:
+        self.versions: list[Version] = []
+        self.deleted: list[DeletedRange] = []
+
+    @property
+    def largest_sequence(self) -> int:
+        return SEQUENCE_MAX
+
+    async def versions_of(self, key: bytes) -> list[Version]:
+        at = bisect_left(self.versions, key, key=attrgetter("key"))
+        return list(itertools.takewhile(lambda version: version.key == key, itertools.islice(self.versions, at, None)))
+
+    async def blocks(self) -> AsyncIterator[list[Version]]:
+        if self.versions:
+            yield self.versions
+
+
+async def _read_logs(files: FileRanges, families: Iterable[ManifestFamily]) -> dict[int, _Logged]:
+    """Read what the write-ahead logs have that no SST has: of each family from the log on that it needs."""
+    logged = {family.id: _Logged() for family in families}
+    needed = {family.id: family.log_number for family in families}
+    stems = {name.removesuffix(".log") for name in files.names() if name.endswith(".log")}
+    for number, name in sorted((int(stem), f"{stem}.log") for stem in stems if stem.isdecimal()):
+        if number < min(needed.values()) or not files.size_bytes(name):
+            continue
+        subject = f"{files.location}/{name}"
+        data = await _read_whole(files, name, _LOG_BYTES_MAX)
+        records, _ = decode_log(data, crc32c=crc32c, is_live=True, subject=subject)
+        try:
+            for family, write in itertools.chain.from_iterable(map(decode_writes, records)):
+                if family in logged and number >= needed[family]:
+                    of = logged[family]
+                    of.versions.append(write) if isinstance(write, Version) else of.deleted.append(write)
+        except ValueError as error:
+            raise DamagedError(str(error), operation="read", subject=subject, hint=DAMAGED_HINT) from error
+        except NotImplementedError as error:
+            raise not_in_place(str(error), subject) from error
+    for of in logged.values():
+        of.versions.sort(key=_order)
+    return logged
+
+
+async def _read_whole(files: FileRanges, name: str, size_bytes_max: int) -> bytes:
+    size_bytes = files.size_bytes(name)
+    if size_bytes > size_bytes_max:
+        raise not_in_place(f"{size_bytes} bytes of {name}", files.location)
+    return await files.read(name, 0, size_bytes)
+
+
+class _Run:
+    """Entries in the order of their keys, of which some are here."""
+
+    def __init__(self, blocks: AsyncIterator[list[Version]]) -> None:
+        self._blocks = blocks
+        self.versions: list[Version] = []
+
+    async def fill(self) -> None:
+        while not self.versions and await self.more():
+            pass
+
+    async def more(self) -> bool:
+        """Read the next block; return whether there was one."""
+        block = await anext(self._blocks, None)
+        self.versions += block or ()
+        return block is not None
+
+    def take(self, end: bytes) -> list[Version]:
+        """Take what is not above a key."""
+        cut = bisect_right(self.versions, end, key=attrgetter("key"))
+        taken, self.versions = self.versions[:cut], self.versions[cut:]
+        return taken
+
+
+def newest_first(family: ManifestFamily) -> Iterator[ManifestFile]:
+    """Iterate over the files of a family, so that of one key what is newer comes first."""
+    for level in levels_of(family):
+        yield from level
+
+
+def levels_of(family: ManifestFamily) -> Iterator[Sequence[ManifestFile]]:
+    """Iterate over runs of files that overlap nowhere, by their keys, the newest first: each file of level 0 is one."""
+    by_level: dict[int, list[ManifestFile]] = {}
+    for level, file in family.files:
+        by_level.setdefault(level, []).append(file)
+    for file in sorted(by_level.pop(0, ()), key=lambda of: (of.epoch or 0, of.largest_sequence), reverse=True):
+        yield (file,)
+    for _, files in sorted(by_level.items()):
+        yield sorted(files, key=attrgetter("smallest_key", "largest_key"))
+
+
+def newest_deletion(deleted: Iterable[DeletedRange], key: bytes) -> int:
+    """Return the sequence number before which ranges delete a key; 0 if none does."""
+    return max((of.sequence for of in deleted if of.start <= key < of.stop), default=0)
+
+
+def _order(version: Version) -> tuple[bytes, int]:
+    return version.key, -version.sequence

@@ -1,0 +1,285 @@
+"""Read an SST by ranges: its end at first, then the blocks that may have a key (design 0013, W2).
+
+Each block is compared with its checksum. What was read is kept in a cache with a limit.
+"""
+
+import contextlib
+import functools
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol, Self, TypeVar
+
+from engine.errors import DamagedError
+from engine.local.checksums import BLOCK_SUMS
+from engine.rocksdb.merge import sst_name
+from engine.rocksdb.sst_blocks import decompress_sst_block
+from engine.settings import KIB, MIB
+from index.errors import UnknownFormatError
+from index.rocksdb import sst
+from index.rocksdb.lookup import (
+    FILTER_BLOCK,
+    BlockIndex,
+    DeletedRange,
+    LookupForm,
+    Version,
+    decode_deleted_ranges,
+    decode_versions,
+    may_contain,
+)
+from index.rocksdb.manifest import SEQUENCE_MAX, ManifestFile
+
+# The end of a file that is read at first where the MANIFEST does not say how long it is.
+_TAIL_BYTES: Final = 64 * KIB
+_TAIL_BYTES_MAX: Final = 256 * MIB
+# Of a scan, the blocks that are fetched with one request: twice as many each time.
+_READ_AHEAD_BYTES: Final = 16 * KIB
+_READ_AHEAD_BYTES_MAX: Final = 1 * MIB
+CACHE_BYTES: Final = 64 * MIB
+# Where the last key of a file is the end of a deleted range, and not in the file.
+_EXCLUSIVE: Final = SEQUENCE_MAX << 8
+
+_UNKNOWN_HINT: Final = "restore the store, and open it with RocksDB"
+DAMAGED_HINT: Final = "the file was altered or cut short; `tidemark verify` finds what else is"
+
+T = TypeVar("T")
+
+
+class FileRanges(Protocol):
+    """The files of one directory, which do not change."""
+
+    # What errors call the directory.
+    location: str
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all files."""
+        ...
+
+    def size_bytes(self, name: str) -> int:
+        """Return the size of a file; a `NotFoundError` if there is none."""
+        ...
+
+    async def read(self, name: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
+        """Read a range that is within a file; `fresh`: not as before, for it came out wrong."""
+        ...
+
+
+class BlockCache:
+    """What was read last, up to a number of bytes."""
+
+    def __init__(self, bytes_max: int = CACHE_BYTES) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[tuple[str, int], tuple[Any, int]] = OrderedDict()
+
+    def get(self, key: tuple[str, int]) -> Any:  # noqa: ANN401 - whatever was put there
+        """Return what was put under a key; None if it is not there any more."""
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._kept.move_to_end(key)
+        return found[0]
+
+    def put(self, key: tuple[str, int], value: object, size_bytes: int) -> None:
+        """Keep a value, in place of those that were used least recently."""
+        self._bytes += size_bytes - self._kept.pop(key, (None, 0))[1]
+        self._kept[key] = value, size_bytes
+        while self._bytes > self._bytes_max and len(self._kept) > 1:
+            self._bytes -= self._kept.popitem(last=False)[1][1]
+
+
+class SstTable:
+    """An SST of which the end has been read: its index, its filter, and what ranges of keys it deletes."""
+
+    def __init__(self, files: FileRanges, file: ManifestFile, cache: BlockCache) -> None:
+        self.file = file
+        self.deleted: list[DeletedRange] = []
+        # Of memory, about.
+        self.size_bytes = 0
+        self._files = files
+        self._cache = cache
+        self._name = sst_name(file.number)
+        self._subject = f"{files.location}/{self._name}"
+        self._filter: bytes | None = None
+
+    @property
+    def largest_sequence(self) -> int:
+        return self.file.largest_sequence
+
+    @classmethod
+    async def open(cls, files: FileRanges, file: ManifestFile, cache: BlockCache) -> Self:
+        table = cls(files, file, cache)
+        await table._read_end()
+        return table
+
+    async def _read_end(self) -> None:
+        size_bytes = self._files.size_bytes(self._name)
+        if size_bytes != self.file.size_bytes:
+            raise self._damaged(f"has {size_bytes} bytes, and the MANIFEST says {self.file.size_bytes}")
+        tail_bytes = min(self.file.tail_bytes or _TAIL_BYTES, size_bytes)
+        if tail_bytes > _TAIL_BYTES_MAX:
+            raise not_in_place(f"an index of {tail_bytes} bytes", self._subject)
+        self._end = await self._files.read(self._name, size_bytes - tail_bytes, tail_bytes)
+        tail = self._end[-sst.FOOTER_BYTES :]
+        if other := sst.OTHER_TABLES.get(int.from_bytes(tail[-8:], "little")):
+            raise not_in_place(other, self._subject)
+        self._footer = self._decoded("footer", lambda: sst.decode_footer(tail, size_bytes))
+        if self._footer.format_version > sst.FORMAT_VERSION_MAX:
+            raise not_in_place(f"format version {self._footer.format_version}", self._subject)
+        if self._footer.checksum not in BLOCK_SUMS:
+            raise not_in_place(f"blocks with the checksum {self._footer.checksum}", self._subject)
+        metaindex = await self._end_block("metaindex", self._footer.metaindex)
+        handles = self._decoded(
+            "metaindex", lambda: {name: sst.decode_handle(value)[0] for name, value in sst.decode_entries(metaindex)}
+        )
+        index = self._footer.index or handles.get(sst.INDEX_BLOCK)
+        properties = handles.get(sst.PROPERTIES_BLOCK)
+        if index is None or properties is None:
+            raise self._damaged("has no index, or no properties")
+        if sst.COMPRESSION_DICTIONARY in handles:
+            raise not_in_place("a compression dictionary", self._subject)
+        described = await self._end_block("properties", properties)
+        entries = self._decoded("properties", lambda: dict(sst.decode_entries(described)))
+        form = self._decoded("properties", lambda: LookupForm.decode(entries, sst.decode_index_form(entries)))
+        self._form = form
+        contents = await self._end_block("index", index)
+        self._index = self._index_in(contents)
+        self.size_bytes = len(contents)
+        if form.whole_keys and (handle := handles.get(FILTER_BLOCK)) is not None:
+            self._filter = await self._end_block("filter", handle)
+            self.size_bytes += len(self._filter)
+        if (handle := handles.get(sst.RANGE_DELETIONS)) is not None:
+            block = await self._end_block("range deletion", handle)
+            ranges = self._decoded("range deletion", lambda: decode_deleted_ranges(block))
+            self.deleted = list(filter(None, map(self._within, ranges)))
+        # Only what was decoded of it is kept.
+        self._end = b""
+
+    def _within(self, deleted: DeletedRange) -> DeletedRange | None:
+        """Cut a deleted range to the keys of the file: beyond them newer rows may be on lower levels."""
+        file = self.file
+        is_open = int.from_bytes(file.largest[-sst.KEY_TRAILER_BYTES :], "little") >= _EXCLUSIVE
+        end = file.largest_key if is_open else file.largest_key + b"\0"
+        start, stop = max(deleted.start, file.smallest_key), min(deleted.stop, end)
+        sequence = file.largest_sequence if self._form.one_sequence else deleted.sequence
+        return DeletedRange(start, stop, sequence) if start < stop else None
+
+    async def versions_of(self, key: bytes) -> list[Version]:
+        """Return what the file has of a key, the newest first."""
+        if self._filter is not None and not may_contain(self._filter, key):
+            return []
+        found: list[Version] = []
+        async for separator, handle in self._handles(key):
+            (block,) = await self._data_blocks([handle])
+            found += [version for version in block if version.key == key]
+            if separator > key:
+                break
+        return found
+
+    async def blocks(self, start: bytes, stop: bytes | None) -> AsyncIterator[list[Version]]:
+        """Yield the entries of all blocks that may have keys from one on and before another."""
+        ahead_bytes = _READ_AHEAD_BYTES
+        wanted: list[sst.BlockHandle] = []
+        async for separator, handle in self._handles(start):
+            if wanted and (handle.offset != wanted[-1].end or handle.end - wanted[0].offset > ahead_bytes):
+                for block in await self._data_blocks(wanted):
+                    yield block
+                wanted, ahead_bytes = [], min(2 * ahead_bytes, _READ_AHEAD_BYTES_MAX)
+            wanted.append(handle)
+            if stop is not None and separator >= stop:
+                break
+        for block in await self._data_blocks(wanted):
+            yield block
+
+    async def _handles(self, key: bytes) -> AsyncIterator[tuple[bytes, sst.BlockHandle]]:
+        """Yield separator and place of each data block from the first one on that may have a key."""
+        for separator, handle in self._seek(self._index, key):
+            if not self._form.index.two_levels:
+                yield separator, handle
+                continue
+            for below in self._seek(self._index_in(*await self._contents("index", [handle])), key):
+                yield below
+
+    def _index_in(self, contents: bytes) -> BlockIndex:
+        return self._decoded("index", lambda: BlockIndex(contents, self._form))
+
+    def _seek(self, index: BlockIndex, key: bytes) -> Iterator[tuple[bytes, sst.BlockHandle]]:
+        try:
+            yield from index.seek(key)
+        except ValueError as error:
+            raise self._damaged(f"index block {error}") from error
+
+    async def _data_blocks(self, handles: Sequence[sst.BlockHandle]) -> list[list[Version]]:
+        """Return the entries of blocks that follow each other."""
+        found = []
+        for contents in await self._contents("data", handles):
+            versions = self._decoded("data", functools.partial(decode_versions, contents))
+            if self._form.one_sequence:
+                versions = [version._replace(sequence=self.file.largest_sequence) for version in versions]
+            found.append(versions)
+        return found
+
+    async def _contents(self, kind: str, handles: Sequence[sst.BlockHandle]) -> list[bytes]:
+        """Return blocks that follow each other: from the cache, or by one request."""
+        kept = [self._cache.get((self._name, handle.offset)) for handle in handles]
+        if None not in kept:
+            return kept
+        for handle in handles:
+            self._check_place(kind, handle)
+        try:
+            found = await self._fetched(kind, handles, fresh=False)
+        except DamagedError:
+            # A fault on the way is not yet one of the file.
+            found = await self._fetched(kind, handles, fresh=True)
+        for handle, contents in zip(handles, found, strict=True):
+            self._cache.put((self._name, handle.offset), contents, len(contents))
+        return found
+
+    async def _fetched(self, kind: str, handles: Sequence[sst.BlockHandle], *, fresh: bool) -> list[bytes]:
+        first = handles[0].offset
+        data = await self._files.read(self._name, first, handles[-1].end - first, fresh=fresh)
+        return [self._checked(kind, handle, data[handle.offset - first : handle.end - first]) for handle in handles]
+
+    async def _end_block(self, kind: str, handle: sst.BlockHandle) -> bytes:
+        """Return a block of which most are in the end that has been read."""
+        self._check_place(kind, handle)
+        at = handle.offset - (self.file.size_bytes - len(self._end))
+        if at >= 0:
+            with contextlib.suppress(DamagedError):
+                return self._checked(kind, handle, self._end[at : at + handle.size_bytes + sst.TRAILER_BYTES])
+        return (await self._contents(kind, [handle]))[0]
+
+    def _check_place(self, kind: str, handle: sst.BlockHandle) -> None:
+        if handle.end > self._footer.offset:
+            raise self._damaged(f"{kind} block at offset {handle.offset} would reach beyond the file")
+        if handle.size_bytes > _TAIL_BYTES_MAX:
+            raise not_in_place(f"a {kind} block of {handle.size_bytes} bytes", self._subject)
+
+    def _checked(self, kind: str, handle: sst.BlockHandle, data: bytes) -> bytes:
+        """Compare a block with its checksum, and decompress it."""
+        found = BLOCK_SUMS[self._footer.checksum](data[:-4])
+        found += sst.checksum_modifier(self._footer.base_context_checksum, handle.offset)
+        if found & 0xFFFFFFFF != int.from_bytes(data[-4:], "little"):
+            raise self._damaged(f"{kind} block at offset {handle.offset} does not fit its checksum")
+        contents, compression = data[: -sst.TRAILER_BYTES], data[-sst.TRAILER_BYTES]
+        if not compression:
+            return contents
+        sized = self._footer.format_version > 1
+        return self._decoded(
+            kind, lambda: decompress_sst_block(compression, contents, sized=sized, plain_bytes_max=_TAIL_BYTES_MAX)
+        )
+
+    def _decoded(self, kind: str, decode: Callable[[], T]) -> T:
+        try:
+            return decode()
+        except ValueError as error:
+            raise self._damaged(f"{kind} block {error}") from error
+        except NotImplementedError as error:
+            raise not_in_place(str(error), self._subject) from error
+
+    def _damaged(self, reason: str) -> DamagedError:
+        return DamagedError(reason, operation="read", subject=self._subject, hint=DAMAGED_HINT)
+
+
+def not_in_place(what: str, subject: str) -> UnknownFormatError:
+    """Return the refusal of what is not read in place."""
+    return UnknownFormatError(f"has {what}, which is not read in place", subject=subject, hint=_UNKNOWN_HINT)

@@ -1,0 +1,266 @@
+"""What is read in place is what RocksDB reads (design 0013); RocksDB is the judge."""
+
+import asyncio
+import random
+import shutil
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocksdict import (
+    BlockBasedIndexType,
+    BlockBasedOptions,
+    ChecksumType,
+    DataBlockIndexType,
+    DBCompressionType,
+    Options,
+    Rdict,
+    WriteOptions,
+)
+
+from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.rocksdb.in_place import StoreInPlace
+from engine.rocksdb.sst_run import SstRun
+from engine.rocksdb.sst_table import BlockCache
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
+from index.errors import UnknownFormatError
+
+Rows = dict[bytes, bytes]
+OPERANDS = Path(__file__).parents[3] / "golden" / "spark_operands"
+
+
+class LocalRanges:
+    """Files of a directory; counts what is read."""
+
+    def __init__(self, directory: Path) -> None:
+        self.location = str(directory)
+        self.requests: list[tuple[str, int, int]] = []
+        self._directory = directory
+
+    def names(self) -> Iterable[str]:
+        return [path.name for path in self._directory.iterdir()]
+
+    def size_bytes(self, name: str) -> int:
+        try:
+            return (self._directory / name).stat().st_size
+        except FileNotFoundError as error:
+            raise NotFoundError("is not there", operation="read", subject=name) from error
+
+    async def read(self, name: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
+        del fresh
+        self.requests.append((name, start, size_bytes))
+        with (self._directory / name).open("rb") as file:
+            file.seek(start)
+            data = file.read(size_bytes)
+        assert len(data) == size_bytes
+        return data
+
+
+def key(rng: random.Random, spread: int) -> bytes:
+    number = rng.randrange(spread)
+    # Of all the lengths that filters hash in ways of their own.
+    return b"%06d" % number + b"x" * (number * 7 % 260 if number % 5 == 0 else 0)
+
+
+def chosen_options(rng: random.Random) -> Options:
+    """Options of a store, of small files and of all forms of tables that are read in place."""
+    options = Options(raw_mode=True)
+    options.set_write_buffer_size(64 << 20)
+    options.set_target_file_size_base(rng.choice([4096, 65536, 64 << 20]))
+    options.set_max_bytes_for_level_base(rng.choice([16384, 1 << 20]))
+    options.set_level_zero_file_num_compaction_trigger(rng.choice([2, 4, 100]))
+    compressions = [DBCompressionType.none, DBCompressionType.lz4, DBCompressionType.zstd, DBCompressionType.snappy]
+    options.set_compression_type(rng.choice(compressions)())
+    blocks = BlockBasedOptions()
+    blocks.set_block_size(rng.choice([128, 1024, 4096]))
+    blocks.set_format_version(rng.choice([2, 4, 5, 6]))
+    blocks.set_checksum_type(rng.choice([ChecksumType.crc32c(), ChecksumType.xxhash(), ChecksumType.xxh3()]))
+    if rng.random() < 0.7:
+        blocks.set_bloom_filter(rng.choice([3, 10, 20]), block_based=False)
+    if rng.random() < 0.3:
+        blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+        blocks.set_metadata_block_size(256)
+        blocks.set_partition_filters(rng.random() < 0.5)
+    options.set_block_based_table_factory(blocks)
+    return options
+
+
+def write(db: Rdict, rng: random.Random, how: WriteOptions, spread: int) -> None:
+    """Put a row, or delete one or a range of them."""
+    of, kind = key(rng, spread), rng.random()
+    if kind < 0.02:
+        start, stop = sorted([of, key(rng, spread)])
+        if start < stop:
+            db.delete_range(start, stop, how)
+    elif kind < 0.2:
+        db.delete(of, how)
+    else:
+        db.put(of, rng.randbytes(rng.choice([0, 5, 300])), how)
+
+
+def write_store(directory: Path, seed: int) -> None:
+    """Write a store of several levels, of options and with writes that the seed chooses."""
+    rng = random.Random(seed)
+    is_logged, spread = rng.random() < 0.5, rng.choice([50, 2000])
+    how = WriteOptions()
+    how.disable_wal = not is_logged  # type: ignore[method-assign,assignment]  # rocksdict's stub errs
+    db = Rdict(str(directory), chosen_options(rng))
+    snapshots: list[Any] = []
+    for turn in range(rng.randrange(1, 9)):
+        for _ in range(rng.randrange(1, 400)):
+            write(db, rng, how, spread)
+            # Older versions of keys stay in the files while somebody could read them.
+            if rng.random() < 0.01:
+                snapshots.append(db.snapshot())
+        if not is_logged or rng.random() < 0.5:
+            db.flush()
+        if turn % 3 == 2 and rng.random() < 0.5:
+            begin, end = sorted([key(rng, spread), key(rng, spread)])
+            db.compact_range(begin, end)
+    del snapshots
+    db.close()
+
+
+def rows_of(directory: Path, merge_delimiter: bytes | None = None) -> Rows:
+    with StoreReader.open(directory, RocksDbSettings(merge_delimiter=merge_delimiter)) as reader:
+        return dict(reader.items())
+
+
+def check_store(directory: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    expected = rows_of(directory)
+    everything = sorted(expected)
+
+    async def check() -> None:
+        store = await StoreInPlace.open(LocalRanges(directory), BlockCache(rng.choice([0, 10_000, 1 << 26])))
+        found = [row async for rows in store.chunks() for row in rows]
+        assert found == sorted(expected.items())
+        wanted = {key(rng, 2000) for _ in range(30)} | set(rng.sample(everything, min(30, len(everything))))
+        for of in wanted:
+            assert await store.get(of) == expected.get(of), of
+        start, stop = sorted([key(rng, 2000), key(rng, 2000)])
+        found = [row async for rows in store.chunks(start=start, stop=stop) for row in rows]
+        assert found == [row for row in sorted(expected.items()) if start <= row[0] < stop]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_stores_are_read_as_rocksdb_reads_them(tmp_path: Path, seed: int) -> None:
+    write_store(tmp_path / "store", seed)
+    check_store(tmp_path / "store", seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1000, 11000, 500))
+def test_ten_thousand_random_stores_are_read_as_rocksdb_reads_them(tmp_path: Path, seed: int) -> None:
+    for each in range(seed, seed + 500):
+        write_store(tmp_path / "store", each)
+        check_store(tmp_path / "store", each)
+        shutil.rmtree(tmp_path / "store")
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Two levels of many files: every key on the lower one, some on the upper one as well."""
+    settings = RocksDbSettings(file_bytes=64 * 1024, level_base_bytes=64 * 1024)
+    with StoreWriter.open(tmp_path / "large", settings, compactions_wait=True) as store:
+        for part in (range(5000), range(0, 5000, 50)):
+            store.ingest(write_ssts(tmp_path, len(part), [(b"key-%05d" % n, b"%05d" % n * 20) for n in part]))
+    return tmp_path / "large"
+
+
+def write_ssts(directory: Path, name: int, rows: list[tuple[bytes, bytes]]) -> list[Path]:
+    run = SstRun(directory, name, RocksDbSettings(file_bytes=64 * 1024))
+    run.put(rows)
+    return run.finish()
+
+
+async def test_a_key_costs_the_end_of_each_file_that_may_have_it_and_one_block(large: Path) -> None:
+    files = LocalRanges(large)
+    store = await StoreInPlace.open(files)
+    files.requests.clear()
+    assert await store.get(b"key-01234") == b"01234" * 20
+    (_, start, end_bytes), (_, at, block_bytes), *more = sorted(files.requests, key=lambda of: -of[1])
+    assert not more or len(more) == 1, "at most the end of a file that its filter passes over"
+    assert at < start
+    assert block_bytes < 8192 < end_bytes + 8192
+    files.requests.clear()
+    assert await store.get(b"key-01234") == b"01234" * 20
+    assert files.requests == [], "what was read is in the cache"
+    assert await store.get(b"key-01235x") is None
+    assert len(files.requests) <= 1, "a filter says that it is not there"
+
+
+async def test_a_scan_reads_ahead_and_no_further_than_its_end(large: Path) -> None:
+    files = LocalRanges(large)
+    store = await StoreInPlace.open(files, BlockCache(0))
+    files.requests.clear()
+    assert sum([len(rows) async for rows in store.chunks(start=b"key-01000", stop=b"key-01010")]) == 10
+    assert len(files.requests) <= 5
+    files.requests.clear()
+    assert sum([len(rows) async for rows in store.chunks()]) == 5000
+    ssts = sum(name.endswith(".sst") for name in files.names())
+    assert len(files.requests) < 8 * ssts
+
+
+def flip_byte(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 0xFF
+    file.write_bytes(data)
+
+
+def test_a_cache_keeps_what_was_used_last() -> None:
+    cache = BlockCache(100)
+    for number in range(10):
+        cache.put(("a", number), number, 30)
+        assert cache.get(("a", 0)) == 0
+    assert [number for number in range(10) if cache.get(("a", number)) is not None] == [0, 8, 9]
+
+
+async def test_each_flipped_byte_of_an_sst_is_damage_or_changes_no_row(large: Path) -> None:
+    expected = rows_of(large)
+    sst = max(large.glob("*.sst"), key=lambda path: path.stat().st_size)  # noqa: ASYNC240
+    rng = random.Random(1)
+    size = sst.stat().st_size
+    for at in (*rng.sample(range(size), 60), *range(size - 60, size)):
+        flip_byte(sst, at)
+        try:
+            store = await StoreInPlace.open(LocalRanges(large))
+            assert dict([row async for rows in store.chunks() for row in rows]) == expected, at
+        except (DamagedError, UnknownFormatError):
+            pass
+        flip_byte(sst, at)
+
+
+async def test_operands_are_joined_as_rocksdb_joins_them(tmp_path: Path) -> None:
+    for name, delimiter in (("comma", b","), ("nothing", b"")):
+        with zipfile.ZipFile(OPERANDS / f"{name}.zip") as packed:
+            packed.extractall(tmp_path / name)
+        expected = rows_of(tmp_path / name, delimiter)
+        store = await StoreInPlace.open(LocalRanges(tmp_path / name))
+        chunks = store.chunks(merge_delimiter=delimiter)
+        assert dict([row async for rows in chunks for row in rows]) == expected
+        for of, value in expected.items():
+            assert await store.get(of, merge_delimiter=delimiter) == value
+        with pytest.raises(UsageError, match="operands"):
+            [rows async for rows in store.chunks()]
+
+
+async def test_what_is_not_read_in_place_is_refused_by_name(tmp_path: Path) -> None:
+    options = Options(raw_mode=True)
+    blocks = BlockBasedOptions()
+    blocks.set_data_block_index_type(DataBlockIndexType.binary_and_hash())
+    options.set_block_based_table_factory(blocks)
+    db = Rdict(str(tmp_path / "hashed"), options)
+    db[b"k"] = b"v"
+    db.flush()
+    db.close()
+    store = await StoreInPlace.open(LocalRanges(tmp_path / "hashed"))
+    with pytest.raises(UnknownFormatError, match="hash index, which is not read in place") as caught:
+        await store.get(b"k")
+    assert "restore" in caught.value.hint
+    with pytest.raises(NotFoundError, match="no column family 'nix'"):
+        await store.get(b"k", "nix")
