@@ -49,7 +49,7 @@ MEANINGS: Final = {
     ExitCode.DAMAGED: "stored data is missing or altered",
     ExitCode.UNAVAILABLE: "the store is unavailable or full, or the outcome of a commit unknown: try again",
     ExitCode.CONFLICT: "conflict: another writer was first, or the backup is too old; back up again",
-    ExitCode.NOT_FOUND: "no such bucket, repository, job, commit, store or name",
+    ExitCode.NOT_FOUND: "no such bucket, repository, job, commit, store, key or name",
     ExitCode.DENIED: "access denied",
     ExitCode.UNSAFE: "refused as unsafe: this directory, target, store, deletion or newer format",
     ExitCode.TOO_MUCH: "a collection would delete, or a backup shrink a state by, more than it may: look, and allow it",

@@ -64,6 +64,7 @@ from engine.records.repository import (
 )
 from engine.records.roots import read_pins
 from engine.repository.rescale import RescaledJob, RescaleOptions, rescale_job
+from engine.restore.ranges import SnapshotRanges
 from engine.restore.restore import (
     EarlyReading,
     Restored,
@@ -74,6 +75,7 @@ from engine.restore.restore import (
     restore_chosen,
     restore_store,
 )
+from engine.rocksdb.in_place import StoreInPlace
 from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
 from engine.settings import TransferSettings
 from engine.state.restore import IndexStateFiles, RestoredState, StateRestoreOptions, find_state_commit, restore_state
@@ -503,6 +505,25 @@ class Repository:
         async with self.pinned(commit, purpose=f"state {task}/{store}"):
             index, _ = await read_index_of(self.store, reference)
             yield IndexStateFiles(self.store, index, self.settings)
+
+    @asynccontextmanager
+    async def store_in_place(
+        self, commit: Commit, *, task: str = "0", store: str = "default"
+    ) -> AsyncIterator[StoreInPlace]:
+        """Open a RocksDB store of a commit for reading in place, pinned while the block runs (design 0013).
+
+        ```python
+        async with repository.store_in_place(commit) as rows:
+            value = await rows.get(b"user-17")
+        ```
+
+        Nothing is restored: each read fetches the blocks that it takes. Errors are those of `StoreInPlace.open`, and a
+        NotFoundError says that the commit has no such store, or was collected meanwhile.
+        """
+        reference = require_store(commit, task, store)
+        async with self.pinned(commit, purpose=f"read {task}/{store}"):
+            index, _ = await read_index_of(self.store, reference)
+            yield await StoreInPlace.open(SnapshotRanges(self.store, index))
 
     async def read_index(self, reference: IndexReference) -> SnapshotIndex:
         """Read a snapshot index, checked, with deltas resolved; a `DamagedError` if it is missing or altered."""

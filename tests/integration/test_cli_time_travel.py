@@ -9,6 +9,7 @@ import rocksdict
 
 from blobstore.opening import open_store
 from blobstore.wrappers.forwarding import MeteredStore
+from engine.cli.run import ExitCode
 from engine.repository.repository import Repository
 from engine.rocksdb.store import StoreWriter
 from index.snapshot.model import Scope
@@ -187,3 +188,22 @@ def test_what_is_no_rocksdb_says_how_to_look_at_it(two_commits: Shell) -> None:
     refused = two_commits.refused("keys", code=7)
     assert "not a RocksDB directory" in refused["message"]
     assert "tidemark show --files" in refused["hint"]
+
+
+def test_keys_are_looked_up_one_by_one_and_nothing_is_restored(families: Shell) -> None:
+    key = families.result("keys", "--family", "default", "--limit", "1", "--values")["keys"][0]
+    assert families.run("get", key["key"]).stdout == f"{key['value']}\n"
+    assert families.run("get", key["key"], "--restore").stdout == f"{key['value']}\n"
+    assert families.run("get", f"0x{key['key_hex']}", "--format", "hex").stdout == f"{key['value_hex']}\n"
+    both = families.run("get", key["key"], key["key"]).stdout.splitlines()
+    assert both == [f"{key['key']}  {key['value']}"] * 2
+    shown = families.result("get", key["key"])
+    assert shown["cost"]["restored_bytes"] == 0
+    assert families.result("get", key["key"], "--restore")["cost"]["restored_bytes"] > 0
+    partly = families.run("get", key["key"], "absent", code=ExitCode.PARTIAL)
+    assert (partly.stdout, "has no key absent" in partly.stderr) == (f"{key['key']}  {key['value']}\n", True)
+    refused = families.refused("get", "absent", code=ExitCode.NOT_FOUND)
+    assert "has no key absent" in refused["message"]
+    assert "tidemark keys" in refused["hint"]
+    refused = families.refused("get", key["key"], "--family", "nix", code=ExitCode.NOT_FOUND)
+    assert "no column family 'nix'" in refused["message"]

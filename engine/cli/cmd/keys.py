@@ -13,6 +13,7 @@ import msgspec
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice
 from engine.cli.output import CommitView, to_json, view_commit
+from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import NotFoundError, UsageError
 from engine.inspect import browse
@@ -165,11 +166,11 @@ def keys(session: Session, place: Place, options: KeysOptions) -> None:
 @click.argument("names", type=KEY, nargs=-1, required=True, metavar="KEY...")
 @click.option("--family", metavar="NAME", default=DEFAULT_FAMILY, help="The column family.  [default: default]")
 @click.option("--format", "form", type=click.Choice(["text", "hex"]), default="text", help="How values are shown.")
-def get(session: Session, place: Place, names: tuple[bytes, ...], family: str, form: str) -> None:
+def get(session: Session, place: Place, names: tuple[bytes, ...], family: str, form: str) -> ExitCode:
     r"""Print the values of keys of a store, as a commit has it, a line for each. Nothing in the repository changes.
 
     A KEY is text with \xNN for bytes, or 0x and hex. Only the blocks that may have a key are fetched; nothing is
-    restored.
+    restored. Ends with 3 if some keys are not there, and with 7 if none is.
 
     Example: tidemark get -r file:///backups -j flights --at 36h user-17
     """
@@ -183,15 +184,17 @@ def get(session: Session, place: Place, names: tuple[bytes, ...], family: str, f
 
         found, cost = session.repository.loop.run(look_up()), cost_of()
     view = GetView(commit=view_commit(commit), reference=reference, found=found, cost=cost)
-    lines = []
-    for of in found:
-        if of.value is not None:
-            value = of.value.hex() if form == "hex" else of.value_text or ""
-            lines.append(value if len(found) == 1 else f"{of.text}  {value}")
-    session.show(view, lines)
-    if missing := [of.text for of in found if of.value is None]:
+    missing = ", ".join(of.text for of in found if of.value is None)
+    there = [of for of in found if of.value is not None]
+    if not there:
         hint = f"{view.commit.line} has other keys; `tidemark keys` lists them"
-        raise NotFoundError(f"has no key {', '.join(missing)}", operation="get", subject=rows.location, hint=hint)
+        raise NotFoundError(f"has no key {missing}", operation="get", subject=rows.location, hint=hint)
+    values = [(of.value or b"").hex() if form == "hex" else of.value_text or "" for of in there]
+    session.show(view, values if len(found) == 1 else [f"{of.text}  {v}" for of, v in zip(there, values, strict=True)])
+    if not missing:
+        return ExitCode.OK
+    session.warn(f"{rows.location} has no key {missing}")
+    return ExitCode.PARTIAL
 
 
 @contextlib.contextmanager

@@ -160,6 +160,20 @@ async def test_a_snapshot_is_browsed_and_leaves_nothing_behind(world: World, sta
     assert await world.keys() == keys_before
 
 
+async def test_a_store_is_read_in_place_while_its_commit_is_pinned(world: World, state: Path) -> None:
+    repository = await world.process()
+    commit = await repository.commit(JOB, [await repository.backup(JOB, state)])
+    async with repository.store_in_place(commit) as store:
+        assert await world.keys("pins/"), "else a collection could take what is read"
+        assert store.families == ("default", "extra")
+        assert await store.get(b"k1") == b"v1"
+        assert await store.get(b"nix") is None
+        assert [row async for rows in store.chunks(start=b"k3") for row in rows] == [(b"k3", b"v3"), (b"k4", b"v4")]
+    with pytest.raises(NotFoundError, match="no store 0/nix"):
+        async with repository.store_in_place(commit, store="nix"):
+            pass
+
+
 async def test_an_error_leaves_nothing_behind_either(world: World, state: Path, tmp_path: Path) -> None:
     repository = await world.process()
     commit = await repository.commit(JOB, [await repository.backup(JOB, state)])
