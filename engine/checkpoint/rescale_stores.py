@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import math
 from bisect import bisect_right
-from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +14,7 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded, run_blocking
 from engine.checkpoint.errors import redact_paths
-from engine.checkpoint.file_check import check_sst, check_ssts
+from engine.checkpoint.file_check import check_sst
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
 from engine.checkpoint.processes import Processes
 from engine.checkpoint.store import StoreRestored, check_read, write_snapshot
@@ -44,7 +43,7 @@ from index.spark.checkpoint import StoreId
 from index.spark.checksums import split_values
 from index.spark.lineage import target_in_index
 from index.spark.metadata import NOT_COUNTED, StateMetadata
-from index.spark.names import SSTS, StateVersion
+from index.spark.names import StateVersion
 from index.spark.rescale import merge_state_metadata
 
 P = ParamSpec("P")
@@ -286,10 +285,7 @@ async def _write_store(
     summed_at_ms = now_ms if is_summed else None
     captured = await run_blocking(StateFileManager(files, work.settings).capture, made[0], named, made[1])
     with target_errors(into):
-        sizes = await run_blocking(write_snapshot, into, captured, schema, None, summed_at_ms)
-    if not work.is_merge:  # whose SSTs are those that `_check_entries` has read
-        await check_ssts(into / SSTS)
-    return sizes
+        return await run_blocking(write_snapshot, into, captured, schema, None, summed_at_ms)
 
 
 def _measured(work: GroupToRescale, loaded: Sequence[_Loaded], keys: int) -> GroupRescaled:
@@ -482,19 +478,25 @@ def _split(
     runs = {target: SstRun(scratch, target, rocksdb) for target in targets}
     counts = {target: _Counts() for target in targets}
 
-    def counted(source: _Source) -> Iterator[list[_Row]]:
-        for family, rows, partitions in _placed_rows(source, work, partitioner, side_by_side=len(sources)):
-            for target, number in Counter(partitions).items():
-                counts[target].add(family, number)
-            yield [(row[0], row, target) for row, target in zip(rows, partitions, strict=True)]
+    def put(family: ColumnFamily, rows: Sequence[tuple[bytes, bytes]], partitions: Sequence[int]) -> None:
+        for target in set(partitions):
+            mine = list(itertools.compress(rows, map(target.__eq__, partitions)))
+            counts[target].add(family, len(mine))
+            runs[target].put(mine)
 
-    # All sources side by side: the files of a target follow each other, and overlap nowhere.
-    for rows in merge_runs([counted(source) for source in sources]):
-        for_targets: defaultdict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
-        for _, row, target in rows:
-            for_targets[target].append(row)
-        for target, its_rows in for_targets.items():
-            runs[target].put(its_rows)
+    def named(source: _Source) -> Iterator[list[_Row]]:
+        for family, rows, partitions in _placed_rows(source, work, partitioner, side_by_side=len(sources)):
+            yield [(row[0], row, target, family) for row, target in zip(rows, partitions, strict=True)]
+
+    if len(sources) == 1:
+        for placed in _placed_rows(sources[0], work, partitioner):
+            put(*placed)
+    else:
+        # All sources side by side: the files of a target follow each other, and overlap nowhere.
+        for merged in merge_runs([named(source) for source in sources]):
+            for family, group in itertools.groupby(merged, key=itemgetter(3)):
+                _, rows, partitions, _ = zip(*group, strict=True)
+                put(family, rows, partitions)
     made = []
     for target in targets:
         with StoreWriter.open(scratch / f"store-{target}", rocksdb, compactions_wait=True) as store:
@@ -505,7 +507,7 @@ def _split(
 
 
 # The key of a row, and anything.
-_Row: TypeAlias = tuple[bytes, Any, Any]
+_Row: TypeAlias = tuple[bytes, Any, Any, Any]
 
 
 def merge_runs(runs: Sequence[Iterator[list[_Row]]]) -> Iterator[list[_Row]]:
@@ -513,9 +515,6 @@ def merge_runs(runs: Sequence[Iterator[list[_Row]]]) -> Iterator[list[_Row]]:
 
     Of each run one list is in memory.
     """
-    if len(runs) == 1:  # nothing to merge
-        yield from runs[0]
-        return
     left = [(rows, run) for run in runs if (rows := next(run, []))]
     while left:
         # Up to here all that is to come is known.
