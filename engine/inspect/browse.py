@@ -16,7 +16,7 @@ from engine.records.repository import OpenRepository
 from engine.restore.ranges import SnapshotRanges
 from engine.restore.restore import read_index_of, restore_store
 from engine.restore.staging import remove_tree
-from engine.rocksdb.in_place import StoreInPlace
+from engine.rocksdb.in_place import StoreInPlace, after_prefix
 from engine.rocksdb.store import RocksDbSettings, list_families, open_family
 from engine.runtime import NO_PROGRESS, Progress
 from index.display import DisplayMixin
@@ -232,12 +232,6 @@ async def _each(chunks: AsyncIterator[list[tuple[bytes, bytes]]]) -> AsyncIterat
     async for rows in chunks:
         for row in rows:
             yield row
-
-
-def after_prefix(prefix: bytes) -> bytes | None:
-    """Return the least key above all keys with a prefix; None if there is none."""
-    cut = prefix.rstrip(b"\xff")
-    return cut[:-1] + bytes([cut[-1] + 1]) if cut else None
 
 
 def _least(first: bytes | None, second: bytes | None) -> bytes | None:

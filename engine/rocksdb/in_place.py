@@ -266,6 +266,12 @@ class _Run:
         return taken
 
 
+def after_prefix(prefix: bytes) -> bytes | None:
+    """Return the least key above all keys with a prefix; None if there is none."""
+    cut = prefix.rstrip(b"\xff")
+    return cut[:-1] + bytes([cut[-1] + 1]) if cut else None
+
+
 def newest_first(family: ManifestFamily) -> Iterator[ManifestFile]:
     """Iterate over the files of a family, so that of one key what is newer comes first."""
     for level in levels_of(family):

@@ -26,7 +26,7 @@ import msgspec
 from blobstore.base import BlobStore, Body, BytesBody, MemorySink, TooLargeError, check_key
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
-from blobstore.errors import BlobNotFoundError
+from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from blobstore.local.files import FileSink, create_to_write, read_chunks, write_all_at
 from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
@@ -97,6 +97,10 @@ class StateFiles(Protocol):
             TargetError: The target cannot be written.
             StoreError: As the store says.
         """
+        ...
+
+    async def read_range(self, path: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
+        """Read a part of a file; `fresh`: not as before, for it came out wrong. Raises as `read`, DamagedError too."""
         ...
 
     def known_lineage(self, of: StateVersion) -> Lineage | None:
@@ -306,6 +310,14 @@ class CheckpointDir:
             await self._files.read_into(path, sink)
         except TooLargeError:
             raise self._too_large(path, size_bytes_max) from None
+        return sink.data
+
+    async def read_range(self, path: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
+        sink = MemorySink(size_bytes)
+        try:
+            await self._store.read_into(self._key(path), sink, start=start, size_bytes=size_bytes, fresh=fresh)
+        except InvalidRequestError as error:
+            raise self._misfit(path, f"has no bytes {start} to {start + size_bytes}") from error
         return sink.data
 
     def _too_large(self, path: str, size_bytes_max: int) -> DamagedError:

@@ -16,6 +16,7 @@ from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, SnapshotRepairError, UsageError
 from engine.local.checksums import crc32c
+from engine.rocksdb.sst_table import not_in_place
 from engine.rocksdb.store import StoreWriter
 from engine.runtime import Runtime
 from engine.state import loaded
@@ -31,6 +32,7 @@ from engine.state.changelogs import (
 )
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import FilesLoaded, StateFileManager
+from engine.state.in_place import Run, StateInPlace
 from engine.state.local_files import WorkingDir
 from engine.state.overlay import OverlaidStore
 from engine.state.settings import HDFS_PROVIDER, StateStoreSettings
@@ -193,6 +195,25 @@ class StateLoader:
                 _LOG.warning("%s: snapshot %s does not open: %s", location, candidate.base, failure.reason)
                 candidate = await self._older(target, known, rejected, failure.reason)
                 timer.note("resolve_s")
+
+    async def load_in_place(self, target: StateVersion, run: Run[Any]) -> loaded.LoadedState:
+        """Build a version of whose snapshot no SST is fetched: to look single keys up (0013, W9).
+
+        Raises:
+            UnknownFormatError: It cannot be read so: it has no snapshot, or changelogs that are large or have other
+                records than PUT and DELETE. `load` does it. The other errors are those of `load`; nothing is repaired.
+        """
+        candidate = await self._resolve(target, {})
+        base, files = candidate.rocksdb_snapshot, self._manager.files
+        if base is None or candidate.row_snapshot is not None:
+            raise not_in_place("no snapshot of RocksDB", f"{files.location}, version {target}")
+        paths = await self._manager.fetch_changelogs(candidate.changelogs, self._place.fetched)
+        zipped = await self._manager.read_snapshot(base)
+        name = snapshot_name(base)
+        db = await StateInPlace.of_snapshot(files, zipped, name, run, self.rocksdb.merge_delimiter)
+        openers = self._openers(candidate, dict(zip(candidate.changelogs, paths, strict=True)))
+        state, _ = await self._finish(candidate, db, zipped.metadata, openers, is_empty_start=False)
+        return state
 
     async def _resolve(
         self, target: StateVersion, known: Mapping[StateVersion, Lineage], rejected: Sequence[StateVersion] = ()

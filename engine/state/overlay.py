@@ -99,18 +99,26 @@ class OverlaidStore(StoreWriter):
     def compact(self, *, force: bool = False) -> None:
         raise UsageError("is open for reading only", operation="compact", subject=str(self.directory))
 
+    def _stored(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        return super().get_many(keys)
+
+    def _stored_items(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return super().items(prefix, start=start)
+
+    def _stored_chunks(self, prefix: bytes, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        return super().chunks(prefix, rows_max=rows_max, bytes_max=bytes_max)
+
     @override
     def get(self, key: bytes) -> bytes | None:
-        stored = super().get(key)
-        return self._changes.get(key, stored)
+        return self._changes[key] if key in self._changes else self._stored([key])[0]
 
     @override
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return [self._changes.get(key, stored) for key, stored in zip(keys, super().get_many(keys), strict=True)]
+        return [self._changes.get(key, stored) for key, stored in zip(keys, self._stored(keys), strict=True)]
 
     @override
     def items(self, prefix: bytes = b"", *, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        stored = super().items(prefix, start=start)
+        stored = self._stored_items(prefix, start)
         # Of two rows with one key the change comes first.
         rows: Iterator[tuple[bytes, bytes | None]] = heapq.merge(self._changed(prefix, start), stored, key=_first)
         for key, same in itertools.groupby(rows, key=_first):
@@ -121,10 +129,10 @@ class OverlaidStore(StoreWriter):
     @override
     def chunks(self, prefix: bytes = b"", *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
         if not self._changes:
-            yield from super().chunks(prefix, rows_max=rows_max, bytes_max=bytes_max)
+            yield from self._stored_chunks(prefix, rows_max, bytes_max)
             return
         rows_part, bytes_part = max(1, rows_max // _PARTS), max(1, bytes_max // _PARTS)
-        stored = super().chunks(prefix, rows_max=max(1, rows_max - rows_part), bytes_max=max(1, bytes_max - bytes_part))
+        stored = self._stored_chunks(prefix, max(1, rows_max - rows_part), max(1, bytes_max - bytes_part))
         changed = _cut(self._changed(prefix), rows_part, bytes_part)
         for rows, changes in align_chunks(stored, changed):
             found: list[tuple[bytes, bytes]] = []

@@ -17,6 +17,7 @@ from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError, NotFoundError
 from engine.records.repository import OpenRepository
 from engine.restore.download import download_index
+from engine.restore.ranges import SnapshotRanges
 from engine.restore.restore import RestoreResult, TargetOptions, read_index_of, staged_restore
 from engine.restore.staging import target_errors
 from engine.runtime import NO_PROGRESS, Progress
@@ -57,6 +58,7 @@ class IndexStateFiles:
         self._store = store
         self._settings = settings
         self._budget = ByteBudget(settings.memory_bytes_max)
+        self._ranges = SnapshotRanges(store, index)
         self._entries = {"/".join(path): (path, entry) for path, entry in files_of(index.dir)}
         self._headers: dict[StateVersion, Lineage] = {}
         # Not of a plain directory, or one of version 0: a request for a version is refused later.
@@ -100,6 +102,15 @@ class IndexStateFiles:
                 await run_blocking(private.cleanup)
         self.bytes_fetched += found
         return found
+
+    async def read_range(self, path: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
+        self._find(path)
+        requests, bytes_fetched = self._ranges.requests, self._ranges.bytes_fetched
+        try:
+            return await self._ranges.read(path, start, size_bytes, fresh=fresh)
+        finally:
+            self.requests += self._ranges.requests - requests
+            self.bytes_fetched += self._ranges.bytes_fetched - bytes_fetched
 
     def known_lineage(self, of: StateVersion) -> Lineage | None:
         return self._headers.get(of)

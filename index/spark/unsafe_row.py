@@ -1,10 +1,11 @@
-"""Decode one UnsafeRow, the form of Spark's rows, field by field; `engine.spark.sources` decodes many at once.
+"""Decode or encode one UnsafeRow, the form of Spark's rows, field by field; `engine.arrow` decodes many at once.
 
 A row is a bit for each field that is null, a word of eight bytes for each field, and behind them what does not fit a
 word. Nothing is believed: what does not lie within its row is refused.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
@@ -29,6 +30,31 @@ _NUMBERS: Final[dict[str, struct.Struct]] = {
     "float": struct.Struct("<f"),
     "double": struct.Struct("<d"),
 }
+# Which are the same number in no two ways.
+_WHOLE: Final = frozenset({"boolean", "byte", "short", "integer", "long"})
+
+
+def encode_row(of: StructType, values: Sequence[int | bytes]) -> bytes:
+    """Encode a row whose fields are numbers without a point, `boolean` or `binary`, and not null.
+
+    Raises:
+        ValueError: A number does not fit its type.
+        KeyError: A type is none of these.
+    """
+    fixed, beside = bytearray(-(-len(of.fields) // _WORD_BITS) * WORD), bytearray()
+    begin = len(fixed) + WORD * len(of.fields)
+    for field, value in zip(of.fields, values, strict=True):
+        if field.type == AtomType("binary") and isinstance(value, bytes):
+            fixed += _PLACE.pack(begin + len(beside) << _HALF | len(value))
+            beside += value + bytes(-len(value) % WORD)
+        elif isinstance(field.type, AtomType) and field.type.name in _WHOLE:
+            try:
+                fixed += _NUMBERS[field.type.name].pack(value).ljust(WORD, b"\0")
+            except struct.error as error:
+                raise ValueError(f"{value!r} is not a {field.type.name}") from error
+        else:
+            raise KeyError(field.type)
+    return bytes(fixed + beside)
 
 
 def decode_row(of: StructType, row: bytes) -> tuple[Value, ...]:

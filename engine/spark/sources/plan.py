@@ -39,7 +39,7 @@ from engine.state.local_files import WorkingDir, unwritable_error
 from engine.state.query import QueryAt, StateOperator, StoreAt, StreamingCheckpoint
 from engine.state.restore import IndexStateFiles
 from engine.state.settings import ENCODING_KEY
-from index.errors import BatchLogError
+from index.errors import BatchLogError, UnknownFormatError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId, single_operators
@@ -358,6 +358,8 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
     table: Table | None
     # None: the rows of all column families.
     family: str | None = None
+    # As they are stored; None: the rows of all keys.
+    keys: tuple[bytes, ...] | None = None
 
     @property
     def changes(self) -> bool:
@@ -474,8 +476,11 @@ def group_works(works: Sequence[StoreWork], size_bytes_max: int) -> list[tuple[S
 
 
 @contextlib.contextmanager
-def load_store(read: StoreRead) -> Iterator[LoadedState]:
-    """Load a store as a version, to be scanned on this machine for a block; raises as `StateStore.load`."""
+def load_store(read: StoreRead, *, in_place: bool = False) -> Iterator[LoadedState]:
+    """Load a store as a version, to be scanned on this machine for a block; raises as `StateStore.load`.
+
+    With `in_place` single keys are looked up: its snapshot is not fetched, if it can be read so (design 0013).
+    """
     with (
         scratch_dir() as scratch,
         read.place.open_store(read.store.id) as (loop, files),
@@ -490,7 +495,12 @@ def load_store(read: StoreRead) -> Iterator[LoadedState]:
         stack.callback(place.close)
         loader = StateLoader(StateFileManager(files, settings), place, Runtime())
         try:
-            loaded, _ = loop.run(loader.load(target, {}, read_only=True, overlays=True))
+            loaded = None
+            if in_place:
+                with contextlib.suppress(UnknownFormatError):
+                    loaded = loop.run(loader.load_in_place(target, loop.run))
+            if loaded is None:
+                loaded, _ = loop.run(loader.load(target, {}, read_only=True, overlays=True))
         except OSError as error:
             raise unwritable_error("load", error) from error
         stack.callback(loaded.db.close)

@@ -37,6 +37,7 @@ from engine.spark.sources.tables import (
     Table,
     decode_keys,
     decode_values,
+    encode_keys,
     split_bytes,
     split_typed,
 )
@@ -83,7 +84,7 @@ def batches_of(work: StoreWork, stores: Sequence[LoadedState | None]) -> Iterato
     schema = arrow_schema(columns_of(work.table, changes=work.changes))
     names = dict.fromkeys(name for store in stores if store is not None for name in store.families.names)
     for family in names if work.family is None else names.keys() & {work.family}:
-        chunks = (_chunks(store, family, share=len(stores)) for store in stores)
+        chunks = (_chunks(store, family, work.keys, share=len(stores)) for store in stores)
         for columns in _change_columns(work, family, *chunks) if work.changes else _columns_of(work, family, *chunks):
             count = len(columns[-1])
             values = (work.id.operator, work.id.partition, work.id.store)
@@ -91,9 +92,14 @@ def batches_of(work: StoreWork, stores: Sequence[LoadedState | None]) -> Iterato
             yield pa.RecordBatch.from_arrays([*head, *columns], schema=schema)
 
 
-def _chunks(store: LoadedState | None, family: str, *, share: int) -> Iterator[list[Pair]]:
+def _chunks(
+    store: LoadedState | None, family: str, keys: tuple[bytes, ...] | None, *, share: int
+) -> Iterator[list[Pair]]:
     if store is None or family not in store.families:
         return iter(())
+    if keys is not None:
+        found = [(key, value) for key in keys if (value := store.get(key, family)) is not None]
+        return iter([found] if found else [])
     return store.chunks(family, rows_max=BATCH_ROWS_MAX // share, bytes_max=BATCH_BYTES_MAX // share)
 
 
@@ -291,6 +297,18 @@ def filter_holds(of: datasource.Filter, values: Mapping[str, object]) -> bool:
     return _COMPARED[type(of)](values[of.attribute[0]], of.value)  # type: ignore[attr-defined]  # all of these have both
 
 
+def wanted_keys(table: Table, filters: Sequence[datasource.Filter]) -> tuple[bytes, ...] | None:
+    """Return the only keys that filters let through, where they say all fields of a key; else None."""
+    wanted: dict[str, Sequence[Any]] = {}
+    for of in filters:
+        match of:
+            case datasource.EqualTo(("key", name), value):
+                wanted[name] = (value,)
+            case datasource.In(("key", name), values):
+                wanted[name] = tuple(values)
+    return encode_keys(table, wanted)
+
+
 def register_sources(spark: SparkSession, *, push_filters: bool = False) -> None:
     """Let a session read `tidemark_state`, `tidemark_state_diff` and `tidemark_files`.
 
@@ -298,9 +316,10 @@ def register_sources(spark: SparkSession, *, push_filters: bool = False) -> None
 
     Args:
         spark: The session; others of the same application do not know them.
-        push_filters: Let Spark push filters on operator, partition, store and version of state down, which is a setting
-            of the session for all sources written in Python. Spark up to 4.3 reads *every* use of a DataFrame with the
-            filters of whichever use was planned last: then make a new DataFrame, with `load`, for each filter.
+        push_filters: Let Spark push down filters on operator, partition, store and version of state, and those that say
+            all of a key, which is then looked up in place (design 0013). It is a setting of the session for all sources
+            written in Python. Spark up to 4.3 reads *every* use of a DataFrame with the filters of whichever use was
+            planned last: then make a new DataFrame, with `load`, for each filter.
     """
     sources: tuple[type[datasource.DataSource], ...] = (StateSource, DiffSource, FilesSource)
     if push_filters:
@@ -361,7 +380,8 @@ class StoresReader(_Reader[StoreWork]):
     @override
     def batches(self, work: StoreWork) -> Iterator[pa.RecordBatch]:
         with contextlib.ExitStack() as stack:
-            stores = [stack.enter_context(load_store(read)) if read else None for read in work.reads]
+            is_keyed = work.keys is not None
+            stores = [stack.enter_context(load_store(r, in_place=is_keyed)) if r else None for r in work.reads]
             yield from batches_of(work, stores)
 
 
@@ -372,6 +392,9 @@ class PushingReader(StoresReader):
     def pushFilters(self, filters: list[datasource.Filter]) -> list[datasource.Filter]:
         taken = [of for of in filters if self._works and can_filter(of, self._works[0].columns())]
         self._works = [work for work in self._works if all(filter_holds(of, work.columns()) for of in taken)]
+        if self._works and (table := self._works[0].table) and (keys := wanted_keys(table, filters)) is not None:
+            # Spark looks at them once more: other filters on keys say less than these.
+            self._works = [msgspec.structs.replace(work, keys=keys) for work in self._works]
         return [of for of in filters if of not in taken]
 
 

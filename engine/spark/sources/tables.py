@@ -7,8 +7,9 @@ the user's key beside the grouping key, of timers when each expires. None of thi
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from engine.spark.sources.column_types import ATOMS, Column, types_of
 from index.spark.avro import Read, decode_record, record_reader
 from index.spark.partition_keys import cut_keys
 from index.spark.schema import ArrayType, AtomType, Field, KeyForm, StructType
+from index.spark.unsafe_row import encode_row
 
 Pair: TypeAlias = tuple[bytes, bytes]
 # What a column family has for each key: a state variable of one of four types, or the rows of a join, as `values`.
@@ -102,6 +104,39 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         if not names:
             return [(_VALUE_COLUMN[self.kind], *types_of(self.value))]
         return [(name, *types_of(self.array if self.is_list else self.value)) for name in names]
+
+
+# Types of keys that are encoded: text, and what is one number in one way.
+_ENCODED: Final = frozenset({"string", "binary", "boolean", "byte", "short", "integer", "long"})
+_KEYS_MAX: Final = 1000
+
+
+def encode_keys(table: Table, wanted: Mapping[str, Sequence[Any]]) -> tuple[bytes, ...] | None:
+    """Return all keys, as they are stored and sorted, whose fields have one of these values each.
+
+    None if a field is not named, the keys are more than a thousand, or of a form that is not encoded here.
+    """
+    fields = table.key.fields
+    types = [field.type for field in fields]
+    if (
+        table.avro
+        or table.kind in _KEY_COLUMNS
+        or table.key_form.form != "row"
+        or wanted.keys() != {field.name for field in fields}
+        or not all(isinstance(of, AtomType) and of.name in _ENCODED for of in types)
+        or math.prod(map(len, wanted.values())) > _KEYS_MAX
+    ):
+        return None
+    stored = StructType(tuple(_as_stored(field) for field in fields))
+    chosen = ([v.encode() if isinstance(v, str) else v for v in wanted[field.name]] for field in fields)
+    try:
+        return tuple(sorted({_ENCODING + encode_row(stored, values) for values in itertools.product(*chosen)}))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _as_stored(field: Field) -> Field:
+    return msgspec.structs.replace(field, type=AtomType("binary")) if field.type == AtomType("string") else field
 
 
 BYTES_COLUMNS: Final[tuple[Column, ...]] = (("family", *ATOMS["string"]), ("key", *ATOMS["binary"]))

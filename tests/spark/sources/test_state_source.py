@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import EqualTo, GreaterThan, In
 
 from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.repository.repository import Repository
-from engine.spark.sources.plan import SourceOptions, load_store, plan_state
-from engine.spark.sources.sources import register_sources
+from engine.spark.sources.plan import SourceOptions, load_store, plan_read, plan_state
+from engine.spark.sources.sources import register_sources, wanted_keys
+from engine.state.files import StateFileManager
+from engine.state.in_place import StateInPlace
 from engine.state.overlay import OverlaidStore
 from engine.state.settings import HDFS_PROVIDER
 from index.spark.checkpoint import decode_checkpoint_backup
@@ -195,6 +198,79 @@ def test_column_families_are_read_as_bytes(spark: SparkSession, tmp_path: Path, 
     assert ours == theirs
     with pytest.raises(PySparkException, match="rows=bytes"):
         by_us(session, made, rows="typed").collect()
+
+
+def test_keys_are_looked_up_without_an_sst_on_a_disk(
+    counted: StatefulQuery, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def backup() -> None:
+        async with await Repository.open(url) as repository:
+            await backup_checkpoint(repository, counted.checkpoint)
+
+    asyncio.run(backup())
+    # A version without a snapshot has changelogs alone, and is replayed as ever.
+    looked_up = 0
+    here = SourceOptions(checkpoint=str(counted.checkpoint))
+    for options, batch in (*((here, of) for of in counted.committed()), (SourceOptions(repository=url), None)):
+        for read in plan_state(options, batch).stores:
+            with load_store(read) as loaded:
+                expected = dict(loaded.items(b"", "default", b""))
+            with monkeypatch.context() as patched, load_store(read, in_place=True) as loaded:
+                patched.setattr(StateFileManager, "load_snapshot", None)
+                if not isinstance(loaded.db, StateInPlace):
+                    continue
+                looked_up += len(expected)
+                assert {key: loaded.get(key) for key in expected} == expected
+                assert loaded.get(b"absent") is None
+                assert dict(loaded.items(b"", "default", b"")) == expected
+                chunks = loaded.chunks("default", rows_max=2, bytes_max=100)
+                assert [row for chunk in chunks for row in chunk] == sorted(expected.items())
+    assert looked_up > len(counted.committed())
+
+
+@pytest.fixture
+def pushed(counted: StatefulQuery) -> Iterator[SparkSession]:
+    session = reading_session(counted)
+    register_sources(session, push_filters=True)
+    yield session
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+
+def test_filters_on_keys_mean_what_they_say(counted: StatefulQuery, pushed: SparkSession) -> None:
+    session = reading_session(counted)
+    names = sorted(row[0] for row in by_us(session, counted).select("key.k").collect())
+    first, last = names[0], names[-1]
+    conditions = f"key.k = '{first}'", f"key.k in ('{first}', '{last}', 'nix')", f"key.k > '{first}'", "key.k = 'nix'"
+    counts = []
+    for condition in conditions:
+        expected = rows_of(by_us(session, counted).where(condition))
+        assert rows_of(by_us(pushed, counted).where(condition)) == expected
+        counts.append(expected.total())
+    assert counts == [1, 2, len(names) - 1, 0]
+    table = plan_read(SourceOptions(checkpoint=str(counted.checkpoint)), None).table
+    assert table is not None
+    assert len(wanted_keys(table, [EqualTo(("key", "k"), first)]) or ()) == 1
+    assert len(wanted_keys(table, [In(("key", "k"), (first, last, "nix"))]) or ()) == 3
+    assert wanted_keys(table, [GreaterThan(("key", "k"), first)]) is None
+
+
+def test_a_filter_on_keys_reads_no_sst_that_cannot_have_them(
+    counted: StatefulQuery, pushed: SparkSession, tmp_path: Path
+) -> None:
+    first = min(by_us(reading_session(counted), counted).select("key.k", "partition").collect())
+    copy = shutil.copytree(counted.checkpoint, tmp_path / "copy")
+    other = copy / f"state/0/{1 - first.partition}"
+    for file in (other / "SSTs").iterdir():
+        file.unlink()
+    # Nor can it be replayed.
+    newest = max(int(file.name.partition("_")[0]) for file in other.glob("*.zip"))
+    for file in other.glob("*.changelog"):
+        if int(file.name.partition("_")[0]) <= newest:
+            file.unlink()
+    read = pushed.read.format("tidemark_state")
+    assert [row.key.k for row in read.load(str(copy)).where(f"key.k = '{first.k}'").collect()] == [first.k]
+    with pytest.raises(PySparkException, match="Error"):
+        read.load(str(copy)).count()
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from engine.inspect.browse import (
     KeyRange,
     RestoredRows,
     Rows,
-    after_prefix,
     escape_bytes,
     find_keys,
     is_checkpoint_backup,
@@ -25,7 +24,7 @@ from engine.inspect.browse import (
     parse_place,
     write_place,
 )
-from engine.rocksdb.in_place import StoreInPlace
+from engine.rocksdb.in_place import StoreInPlace, after_prefix
 from engine.rocksdb.store import StoreWriter
 from index.spark.checkpoint import CheckpointBackup
 from tests.unit.engine.conftest import JOB, World
