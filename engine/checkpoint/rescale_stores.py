@@ -507,7 +507,7 @@ def _split(
 
 
 # The key of a row, and anything.
-_Row: TypeAlias = tuple[bytes, Any, Any, Any]
+_Row: TypeAlias = tuple[Any, ...]
 
 
 def merge_runs(runs: Sequence[Iterator[list[_Row]]]) -> Iterator[list[_Row]]:

@@ -514,6 +514,7 @@ async def test_a_backup_cannot_be_written(bench: StateBench) -> None:
         names = bench.manager.files.names
         read = bench.manager.files.read
         fetch = bench.manager.files.fetch
+        read_range = bench.manager.files.read_range
         known_lineage = bench.manager.files.known_lineage
         close = bench.manager.files.close
 

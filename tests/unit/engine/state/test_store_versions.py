@@ -320,6 +320,10 @@ class BackupFiles(StateFiles):
         return await self._files.fetch(path, target, size_bytes=size_bytes, size_bytes_max=size_bytes_max)
 
     @override
+    async def read_range(self, path: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
+        return await self._files.read_range(path, start, size_bytes, fresh=fresh)
+
+    @override
     def known_lineage(self, of: StateVersion) -> tuple[LineageItem, ...] | None:
         return self._lineages.get(of)
 
