@@ -164,14 +164,14 @@ class SstTable:
         return DeletedRange(start, stop, sequence) if start < stop else None
 
     async def versions_of(self, key: bytes) -> list[Version]:
-        """Return what the file has of a key, the newest first."""
+        """Return what the file has of a key, the newest first, down to a value or a deletion."""
         if self._filter is not None and not may_contain(self._filter, key):
             return []
         found: list[Version] = []
         async for separator, handle in self._handles(key):
             (block,) = await self._data_blocks([handle])
             found += [version for version in block if version.key == key]
-            if separator > key:
+            if separator > key or (found and found[-1].kind != sst.MERGE):
                 break
         return found
 
