@@ -6,11 +6,10 @@ the root is best the checkpoint itself, and the directory of a state store a `ch
 
 Hadoop's local file system writes a hidden `.<name>.crc` beside each file and refuses the file if the two do not fit.
 So the hidden one goes before the file is replaced or deleted; without one, the file is read unverified. Every file
-appears whole. Local files are copied here too, by the kernel where it can.
+appears whole.
 """
 
 import asyncio
-import errno
 import itertools
 import os
 import re
@@ -27,13 +26,13 @@ from blobstore.base import BlobStore, Body, BytesBody, MemorySink, TooLargeError
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
-from blobstore.local.files import FileSink, create_to_write, read_chunks, write_all_at
+from blobstore.local.files import FileSink, create_to_write, read_chunks
 from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
 from blobstore.wrappers.forwarding import Meter, MeteredStore
 from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
-from engine.local.scan import READ_FLAGS
+from engine.local.copy import copy_file
 from index.spark.lineage import Lineage
 from index.spark.names import StateVersion
 
@@ -43,12 +42,6 @@ READ_BYTES_MAX: Final = 64 * 1024 * 1024
 UNFINISHED_MS: Final = 24 * 3_600_000
 # What one look holds of what it has read; the rest is read again.
 _SEEN_BYTES_MAX: Final = 32 * 1024 * 1024
-
-# How much one call copies: so much at most is copied after the other side of the copy went away.
-_COPY_BYTES: Final = 64 * 1024 * 1024
-_READ_BYTES: Final = 1024 * 1024
-# What copy_file_range(2) answers between file systems that do not know each other, or on a kernel without it.
-_CANNOT_COPY: Final = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM})
 
 # Other names that Spark has for it.
 _SPARK_S3: Final = re.compile(r"\As3[an](?=://)", re.IGNORECASE)
@@ -458,39 +451,3 @@ class FileBody(msgspec.Struct):
         async with aclosing(read_chunks(self.path, size_bytes=self.size_bytes)) as chunks:
             async for chunk in chunks:
                 yield chunk
-
-
-def copy_file(source: Path, target: Path) -> int:
-    """Copy a regular file to a new name, which is not there yet; return its size in bytes.
-
-    The blocks are shared where the file system can (reflink), but never the inode: what is written to one of the two
-    files never shows in the other. OSError: ELOOP for a symbolic link, EISDIR or EINVAL for another kind of file.
-    """
-    incoming = os.open(source, READ_FLAGS)
-    try:
-        if not stat.S_ISREG(os.fstat(incoming).st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file", str(source))
-        outgoing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            return _copy(incoming, outgoing)
-        finally:
-            os.close(outgoing)
-    finally:
-        os.close(incoming)
-
-
-def _copy(incoming: int, outgoing: int) -> int:
-    copied = 0
-    if hasattr(os, "copy_file_range"):
-        try:
-            while count := os.copy_file_range(incoming, outgoing, _COPY_BYTES, copied, copied):
-                copied += count
-        except OSError as error:
-            if error.errno not in _CANNOT_COPY:
-                raise
-    # What is left: everything where the call is not known, and nothing, for the price of one read, where it is. Some
-    # kernels copy nothing from a file system that makes up its files, and report success.
-    while chunk := os.pread(incoming, _READ_BYTES, copied):
-        write_all_at(outgoing, copied, chunk)
-        copied += len(chunk)
-    return copied
