@@ -21,10 +21,12 @@ Source:
     `db/version_edit_handler.cc`, `util/crc32c.h`.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from typing_extensions import Buffer
 
 from index.errors import ManifestError, UnknownFormatError
 from index.rocksdb.sst import decode_varint
@@ -51,6 +53,8 @@ _UINT64: Final = 0xFFFFFFFFFFFFFFFF
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 # What a recyclable type is above the other.
 _RECYCLABLE: Final = 4
+# The types that a log which is not a MANIFEST may begin with where it takes the place of an older one.
+_RECYCLED: Final = frozenset({5, 6, 7, 8, 11, 131})
 
 _IGNORABLE: Final = 8192
 # Tags that are known by name, and not read.
@@ -155,6 +159,17 @@ class VersionEdit(msgspec.Struct, frozen=True, kw_only=True):
     # Other tags from 8192 on, with their values.
     ignored: tuple[tuple[int, bytes], ...] = ()
 
+    @property
+    def is_compaction(self) -> bool:
+        """Whether no row comes or goes, and no write-ahead log stops being needed: also of an edit with numbers only.
+
+        A flush has a log number; files that are ingested replace none; those that go without others in their place may
+        have had rows (design 0012, L7).
+        """
+        logs_stay = self.log_number is None and self.log_number_min is None
+        families_stay = self.family_added is None and not self.is_family_dropped
+        return logs_stay and families_stay and bool(self.added) == bool(self.deleted)
+
 
 class ManifestFamily(msgspec.Struct, frozen=True, kw_only=True):
     """A column family as all edits together leave it."""
@@ -181,25 +196,28 @@ class ManifestState(msgspec.Struct, frozen=True, kw_only=True):
 # --- the log
 
 
-def decode_log(data: bytes, *, crc32c: Crc32c, is_live: bool = False, subject: str) -> tuple[list[bytes], int]:
+def decode_log(
+    data: bytes, *, crc32c: Crc32c, is_live: bool = False, start: int = 0, subject: str
+) -> tuple[list[bytes], int]:
     """Take the records out of a log, whole, each as its writer had it.
 
     Args:
         data: All of it, or with `is_live` what there is so far.
         crc32c: Of bytes.
         is_live: Somebody may be writing to it: what is not there whole is left (M2).
+        start: Where in `data`, which begins with a block, the first record that is wanted begins.
         subject: What errors call it.
 
     Returns:
-        The records, and how many bytes they take from the beginning: a later call has more behind these.
+        The records, and where in `data` the last one ends: a later call may start there, with more behind it.
 
     Raises:
         ManifestError: A record does not fit its checksum, is of a type that nobody knows, or is cut short.
     """
     records: list[bytes] = []
     pieces: list[bytes] = []
-    whole_bytes = 0
-    for kind, payload, end in _pieces(data, crc32c, subject, is_live=is_live):
+    whole_bytes = start
+    for kind, payload, end in _pieces(data, crc32c, start, subject, is_live=is_live):
         if (kind in {_FULL, _FIRST}) == bool(pieces):
             raise _broken("has pieces of a record without its other pieces", subject)
         pieces.append(payload)
@@ -211,9 +229,8 @@ def decode_log(data: bytes, *, crc32c: Crc32c, is_live: bool = False, subject: s
     return records, whole_bytes
 
 
-def _pieces(data: bytes, crc32c: Crc32c, subject: str, *, is_live: bool) -> Iterator[tuple[int, bytes, int]]:
+def _pieces(data: bytes, crc32c: Crc32c, at: int, subject: str, *, is_live: bool) -> Iterator[tuple[int, bytes, int]]:
     """Yield type, payload and end of each piece; the type is that of a log which is not recycled."""
-    at = 0
     log_number: bytes | None = None
     while at < len(data):
         left = BLOCK_BYTES - at % BLOCK_BYTES
@@ -241,6 +258,26 @@ def _pieces(data: bytes, crc32c: Crc32c, subject: str, *, is_live: bool) -> Iter
                 return  # left from the log that was in this file before
         yield kind, data[payload_at:end], end
         at = end
+
+
+def measure_log(data: Buffer) -> int:
+    """Measure the whole records of a write-ahead log that somebody writes to, in bytes from its beginning.
+
+    Nothing is decoded, and no more is looked at than the last blocks. In a log that takes the place of an older one
+    everything counts: after its own records come what is left of those, and what opens the store knows them apart.
+    """
+    with memoryview(data) as log:
+        if len(log) < _HEAD_BYTES or log[_HEAD_BYTES - 1] in _RECYCLED:
+            return len(log) if len(log) >= _HEAD_BYTES else 0
+        for block in range((len(log) - 1) // BLOCK_BYTES * BLOCK_BYTES, -1, -BLOCK_BYTES):
+            at, whole_bytes = block, 0
+            while at + _HEAD_BYTES <= min(len(log), block + BLOCK_BYTES) and (kind := log[at + 6]):
+                at += _HEAD_BYTES + int.from_bytes(log[at + 4 : at + 6], "little")
+                if at <= len(log) and kind not in {_FIRST, _MIDDLE}:
+                    whole_bytes = at
+            if whole_bytes:
+                return whole_bytes
+    return 0
 
 
 def encode_log(records: Iterable[bytes], *, crc32c: Crc32c) -> bytes:
@@ -464,8 +501,8 @@ class _Family:
             self.files[file.number] = (level, file)
 
 
-def apply_edits(edits: Iterable[VersionEdit], *, subject: str) -> ManifestState:
-    """Apply edits, in their order, to a store that has nothing (M3).
+def apply_edits(edits: Iterable[VersionEdit], *, onto: ManifestState | None = None, subject: str) -> ManifestState:
+    """Apply edits, in their order, to a store that has nothing (M3), or to what earlier ones made of it.
 
     An atomic group that is not complete at the end counts for nothing, as for RocksDB.
 
@@ -476,7 +513,8 @@ def apply_edits(edits: Iterable[VersionEdit], *, subject: str) -> ManifestState:
     last_sequence = next_file = None
     family_id_max = 0
     db_id: bytes | None = None
-    for edit in _whole_groups(edits, subject):
+    before = _edits_of(onto) if onto is not None else ()
+    for edit in _whole_groups(itertools.chain(before, edits), subject):
         _apply_to_family(edit, families, subject)
         if edit.last_sequence is not None:
             last_sequence = edit.last_sequence
@@ -550,22 +588,22 @@ def decode_manifest(data: bytes, *, crc32c: Crc32c, is_live: bool = False, subje
 
 def encode_manifest(state: ManifestState, *, crc32c: Crc32c) -> bytes:
     """Encode a MANIFEST for a store that has no write-ahead log (M4)."""
-    edits = []
+    return encode_log(map(encode_edit, _edits_of(state)), crc32c=crc32c)
+
+
+def _edits_of(state: ManifestState) -> Iterator[VersionEdit]:
     for family in state.families:
         name = family.name if family.id else None
-        edits.append(VersionEdit(comparator=family.comparator, family=family.id, family_added=name))
-        edits.append(VersionEdit(log_number=family.log_number, added=family.files, family=family.id))
-    edits.append(
-        VersionEdit(
-            db_id=state.db_id,
-            previous_log_number=0,
-            next_file_number=state.next_file_number,
-            family_id_max=state.family_id_max,
-            log_number_min=0,
-            last_sequence=state.last_sequence,
-        )
+        yield VersionEdit(comparator=family.comparator, family=family.id, family_added=name)
+        yield VersionEdit(log_number=family.log_number, added=family.files, family=family.id)
+    yield VersionEdit(
+        db_id=state.db_id,
+        previous_log_number=0,
+        next_file_number=state.next_file_number,
+        family_id_max=state.family_id_max,
+        log_number_min=0,
+        last_sequence=state.last_sequence,
     )
-    return encode_log(map(encode_edit, edits), crc32c=crc32c)
 
 
 def _broken(message: str, subject: str) -> ManifestError:

@@ -394,6 +394,7 @@ def run_manifest(data: bytes) -> None:
             manifest.decode_manifest(data, crc32c=crc32c, is_live=is_live, subject=SUBJECT)
         except FormatError as error:
             check_refusal(error)
+    assert 0 <= manifest.measure_log(data) <= len(data)
     edit = manifest.decode_edit(data, subject=SUBJECT)
     assert manifest.decode_edit(manifest.encode_edit(edit), subject=SUBJECT) == edit
     state = manifest.apply_edits([edit], subject=SUBJECT)

@@ -24,6 +24,7 @@ from index.rocksdb.manifest import (
     decode_manifest,
     encode_edit,
     encode_log,
+    measure_log,
 )
 
 GOLDEN = (Path(__file__).parents[3] / "golden" / "rocksdb" / "MANIFEST").read_bytes()
@@ -93,6 +94,11 @@ def test_records_come_back_as_they_were_and_a_live_log_ends_at_the_last_whole_on
     assert found == records[: len(found)]
     assert whole_bytes == len(encode_log(found, crc32c=crc32c)) <= cut
     assert len(found) == len(records) or len(encode_log(records[: len(found) + 1], crc32c=crc32c)) > cut
+    assert measure_log(log[:cut]) == whole_bytes
+    # Later, only what is new is decoded.
+    block = whole_bytes // BLOCK_BYTES * BLOCK_BYTES
+    rest = decode_log(log[block:], crc32c=crc32c, is_live=True, start=whole_bytes - block, subject="log")
+    assert rest == (records[len(found) :], len(log) - block)
     # The file may be made longer before it is written.
     longer = log[:whole_bytes] + bytes(100)
     assert decode_log(longer, crc32c=crc32c, is_live=True, subject="log") == (found, whole_bytes)
@@ -114,6 +120,25 @@ def test_records_of_a_recycled_log_end_where_those_of_another_log_begin() -> Non
     log = recyclable(7, b"one") + recyclable(7, b"two") + recyclable(6, b"old")
     records, whole_bytes = decode_log(log, crc32c=crc32c, subject="log")
     assert (records, whole_bytes) == ([b"one", b"two"], 28)
+    assert measure_log(log + b"what is left") == len(log) + 12
+
+
+@pytest.mark.parametrize(
+    "edit, is_compaction",
+    [
+        (VersionEdit(deleted=((0, 7),), added=((1, file(11)),)), True),
+        (VersionEdit(next_file_number=12, last_sequence=5, ignored=((8198, b""),)), True),
+        (VersionEdit(log_number=9, added=((0, file(11)),)), False),  # a flush
+        (VersionEdit(log_number=9), False),  # a flush of nothing
+        (VersionEdit(log_number_min=9), False),
+        (VersionEdit(added=((6, file(11)),)), False),  # a file that is ingested
+        (VersionEdit(deleted=((0, 7),)), False),  # a range of files that is deleted
+        (VersionEdit(family=1, family_added=b"new"), False),
+        (VersionEdit(family=1, is_family_dropped=True), False),
+    ],
+)
+def test_an_edit_that_is_a_compaction_is_known(edit: VersionEdit, is_compaction: bool) -> None:
+    assert edit.is_compaction is is_compaction
 
 
 @pytest.mark.parametrize(
@@ -226,3 +251,15 @@ def test_a_cut_is_refused_unless_it_is_between_two_records(at: int) -> None:
             assert decode_manifest(GOLDEN[:at], crc32c=crc32c, subject="MANIFEST") == apply_edits(
                 edits, subject="MANIFEST"
             )
+
+
+def test_edits_make_the_same_of_what_earlier_ones_have_made() -> None:
+    records, _ = decode_log(GOLDEN, crc32c=crc32c, subject="MANIFEST")
+    edits = [decode_edit(record, subject="MANIFEST") for record in records]
+    whole = apply_edits(edits, subject="MANIFEST")
+    assert len(edits) > 2
+    for at in range(1, len(edits) + 1):
+        with contextlib.suppress(ManifestError):  # the first ones do not make a store yet
+            before = apply_edits(edits[:at], subject="MANIFEST")
+            assert apply_edits(edits[at:], onto=before, subject="MANIFEST") == whole
+    assert apply_edits([], onto=whole, subject="MANIFEST") == whole
