@@ -15,6 +15,7 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from engine.backup.backup import BackupOptions as BackupOptions
     from engine.backup.backup import BackupResult as BackupResult
+    from engine.backup.live import LiveRocksDb as LiveRocksDb
     from engine.checkpoint.backup import BackupChoice as BackupChoice
     from engine.checkpoint.backup import backup_checkpoint as backup_checkpoint
     from engine.checkpoint.check import check_checkpoint as check_checkpoint
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 # Where each name is defined: it is imported when somebody asks for it (PEP 562), so that a use of one loads no other.
 _NAMES = {
     "engine.backup.backup": "BackupOptions BackupResult",
+    "engine.backup.live": "LiveRocksDb",
     "engine.checkpoint.backup": "BackupChoice backup_checkpoint",
     "engine.checkpoint.check": "check_checkpoint",
     "engine.checkpoint.convert": "ConvertChoice convert_checkpoint",

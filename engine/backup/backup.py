@@ -313,14 +313,13 @@ async def backup_source(
     )
 
 
-async def plan_backup_dir(
-    repository: OpenRepository, directory: Path, base: StoreReference | None, options: BackupOptions
+async def plan_backup_source(
+    repository: OpenRepository, source: BackupSource, base: StoreReference | None, options: BackupOptions
 ) -> BackupPlan:
-    """Plan what `backup_source` would do with a directory; nothing is written. Errors likewise."""
-    source = WholeDirectory(directory)
+    """Plan what `backup_source` would do; nothing is written to the store. Errors likewise."""
     # What is remembered of a base may hide that it is gone.
     repository = msgspec.structs.replace(_as_asked(repository, source, options), indexes=IndexCache())
-    async with repository.digests.of(directory) as cache:
+    async with repository.digests.of(source.directory) as cache:
         return (await _gather_facts(repository, source, _Base(reference=base), options, cache)).plan
 
 

@@ -18,7 +18,7 @@ from engine.backup.backup import (
     BackupSource,
     WholeDirectory,
     backup_source,
-    plan_backup_dir,
+    plan_backup_source,
 )
 from engine.blocking import Blocking, Facade, Opening
 from engine.collect.backend import DELETE_SHARE_MAX, CollectBackend, CollectOptions
@@ -271,7 +271,8 @@ class Repository:
     ) -> BackupResult:
         """Upload what changed since the newest commit. Nothing is visible until `commit`, by the job or task `scope`.
 
-        The source is a RocksDB checkpoint, or any directory that nobody writes to; or what reads a part of one.
+        The source is a RocksDB checkpoint, or any directory that nobody writes to; or what reads a part of one; or a
+        `LiveRocksDb`, which a process may write to.
 
         Raises:
             StaleResultError: The base that was given is gone, and the newest commit has another one.
@@ -287,7 +288,7 @@ class Repository:
     async def plan_backup(
         self,
         scope: Scope,
-        directory: Path,
+        source: Path | BackupSource,
         *,
         task: str = "0",
         store: str = "default",
@@ -295,8 +296,9 @@ class Repository:
     ) -> BackupPlan:
         """Plan what `backup` would do; nothing is written. Arguments and errors as there."""
         address = StoreAddress(scope, task, store)
+        found = WholeDirectory(source) if isinstance(source, Path) else source
         return await self._with_base(
-            address, options, lambda base: plan_backup_dir(self.opened, directory, base, options)
+            address, options, lambda base: plan_backup_source(self.opened, found, base, options)
         )
 
     async def _with_base(

@@ -14,7 +14,8 @@ from index.rocksdb.manifest import decode_manifest, encode_manifest
 from index.rocksdb.merge import MergeParent, MergePlan, plan_merge
 from index.rocksdb.sst import TAIL_BYTES, MoreBytesNeeded, parse_range_deletions
 
-_CURRENT: Final = "CURRENT"
+CURRENT: Final = "CURRENT"
+_CURRENT_BYTES_MAX: Final = 64
 _MANIFEST: Final = re.compile(rb"(MANIFEST-[0-9]{6,20})\n")
 # Some thousand SSTs have less than a megabyte, and each edit since the store was opened adds to it.
 MANIFEST_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -47,7 +48,7 @@ def merge_stores(parents: Sequence[Path], target: Path) -> MergePlan:
             (target / f"OPTIONS-{plan.options_number:06d}").write_bytes(options.read_bytes())
         manifest = f"MANIFEST-{plan.manifest_number:06d}"
         (target / manifest).write_bytes(encode_manifest(plan.state, crc32c=crc32c))
-        (target / _CURRENT).write_bytes(f"{manifest}\n".encode())
+        (target / CURRENT).write_bytes(f"{manifest}\n".encode())
     except OSError as error:
         raise TargetError(error.strerror or str(error), operation="merge", subject=str(target)) from error
     return plan
@@ -55,11 +56,7 @@ def merge_stores(parents: Sequence[Path], target: Path) -> MergePlan:
 
 def read_parent(directory: Path) -> MergeParent:
     """Read which SSTs a store has, and what of it cannot be merged by reference. Raises as `merge_stores`. Blocks."""
-    try:
-        current = (directory / _CURRENT).read_bytes()
-    except OSError as error:
-        raise NotFoundError("is not a RocksDB directory", operation="merge", subject=str(directory)) from error
-    path = directory / parse_current(current, str(directory))
+    path = directory / read_current(directory, "merge")
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
             reason = f"has more than {MANIFEST_BYTES_MAX} bytes"
@@ -85,11 +82,29 @@ def read_parent(directory: Path) -> MergeParent:
     )
 
 
-def parse_current(current: bytes, subject: str) -> str:
+def read_current(directory: Path, operation: str) -> str:
+    """Read the name of a store's MANIFEST.
+
+    Raises:
+        DamagedError: CURRENT does not name one.
+        NotFoundError: The directory is not one of RocksDB.
+    """
+    try:
+        descriptor = os.open(directory / CURRENT, READ_FLAGS)
+        try:
+            current = os.read(descriptor, _CURRENT_BYTES_MAX)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise NotFoundError("is not a RocksDB directory", operation=operation, subject=str(directory)) from error
+    return parse_current(current, str(directory), operation)
+
+
+def parse_current(current: bytes, subject: str, operation: str = "read") -> str:
     """Return the name of the MANIFEST that CURRENT names; a `DamagedError` if it names none."""
     name = _MANIFEST.fullmatch(current)
     if name is None:
-        raise DamagedError("does not name a MANIFEST", operation="read", subject=subject, hint=_DAMAGED)
+        raise DamagedError("does not name a MANIFEST", operation=operation, subject=subject, hint=_DAMAGED)
     return name[1].decode()
 
 

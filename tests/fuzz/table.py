@@ -45,6 +45,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.local.digests.parse_sst",
             "engine.local.digests.read_sst",
             "engine.records.indexes.read_index",
+            "engine.rocksdb.merge.read_current",
             "engine.rocksdb.merge.read_parent",
             "engine.records.indexes.read_stored_snapshot",
             "engine.records.log.load_scope",

@@ -16,7 +16,7 @@ from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
 from blobstore.local.files import LocalFile as OpenFile
 from engine.backup import upload
-from engine.backup.backup import BackupOptions, plan_backup_dir
+from engine.backup.backup import BackupOptions, WholeDirectory, plan_backup_source
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.local import digests
 from engine.local.digests import DigestCache, FileHasher, hash_bytes
@@ -581,7 +581,7 @@ class TestStoreThatFails:
 class TestDryRun:
     async def test_plan_is_what_a_backup_then_does_and_nothing_is_sent(self, bench: Workbench) -> None:
         bench.write(FORMS)
-        plan = await plan_backup_dir(bench.opened(), bench.directory, None, BackupOptions())
+        plan = await plan_backup_source(bench.opened(), WholeDirectory(bench.directory), None, BackupOptions())
         assert bench.store.requests == []
         result = await bench.backup()
         assert (plan.uploads_count, plan.upload_bytes) == (result.stats.blobs, result.stats.bytes_uploaded)

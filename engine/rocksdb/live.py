@@ -1,0 +1,241 @@
+"""Copy a RocksDB that another process writes to, without its help (design 0012).
+
+Nothing in its directory is changed or locked, and its LOCK is never opened (see `engine.rocksdb.lock`). What is read
+there is hostile until it was checked. Everything here blocks and is made for a thread.
+"""
+
+import contextlib
+import errno
+import mmap
+import os
+import re
+import stat
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.errors import DamagedError, SourceChangedError, TargetError, UnsafeSourceError
+from engine.local.checksums import crc32c
+from engine.local.copy import copy_file
+from engine.local.scan import READ_FLAGS, opened_dir, special_error, unreadable_error
+from engine.rocksdb.merge import CURRENT, MANIFEST_BYTES_MAX, read_current, sst_name
+from index.rocksdb.manifest import (
+    BLOCK_BYTES,
+    ManifestState,
+    VersionEdit,
+    apply_edits,
+    decode_edit,
+    decode_log,
+    measure_log,
+)
+
+# Each but the first has to link only what has come since the one before.
+ATTEMPTS_MAX: Final = 100
+
+_LOG: Final = re.compile(r"[0-9]{6,20}\.log")
+_OPTIONS: Final = re.compile(r"OPTIONS-[0-9]{6,20}")
+_LOG_DIRECTORY: Final = re.compile(rb"^ *wal_dir=(.+)$", re.MULTILINE)
+_OPTIONS_BYTES_MAX: Final = 16 * 1024 * 1024
+# Other file systems, those of other owners (fs.protected_hardlinks), and those that know no links.
+_CANNOT_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
+_CANNOT_WRITE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
+
+class LiveCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """What one copy took."""
+
+    ssts: int
+    # Of SSTs that could not be linked.
+    bytes_copied: int
+    # Whole records of write-ahead logs.
+    log_bytes: int
+    attempts: int
+
+
+class _MovedOnError(Exception):
+    """What was read is not of one time; `missing` was not there as the MANIFEST or CURRENT says."""
+
+    def __init__(self, missing: str = "") -> None:
+        super().__init__(missing)
+        self.missing = missing
+
+
+class LiveReader:
+    """Takes copies of one RocksDB. It holds the MANIFEST open from one to the next, and decodes each edit once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+        self._manifest = ""
+        # Held open, so that no other file gets its inode.
+        self._descriptor = -1
+        # Whether it is another one than that of the files in the copy so far.
+        self._is_new = True
+        self.close()
+
+    def close(self) -> None:
+        """Close the MANIFEST; the next copy opens it again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+        self._state: ManifestState | None = None
+        # Of an atomic group whose end is not there yet.
+        self._half_group: list[VersionEdit] = []
+        self._whole_bytes = 0
+
+    def copy(self, target: Path) -> LiveCopy:
+        """Fill an empty directory with a RocksDB as it was at one time of this call (design 0012, L1 to L9).
+
+        SSTs are links where the file system can have them, and are never to be written to.
+
+        Raises:
+            NotFoundError: It is not a RocksDB directory.
+            SourceChangedError: It was written to faster than it could be copied.
+            UnsafeSourceError: It cannot be read, has what is not a file, or has its write-ahead logs elsewhere.
+            DamagedError, ManifestError: Its files are not what its MANIFEST says, or that is none.
+            UnknownFormatError: It has what cannot be copied, such as blob files.
+            TargetError: There is no space for the copy.
+        """
+        missing = ""
+        with opened_dir(self.directory):
+            for attempt in range(1, ATTEMPTS_MAX + 1):
+                try:
+                    return self._copy(target, attempt)
+                except _MovedOnError as error:
+                    if missing and missing == error.missing:
+                        # RocksDB deletes a file after it has written that nobody needs it (L2).
+                        reason = f"has no {missing} as its MANIFEST or CURRENT says"
+                        hint = "the store is damaged: bring it back from a backup"
+                        subject = str(self.directory)
+                        raise DamagedError(reason, operation="backup", subject=subject, hint=hint) from None
+                    missing = error.missing
+                except OSError as error:
+                    if error.errno in _CANNOT_WRITE:
+                        reason, hint = f"cannot be written: {error.strerror}", "choose another scratch directory"
+                        raise TargetError(reason, operation="backup", subject=str(target), hint=hint) from error
+                    raise unreadable_error(Path(error.filename or self.directory), error) from error
+        message = f"was written to faster than it could be copied, {ATTEMPTS_MAX} times"
+        hint = "back up again, or back up a rocksdb_checkpoint of it"
+        raise SourceChangedError(message, operation="backup", subject=str(self.directory), hint=hint)
+
+    def _copy(self, target: Path, attempt: int) -> LiveCopy:
+        self._follow_current()
+        self._read_on()
+        state, manifest, whole_bytes = self._require_state(), self._manifest, self._whole_bytes
+        wanted = {sst_name(file.number): file.size_bytes for family in state.families for _, file in family.files}
+        there = set(os.listdir(target))  # noqa: PTH208  (names, not paths)
+        kept = set() if self._is_new else there & wanted.keys()
+        for name in there - kept:
+            (target / name).unlink()
+        self._is_new = False
+        copied = sum(self._take_sst(name, size, target) for name, size in wanted.items() if name not in kept)
+        log_bytes = self._take_logs(min(family.log_number for family in state.families), target)
+        self._take_options(target)
+        with contextlib.suppress(FileNotFoundError):  # then CURRENT names another one
+            copy_file(self.directory / manifest, target / manifest)
+            os.truncate(target / manifest, whole_bytes)
+        self._follow_current()
+        if self._is_new or (log_bytes and not all(edit.is_compaction for edit in self._read_on())):
+            raise _MovedOnError  # L6, L7
+        (target / CURRENT).write_text(f"{manifest}\n", encoding="ascii")
+        return LiveCopy(ssts=len(wanted), bytes_copied=copied, log_bytes=log_bytes, attempts=attempt)
+
+    def _follow_current(self) -> None:
+        """Open the MANIFEST that CURRENT names, unless that is the one that is open already."""
+        name = read_current(self.directory, "backup")
+        path = self.directory / name
+        try:
+            if self._descriptor >= 0 and os.path.samestat(path.lstat(), os.fstat(self._descriptor)):
+                return
+            self.close()
+            self._is_new, self._manifest = True, name
+            self._descriptor = os.open(path, READ_FLAGS)
+        except FileNotFoundError:
+            raise _MovedOnError(name) from None
+        if not stat.S_ISREG(mode := os.fstat(self._descriptor).st_mode):
+            raise special_error(path, mode)
+
+    def _read_on(self) -> list[VersionEdit]:
+        """Apply what was added to the MANIFEST, up to the last whole record, and return it."""
+        subject = str(self.directory / self._manifest)
+        block = self._whole_bytes // BLOCK_BYTES * BLOCK_BYTES
+        size_bytes = os.fstat(self._descriptor).st_size - block
+        if size_bytes > MANIFEST_BYTES_MAX:
+            reason, hint = f"has more than {MANIFEST_BYTES_MAX} bytes", "open and close the store: RocksDB rewrites it"
+            raise UnsafeSourceError(reason, operation="backup", subject=subject, hint=hint)
+        data, start = os.pread(self._descriptor, size_bytes, block), self._whole_bytes - block
+        records, end = decode_log(data, crc32c=crc32c, is_live=True, start=start, subject=subject)
+        edits = [decode_edit(record, subject=subject) for record in records]
+        groups = self._half_group + edits
+        whole = next((n for n in range(len(groups), 0, -1) if not groups[n - 1].group_left), 0)
+        if whole:
+            self._state = apply_edits(groups[:whole], onto=self._state, subject=subject)
+        self._half_group, self._whole_bytes = groups[whole:], block + end
+        return edits
+
+    def _require_state(self) -> ManifestState:
+        if self._state is None:
+            reason = "has no whole record"
+            raise DamagedError(reason, operation="backup", subject=str(self.directory / self._manifest))
+        return self._state
+
+    def _take_sst(self, name: str, size_bytes: int, target: Path) -> int:
+        """Link an SST, and return how many bytes had to be copied instead."""
+        source, copied = self.directory / name, 0
+        try:
+            try:
+                os.link(source, target / name, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in _CANNOT_LINK:
+                    raise
+                copied = copy_file(source, target / name)
+            status = (target / name).lstat()
+        except FileNotFoundError:
+            raise _MovedOnError(name) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise special_error(source, status.st_mode)
+        if status.st_size != size_bytes:
+            (target / name).unlink()
+            raise _MovedOnError(name)
+        return copied
+
+    def _take_logs(self, least: int, target: Path) -> int:
+        """Copy the write-ahead logs from a number on, the newest first (L4); return the bytes of their records."""
+        log_bytes = 0
+        for name in self._names(_LOG):
+            if int(name.removesuffix(".log")) < least:
+                break
+            with contextlib.suppress(FileNotFoundError):  # nobody needs it, or an edit says so (L5)
+                size_bytes = copy_file(self.directory / name, target / name)
+                if size_bytes and not log_bytes:
+                    # What comes after the newest record may be half of one.
+                    with (target / name).open("r+b") as log:
+                        with mmap.mmap(log.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                            size_bytes = measure_log(data)
+                        log.truncate(size_bytes)
+                log_bytes += size_bytes
+                if not size_bytes:
+                    (target / name).unlink()
+        return log_bytes
+
+    def _take_options(self, target: Path) -> None:
+        """Copy the newest OPTIONS, which decide nothing when we open the copy; refuse logs that are elsewhere (L9)."""
+        for name in self._names(_OPTIONS):
+            with contextlib.suppress(FileNotFoundError):
+                if copy_file(self.directory / name, target / name) > _OPTIONS_BYTES_MAX:
+                    raise UnsafeSourceError("is too large", operation="backup", subject=str(self.directory / name))
+                elsewhere = _LOG_DIRECTORY.search((target / name).read_bytes())
+                if elsewhere is not None and os.path.realpath(elsewhere[1].rstrip(b"/")) != os.fsencode(
+                    self.directory.resolve()
+                ):
+                    message = f"keeps its write-ahead logs elsewhere: {os.fsdecode(elsewhere[1])}"
+                    hint = "back up a rocksdb_checkpoint of it"
+                    raise UnsafeSourceError(message, operation="backup", subject=str(self.directory), hint=hint)
+                return
+
+    def _names(self, pattern: re.Pattern[str]) -> Collection[str]:
+        """List the files whose names fit, the greatest number first."""
+        names = os.listdir(self.directory)  # noqa: PTH208  (names, not paths)
+        found = [name for name in names if pattern.fullmatch(name)]
+        return sorted(found, key=lambda name: int(re.sub("[^0-9]", "", name)), reverse=True)
