@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -13,7 +14,7 @@ import click
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.errors import InvalidRequestError
+from blobstore.errors import InvalidRequestError, StoreError
 from blobstore.opening import StoreSettings, open_s3, open_store
 from engine.blocking import LoopThread
 from engine.cli.config import CommitChoice, check_new_name, user_dir
@@ -23,13 +24,13 @@ from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, TerminalProgress, log, say, to_json
 from engine.cli.run import ExitCode, RunRecord, run_of, write_refused
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
-from engine.errors import NotFoundError, UsageError
+from engine.errors import EngineError, NotFoundError, TargetBusyError, UsageError
 from engine.records.find import Choice
 from engine.records.leases import PinLease
 from engine.repository.repository import Repository, SyncRepository
 from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
 from engine.text import Moment
-from index.errors import UnsafeNameError
+from index.errors import FormatError, UnsafeNameError
 from index.plan.commits import Commit, RetentionPolicy
 from index.snapshot.keys import encode_scope
 from index.snapshot.model import Scope, StoreReference
@@ -43,6 +44,8 @@ Named = TypeVar("Named", str, Scope)
 
 # Names in a hint.
 SHOWN_MAX: Final = 8
+# A step of a verb that repeats them asks the store for the log.
+EVERY_S_MIN: Final = 0.1
 # Indexes of a commit that are in memory at a time.
 INDEXES_IN_FLIGHT_MAX: Final = 8
 
@@ -176,6 +179,42 @@ class Session:
             self.record.begin()
         else:
             self.record.write(self._metrics_file, self._run, (code, error), self.warn)
+
+    def repeat(
+        self,
+        step: Callable[[], object],
+        every_ms: int,
+        *,
+        final: tuple[type[Exception], ...],
+        staying: Callable[[], str | None],
+    ) -> None:
+        """Take steps until interrupted, which is how it is meant to end, or until an error that does not pass.
+
+        Errors of the first step, and those of the `final` classes, are raised. Of any other, which the next step may
+        not meet, a warning is given once: `staying` says what there is meanwhile; None as long as that is nothing.
+        """
+        warned = ""
+        try:
+            while True:
+                try:
+                    step()
+                except (EngineError, FormatError, StoreError) as error:
+                    is_final = isinstance(error, final) and not isinstance(error, TargetBusyError)
+                    # What is wrong from the start is not waited for.
+                    if is_final or (stays := staying()) is None:
+                        raise
+                    if (message := describe(error, self.verb).message) != warned:
+                        self.warn(f"{stays}: {message}")
+                    warned = message
+                    self.write_figures(describe(error, self.verb).code, error)
+                else:
+                    warned = ""
+                    self.write_figures(ExitCode.OK)
+                threading.Event().wait(max(EVERY_S_MIN, every_ms / 1000))
+        except KeyboardInterrupt as error:
+            for note in getattr(error, "__notes__", ()):
+                self.warn(note)
+            self.say("stopped")
 
     def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
         """Print the result, which the verb says that it prints: one JSON object, or lines for people."""

@@ -19,7 +19,7 @@ import msgspec
 from engine.errors import DamagedError, SourceChangedError, TargetError, UnsafeSourceError
 from engine.local.checksums import crc32c
 from engine.local.copy import copy_file
-from engine.local.scan import READ_FLAGS, opened_dir, special_error, unreadable_error
+from engine.local.scan import READ_FLAGS, SourceDir, opened_dir, special_error, unreadable_error
 from engine.rocksdb.merge import CURRENT, MANIFEST_BYTES_MAX, read_current, sst_name
 from index.rocksdb.manifest import (
     BLOCK_BYTES,
@@ -83,6 +83,8 @@ class LiveReader:
         # Of an atomic group whose end is not there yet.
         self._half_group: list[VersionEdit] = []
         self._whole_bytes = 0
+        # The write-ahead logs before it are not needed, also not for transactions that are only prepared.
+        self._log_number_min: int | None = None
 
     def copy(self, target: Path) -> LiveCopy:
         """Fill an empty directory with a RocksDB as it was at one time of this call (design 0012, L1 to L9).
@@ -98,10 +100,10 @@ class LiveReader:
             TargetError: There is no space for the copy.
         """
         missing = ""
-        with opened_dir(self.directory):
+        with opened_dir(self.directory) as source, opened_dir(target) as made:
             for attempt in range(1, ATTEMPTS_MAX + 1):
                 try:
-                    return self._copy(target, attempt)
+                    return self._copy(source, made, attempt)
                 except _MovedOnError as error:
                     if missing and missing == error.missing:
                         # RocksDB deletes a file after it has written that nobody needs it (L2).
@@ -119,7 +121,8 @@ class LiveReader:
         hint = "back up again, or back up a rocksdb_checkpoint of it"
         raise SourceChangedError(message, operation="backup", subject=str(self.directory), hint=hint)
 
-    def _copy(self, target: Path, attempt: int) -> LiveCopy:
+    def _copy(self, source: SourceDir, made: SourceDir, attempt: int) -> LiveCopy:
+        target = made.path
         self._follow_current()
         self._read_on()
         state, manifest, whole_bytes = self._require_state(), self._manifest, self._whole_bytes
@@ -129,15 +132,18 @@ class LiveReader:
         for name in there - kept:
             (target / name).unlink()
         self._is_new = False
-        copied = sum(self._take_sst(name, size, target) for name, size in wanted.items() if name not in kept)
-        log_bytes = self._take_logs(min(family.log_number for family in state.families), target)
+        copied = sum(_take_sst(source, made, name, size) for name, size in wanted.items() if name not in kept)
+        needed = [family.log_number for family in state.families]
+        if self._log_number_min is not None:
+            needed.append(self._log_number_min)
+        log_bytes = self._take_logs(min(needed), target)
         self._take_options(target)
         with contextlib.suppress(FileNotFoundError):  # then CURRENT names another one
             copy_file(self.directory / manifest, target / manifest)
             os.truncate(target / manifest, whole_bytes)
         self._follow_current()
-        if self._is_new or (log_bytes and not all(edit.is_compaction for edit in self._read_on())):
-            raise _MovedOnError  # L6, L7
+        if self._is_new or not all(edit.is_compaction for edit in self._read_on()):
+            raise _MovedOnError
         (target / CURRENT).write_text(f"{manifest}\n", encoding="ascii")
         return LiveCopy(ssts=len(wanted), bytes_copied=copied, log_bytes=log_bytes, attempts=attempt)
 
@@ -171,6 +177,8 @@ class LiveReader:
         whole = next((n for n in range(len(groups), 0, -1) if not groups[n - 1].group_left), 0)
         if whole:
             self._state = apply_edits(groups[:whole], onto=self._state, subject=subject)
+            logs = [edit.log_number_min for edit in groups[:whole] if edit.log_number_min is not None]
+            self._log_number_min = max(logs, default=self._log_number_min)
         self._half_group, self._whole_bytes = groups[whole:], block + end
         return edits
 
@@ -179,26 +187,6 @@ class LiveReader:
             reason = "has no whole record"
             raise DamagedError(reason, operation="backup", subject=str(self.directory / self._manifest))
         return self._state
-
-    def _take_sst(self, name: str, size_bytes: int, target: Path) -> int:
-        """Link an SST, and return how many bytes had to be copied instead."""
-        source, copied = self.directory / name, 0
-        try:
-            try:
-                os.link(source, target / name, follow_symlinks=False)
-            except OSError as error:
-                if error.errno not in _CANNOT_LINK:
-                    raise
-                copied = copy_file(source, target / name)
-            status = (target / name).lstat()
-        except FileNotFoundError:
-            raise _MovedOnError(name) from None
-        if not stat.S_ISREG(status.st_mode):
-            raise special_error(source, status.st_mode)
-        if status.st_size != size_bytes:
-            (target / name).unlink()
-            raise _MovedOnError(name)
-        return copied
 
     def _take_logs(self, least: int, target: Path) -> int:
         """Copy the write-ahead logs from a number on, the newest first (L4); return the bytes of their records."""
@@ -239,3 +227,24 @@ class LiveReader:
         names = os.listdir(self.directory)  # noqa: PTH208  (names, not paths)
         found = [name for name in names if pattern.fullmatch(name)]
         return sorted(found, key=lambda name: int(re.sub("[^0-9]", "", name)), reverse=True)
+
+
+def _take_sst(source: SourceDir, made: SourceDir, name: str, size_bytes: int) -> int:
+    """Link an SST, and return how many bytes had to be copied instead."""
+    copied = 0
+    try:
+        try:
+            os.link(name, name, src_dir_fd=source.descriptor, dst_dir_fd=made.descriptor, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _CANNOT_LINK:
+                raise
+            copied = copy_file(source.path / name, made.path / name)
+        status = os.stat(name, dir_fd=made.descriptor, follow_symlinks=False)
+    except FileNotFoundError:
+        raise _MovedOnError(name) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise special_error(source.path / name, status.st_mode)
+    if status.st_size != size_bytes:
+        os.unlink(name, dir_fd=made.descriptor)
+        raise _MovedOnError(name)
+    return copied

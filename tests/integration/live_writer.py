@@ -1,12 +1,18 @@
 """A process that writes to a RocksDB until it is ended, and the history of what it writes (design 0012).
 
 Its operations follow from a seed, so that the state after any of them can be made again. `python -m
-tests.integration.live_writer DIRECTORY KIND KEYS` says "begun" once there is something to copy.
+tests.integration.live_writer DIRECTORY KIND KEYS RATE` says "begun" once there is something to copy, and from then on
+does RATE operations a second, or as many as it can if that is 0.
 """
 
+import os
 import random
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +23,7 @@ import rocksdict
 KINDS: Final = ("wal", "no-wal", "recycled", "families", "atomic")
 OTHER: Final = "other"
 VALUE_BYTES: Final = 400
+_ROOT: Final = Path(__file__).parents[2]
 Rows = dict[bytes, bytes]
 
 
@@ -72,7 +79,7 @@ def options(kind: str) -> rocksdict.Options:
     made.create_if_missing(create_if_missing=True)
     made.create_missing_column_families(create_missing_cfs=True)
     made.set_write_buffer_size(256 * 1024)
-    made.set_target_file_size_base(64 * 1024)
+    made.set_target_file_size_base(16 * 1024)
     made.set_level_zero_file_num_compaction_trigger(2)
     made.set_max_bytes_for_level_base(512 * 1024)
     made.set_compression_type(rocksdict.DBCompressionType.none())
@@ -103,13 +110,28 @@ def read_rows(directory: Path, family: str = "default") -> Rows:
     return rows
 
 
+@contextmanager
+def writing(directory: Path, kind: str, keys: int, *, rate: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """Let another process write, until it is killed at the end of the block."""
+    command = [sys.executable, "-m", "tests.integration.live_writer", str(directory), kind, str(keys), str(rate)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "begun\n"
+            yield writer
+            assert writer.poll() in {None, -signal.SIGKILL}, "the writer has failed"
+        finally:
+            writer.kill()
+
+
 def main() -> None:
-    directory, kind, keys = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    directory, kind, keys, rate = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     db = open_writer(directory, kind)
     how = rocksdict.WriteOptions()
     how.disable_wal = kind in {"no-wal", "atomic"}  # type: ignore[method-assign,assignment]  # rocksdict's stub errs
     has_families = kind in {"families", "atomic"}
     handles = [db.get_column_family_handle(name) for name in ("default", OTHER)] if has_families else []
+    began_s, parent = 0.0, os.getppid()
     for number, (key, value) in enumerate(operations(keys)):
         if has_families:
             batch = rocksdict.WriteBatch(raw_mode=True)
@@ -123,7 +145,13 @@ def main() -> None:
             db.delete(key, how)
         else:
             db.put(key, value, how)
-        if number == 4 * keys:
+        if not number % 1000 and os.getppid() != parent:
+            return  # nobody is there to end it
+        begun = number - 4 * keys
+        if rate and begun > 0 and not begun % 50:
+            time.sleep(max(0, began_s + begun / rate - time.monotonic()))
+        if not begun:
+            began_s = time.monotonic()
             sys.stdout.write("begun\n")
             sys.stdout.flush()
 

@@ -5,8 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,31 +17,17 @@ from engine.repository.repository import SyncRepository
 from engine.rocksdb.live import LiveCopy, LiveReader
 from index.errors import UnknownFormatError
 from index.snapshot.model import Scope
-from tests.integration.live_writer import KINDS, OTHER, History, open_writer, options, read_rows
+from tests.integration.live_writer import KINDS, OTHER, History, open_writer, options, read_rows, writing
 
 ROOT = Path(__file__).parents[2]
 KEYS = 3000
 JOB = Scope("job")
 
 
-@contextmanager
-def writing(directory: Path, kind: str, keys: int = KEYS) -> Iterator[subprocess.Popen[str]]:
-    """Let another process write, until it is killed at the end of the block."""
-    command = [sys.executable, "-m", "tests.integration.live_writer", str(directory), kind, str(keys)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as writer:
-        try:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "begun\n"
-            yield writer
-            assert writer.poll() in {None, -signal.SIGKILL}, "the writer has failed"
-        finally:
-            writer.kill()
-
-
-def check_copies(root: Path, kind: str, count: int, keys: int = KEYS) -> list[LiveCopy]:
+def check_copies(root: Path, kind: str, count: int, *, keys: int = KEYS, rate: int = 0) -> list[LiveCopy]:
     """Take copies beside a writer, and compare each with the history of what it writes."""
     taken, history, numbers = [], History(keys), []
-    with writing(root / "db", kind, keys):
+    with writing(root / "db", kind, keys, rate=rate):
         reader = LiveReader(root / "db")
         for _ in range(count):
             copy = root / "copy"
@@ -73,13 +58,13 @@ def test_each_copy_is_a_prefix_of_the_history(tmp_path: Path, kind: str) -> None
 def test_each_of_many_copies_is_a_prefix_of_the_history(tmp_path: Path, kind: str) -> None:
     """10,000 of them with `no-wal` and `wal`; 2,000 of each other kind."""
     count = int(os.environ.get("TIDEMARK_LIVE_COPIES", "10000"))
-    check_copies(tmp_path, kind, count if kind in {"no-wal", "wal"} else count // 5)
+    check_copies(tmp_path, kind, count if kind in {"no-wal", "wal"} else count // 5, rate=10_000)
 
 
 @pytest.mark.parametrize("kind", ["wal", "no-wal"])
 def test_backups_of_one_that_is_written_restore_to_a_prefix(tmp_path: Path, kind: str) -> None:
     history = History(KEYS)
-    with SyncRepository.init(f"file://{tmp_path}/repository") as repository, writing(tmp_path / "db", kind):
+    with SyncRepository.init(f"file://{tmp_path}/repository") as repository, writing(tmp_path / "db", kind, KEYS):
         with LiveRocksDb(tmp_path / "db") as source:
             for number in range(1, 4):
                 repository.commit(JOB, [repository.backup(JOB, source)])
@@ -117,7 +102,7 @@ def test_a_backup_uploads_only_what_is_new(tmp_path: Path) -> None:
 
 
 def test_one_that_nobody_holds_any_more_is_copied_with_all_that_reached_its_log(tmp_path: Path) -> None:
-    with writing(tmp_path / "db", "wal") as writer:
+    with writing(tmp_path / "db", "wal", KEYS) as writer:
         writer.kill()
         writer.wait()
         (tmp_path / "copy").mkdir()
@@ -164,7 +149,7 @@ def test_what_a_killed_copier_left_is_removed_and_what_one_at_work_has_is_not(tm
     def left() -> list[str]:
         return [path.name for path in tmp_path.iterdir() if path.name.startswith(".db.tidemark-live-")]
 
-    with writing(tmp_path / "db", "no-wal"), LiveRocksDb(tmp_path / "db") as at_work:
+    with writing(tmp_path / "db", "no-wal", KEYS), LiveRocksDb(tmp_path / "db") as at_work:
         at_work._take()
         for _ in range(3):
             command = [sys.executable, "-c", COPIER, str(tmp_path / "db")]

@@ -1,5 +1,7 @@
 """The verb `backup`."""
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -7,11 +9,13 @@ import click
 import msgspec
 
 from engine.backup.backup import BackupOptions, BackupResult, BackupStats
+from engine.backup.live import LiveRocksDb
 from engine.cli import options as cli
 from engine.cli.cmd.commit import ResultFile, commit_until_known, write_result
 from engine.cli.output import committed_line
 from engine.cli.session import Session, check_fits, verb
-from engine.errors import DamagedError, UsageError
+from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.rocksdb.merge import CURRENT
 from engine.text import table
 from index.display import count, human_bytes, human_duration, printable
 from index.plan.backup import BackupPlan
@@ -21,6 +25,10 @@ from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope
 
 _CHANGES: Final = ("added", "retained", "removed")
+_OF_MADE: Final = {
+    **{name: f"made.reference.{name}" for name in ("task", "store", "version", "unique_id")},
+    "stats": "made.stats",
+}
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +58,7 @@ class BackupView(msgspec.Struct, frozen=True, kw_only=True):
     """`backup`. Without a commit the result is in `result_file`."""
 
     json_omitted: ClassVar = ("made",)
-    json_properties: ClassVar = {
-        **{name: f"made.reference.{name}" for name in ("task", "store", "version", "unique_id")},
-        "stats": "made.stats",
-    }
+    json_properties: ClassVar = _OF_MADE
 
     scope: Scope
     made: BackupResult
@@ -61,6 +66,31 @@ class BackupView(msgspec.Struct, frozen=True, kw_only=True):
     # False: some TTLs are left to remove; the next commit or collection does it.
     settled: bool
     result_file: Path | None
+
+
+class TaskView(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of `backup --tasks`."""
+
+    json_omitted: ClassVar = ("made",)
+    json_properties: ClassVar = _OF_MADE
+
+    made: BackupResult
+
+
+class TasksView(msgspec.Struct, frozen=True, kw_only=True):
+    """`backup --tasks`: all tasks, and their commit."""
+
+    scope: Scope
+    tasks: tuple[TaskView, ...]
+    commit: Commit
+    settled: bool
+
+
+class TasksPlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """`backup --tasks --dry-run`: the plans by task."""
+
+    dry_run: bool = True
+    tasks: dict[str, PlanView]
 
 
 class BackupArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,12 +105,24 @@ class BackupArguments(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
     no_commit: bool
     result: Path | None
+    live: bool
+    tasks: bool
+    every: int | None = None
+    scratch: Path | None = None
 
 
-@verb("backup", "Upload what changed in a directory, and commit it.", prints=(BackupView, PlanView))
+@verb(
+    "backup",
+    "Upload what changed in a directory, and commit it.",
+    prints=(BackupView, PlanView, TasksView, TasksPlanView),
+)
 @click.argument("directory", type=cli.DIRECTORY_THERE, metavar="DIR")
 @cli.scope_options()
 @cli.store_options(default=True)
+@click.option("--live", is_flag=True, help="DIR is a RocksDB that a process may hold: back up a copy taken meanwhile.")
+@click.option("--tasks", is_flag=True, help="Each RocksDB DIR/TASK is the store of this task; all are one commit.")
+@click.option("--every", type=cli.DURATION, metavar="TIME", help="With --live: again after TIME, until interrupted.")
+@cli.directory_option("--scratch", "With --live: where copies are.  [default: beside the RocksDB]", cli.DIRECTORY_THERE)
 @click.option(
     "--version", type=click.IntRange(min=0), metavar="N", help="Version of this state.  [default: the last plus one]"
 )
@@ -97,50 +139,166 @@ class BackupArguments(msgspec.Struct, frozen=True, kw_only=True):
 def backup(session: Session, options: BackupArguments) -> None:
     """Upload what changed in DIR since the newest commit, and commit it.
 
-    DIR is a RocksDB checkpoint, or any directory that nobody writes to meanwhile.
+    DIR is a RocksDB checkpoint, or any directory that nobody writes to meanwhile. With --live it is a RocksDB that
+    another process may hold and write to. SSTs of it are linked, not copied, if --scratch is on its file system.
 
     Example: tidemark backup /state/checkpoint -r file:///backups --job flights
     """
+    _check(options)
+    with session.open(), contextlib.ExitStack() as open_for_all:
+        sources = _Sources(session, options, open_for_all)
+        if options.dry_run:
+            session.show(*_plan(session, options, sources))
+        elif options.every is None:
+            session.show(*_back_up(session, options, sources))
+        else:
+            _go_on(session, options, options.every, sources)
+
+
+def _go_on(session: Session, options: BackupArguments, every_ms: int, sources: "_Sources") -> None:
+    last: tuple[BackupView | TasksView, list[str]] | None = None
+
+    def step() -> None:
+        nonlocal last
+        done = _back_up(session, options, sources)
+        if done[0].commit is not None:
+            session.say(done[1][-1])
+            last = done
+
+    def stay() -> str | None:
+        return f"stays at commit {last[0].commit.pointer.number}" if last and last[0].commit else None
+
+    every = human_duration(every_ms)
+    session.say(f"backing up {printable(str(options.directory))} every {every}; end it with Ctrl-C")
+    session.repeat(step, every_ms, final=(UsageError,), staying=stay)
+    if last is not None:
+        session.show(*last)
+
+
+def _plan(
+    session: Session, options: BackupArguments, sources: "_Sources"
+) -> tuple[PlanView | TasksPlanView, list[str]]:
+    how = BackupOptions(check_retained=options.how.check_retained, shrink_max=options.how.shrink_max)
+    views, lines = {}, []
+    for task, source in sources.find().items():
+        plan = session.repository.plan_backup(options.scope, source, task=task, store=options.store, options=how)
+        views[task] = _view_plan(plan)
+        lines += [f"task {printable(task)}"] * options.tasks + _plan_lines(plan)
+    return TasksPlanView(tasks=views) if options.tasks else views[options.task], lines
+
+
+def _check(options: BackupArguments) -> None:
+    def refuse(message: str, hint: str) -> UsageError:
+        return UsageError(message, operation="backup", hint=hint)
+
     check_fits("--task", encode_component, options.task)
     check_fits("--store", encode_component, options.store)
     if not options.dry_run and options.no_commit != (options.result is not None):
-        hint = "without a result file nothing could ever commit the upload"
-        raise UsageError("--no-commit and --result go together", operation="backup", hint=hint)
+        raise refuse("--no-commit and --result go together", "without a result file nothing could commit the upload")
     if not options.dry_run and options.no_commit and options.offsets is not None:
-        raise UsageError("offsets belong to the commit", operation="backup", hint="give them to `tidemark commit`")
-    source, task, store = (options.scope, options.directory), options.task, options.store
-    with session.open() as repository:
-        if options.dry_run:
-            how = BackupOptions(check_retained=options.how.check_retained, shrink_max=options.how.shrink_max)
-            plan = repository.plan_backup(*source, task=task, store=store, options=how)
-            session.show(_view_plan(plan), _plan_lines(plan))
-            return
+        raise refuse("offsets belong to the commit", "give them to `tidemark commit`")
+    if not options.live and (options.every is not None or options.scratch is not None):
+        raise refuse("--every and --scratch go with --live", "add it, if DIR is a RocksDB")
+    if options.tasks and (options.no_commit or options.scope.task is not None):
+        raise refuse("--tasks makes one commit of all tasks", "leave --no-commit and --commit-per-task out")
+    once = options.dry_run or options.no_commit or options.how.version is not None or options.how.unique_id is not None
+    if options.every is not None and once:
+        hint = "leave --dry-run, --no-commit, --version and --unique-id out"
+        raise refuse("--every makes a commit of its own each time", hint)
 
-        def back_up() -> BackupResult:
-            with session.progress("backup") as progress:
-                return repository.backup(*source, task=task, store=store, options=options.how, progress=progress)
 
-        def commit() -> Commit:
-            with session.record.timed("commit"):
-                return commit_until_known(
-                    repository, options.scope, [made], version=options.how.version, offsets=options.offsets or ""
-                )
+class _Sources:
+    """What a run backs up, by task."""
 
-        made, committed = back_up(), None
-        if options.result is not None:
-            write_result(options.result, ResultFile(repository_id=repository.record.id, result=made))
-        else:
+    def __init__(self, session: Session, options: BackupArguments, open_for_all: contextlib.ExitStack) -> None:
+        self._session = session
+        self._options = options
+        self._open_for_all = open_for_all
+        self._live: dict[Path, LiveRocksDb] = {}
+
+    def find(self) -> Mapping[str, Path | LiveRocksDb]:
+        """Look for what there is by now."""
+        options = self._options
+        if not options.tasks:
+            return {options.task: self._open(options.directory)}
+        found = [path for path in sorted(options.directory.iterdir()) if (path / CURRENT).is_file()]
+        if not found:
+            hint = "each task is a directory below it that is a RocksDB"
+            raise NotFoundError("has no task", operation="backup", subject=str(options.directory), hint=hint)
+        return {check_fits("--tasks", encode_component, path.name): self._open(path) for path in found}
+
+    def _open(self, path: Path) -> Path | LiveRocksDb:
+        if not self._options.live:
+            return path
+        if path not in self._live:
+            source = LiveRocksDb(path, scratch=self._options.scratch)
+            self._live[path] = self._open_for_all.enter_context(source)
+        return self._live[path]
+
+    def back_up(self) -> list[BackupResult]:
+        """Upload what changed in each."""
+        scope, how, store = self._options.scope, self._options.how, self._options.store
+        made, backup = [], self._session.repository.backup
+        for task, source in self.find().items():
             try:
-                committed = commit()
-            except DamagedError as error:
-                # Now it is known what is missing: what is still here is uploaded again (design 0006, M1).
-                session.warn(f"backing up again: {error}")
-                made = back_up()
-                committed = commit()
-    session.record.note(made)
+                with self._session.progress("backup") as progress:
+                    made.append(backup(scope, source, task=task, store=store, options=how, progress=progress))
+            finally:
+                if isinstance(source, LiveRocksDb):
+                    source.clear()
+        taken = [source.taken.bytes_copied for source in self._live.values() if source.taken is not None]
+        if bytes_copied := sum(taken):
+            advice = "give a --scratch on the file system of DIR, and run as its owner"
+            self._session.warn(f"{human_bytes(bytes_copied)} had to be copied, not linked: {advice}")
+        return made
+
+
+def _back_up(session: Session, options: BackupArguments, sources: _Sources) -> tuple[BackupView | TasksView, list[str]]:
+    """Back up what there is, and commit it; with `every`, if there is something new."""
+
+    def commit() -> Commit:
+        with session.record.timed("commit"):
+            return commit_until_known(
+                session.repository, options.scope, made, version=options.how.version, offsets=options.offsets or ""
+            )
+
+    made, committed = sources.back_up(), None
+    if options.result is not None:
+        write_result(options.result, ResultFile(repository_id=session.repository.record.id, result=made[0]))
+    elif options.every is None or any(_has_changed(one.stats) for one in made):
+        try:
+            committed = commit()
+        except DamagedError as error:
+            # Now it is known what is missing: what is still here is uploaded again (design 0006, M1).
+            session.warn(f"backing up again: {error}")
+            made = sources.back_up()
+            committed = commit()
+    else:
+        session.record.commit_skipped = True
+    for one in made:
+        session.record.note(one)
     settled = committed is not None and committed.settled
-    view = BackupView(scope=made.scope, made=made, commit=committed, settled=settled, result_file=options.result)
-    session.show(view, _backup_lines(made, committed, options.result))
+    if options.tasks and committed is not None:
+        tasks = tuple(TaskView(made=one) for one in made)
+        view = TasksView(scope=options.scope, tasks=tasks, commit=committed, settled=settled)
+        return view, [*_tasks_table(made), committed_line(committed)]
+    scope, file = options.scope, options.result
+    return (
+        BackupView(scope=scope, made=made[0], commit=committed, settled=settled, result_file=file),
+        _backup_lines(made[0], committed, file),
+    )
+
+
+def _has_changed(stats: BackupStats) -> bool:
+    return bool(stats.files_added or stats.files_removed or stats.files_repacked)
+
+
+def _tasks_table(made: list[BackupResult]) -> list[str]:
+    cells = [
+        (printable(one.reference.task), f"{one.stats.files_added:,}", human_bytes(one.stats.bytes_uploaded))
+        for one in made
+    ]
+    return table(("task", "added", "uploaded"), cells, right=("added", "uploaded"))
 
 
 def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path | None) -> list[str]:

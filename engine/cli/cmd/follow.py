@@ -1,28 +1,21 @@
 """The verb `follow`: keep a directory at the newest commit of a job, and claim it for a writer (design 0011)."""
 
 import contextlib
-import threading
 from pathlib import Path
-from typing import Final
 
 import click
 import msgspec
 
 from blobstore.errors import StoreError
 from engine.cli import options as cli
-from engine.cli.errors import describe
 from engine.cli.output import extend, view_commit
-from engine.cli.run import ExitCode
-from engine.cli.session import Session, verb
-from engine.errors import EngineError, TargetBusyError, TargetError, UsageError
+from engine.cli.session import EVERY_S_MIN, Session, verb
+from engine.errors import EngineError, TargetError, UsageError
 from engine.follow.follow import FollowStatus, FollowStep
 from engine.restore.restore import RestoreResult
 from index.display import format_files, human_duration, printable
 from index.errors import FormatError
 from index.snapshot.model import Scope
-
-# A step asks the store for the log.
-EVERY_S_MIN: Final = 0.1
 
 
 class FollowView(FollowStatus, frozen=True, kw_only=True):
@@ -111,33 +104,24 @@ def _take_step(session: Session, options: FollowArguments) -> tuple[FollowStatus
 
 
 def _follow(session: Session, options: FollowArguments) -> None:
-    scope, directory, every_s = options.scope, options.directory, max(EVERY_S_MIN, options.every / 1000)
-    session.say(f"following {printable(str(scope))} every {human_duration(int(every_s * 1000))}; end it with Ctrl-C")
-    warned, last = "", None
-    try:
-        while True:
-            try:
-                last = _take_step(session, options)
-            except (EngineError, FormatError, StoreError) as error:
-                is_final = isinstance(error, TargetError | UsageError) and not isinstance(error, TargetBusyError)
-                # What is wrong from the start is not waited for.
-                if is_final or last is None:
-                    raise
-                if (message := describe(error, session.verb).message) != warned:
-                    session.warn(f"stays at commit {last[0].commit_number}: {message}")
-                warned = message
-                with contextlib.suppress(EngineError, FormatError, StoreError):
-                    session.record.note(session.repository.follow_status(scope, directory, **options.stores))
-                session.write_figures(describe(error, session.verb).code, error)
-            else:
-                warned = ""
-                if last[1].result is not None:
-                    session.say("; ".join(_lines(*last)))
-                session.write_figures(ExitCode.OK)
-            threading.Event().wait(every_s)
-    except KeyboardInterrupt:
-        # It has done what it was started for: it followed until it was stopped.
-        session.say("stopped")
+    scope, directory, last = options.scope, options.directory, None
+    every = human_duration(max(int(EVERY_S_MIN * 1000), options.every))
+    session.say(f"following {printable(str(scope))} every {every}; end it with Ctrl-C")
+
+    def step() -> None:
+        nonlocal last
+        last = _take_step(session, options)
+        if last[1].result is not None:
+            session.say("; ".join(_lines(*last)))
+
+    def stay() -> str | None:
+        if last is None:
+            return None
+        with contextlib.suppress(EngineError, FormatError, StoreError):
+            session.record.note(session.repository.follow_status(scope, directory, **options.stores))
+        return f"stays at commit {last[0].commit_number}"
+
+    session.repeat(step, options.every, final=(TargetError, UsageError), staying=stay)
     if last is not None:
         _show(session, directory, *last)
 

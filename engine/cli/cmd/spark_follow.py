@@ -10,11 +10,10 @@ import msgspec
 from blobstore.errors import StoreError
 from engine.checkpoint import cutover, follower, replica
 from engine.cli import options as cli
-from engine.cli.cmd.follow import EVERY_S_MIN
 from engine.cli.cmd.spark import partitioner
 from engine.cli.errors import describe
 from engine.cli.output import extend
-from engine.cli.session import Session, verb
+from engine.cli.session import EVERY_S_MIN, Session, verb
 from engine.errors import EngineError, MisplacedKeyError, TargetBusyError, TargetError, UsageError
 from index.display import count, human_bytes, printable
 from index.errors import FormatError, PartitionKeyError
