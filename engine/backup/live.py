@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -57,16 +58,12 @@ class LiveRocksDb(WholeDirectory):
         self.taken: LiveCopy | None = None
 
     def __enter__(self) -> Self:
-        try:
+        with _writing_to(self._scratch):
             self._remove_leftovers()
             while self._held < 0:
                 made = Path(tempfile.mkdtemp(prefix=self._prefix, dir=self._scratch))
                 # Another process may take it for a leftover until it is held.
                 self._held, self.directory = _hold(made), made / _COPY
-        except OSError as error:
-            hint = "choose a scratch directory that can be written, best on the same file system"
-            reason = f"cannot be written: {error.strerror}"
-            raise TargetError(reason, operation="backup", subject=str(self._scratch), hint=hint) from error
         return self
 
     def __exit__(
@@ -91,7 +88,8 @@ class LiveRocksDb(WholeDirectory):
 
     def _take(self) -> None:
         self.clear()
-        self.directory.mkdir()
+        with _writing_to(self._scratch):
+            self.directory.mkdir()
         self.taken = self._reader.copy(self.directory)
 
     def _remove_leftovers(self) -> None:
@@ -99,6 +97,16 @@ class LiveRocksDb(WholeDirectory):
             if path.name.startswith(self._prefix) and (descriptor := _hold(path)) >= 0:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _writing_to(scratch: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror}"
+        hint = "choose a scratch directory that can be written, best on the same file system"
+        raise TargetError(reason, operation="backup", subject=str(scratch), hint=hint) from error
 
 
 def _hold(directory: Path) -> int:

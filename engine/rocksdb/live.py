@@ -116,7 +116,7 @@ class LiveReader:
                     if error.errno in _CANNOT_WRITE:
                         reason, hint = f"cannot be written: {error.strerror}", "choose another scratch directory"
                         raise TargetError(reason, operation="backup", subject=str(target), hint=hint) from error
-                    raise unreadable_error(Path(error.filename or self.directory), error) from error
+                    raise unreadable_error(self.directory / (error.filename or ""), error) from error
         message = f"was written to faster than it could be copied, {ATTEMPTS_MAX} times"
         hint = "back up again, or back up a rocksdb_checkpoint of it"
         raise SourceChangedError(message, operation="backup", subject=str(self.directory), hint=hint)

@@ -64,7 +64,10 @@ def test_all_tasks_below_a_directory_are_one_commit(shell: Shell) -> None:
         assert [task["task"] for task in done["tasks"]] == ["0_0", "0_1"]
         assert (done["commit"]["number"], done["commit"]["stores_count"]) == (1, 2)
         check_restored(shell, 1, "0_0", "0_1")
-        lines = shell.run("backup", str(root), "--live", "--tasks").stdout.splitlines()
+        figures = shell.directory / "figures.prom"
+        words = ("backup", str(root), "--live", "--tasks", "--metrics-file", str(figures))
+        lines = shell.run(*words).stdout.splitlines()
+        assert all(f'task="{task}"' in figures.read_text() for task in ("0_0", "0_1"))
         assert lines[-1].startswith("commit 2 of flights, version 2: 2 stores, ")
         check_restored(shell, 2, "0_0", "0_1")
     # A task that has moved to another machine keeps what it had; a new one comes along.
@@ -87,6 +90,7 @@ def test_all_tasks_below_a_directory_are_one_commit(shell: Shell) -> None:
         (("db", "--live", "--tasks", "--commit-per-task"), 2, "--commit-per-task out"),
         (("db", "--live", "--tasks"), 7, "each task is a directory"),
         (("empty", "--live"), 7, "tidemark list"),
+        (("db", "--live", "--scratch", "/proc"), 9, "choose a scratch directory"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_a_hint(shell: Shell, words: tuple[str, ...], code: int, hint: str) -> None:

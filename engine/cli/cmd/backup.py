@@ -15,6 +15,7 @@ from engine.cli.cmd.commit import ResultFile, commit_until_known, write_result
 from engine.cli.output import committed_line
 from engine.cli.session import Session, check_fits, verb
 from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.local.scan import refusing
 from engine.rocksdb.merge import CURRENT
 from engine.text import table
 from index.display import count, human_bytes, human_duration, printable
@@ -221,7 +222,8 @@ class _Sources:
         options = self._options
         if not options.tasks:
             return {options.task: self._open(options.directory)}
-        found = [path for path in sorted(options.directory.iterdir()) if (path / CURRENT).is_file()]
+        with refusing(options.directory):
+            found = [path for path in sorted(options.directory.iterdir()) if (path / CURRENT).is_file()]
         if not found:
             hint = "each task is a directory below it that is a RocksDB"
             raise NotFoundError("has no task", operation="backup", subject=str(options.directory), hint=hint)
