@@ -32,7 +32,7 @@ from index.rocksdb.manifest import (
 )
 
 # Each but the first has to link only what has come since the one before.
-ATTEMPTS_MAX: Final = 100
+ATTEMPTS_MAX: Final = 1000
 
 _LOG: Final = re.compile(r"[0-9]{6,20}\.log")
 _OPTIONS: Final = re.compile(r"OPTIONS-[0-9]{6,20}")

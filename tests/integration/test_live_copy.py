@@ -20,7 +20,7 @@ from index.snapshot.model import Scope
 from tests.integration.live_writer import KINDS, OTHER, History, open_writer, options, read_rows, writing
 
 ROOT = Path(__file__).parents[2]
-KEYS = 3000
+KEYS = 1500
 COPIES = int(os.environ.get("TIDEMARK_LIVE_COPIES", "10000"))
 JOB = Scope("job")
 
@@ -49,7 +49,7 @@ def check_copies(root: Path, kind: str, count: int, *, keys: int = KEYS, rate: i
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_copy_is_a_prefix_of_the_history(tmp_path: Path, kind: str) -> None:
-    taken = check_copies(tmp_path, kind, 25)
+    taken = check_copies(tmp_path, kind, 25, rate=20_000)
     assert all(copy.bytes_copied == 0 for copy in taken)
     assert any(copy.log_bytes for copy in taken) == (kind not in {"no-wal", "atomic"})
 
@@ -274,6 +274,7 @@ def test_one_that_is_written_faster_than_it_is_copied_ends_with_an_error(
         manifest.with_suffix(".new").rename(manifest)
 
     monkeypatch.setattr(LiveReader, "_take_options", rolled_over)
+    monkeypatch.setattr("engine.rocksdb.live.ATTEMPTS_MAX", 10)
     assert "faster than it could be copied" in refusal(closed, SourceChangedError)
 
 
