@@ -5,27 +5,47 @@ with filter, index and deleted ranges, and then the blocks that may have the key
 What was read is kept in a cache with a limit.
 """
 
-import asyncio
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Final, Protocol, Self
 
+from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.local.checksums import crc32c
 from engine.rocksdb.merge import MANIFEST_BYTES_MAX, parse_current, sst_name
-from engine.rocksdb.sst_table import DAMAGED_HINT, BlockCache, FileRanges, SstTable, not_in_place
+from engine.rocksdb.sst_table import (
+    CACHE_BYTES,
+    DAMAGED_HINT,
+    RANGES_MAX,
+    BlockCache,
+    FileRanges,
+    SstTable,
+    not_in_place,
+)
 from engine.rocksdb.store import DEFAULT_FAMILY
 from engine.settings import MIB
+from index.errors import ManifestError
 from index.rocksdb import sst
 from index.rocksdb.lookup import DeletedRange, Version
-from index.rocksdb.manifest import BYTEWISE, SEQUENCE_MAX, ManifestFamily, ManifestFile, decode_log, decode_manifest
+from index.rocksdb.manifest import (
+    BYTEWISE,
+    INTERNAL_BYTES,
+    SEQUENCE_MAX,
+    ManifestFamily,
+    ManifestFile,
+    decode_log,
+    decode_manifest,
+)
 from index.rocksdb.write_batch import decode_writes
 
 # A write buffer and a half, as Spark has it; it is held whole.
 _LOG_BYTES_MAX: Final = 256 * MIB
-_RANGES_MAX: Final = 10_000
+_CURRENT_BYTES_MAX: Final = 1024
+# Entries of the log that a scan takes at once.
+_LOG_SLICE: Final = 1000
+_IN_FLIGHT_MAX: Final = 16
 _DELETIONS: Final = frozenset({sst.DELETION, sst.SINGLE_DELETION})
 
 
@@ -56,22 +76,22 @@ class StoreInPlace:
         self._cache = cache
 
     @classmethod
-    async def open(cls, files: FileRanges, cache: BlockCache | None = None) -> Self:
-        """Read which files a store consists of, and its write-ahead log.
+    async def open(cls, files: FileRanges, *, cache_bytes: int = CACHE_BYTES) -> Self:
+        """Read which files a store consists of, and its write-ahead log; what is read later is kept up to a size.
 
         Raises:
             NotFoundError: It is not a RocksDB directory.
             DamagedError, ManifestError: It is damaged.
             UnknownFormatError: It has what cannot be read in place; the error names it.
         """
-        current = await files.read("CURRENT", 0, files.size_bytes("CURRENT"))
+        current = await _read_whole(files, "CURRENT", _CURRENT_BYTES_MAX)
         name = parse_current(current, files.location)
         data = await _read_whole(files, name, MANIFEST_BYTES_MAX)
         state = decode_manifest(data, crc32c=crc32c, subject=f"{files.location}/{name}")
         families = {family.name.decode("utf-8", "surrogateescape"): family for family in state.families}
         if other := {family.comparator for family in state.families} - {BYTEWISE}:
             raise not_in_place(f"the comparator {other.pop().decode(errors='replace')}", files.location)
-        return cls(files, families, await _read_logs(files, state.families), cache or BlockCache())
+        return cls(files, families, await _read_logs(files, state.families), BlockCache(cache_bytes))
 
     async def get(
         self, key: bytes, family: str = DEFAULT_FAMILY, *, merge_delimiter: bytes | None = None
@@ -89,7 +109,10 @@ class StoreInPlace:
         """
         of = self._family(family)
         files = [file for file in newest_first(of) if file.smallest_key <= key <= file.largest_key]
-        sources: list[_Source] = [self._logged[of.id], *await asyncio.gather(*map(self._table, files))]
+        sources: list[_Source] = [
+            self._logged[of.id],
+            *await map_bounded(self._table, files, in_flight_max=_IN_FLIGHT_MAX),
+        ]
         operands: list[bytes] = []
         deleted_before = 0
         for source in sources:
@@ -111,14 +134,15 @@ class StoreInPlace:
         start: bytes = b"",
         stop: bytes | None = None,
         merge_delimiter: bytes | None = None,
-    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+    ) -> AsyncGenerator[list[tuple[bytes, bytes]], None]:
         """Yield the rows from one key on and before another, in lists, in the order of their keys. Raises as `get`."""
         of = self._family(family)
         logged = self._logged[of.id]
         deleted = [*logged.deleted]
-        runs = [_Run(logged.blocks()), *(_Run(self._blocks(level, start, stop, deleted)) for level in levels_of(of))]
+        blocks = [logged.blocks(), *(self._blocks(level, start, stop, deleted) for level in levels_of(of))]
+        runs = [_Run(each, self.location) for each in blocks]
         while True:
-            await asyncio.gather(*(run.fill() for run in runs))
+            await map_bounded(_Run.fill, runs, in_flight_max=_IN_FLIGHT_MAX)
             runs = [run for run in runs if run.versions]
             if not runs:
                 return
@@ -129,13 +153,16 @@ class StoreInPlace:
                     pass
             found = [version for run in runs for version in run.take(end)]
             found.sort(key=_order)
+            # Ranges that end before are passed.
+            deleted[:] = [each for each in deleted if each.stop > found[0].key]
+            near = [each for each in deleted if each.start <= end]
             rows = []
             for key, versions in itertools.groupby(found, key=attrgetter("key")):
                 if key < start:
                     continue
                 if stop is not None and key >= stop:
                     break
-                value = self._value(versions, newest_deletion(deleted, key), merge_delimiter)
+                value = self._value(versions, newest_deletion(near, key), merge_delimiter)
                 if value is not None:
                     rows.append((key, value))
             if rows:
@@ -184,8 +211,8 @@ class StoreInPlace:
                 continue
             table = await self._table(file)
             deleted += table.deleted
-            if len(deleted) > _RANGES_MAX:
-                raise not_in_place(f"more than {_RANGES_MAX} deleted ranges of keys", self.location)
+            if len(deleted) > RANGES_MAX:
+                raise not_in_place(f"more than {RANGES_MAX} deleted ranges of keys", self.location)
             async for block in table.blocks(start, stop):
                 yield block
 
@@ -206,8 +233,8 @@ class _Logged:
         return list(itertools.takewhile(lambda version: version.key == key, itertools.islice(self.versions, at, None)))
 
     async def blocks(self) -> AsyncIterator[list[Version]]:
-        if self.versions:
-            yield self.versions
+        for at in range(0, len(self.versions), _LOG_SLICE):
+            yield self.versions[at : at + _LOG_SLICE]
 
 
 async def _read_logs(files: FileRanges, families: Iterable[ManifestFamily]) -> dict[int, _Logged]:
@@ -215,12 +242,19 @@ async def _read_logs(files: FileRanges, families: Iterable[ManifestFamily]) -> d
     logged = {family.id: _Logged() for family in families}
     needed = {family.id: family.log_number for family in families}
     stems = {name.removesuffix(".log") for name in files.names() if name.endswith(".log")}
+    is_cut = False
     for number, name in sorted((int(stem), f"{stem}.log") for stem in stems if stem.isdecimal()):
         if number < min(needed.values()) or not files.size_bytes(name):
             continue
         subject = f"{files.location}/{name}"
         data = await _read_whole(files, name, _LOG_BYTES_MAX)
-        records, _ = decode_log(data, crc32c=crc32c, is_live=True, subject=subject)
+        try:
+            records, whole_bytes = decode_log(data, crc32c=crc32c, is_live=True, subject=subject)
+        except ManifestError as error:
+            raise not_in_place(f"a write-ahead log that is not read: {error}", files.location) from error
+        if is_cut and records:
+            raise not_in_place("a write-ahead log that is cut before the next one", subject)
+        is_cut = is_cut or whole_bytes < len(data)
         try:
             for family, write in itertools.chain.from_iterable(map(decode_writes, records)):
                 if family in logged and number >= needed[family]:
@@ -245,8 +279,10 @@ async def _read_whole(files: FileRanges, name: str, size_bytes_max: int) -> byte
 class _Run:
     """Entries in the order of their keys, of which some are here."""
 
-    def __init__(self, blocks: AsyncIterator[list[Version]]) -> None:
+    def __init__(self, blocks: AsyncIterator[list[Version]], location: str) -> None:
         self._blocks = blocks
+        self._location = location
+        self._last = b""
         self.versions: list[Version] = []
 
     async def fill(self) -> None:
@@ -256,8 +292,15 @@ class _Run:
     async def more(self) -> bool:
         """Read the next block; return whether there was one."""
         block = await anext(self._blocks, None)
-        self.versions += block or ()
-        return block is not None
+        if block is None:
+            return False
+        for version in block:
+            if version.key < self._last:
+                message = f"has the key {version.key.hex()} behind a greater one"
+                raise DamagedError(message, operation="read", subject=self._location, hint=DAMAGED_HINT)
+            self._last = version.key
+        self.versions += block
+        return True
 
     def take(self, end: bytes) -> list[Version]:
         """Take what is not above a key."""
@@ -283,10 +326,18 @@ def levels_of(family: ManifestFamily) -> Iterator[Sequence[ManifestFile]]:
     by_level: dict[int, list[ManifestFile]] = {}
     for level, file in family.files:
         by_level.setdefault(level, []).append(file)
-    for file in sorted(by_level.pop(0, ()), key=lambda of: (of.epoch or 0, of.largest_sequence), reverse=True):
+    first = by_level.pop(0, [])
+    has_epochs = all(file.epoch is not None for file in first)
+
+    def age(file: ManifestFile) -> tuple[int, ...]:
+        epoch = (file.epoch or 0) if has_epochs else 0
+        return epoch, file.largest_sequence, file.smallest_sequence, file.number
+
+    for file in sorted(first, key=age, reverse=True):
         yield (file,)
     for _, files in sorted(by_level.items()):
-        yield sorted(files, key=attrgetter("smallest_key", "largest_key"))
+        # Of one key what is newer comes first.
+        yield sorted(files, key=lambda of: (of.smallest_key, -int.from_bytes(of.smallest[-INTERNAL_BYTES:], "little")))
 
 
 def newest_deletion(deleted: Iterable[DeletedRange], key: bytes) -> int:

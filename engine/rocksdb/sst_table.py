@@ -30,7 +30,12 @@ from index.rocksdb.manifest import SEQUENCE_MAX, ManifestFile
 
 # The end of a file that is read at first where the MANIFEST does not say how long it is.
 _TAIL_BYTES: Final = 64 * KIB
-_TAIL_BYTES_MAX: Final = 256 * MIB
+# Of the end of a file, and of any block, decompressed.
+_TAIL_BYTES_MAX: Final = 64 * MIB
+# Of the blocks of one request, decompressed.
+_FETCHED_BYTES_MAX: Final = 128 * MIB
+RANGES_MAX: Final = 10_000
+_RANGE_BYTES: Final = 200
 # Of a scan, the blocks that are fetched with one request: twice as many each time.
 _READ_AHEAD_BYTES: Final = 16 * KIB
 _READ_AHEAD_BYTES_MAX: Final = 1 * MIB
@@ -40,6 +45,8 @@ _EXCLUSIVE: Final = SEQUENCE_MAX << 8
 
 _UNKNOWN_HINT: Final = "restore the store, and open it with RocksDB"
 DAMAGED_HINT: Final = "the file was altered or cut short; `tidemark verify` finds what else is"
+
+_UINT32: Final = 0xFFFFFFFF
 
 T = TypeVar("T")
 
@@ -119,40 +126,50 @@ class SstTable:
         if tail_bytes > _TAIL_BYTES_MAX:
             raise not_in_place(f"an index of {tail_bytes} bytes", self._subject)
         self._end = await self._files.read(self._name, size_bytes - tail_bytes, tail_bytes)
-        tail = self._end[-sst.FOOTER_BYTES :]
-        if other := sst.OTHER_TABLES.get(int.from_bytes(tail[-8:], "little")):
-            raise not_in_place(other, self._subject)
-        self._footer = self._decoded("footer", lambda: sst.decode_footer(tail, size_bytes))
-        if self._footer.format_version > sst.FORMAT_VERSION_MAX:
-            raise not_in_place(f"format version {self._footer.format_version}", self._subject)
-        if self._footer.checksum not in BLOCK_SUMS:
-            raise not_in_place(f"blocks with the checksum {self._footer.checksum}", self._subject)
+        self._footer = self._read_footer(self._end[-sst.FOOTER_BYTES :], size_bytes)
         metaindex = await self._end_block("metaindex", self._footer.metaindex)
         handles = self._decoded(
             "metaindex", lambda: {name: sst.decode_handle(value)[0] for name, value in sst.decode_entries(metaindex)}
         )
-        index = self._footer.index or handles.get(sst.INDEX_BLOCK)
-        properties = handles.get(sst.PROPERTIES_BLOCK)
+        index, properties = self._footer.index or handles.get(sst.INDEX_BLOCK), handles.get(sst.PROPERTIES_BLOCK)
         if index is None or properties is None:
-            raise self._damaged("has no index, or no properties")
+            raise not_in_place("no index, or no properties", self._subject)
         if sst.COMPRESSION_DICTIONARY in handles:
             raise not_in_place("a compression dictionary", self._subject)
         described = await self._end_block("properties", properties)
         entries = self._decoded("properties", lambda: dict(sst.decode_entries(described)))
-        form = self._decoded("properties", lambda: LookupForm.decode(entries, sst.decode_index_form(entries)))
-        self._form = form
-        contents = await self._end_block("index", index)
-        self._index = self._index_in(contents)
-        self.size_bytes = len(contents)
-        if form.whole_keys and (handle := handles.get(FILTER_BLOCK)) is not None:
+        self._form = self._decoded("properties", lambda: LookupForm.decode(entries, sst.decode_index_form(entries)))
+        self._index = self._index_in(await self._end_block("index", index))
+        self.size_bytes = self._index.held_bytes
+        if self._form.whole_keys and (handle := handles.get(FILTER_BLOCK)) is not None:
             self._filter = await self._end_block("filter", handle)
             self.size_bytes += len(self._filter)
         if (handle := handles.get(sst.RANGE_DELETIONS)) is not None:
-            block = await self._end_block("range deletion", handle)
-            ranges = self._decoded("range deletion", lambda: decode_deleted_ranges(block))
-            self.deleted = list(filter(None, map(self._within, ranges)))
+            self._note_ranges(await self._end_block("range deletion", handle))
         # Only what was decoded of it is kept.
         self._end = b""
+
+    def _read_footer(self, tail: bytes, size_bytes: int) -> sst.SstFooter:
+        if other := sst.OTHER_TABLES.get(int.from_bytes(tail[-8:], "little")):
+            raise not_in_place(other, self._subject)
+        footer = self._decoded("footer", lambda: sst.decode_footer(tail, size_bytes))
+        if footer.checksum not in BLOCK_SUMS:
+            raise not_in_place(f"blocks with the checksum {footer.checksum}", self._subject)
+        if footer.stored_sum is not None:
+            found = BLOCK_SUMS[footer.checksum](footer.summed)
+            found += sst.checksum_modifier(footer.base_context_checksum, footer.offset)
+            if found & _UINT32 != footer.stored_sum:
+                raise self._damaged("footer does not fit its checksum")
+        if footer.format_version > sst.FORMAT_VERSION_MAX:
+            raise not_in_place(f"format version {footer.format_version}", self._subject)
+        return footer
+
+    def _note_ranges(self, block: bytes) -> None:
+        ranges = self._decoded("range deletion", lambda: decode_deleted_ranges(block))
+        if len(ranges) > RANGES_MAX:
+            raise not_in_place(f"more than {RANGES_MAX} deleted ranges of keys", self._subject)
+        self.deleted = list(filter(None, map(self._within, ranges)))
+        self.size_bytes += len(block) + _RANGE_BYTES * len(ranges)
 
     def _within(self, deleted: DeletedRange) -> DeletedRange | None:
         """Cut a deleted range to the keys of the file: beyond them newer rows may be on lower levels."""
@@ -237,7 +254,13 @@ class SstTable:
     async def _fetched(self, kind: str, handles: Sequence[sst.BlockHandle], *, fresh: bool) -> list[bytes]:
         first = handles[0].offset
         data = await self._files.read(self._name, first, handles[-1].end - first, fresh=fresh)
-        return [self._checked(kind, handle, data[handle.offset - first : handle.end - first]) for handle in handles]
+        found, left = [], _FETCHED_BYTES_MAX
+        for handle in handles:
+            found.append(self._checked(kind, handle, data[handle.offset - first : handle.end - first]))
+            left -= len(found[-1])
+            if left < 0:
+                raise not_in_place(f"{kind} blocks that hold very much more than their bytes", self._subject)
+        return found
 
     async def _end_block(self, kind: str, handle: sst.BlockHandle) -> bytes:
         """Return a block of which most are in the end that has been read."""
@@ -256,9 +279,8 @@ class SstTable:
 
     def _checked(self, kind: str, handle: sst.BlockHandle, data: bytes) -> bytes:
         """Compare a block with its checksum, and decompress it."""
-        found = BLOCK_SUMS[self._footer.checksum](data[:-4])
-        found += sst.checksum_modifier(self._footer.base_context_checksum, handle.offset)
-        if found & 0xFFFFFFFF != int.from_bytes(data[-4:], "little"):
+        as_summed = sst.without_global_sequence(data[:-4]) if kind == "properties" else b""
+        if not (self._fits(handle, data[:-4], data[-4:]) or (as_summed and self._fits(handle, as_summed, data[-4:]))):
             raise self._damaged(f"{kind} block at offset {handle.offset} does not fit its checksum")
         contents, compression = data[: -sst.TRAILER_BYTES], data[-sst.TRAILER_BYTES]
         if not compression:
@@ -267,6 +289,11 @@ class SstTable:
         return self._decoded(
             kind, lambda: decompress_sst_block(compression, contents, sized=sized, plain_bytes_max=_TAIL_BYTES_MAX)
         )
+
+    def _fits(self, handle: sst.BlockHandle, data: bytes, stored: bytes) -> bool:
+        found = BLOCK_SUMS[self._footer.checksum](data)
+        found += sst.checksum_modifier(self._footer.base_context_checksum, handle.offset)
+        return found & _UINT32 == int.from_bytes(stored, "little")
 
     def _decoded(self, kind: str, decode: Callable[[], T]) -> T:
         try:

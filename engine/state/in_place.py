@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar, cast
 
 from typing_extensions import override
 
+from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError, NotFoundError
 from engine.rocksdb.in_place import StoreInPlace, after_prefix
 from engine.rocksdb.sst_table import not_in_place
@@ -23,6 +24,7 @@ T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
 Rows = list[tuple[bytes, bytes]]
 _END: Final[Rows] = []
+_IN_FLIGHT_MAX: Final = 16
 
 
 class _SnapshotRanges:
@@ -93,10 +95,10 @@ class StateInPlace(OverlaidStore):
 
     @override
     def _stored(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        async def get() -> list[bytes | None]:
-            return [await self._store.get(key, merge_delimiter=self._merge_delimiter) for key in keys]
+        async def get(key: bytes) -> bytes | None:
+            return await self._store.get(key, merge_delimiter=self._merge_delimiter)
 
-        return cast("list[bytes | None]", self._run(get()))
+        return cast("list[bytes | None]", self._run(map_bounded(get, keys, in_flight_max=_IN_FLIGHT_MAX)))
 
     @override
     def _stored_items(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -112,8 +114,11 @@ class StateInPlace(OverlaidStore):
     def _chunks(self, prefix: bytes, start: bytes) -> Iterator[Rows]:
         first, stop = max(prefix, start), after_prefix(prefix)
         chunks = self._store.chunks(start=first, stop=stop, merge_delimiter=self._merge_delimiter)
-        while rows := self._run(_next(chunks)):
-            yield rows
+        try:
+            while rows := self._run(_next(chunks)):
+                yield rows
+        finally:
+            self._run(chunks.aclose())
 
 
 async def _next(chunks: AsyncIterator[Rows]) -> Rows:

@@ -10,7 +10,7 @@ changelog says of a family that is gone must not reach a new one.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -375,6 +375,14 @@ class LoadedState:
         if value is None or self._rows is None:
             return value
         return self._rows.read(stored_key, value)
+
+    def get_many(self, keys: Sequence[bytes], family: str) -> list[tuple[bytes, bytes]]:
+        """Return the rows of those keys that there are, in their order."""
+        before, rows = self.families.prefix(family), self._rows
+        self._operands.write()
+        values = zip(keys, self.db.get_many([before + key for key in keys]), strict=True)
+        found = [(key, value) for key, value in values if value is not None]
+        return found if rows is None else [(key, rows.read(before + key, value)) for key, value in found]
 
     def items(self, prefix: bytes, family: str, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over keys and values in the order of the keys, as they are at this call."""

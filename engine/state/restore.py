@@ -52,7 +52,7 @@ class IndexStateFiles:
         self.index = index
         metadata = index.metadata
         self.location = f"{metadata.job}/{metadata.task}/{metadata.store}@{metadata.version}_{metadata.unique_id}"
-        # GETs of blobs so far, and the files that they brought.
+        # GETs of blobs so far, and the files that they brought; parts of files are not among them.
         self.requests = 0
         self.bytes_fetched = 0
         self._store = store
@@ -105,12 +105,7 @@ class IndexStateFiles:
 
     async def read_range(self, path: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
         self._find(path)
-        requests, bytes_fetched = self._ranges.requests, self._ranges.bytes_fetched
-        try:
-            return await self._ranges.read(path, start, size_bytes, fresh=fresh)
-        finally:
-            self.requests += self._ranges.requests - requests
-            self.bytes_fetched += self._ranges.bytes_fetched - bytes_fetched
+        return await self._ranges.read(path, start, size_bytes, fresh=fresh)
 
     def known_lineage(self, of: StateVersion) -> Lineage | None:
         return self._headers.get(of)

@@ -39,6 +39,10 @@ from index.rocksdb.sst import (
 FILTER_BLOCK: Final = b"fullfilter.rocksdb.BuiltinBloomFilter"
 RANGE_DELETION: Final = 15
 
+# Of the keys of one block: each may repeat all of the one before it, and an entry takes memory of its own.
+_HELD_BYTES_MAX: Final = 64 * 1024 * 1024
+_ENTRY_BYTES: Final = 100
+
 _EXTERNAL_VERSION: Final = b"rocksdb.external_sst_file.version"
 _WITH_SEQUENCE: Final = 2
 _KEY_IS_USER_KEY: Final = b"rocksdb.index.key.is.user.key"
@@ -71,7 +75,7 @@ def decode_versions(contents: bytes) -> list[Version]:
     """
     refuse_hash_index(contents)
     found = []
-    for key, value in read_entries(contents):
+    for key, value in _read_bounded(contents):
         at = _trailer(key)
         kind = key[at]
         if kind not in KINDS_KNOWN:
@@ -83,12 +87,21 @@ def decode_versions(contents: bytes) -> list[Version]:
 def decode_deleted_ranges(contents: bytes) -> list[DeletedRange]:
     """Decode the block of ranges that a file deletes. Raises as `decode_versions`."""
     found = []
-    for key, stop in read_entries(contents):
+    for key, stop in _read_bounded(contents):
         at = _trailer(key)
         if key[at] != RANGE_DELETION:
             raise NotImplementedError(f"ranges of the kind {key[at]}")
         found.append(DeletedRange(key[:at], stop, int.from_bytes(key[at + 1 :], "little")))
     return found
+
+
+def _read_bounded(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
+    left = _HELD_BYTES_MAX
+    for key, value in read_entries(contents):
+        left -= len(key) + _ENTRY_BYTES
+        if left < 0:
+            raise ValueError("has more entries, or longer keys, than a block can have")
+        yield key, value
 
 
 def _trailer(key: bytes) -> int:
@@ -130,12 +143,19 @@ class BlockIndex:
         self._form = form
         self._end, self._restarts = restart_offsets(contents)
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return len(self._contents) + 36 * len(self._restarts)
+
     def seek(self, key: bytes) -> Iterator[tuple[bytes, BlockHandle]]:
         """Yield the blocks, in order, from the first one on that may hold a key: each with its separator.
 
         The separator is not below any key of the block, and not above any of the next. A ValueError, from the
         iteration: the block is damaged.
         """
+        if not self._end:
+            return
         # The last restart whose separator is below the key: the blocks before it are, too.
         restart = max(0, bisect_left(self._restarts, key, key=self._separator_at) - 1)
         for separator, handle in self._entries(self._restarts[restart]):

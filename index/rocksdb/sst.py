@@ -125,6 +125,7 @@ TAIL_BYTES_MAX: Final = 1024 * 1024
 
 _SESSION_ID: Final = b"rocksdb.creating.session.identity"
 _FILE_NUMBER: Final = b"rocksdb.original.file.number"
+_SEQUENCE_BYTES: Final = 8
 _GLOBAL_SEQUENCE: Final = b"rocksdb.external_sst_file.global_seqno"
 _SESSION_FORM = re.compile(rb"[0-9A-Z]{12,24}")
 
@@ -262,6 +263,14 @@ def _number(properties: dict[bytes, bytes], name: bytes) -> int | None:
     return None if value is None else decode_varint(value, 0)[0]
 
 
+def without_global_sequence(properties: bytes) -> bytes:
+    """Return a block of properties as its checksum has it: older releases ingest a file by a number written there."""
+    at = properties.find(_GLOBAL_SEQUENCE) + len(_GLOBAL_SEQUENCE)
+    if at < len(_GLOBAL_SEQUENCE):
+        return properties
+    return properties[:at] + bytes(_SEQUENCE_BYTES) + properties[at + _SEQUENCE_BYTES :]
+
+
 def decode_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield names and values of a block of metadata, in order.
 
@@ -380,6 +389,8 @@ def restart_offsets(contents: bytes) -> tuple[int, list[int]]:
     """
     end = _entries_end(contents)
     found = [int.from_bytes(contents[at : at + 4], "little") for at in range(end, len(contents) - 4, 4)]
+    if not end and found == [0]:  # of a file that only deletes ranges
+        return end, found
     if found[0] or any(left >= right for left, right in zip(found, [*found[1:], end], strict=True)):
         raise ValueError("has restarts that are not one behind the other")
     return end, found

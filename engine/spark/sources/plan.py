@@ -22,7 +22,7 @@ from blobstore.s3.settings import S3Settings
 from engine.blocking import LoopThread
 from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.restore import find_checkpoint_backup, find_job
-from engine.errors import NotFoundError, UsageError
+from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.records.find import require_store
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of, staged_restore
@@ -39,7 +39,7 @@ from engine.state.local_files import WorkingDir, unwritable_error
 from engine.state.query import QueryAt, StateOperator, StoreAt, StreamingCheckpoint
 from engine.state.restore import IndexStateFiles
 from engine.state.settings import ENCODING_KEY
-from index.errors import BatchLogError, UnknownFormatError
+from index.errors import BatchLogError, FormatError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId, single_operators
@@ -479,7 +479,7 @@ def group_works(works: Sequence[StoreWork], size_bytes_max: int) -> list[tuple[S
 def load_store(read: StoreRead, *, in_place: bool = False) -> Iterator[LoadedState]:
     """Load a store as a version, to be scanned on this machine for a block; raises as `StateStore.load`.
 
-    With `in_place` single keys are looked up: its snapshot is not fetched, if it can be read so (design 0013).
+    With `in_place` its snapshot is not fetched; raises as `StateLoader.load_in_place`, and reads of rows do likewise.
     """
     with (
         scratch_dir() as scratch,
@@ -495,17 +495,34 @@ def load_store(read: StoreRead, *, in_place: bool = False) -> Iterator[LoadedSta
         stack.callback(place.close)
         loader = StateLoader(StateFileManager(files, settings), place, Runtime())
         try:
-            loaded = None
             if in_place:
-                with contextlib.suppress(UnknownFormatError):
-                    loaded = loop.run(loader.load_in_place(target, loop.run))
-            if loaded is None:
+                loaded = loop.run(loader.load_in_place(target, loop.run))
+            else:
                 loaded, _ = loop.run(loader.load(target, {}, read_only=True, overlays=True))
         except OSError as error:
             raise unwritable_error("load", error) from error
         stack.callback(loaded.db.close)
         place.clear_fetched()
         yield loaded
+
+
+def look_up(read: StoreRead, keys: Sequence[bytes], family: str | None) -> dict[str, list[tuple[bytes, bytes]]]:
+    """Return the rows of some keys, by column family: of one, or of all.
+
+    They are looked up in place. What cannot be read so, or is damaged, is loaded as a whole, which may repair it.
+    Raises as `load_store`.
+    """
+
+    def rows_of(loaded: LoadedState) -> dict[str, list[tuple[bytes, bytes]]]:
+        names = loaded.families.names
+        return {name: loaded.get_many(keys, name) for name in names if family in {None, name}}
+
+    try:
+        with load_store(read, in_place=True) as loaded:
+            return rows_of(loaded)
+    except (FormatError, DamagedError, NotFoundError, BlobNotFoundError):
+        with load_store(read) as loaded:
+            return rows_of(loaded)
 
 
 def _find_table(

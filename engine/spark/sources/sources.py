@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from engine.spark.sources.plan import (
     StoreWork,
     group_works,
     load_store,
+    look_up,
     noting_hints,
     plan_read,
     plan_state,
@@ -74,7 +76,11 @@ def columns_of(table: Table | None, *, changes: bool) -> list[Column]:
     return [*found, *table.key_columns(), *table.value_columns(*names)]
 
 
-def batches_of(work: StoreWork, stores: Sequence[LoadedState | None]) -> Iterator[pa.RecordBatch]:
+# Rows by column family.
+LookedUp: TypeAlias = dict[str, list[Pair]]
+
+
+def batches_of(work: StoreWork, stores: Sequence[LoadedState | LookedUp | None]) -> Iterator[pa.RecordBatch]:
     """Yield all rows of a loaded store; of two, what changed from the first to the second, by family and key.
 
     Raises:
@@ -82,9 +88,10 @@ def batches_of(work: StoreWork, stores: Sequence[LoadedState | None]) -> Iterato
         RowChecksumError: A row that is checked does not fit its checksum.
     """
     schema = arrow_schema(columns_of(work.table, changes=work.changes))
-    names = dict.fromkeys(name for store in stores if store is not None for name in store.families.names)
+    families = (store if isinstance(store, dict) else store.families.names for store in stores if store is not None)
+    names = dict.fromkeys(itertools.chain.from_iterable(families))
     for family in names if work.family is None else names.keys() & {work.family}:
-        chunks = (_chunks(store, family, work.keys, share=len(stores)) for store in stores)
+        chunks = (_chunks(store, family, share=len(stores)) for store in stores)
         for columns in _change_columns(work, family, *chunks) if work.changes else _columns_of(work, family, *chunks):
             count = len(columns[-1])
             values = (work.id.operator, work.id.partition, work.id.store)
@@ -92,14 +99,11 @@ def batches_of(work: StoreWork, stores: Sequence[LoadedState | None]) -> Iterato
             yield pa.RecordBatch.from_arrays([*head, *columns], schema=schema)
 
 
-def _chunks(
-    store: LoadedState | None, family: str, keys: tuple[bytes, ...] | None, *, share: int
-) -> Iterator[list[Pair]]:
+def _chunks(store: LoadedState | LookedUp | None, family: str, *, share: int) -> Iterator[list[Pair]]:
+    if isinstance(store, dict):
+        return iter([rows] if (rows := store.get(family)) else [])
     if store is None or family not in store.families:
         return iter(())
-    if keys is not None:
-        found = [(key, value) for key in keys if (value := store.get(key, family)) is not None]
-        return iter([found] if found else [])
     return store.chunks(family, rows_max=BATCH_ROWS_MAX // share, bytes_max=BATCH_BYTES_MAX // share)
 
 
@@ -380,8 +384,14 @@ class StoresReader(_Reader[StoreWork]):
     @override
     def batches(self, work: StoreWork) -> Iterator[pa.RecordBatch]:
         with contextlib.ExitStack() as stack:
-            is_keyed = work.keys is not None
-            stores = [stack.enter_context(load_store(r, in_place=is_keyed)) if r else None for r in work.reads]
+            stores: list[LoadedState | LookedUp | None] = []
+            for read in work.reads:
+                if read is None:
+                    stores.append(None)
+                elif work.keys is None:
+                    stores.append(stack.enter_context(load_store(read)))
+                else:
+                    stores.append(look_up(read, work.keys, work.family))
             yield from batches_of(work, stores)
 
 

@@ -3,8 +3,9 @@
 import asyncio
 import random
 import shutil
+import struct
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ from rocksdict import (
 )
 
 from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.local.checksums import BLOCK_SUMS
 from engine.rocksdb.in_place import StoreInPlace
+from engine.rocksdb.live import LiveReader
+from engine.rocksdb.merge import read_parent
 from engine.rocksdb.sst_run import SstRun
 from engine.rocksdb.sst_table import BlockCache
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from index.errors import UnknownFormatError
+from index.rocksdb.lookup import decode_deleted_ranges, decode_versions
+from index.rocksdb.sst import decode_footer
 
 Rows = dict[bytes, bytes]
 OPERANDS = Path(__file__).parents[3] / "golden" / "spark_operands"
@@ -120,7 +126,16 @@ def write_store(directory: Path, seed: int) -> None:
             begin, end = sorted([key(rng, spread), key(rng, spread)])
             db.compact_range(begin, end)
     del snapshots
-    db.close()
+    if is_logged:  # closing it would leave no rows in its log
+        db.flush_wal(sync=True)
+        copy = directory.with_name("copy")
+        copy.mkdir()
+        LiveReader(directory).copy(copy)
+        db.close()
+        shutil.rmtree(directory)
+        copy.rename(directory)
+    else:
+        db.close()
 
 
 def rows_of(directory: Path, merge_delimiter: bytes | None = None) -> Rows:
@@ -134,7 +149,7 @@ def check_store(directory: Path, seed: int) -> None:
     everything = sorted(expected)
 
     async def check() -> None:
-        store = await StoreInPlace.open(LocalRanges(directory), BlockCache(rng.choice([0, 10_000, 1 << 26])))
+        store = await StoreInPlace.open(LocalRanges(directory), cache_bytes=rng.choice([0, 10_000, 1 << 26]))
         found = [row async for rows in store.chunks() for row in rows]
         assert found == sorted(expected.items())
         wanted = {key(rng, 2000) for _ in range(30)} | set(rng.sample(everything, min(30, len(everything))))
@@ -151,6 +166,119 @@ def check_store(directory: Path, seed: int) -> None:
 def test_random_stores_are_read_as_rocksdb_reads_them(tmp_path: Path, seed: int) -> None:
     write_store(tmp_path / "store", seed)
     check_store(tmp_path / "store", seed)
+
+
+def test_some_of_these_stores_have_rows_in_a_log_and_some_delete_ranges(tmp_path: Path) -> None:
+    logs, ranges = 0, 0
+    for seed in range(25):
+        write_store(tmp_path / "store", seed)
+        logs += any(log.stat().st_size for log in (tmp_path / "store").glob("*.log"))
+        if not any(log.stat().st_size for log in (tmp_path / "store").glob("*.log")):
+            ranges += bool(read_parent(tmp_path / "store").range_deletions)
+        shutil.rmtree(tmp_path / "store")
+    assert min(logs, ranges) > 3, (logs, ranges)
+
+
+def unlogged() -> WriteOptions:
+    how = WriteOptions()
+    how.disable_wal = True  # type: ignore[method-assign,assignment]  # rocksdict's stub errs
+    return how
+
+
+async def test_a_file_that_only_deletes_ranges_is_read(tmp_path: Path) -> None:
+    options = Options(raw_mode=True)
+    options.set_disable_auto_compactions(True)
+    db = Rdict(str(tmp_path / "store"), options)
+    for n in range(10):
+        db.put(b"k%d" % n, b"v", unlogged())
+    db.flush()
+    db.delete_range(b"k3", b"k6", unlogged())
+    db.flush()
+    db.close()
+    store = await StoreInPlace.open(LocalRanges(tmp_path / "store"))
+    found = [row[0] async for rows in store.chunks() for row in rows]
+    assert found == [b"k%d" % n for n in (0, 1, 2, 6, 7, 8, 9)]
+    assert [await store.get(b"k%d" % n) for n in (2, 3, 5, 6)] == [b"v", None, None, b"v"]
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Path:
+    """Two logs: of the first one a column family still needs rows."""
+    db = Rdict(str(tmp_path / "open"), Options(raw_mode=True))
+    other = db.create_column_family("a", Options(raw_mode=True))
+    for n in range(5):
+        db[b"k%d" % n] = b"v" * 50
+    other[b"a"] = b"1"
+    other.flush()
+    for n in range(5, 8):
+        db[b"k%d" % n] = b"v" * 50
+    db.flush_wal(sync=True)
+    (tmp_path / "store").mkdir()
+    LiveReader(tmp_path / "open").copy(tmp_path / "store")
+    other.close()
+    db.close()
+    assert len(logs_of(tmp_path / "store")) == 2
+    return tmp_path / "store"
+
+
+def logs_of(store: Path) -> list[Path]:
+    return sorted(path for path in store.glob("*.log") if path.stat().st_size)
+
+
+async def test_a_log_is_read_and_one_that_is_not_whole_is_not_guessed(logged: Path) -> None:
+    store = await StoreInPlace.open(LocalRanges(logged))
+    assert [row[0] async for rows in store.chunks() for row in rows] == [b"k%d" % n for n in range(8)]
+    assert await store.get(b"a", "a") == b"1"
+    first, last = logs_of(logged)
+    whole = last.read_bytes()
+    last.write_bytes(whole[:-10])
+    store = await StoreInPlace.open(LocalRanges(logged))
+    assert [row[0] async for rows in store.chunks() for row in rows] == [b"k%d" % n for n in range(7)]
+    last.write_bytes(whole[:-1] + b"\xff")
+    with pytest.raises(UnknownFormatError, match="write-ahead log that is not read") as caught:
+        await StoreInPlace.open(LocalRanges(logged))
+    assert "restore" in caught.value.hint
+    last.write_bytes(whole)
+    first.write_bytes(first.read_bytes()[:-100])
+    with pytest.raises(UnknownFormatError, match="cut before the next one"):
+        await StoreInPlace.open(LocalRanges(logged))
+
+
+async def test_keys_that_are_not_in_order_are_damage(tmp_path: Path) -> None:
+    """As by a hostile writer, who writes the checksum too."""
+    options = Options(raw_mode=True)
+    options.set_compression_type(DBCompressionType.none())
+    blocks = BlockBasedOptions()
+    blocks.set_format_version(5)
+    options.set_block_based_table_factory(blocks)
+    db = Rdict(str(tmp_path / "store"), options)
+    for name in (b"bkey", b"ckey", b"dkey"):
+        db.put(name, b"v", unlogged())
+    db.flush()
+    db.close()
+    (sst,) = (tmp_path / "store").glob("*.sst")
+    data = sst.read_bytes()
+    summed = BLOCK_SUMS[decode_footer(data[-53:], len(data)).checksum]
+    # The first block of the file has all rows.
+    end = next(n for n in range(1, len(data)) if summed(data[:n]) == int.from_bytes(data[n : n + 4], "little"))
+    block = data[:end].replace(b"dkey", b"akey")
+    sst.write_bytes(block + summed(block).to_bytes(4, "little") + data[end + 4 :])
+    store = await StoreInPlace.open(LocalRanges(tmp_path / "store"))
+    with pytest.raises(DamagedError, match="behind a greater one"):
+        [rows async for rows in store.chunks()]
+
+
+@pytest.mark.parametrize("decode", [decode_versions, decode_deleted_ranges])
+def test_a_small_block_makes_no_memory_of_its_entries(decode: Callable[[bytes], object]) -> None:
+    trailer = bytes((1, 9, 0, 0, 0, 0, 0, 0))
+    long = bytes((0,)) + encode_varint(200_008) + bytes((0,)) + b"k" * 200_000 + trailer
+    repeated = encode_varint(200_008) + bytes((0, 0))
+    block = long + repeated * 5000 + struct.pack("<II", 0, 1)
+    with pytest.raises((ValueError, NotImplementedError)):
+        decode(block)
+    many = bytes((0, 8, 0)) + trailer + bytes((8, 0, 0)) * 3_000_000 + struct.pack("<II", 0, 1)
+    with pytest.raises((ValueError, NotImplementedError)):
+        decode(many)
 
 
 @pytest.mark.soak
@@ -196,7 +324,7 @@ async def test_a_key_costs_the_end_of_each_file_that_may_have_it_and_one_block(l
 
 async def test_a_scan_reads_ahead_and_no_further_than_its_end(large: Path) -> None:
     files = LocalRanges(large)
-    store = await StoreInPlace.open(files, BlockCache(0))
+    store = await StoreInPlace.open(files, cache_bytes=0)
     files.requests.clear()
     assert sum([len(rows) async for rows in store.chunks(start=b"key-01000", stop=b"key-01010")]) == 10
     assert len(files.requests) <= 5
@@ -204,6 +332,14 @@ async def test_a_scan_reads_ahead_and_no_further_than_its_end(large: Path) -> No
     assert sum([len(rows) async for rows in store.chunks()]) == 5000
     ssts = sum(name.endswith(".sst") for name in files.names())
     assert len(files.requests) < 8 * ssts
+
+
+def encode_varint(value: int) -> bytes:
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*data, value))
 
 
 def flip_byte(file: Path, at: int) -> None:
