@@ -4,7 +4,8 @@ A RocksDB of about 10 GiB, of several levels, is backed up to a repository in a 
 takes 20 ms before it begins, as to an object store. Each round, of a key that no round before it had:
 
 - `cold`: a repository is opened, the newest commit found and pinned, and the key looked up; nothing is in memory.
-- `warm`: three more keys, each by itself, in the store that is open.
+- `warm`: a key near that one, in the store that is open: what leads to it is in memory.
+- `elsewhere`: two more keys, each by itself, of other files.
 - `restored`: the store is restored to an empty directory, opened by RocksDB, and the key read. Only in the last round.
 
 Requests are all that the store is asked, the pin's among them, but not its release.
@@ -88,13 +89,12 @@ async def look_up(root: Path, numbers: Sequence[int], seconds: dict[str, list[fl
     async with await Repository.open(store) as repository:
         commit = await repository.find(JOB)
         async with repository.store_in_place(commit) as rows:
-            for n, number in enumerate(numbers):
-                before = store.requests.total()
+            before = 0
+            for step, number in zip(("cold", "warm", "elsewhere", "elsewhere"), numbers, strict=True):
                 assert await rows.get(key(number)) == value(number)
-                seconds["warm" if n else "cold"].append(time.perf_counter() - began)
-                requests = store.requests.total() - (before if n else 0)
-                seconds["requests, warm" if n else "requests, cold"].append(requests)
-                began = time.perf_counter()
+                seconds[step].append(time.perf_counter() - began)
+                seconds[f"requests, {step}"].append(store.requests.total() - before)
+                began, before = time.perf_counter(), store.requests.total()
 
 
 async def restore(root: Path, number: int) -> None:
@@ -106,7 +106,8 @@ async def restore(root: Path, number: int) -> None:
 
 def measure(root: Path, *, size_mb: int, rounds: int) -> dict[str, list[float]]:
     """Return seconds, and numbers of requests, of each step by round."""
-    found: dict[str, list[float]] = {step: [] for step in ("cold", "warm", "requests, cold", "requests, warm")}
+    steps = ("cold", "warm", "elsewhere")
+    found: dict[str, list[float]] = {name: [] for step in steps for name in (step, f"requests, {step}")}
     keys = size_mb * 2**20 // VALUE_BYTES
     checkpoint = write_store(root, keys)
     with SyncRepository.init(f"file://{root}/repository") as repository:
@@ -115,7 +116,8 @@ def measure(root: Path, *, size_mb: int, rounds: int) -> dict[str, list[float]]:
     shutil.rmtree(root / "store")
     rng = random.Random(1)
     for _ in range(rounds):
-        asyncio.run(look_up(root, [rng.randrange(keys) for _ in range(4)], found))
+        first, *others = (rng.randrange(keys - 10) for _ in range(3))
+        asyncio.run(look_up(root, [first, first + 10, *others], found))
     began = time.perf_counter()
     asyncio.run(restore(root, rng.randrange(keys)))
     found["restored"] = [time.perf_counter() - began]
@@ -125,7 +127,7 @@ def measure(root: Path, *, size_mb: int, rounds: int) -> dict[str, list[float]]:
 def report(found: dict[str, list[float]], *, size_mb: int) -> None:
     print(f"a store of {size_mb} MB, {REQUEST_S * 1000:.0f} ms before each request")
     for step, values in found.items():
-        print(f"{step:14} median {statistics.median(values):7.3f}, from {min(values):7.3f} to {max(values):7.3f}")
+        print(f"{step:19} median {statistics.median(values):7.3f}, from {min(values):7.3f} to {max(values):7.3f}")
     print(f"restored / cold: {found['restored'][0] / statistics.median(found['cold']):.0f}")
     goals = (("cold", COLD_S), ("requests, cold", COLD_REQUESTS), ("requests, warm", WARM_REQUESTS))
     for step, most in goals:
