@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -478,25 +479,28 @@ def _split(
     runs = {target: SstRun(scratch, target, rocksdb) for target in targets}
     counts = {target: _Counts() for target in targets}
 
-    def put(family: ColumnFamily, rows: Sequence[tuple[bytes, bytes]], partitions: Sequence[int]) -> None:
-        for target in set(partitions):
-            mine = list(itertools.compress(rows, map(target.__eq__, partitions)))
-            counts[target].add(family, len(mine))
-            runs[target].put(mine)
-
-    def named(source: _Source) -> Iterator[list[_Row]]:
+    def placed_rows(source: _Source) -> Iterator[tuple[list[tuple[bytes, bytes]], list[int]]]:
         for family, rows, partitions in _placed_rows(source, work, partitioner, side_by_side=len(sources)):
-            yield [(row[0], row, target, family) for row, target in zip(rows, partitions, strict=True)]
+            for target, number in Counter(partitions).items():
+                counts[target].add(family, number)
+            yield rows, partitions
+
+    def put(rows: Sequence[tuple[bytes, bytes]], partitions: Sequence[int]) -> None:
+        for target in set(partitions):
+            runs[target].put(list(itertools.compress(rows, map(target.__eq__, partitions))))
 
     if len(sources) == 1:
-        for placed in _placed_rows(sources[0], work, partitioner):
+        for placed in placed_rows(sources[0]):
             put(*placed)
     else:
         # All sources side by side: the files of a target follow each other, and overlap nowhere.
-        for merged in merge_runs([named(source) for source in sources]):
-            for family, group in itertools.groupby(merged, key=itemgetter(3)):
-                _, rows, partitions, _ = zip(*group, strict=True)
-                put(family, rows, partitions)
+        keyed = (
+            ([(row[0], row, of) for row, of in zip(*placed, strict=True)] for placed in placed_rows(source))
+            for source in sources
+        )
+        for merged in merge_runs([*keyed]):
+            _, rows, partitions = zip(*merged, strict=True)
+            put(rows, partitions)
     made = []
     for target in targets:
         with StoreWriter.open(scratch / f"store-{target}", rocksdb, compactions_wait=True) as store:

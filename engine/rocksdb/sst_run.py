@@ -19,7 +19,8 @@ class SstRun:
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Write the next rows."""
-        ends = list(itertools.accumulate(len(key) + len(value) for key, value in rows))
+        # Where each row ends, behind its key and its value.
+        ends = list(itertools.accumulate(map(len, itertools.chain.from_iterable(rows))))[1::2]
         at = done_bytes = 0
         while at < len(rows):
             if self._writer is None or self._left_bytes <= 0:
