@@ -503,9 +503,7 @@ class Repository:
 
         A NotFoundError says that the commit has no such store, or was collected meanwhile.
         """
-        reference = require_store(commit, task, store)
-        async with self.pinned(commit, purpose=f"state {task}/{store}"):
-            index, _ = await read_index_of(self.store, reference)
+        async with self._pinned_index(commit, task, store, "state") as index:
             yield IndexStateFiles(self.store, index, self.settings)
 
     @asynccontextmanager
@@ -522,10 +520,15 @@ class Repository:
         Nothing is restored: each read fetches the blocks that it takes. Errors are those of `StoreInPlace.open`, and a
         NotFoundError says that the commit has no such store, or was collected meanwhile.
         """
-        reference = require_store(commit, task, store)
-        async with self.pinned(commit, purpose=f"read {task}/{store}"):
-            index, _ = await read_index_of(self.store, reference)
+        async with self._pinned_index(commit, task, store, "read") as index:
             yield await StoreInPlace.open(SnapshotRanges(self.store, index))
+
+    @asynccontextmanager
+    async def _pinned_index(self, commit: Commit, task: str, store: str, what: str) -> AsyncIterator[SnapshotIndex]:
+        reference = require_store(commit, task, store)
+        async with self.pinned(commit, purpose=f"{what} {task}/{store}"):
+            index, _ = await read_index_of(self.store, reference)
+            yield index
 
     async def read_index(self, reference: IndexReference) -> SnapshotIndex:
         """Read a snapshot index, checked, with deltas resolved; a `DamagedError` if it is missing or altered."""
