@@ -1,18 +1,16 @@
 """The verb `follow`, as a run that ends and as a process that goes on (design 0011)."""
 
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import SECOND, Shell, content
-from tests.integration.test_cli_process import COMMAND, ROOT
+from tests.integration.test_cli_process import WAIT_S, Running
 
 THIRD = {**SECOND, "000003.sst": b"3" * 200_000, "CURRENT": b"MANIFEST-3\n"}
 ONE = ("--task", "0", "--store", "default")
-WAIT_S = 60
 
 
 def test_a_standby_is_kept_looked_at_and_claimed(two_commits: Shell) -> None:
@@ -68,28 +66,15 @@ def test_what_cannot_be_followed_is_refused_with_a_hint(
     assert content(two_commits.directory / "source") == SECOND
 
 
-class Following:
+class Following(Running):
     """A process that follows into `standby`, until it is ended."""
 
     def __init__(self, shell: Shell, *words: str) -> None:
-        self._shell, self._standby = shell, shell.directory / "standby"
-        environment = {**shell.environment, "PYTHONPATH": str(ROOT), "HOME": str(shell.directory)}
-        command = [*COMMAND, "follow", "flights", str(self._standby), *ONE, "--every", "100ms", *words]
-        self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        self._standby = shell.directory / "standby"
+        super().__init__(shell, "follow", "flights", str(self._standby), *ONE, "--every", "100ms", *words)
 
     def wait_for(self, files: dict[str, bytes]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while content(self._standby) != files:
-            assert time.monotonic() < deadline, "the commit did not come"
-            assert self.process.poll() is None, self.process.communicate()
-            time.sleep(0.05)
-
-    def end(self, number: int) -> tuple[int, str, str]:
-        self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=WAIT_S)
-        return self.process.returncode, out, err
+        self.wait(lambda: content(self._standby) == files)
 
 
 def wait_for_figure(file: Path, number: int) -> None:

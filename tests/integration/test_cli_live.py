@@ -2,19 +2,16 @@
 
 import contextlib
 import signal
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import Shell, content
 from tests.integration.live_writer import History, open_writer, read_rows, writing
-from tests.integration.test_cli_process import COMMAND, ROOT
+from tests.integration.test_cli_process import Running
 
 KEYS, RATE = 1000, 5000
-WAIT_S = 60
 
 
 @pytest.fixture
@@ -100,27 +97,11 @@ def test_what_cannot_be_done_is_refused_with_a_hint(shell: Shell, words: tuple[s
     assert hint in shell.refused("backup", str(shell.directory / directory), *rest, code=code)["hint"]
 
 
-class SideCar:
+class SideCar(Running):
     """A process that backs up again and again, until it is ended."""
 
     def __init__(self, shell: Shell, *words: str) -> None:
-        environment = {**shell.environment, "PYTHONPATH": str(ROOT), "HOME": str(shell.directory)}
-        command = [*COMMAND, "backup", *words, "--live", "--every", "200ms"]
-        self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def wait(self, until: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not until():
-            assert time.monotonic() < deadline, "it did not come"
-            assert self.process.poll() is None, self.process.communicate()
-            time.sleep(0.05)
-
-    def end(self, number: int) -> tuple[int, str, str]:
-        self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=WAIT_S)
-        return self.process.returncode, out, err
+        super().__init__(shell, "backup", *words, "--live", "--every", "200ms")
 
 
 def commits(shell: Shell) -> int:

@@ -7,13 +7,40 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.conftest import Shell
+
 COMMAND = [sys.executable, "-m", "engine.cli"]
 ROOT = Path(__file__).parents[2]
+WAIT_S = 60
+
+
+class Running:
+    """A command that goes on until it is ended."""
+
+    def __init__(self, shell: Shell, *words: str) -> None:
+        environment = {**shell.environment, "PYTHONPATH": str(ROOT), "HOME": str(shell.directory)}
+        self.process = subprocess.Popen(
+            [*COMMAND, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not until():
+            assert time.monotonic() < deadline, "it did not come"
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.05)
+
+    def end(self, number: int) -> tuple[int, str, str]:
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode, out, err
+
 
 # A store that never answers a request for a blob, so that a run can be interrupted in the middle.
 HANGING = """

@@ -266,12 +266,16 @@ def test_a_lookup_repairs_what_a_whole_read_repairs(
         assert look_up(read, [key for key, _ in expected], "default") == {"default": expected}
 
 
-@pytest.fixture
-def pushed(counted: StatefulQuery) -> Iterator[SparkSession]:
-    session = reading_session(counted)
+def session_that_pushes(query: StatefulQuery) -> Iterator[SparkSession]:
+    session = reading_session(query)
     register_sources(session, push_filters=True)
     yield session
     session.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+
+@pytest.fixture
+def pushed(counted: StatefulQuery) -> Iterator[SparkSession]:
+    yield from session_that_pushes(counted)
 
 
 def test_filters_on_keys_mean_what_they_say(counted: StatefulQuery, pushed: SparkSession) -> None:
@@ -313,10 +317,7 @@ def test_a_filter_on_keys_reads_no_sst_that_cannot_have_them(
 
 @pytest.fixture
 def pushing(joined: StatefulQuery) -> Iterator[SparkSession]:
-    session = reading_session(joined)
-    register_sources(session, push_filters=True)
-    yield session
-    session.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    yield from session_that_pushes(joined)
 
 
 @pytest.mark.soak
