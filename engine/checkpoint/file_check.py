@@ -341,10 +341,8 @@ class _Walk:
             return self._without_sums(footer)
         self._footer = footer
         self._sum = BLOCK_SUMS[footer.checksum]
-        if footer.stored_sum is not None:
-            found = self._sum(footer.summed) + sst.checksum_modifier(footer.base_context_checksum, footer.offset)
-            if found & _UINT32 != footer.stored_sum:
-                raise self._damaged(f"footer at offset {footer.offset} does not fit its checksum")
+        if not footer.is_whole(self._sum):
+            raise self._damaged(f"footer at offset {footer.offset} does not fit its checksum")
         if footer.format_version > sst.FORMAT_VERSION_MAX:
             known = sst.FORMAT_VERSION_MAX
             return SstReport(unchecked=f"is of format version {footer.format_version}, and {known} is known")

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
@@ -16,7 +16,7 @@ from engine.records.repository import OpenRepository
 from engine.restore.ranges import SnapshotRanges
 from engine.restore.restore import read_index_of, restore_store
 from engine.restore.staging import remove_tree
-from engine.rocksdb.in_place import StoreInPlace, after_prefix
+from engine.rocksdb.in_place import StoreInPlace, end_of_prefix
 from engine.rocksdb.store import RocksDbSettings, list_families, open_family
 from engine.runtime import NO_PROGRESS, Progress
 from index.display import DisplayMixin
@@ -48,15 +48,13 @@ class KeyPlace(msgspec.Struct, frozen=True):
     key: bytes
 
 
-class FoundKey(msgspec.Struct, frozen=True, kw_only=True):
-    """One key, with its value if that was asked for; in JSON both as escaped text and as hexadecimal."""
+class NamedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key, and its value if there is one; in JSON both as escaped text and as hexadecimal."""
 
     json_omitted: ClassVar = ("key", "value")
     json_properties: ClassVar = {"key": "text", "key_hex": "key", "value": "value_text", "value_hex": "value"}
 
-    family: str
     key: bytes
-    value_bytes: int
     value: bytes | None = None
 
     @property
@@ -66,6 +64,13 @@ class FoundKey(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def value_text(self) -> str | None:
         return escape_bytes(self.value) if self.value is not None else None
+
+
+class FoundKey(NamedKey, frozen=True, kw_only=True):
+    """One key of a store, with its value if that was asked for."""
+
+    family: str
+    value_bytes: int
 
     @property
     def place(self) -> str:
@@ -102,7 +107,7 @@ class Rows(Protocol):
 
     def chunks(
         self, family: str, *, start: bytes, stop: bytes | None, merge_delimiter: bytes | None
-    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+    ) -> AsyncGenerator[list[tuple[bytes, bytes]], None]:
         """Yield the rows from one key on and before another, in lists."""
         ...
 
@@ -121,7 +126,7 @@ class RestoredRows:
 
     async def chunks(
         self, family: str, *, start: bytes, stop: bytes | None, merge_delimiter: bytes | None
-    ) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+    ) -> AsyncGenerator[list[tuple[bytes, bytes]], None]:
         with open_family(self._directory, family, RocksDbSettings(merge_delimiter=merge_delimiter)) as reader:
             for row in reader.items(start=start):
                 if stop is not None and row[0] >= stop:
@@ -206,14 +211,14 @@ async def find_keys(
     """
     there = store.families
     families = there if wanted.family is None else _from_family(wanted.family, there, store.location)[:1]
-    first, stop = max(wanted.start, wanted.prefix), _least(wanted.stop, after_prefix(wanted.prefix))
+    first, stop = max(wanted.start, wanted.prefix), _least(wanted.stop, end_of_prefix(wanted.prefix))
     keys: list[FoundKey] = []
     count, following = 0, None
     for name in families if resume is None else _from_family(resume.family, families, store.location):
         # It begins later in the family to continue in.
         start = max(first, resume.key) if resume is not None and name == resume.family else first
         chunks = store.chunks(name, start=start, stop=stop, merge_delimiter=merge_delimiter)
-        async with contextlib.aclosing(chunks) as rows:  # type: ignore[type-var]  # both are generators
+        async with contextlib.aclosing(chunks) as rows:
             async for key, value in _each(rows):
                 if len(keys) < keys_max:
                     kept = value if values else None

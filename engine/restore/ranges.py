@@ -20,10 +20,11 @@ class SnapshotRanges:
         self.requests = 0
         self.bytes_fetched = 0
         self._store = store
-        self._files = {"/".join(path): file for path, file in files_of(index.dir)}
+        # By path: its names, and the file.
+        self.entries = {"/".join(path): (path, file) for path, file in files_of(index.dir)}
 
     def names(self) -> Iterable[str]:
-        return self._files
+        return self.entries
 
     def size_bytes(self, name: str) -> int:
         return self._find(name).metadata.size_bytes
@@ -67,11 +68,10 @@ class SnapshotRanges:
         return sink.data
 
     def _find(self, name: str) -> FileIndex:
-        found = self._files.get(name)
-        if found is None:
+        if name not in self.entries:
             hint = "see what there is with `tidemark show --files`"
             raise NotFoundError(f"has no file {name}", operation="read", subject=self.location, hint=hint)
-        return found
+        return self.entries[name][1]
 
     def _damaged(self, name: str, reason: str) -> DamagedError:
         return DamagedError(reason, operation="read", subject=f"{self.location}/{name}")

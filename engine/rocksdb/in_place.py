@@ -113,19 +113,16 @@ class StoreInPlace:
             self._logged[of.id],
             *await map_bounded(self._table, files, in_flight_max=_IN_FLIGHT_MAX),
         ]
-        operands: list[bytes] = []
+        found: list[Version] = []
         deleted_before = 0
         for source in sources:
             if source.largest_sequence < deleted_before:
                 break
             deleted_before = max(deleted_before, newest_deletion(source.deleted, key))
-            for version in await source.versions_of(key):
-                if version.sequence < deleted_before or version.kind in _DELETIONS:
-                    return self._joined(None, operands, merge_delimiter)
-                if version.kind == sst.VALUE:
-                    return self._joined(version.value, operands, merge_delimiter)
-                operands.append(version.value)
-        return self._joined(None, operands, merge_delimiter)
+            found += await source.versions_of(key)
+            if found and found[-1].kind != sst.MERGE:
+                break
+        return self._value(found, deleted_before, merge_delimiter)
 
     async def chunks(
         self,
@@ -175,7 +172,7 @@ class StoreInPlace:
             raise NotFoundError(f"has no column family {name!r}", operation="read", subject=self.location, hint=hint)
         return found
 
-    def _value(self, versions: Iterator[Version], deleted_before: int, delimiter: bytes | None) -> bytes | None:
+    def _value(self, versions: Iterable[Version], deleted_before: int, delimiter: bytes | None) -> bytes | None:
         operands: list[bytes] = []
         for version in versions:
             if version.sequence < deleted_before or version.kind in _DELETIONS:
@@ -309,7 +306,7 @@ class _Run:
         return taken
 
 
-def after_prefix(prefix: bytes) -> bytes | None:
+def end_of_prefix(prefix: bytes) -> bytes | None:
     """Return the least key above all keys with a prefix; None if there is none."""
     cut = prefix.rstrip(b"\xff")
     return cut[:-1] + bytes([cut[-1] + 1]) if cut else None

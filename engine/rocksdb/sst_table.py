@@ -155,11 +155,8 @@ class SstTable:
         footer = self._decoded("footer", lambda: sst.decode_footer(tail, size_bytes))
         if footer.checksum not in BLOCK_SUMS:
             raise not_in_place(f"blocks with the checksum {footer.checksum}", self._subject)
-        if footer.stored_sum is not None:
-            found = BLOCK_SUMS[footer.checksum](footer.summed)
-            found += sst.checksum_modifier(footer.base_context_checksum, footer.offset)
-            if found & _UINT32 != footer.stored_sum:
-                raise self._damaged("footer does not fit its checksum")
+        if not footer.is_whole(BLOCK_SUMS[footer.checksum]):
+            raise self._damaged("footer does not fit its checksum")
         if footer.format_version > sst.FORMAT_VERSION_MAX:
             raise not_in_place(f"format version {footer.format_version}", self._subject)
         return footer

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError, NotFoundError
-from engine.rocksdb.in_place import StoreInPlace, after_prefix
+from engine.rocksdb.in_place import StoreInPlace, end_of_prefix
 from engine.rocksdb.sst_table import not_in_place
 from engine.rocksdb.store import DEFAULT_FAMILY
 from engine.state.changelogs import Opener, Replayed
@@ -112,7 +112,7 @@ class StateInPlace(OverlaidStore):
                 yield rows[at : at + rows_max]
 
     def _chunks(self, prefix: bytes, start: bytes) -> Iterator[Rows]:
-        first, stop = max(prefix, start), after_prefix(prefix)
+        first, stop = max(prefix, start), end_of_prefix(prefix)
         chunks = self._store.chunks(start=first, stop=stop, merge_delimiter=self._merge_delimiter)
         try:
             while rows := self._run(_next(chunks)):

@@ -50,16 +50,14 @@ class IndexStateFiles:
 
     def __init__(self, store: BlobStore, index: SnapshotIndex, settings: TransferSettings) -> None:
         self.index = index
-        metadata = index.metadata
-        self.location = f"{metadata.job}/{metadata.task}/{metadata.store}@{metadata.version}_{metadata.unique_id}"
+        self._ranges = SnapshotRanges(store, index)
+        self.location = self._ranges.location
         # GETs of blobs so far, and the files that they brought; parts of files are not among them.
         self.requests = 0
         self.bytes_fetched = 0
         self._store = store
         self._settings = settings
         self._budget = ByteBudget(settings.memory_bytes_max)
-        self._ranges = SnapshotRanges(store, index)
-        self._entries = {"/".join(path): (path, entry) for path, entry in files_of(index.dir)}
         self._headers: dict[StateVersion, Lineage] = {}
         # Not of a plain directory, or one of version 0: a request for a version is refused later.
         with contextlib.suppress(VersionMissingError):
@@ -114,14 +112,14 @@ class IndexStateFiles:
         """Do nothing: the repository closes its store."""
 
     def _find(self, path: str) -> FileIndex:
-        found = self._entries.get(path)
+        found = self._ranges.entries.get(path)
         if found is None:
             raise BlobNotFoundError("is not a file of the snapshot", operation="get", key=f"{self.location}/{path}")
         return found[1]
 
     async def _download(self, path: str, private: Path, target: Path) -> None:
         """Restore one file into a directory of its own, as if it were all of the snapshot."""
-        index = select_files(self.index, [self._entries[path]])
+        index = select_files(self.index, [self._ranges.entries[path]])
         done = await download_index(self._store, index, private, self._settings, target=target, budget=self._budget)
         self.requests += done.requests
 

@@ -42,7 +42,7 @@ Source:
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -156,6 +156,13 @@ class SstFooter(msgspec.Struct, frozen=True, kw_only=True):
     base_context_checksum: int = 0
     stored_sum: int | None = None
     summed: bytes = b""
+
+    def is_whole(self, block_sum: Callable[[bytes], int]) -> bool:
+        """Return whether it fits its own checksum, if it has one; the function is that of its blocks."""
+        if self.stored_sum is None:
+            return True
+        found = block_sum(self.summed) + checksum_modifier(self.base_context_checksum, self.offset)
+        return found & _UINT32 == self.stored_sum
 
 
 class IndexForm(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,24 +39,6 @@ class ReadCost(msgspec.Struct, frozen=True, kw_only=True):
     restored_bytes: int
 
 
-class GotKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key that was asked for, with its value, as `FoundKey`."""
-
-    json_omitted: ClassVar = ("key", "value")
-    json_properties: ClassVar = browse.FoundKey.json_properties
-
-    key: bytes
-    value: bytes | None
-
-    @property
-    def text(self) -> str:
-        return browse.escape_bytes(self.key)
-
-    @property
-    def value_text(self) -> str | None:
-        return None if self.value is None else browse.escape_bytes(self.value)
-
-
 class KeysView(msgspec.Struct, frozen=True, kw_only=True):
     """`keys`. The key that comes next, in `next_...`, is null if these are all; `resume` is what --resume takes."""
 
@@ -83,7 +65,7 @@ class GetView(msgspec.Struct, frozen=True, kw_only=True):
 
     commit: CommitView
     reference: StoreReference
-    found: tuple[GotKey, ...]
+    found: tuple[browse.NamedKey, ...]
     cost: ReadCost
 
 
@@ -176,10 +158,13 @@ def get(session: Session, place: Place, names: tuple[bytes, ...], family: str, f
     """
     with _opened(session, place, "get") as (commit, reference, rows, cost_of):
 
-        async def look_up() -> tuple[GotKey, ...]:
+        async def look_up() -> tuple[browse.NamedKey, ...]:
             delimiter = place.merge_delimiter
             return tuple(
-                [GotKey(key=key, value=await rows.get(key, family, merge_delimiter=delimiter)) for key in names]
+                [
+                    browse.NamedKey(key=key, value=await rows.get(key, family, merge_delimiter=delimiter))
+                    for key in names
+                ]
             )
 
         found, cost = session.repository.loop.run(look_up()), cost_of()

@@ -24,7 +24,7 @@ from engine.inspect.browse import (
     parse_place,
     write_place,
 )
-from engine.rocksdb.in_place import StoreInPlace, after_prefix
+from engine.rocksdb.in_place import StoreInPlace, end_of_prefix
 from engine.rocksdb.store import StoreWriter
 from index.spark.checkpoint import CheckpointBackup
 from tests.unit.engine.conftest import JOB, World
@@ -209,7 +209,7 @@ async def test_operands_without_a_delimiter_are_refused(tmp_path: Path) -> None:
     "prefix, end", [(b"", None), (b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", None), (b"a\xfe\xff", b"a\xff")]
 )
 def test_the_keys_of_a_prefix_end_where_the_next_one_begins(prefix: bytes, end: bytes | None) -> None:
-    assert after_prefix(prefix) == end
+    assert end_of_prefix(prefix) == end
 
 
 @given(st.binary(max_size=30))
