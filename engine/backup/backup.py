@@ -7,6 +7,7 @@ until a commit names the index; everything uploaded carries a TTL until then (de
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from threading import Event
 from typing import Final, Literal, Protocol
@@ -22,6 +23,7 @@ from engine.local.digests import DigestCache, FactReader
 from engine.local.scan import all_files, changed_error, file_system_now_ns, find_difference, opened_dir, scan_dir
 from engine.records.find import find_missing, key_of
 from engine.records.indexes import IndexCache, StoredSnapshot, check_is_of, read_stored_snapshot, write_index
+from engine.records.journal import UploadJournal
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.rocksdb.lock import check_not_held
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
@@ -31,7 +33,7 @@ from index.display import DisplayMixin, format_files, format_seconds, human_byte
 from index.errors import FormatError
 from index.plan.backup import BackupPlan, PlannedFile, build_snapshot, plan_backup
 from index.plan.commits import is_shrunk
-from index.snapshot.contents import blob_keys
+from index.snapshot.contents import blob_keys, new_blob_keys
 from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, diff_dir
 from index.snapshot.invariants import check_snapshot_index
 from index.snapshot.model import (
@@ -149,6 +151,9 @@ class BackupStats(DiffStats, frozen=True, kw_only=True):
     bytes_healed: int = 0
     # Of `seconds`, what it took to look at the directory and to find out what has changed.
     diff_seconds: float = 0.0
+    # What a backup that was broken off had uploaded, and this one did not send again (design 0002, U1).
+    blobs_resumed: int = 0
+    bytes_resumed: int = 0
 
 
 class BackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -241,16 +246,17 @@ async def backup_source(
         EngineError, FormatError: As the source says.
     """
     watch = Stopwatch(repository.runtime)
-    session = repository.runtime.session()
     repository = _as_asked(repository, source, options)
-    async with repository.digests.of(source.directory) as cache:
+    async with AsyncExitStack() as stack:
+        cache = await stack.enter_async_context(repository.digests.of(source.directory))
         facts = await _gather_facts(repository, source, _Base(reference=base, previous=previous), options, cache)
         watch.end_phase("diff")
-        plan = facts.plan
+        plan, journal = facts.plan, await _open_journal(repository, address, facts.base)
+        stack.callback(journal.close)
         metadata = _describe(facts, source, address, options, repository.runtime)
         try:
             # What could not be written down after the last upload is refused before the first one.
-            check_snapshot_index(SnapshotIndex(metadata=metadata, session=session, dir=DirIndex("")))
+            check_snapshot_index(SnapshotIndex(metadata=metadata, session=journal.session, dir=DirIndex("")))
         except FormatError as error:
             subject = f"{metadata.job}/{metadata.task}/{metadata.store} version {metadata.version}"
             hint = "versions grow along a lineage; names are not empty and not too long"
@@ -260,7 +266,7 @@ async def backup_source(
             uploader = Uploader(
                 repository=repository,
                 address=address,
-                session=session,
+                journal=journal,
                 source=opened,
                 ssts=facts.ssts,
                 cache=cache,
@@ -275,14 +281,27 @@ async def backup_source(
                 await source.check_held_still()
                 packs = [Pack(uploader.key(pack.counter), pack.size_bytes) for pack in plan.packs]
                 index = await run_blocking(
-                    build_snapshot, plan, metadata=metadata, session=session, uploaded=uploader.files, packs=packs
+                    build_snapshot,
+                    plan,
+                    metadata=metadata,
+                    session=journal.session,
+                    uploaded=uploader.files,
+                    packs=packs,
                 )
-                scope, ttl_ms, on = address.scope, repository.record.ttl_ms, facts.base.snapshot
-                return await write_index(repository.store, index, scope=scope, ttl_ms=ttl_ms, base=on)
+                return await write_index(
+                    repository.store,
+                    index,
+                    scope=address.scope,
+                    ttl_ms=repository.record.ttl_ms,
+                    base=facts.base.snapshot,
+                    counter=journal.counter_first,
+                )
 
             _, (snapshot, created) = await both(uploader.upload(plan), describe())
     repository.indexes.keep(snapshot)
-    stored, stats = snapshot.chain[0], _stats(facts, snapshot.chain[0].size_bytes, watch)
+    stored, stats = snapshot.chain[0], _stats(facts, uploader, snapshot.chain[0].size_bytes, watch)
+    # Of a session that went on, its earlier uploads are new too (U5).
+    uploads = new_blob_keys(snapshot.index) if uploader.resumed else map(uploader.key, range(plan.uploads_count))
     _LOG.info(
         "%s: backed up version %d: %d files, of them %d new and %d retained; %d bytes uploaded; its index is %s",
         Where(repository.store, address),
@@ -307,7 +326,7 @@ async def backup_source(
         ),
         base=base.index if base is not None else None,
         oldest_birth_ms=min((created.created_at_ms, *uploader.created_ms)),
-        new_keys=(*map(uploader.key, range(plan.uploads_count)), stored.key),
+        new_keys=(*uploads, stored.key),
         stats=stats,
         missing_keys=tuple(sorted(facts.base.missing)),
     )
@@ -321,6 +340,13 @@ async def plan_backup_source(
     repository = msgspec.structs.replace(_as_asked(repository, source, options), indexes=IndexCache())
     async with repository.digests.of(source.directory) as cache:
         return (await _gather_facts(repository, source, _Base(reference=base), options, cache)).plan
+
+
+async def _open_journal(repository: OpenRepository, address: StoreAddress, base: "_Base") -> UploadJournal:
+    spent = base.snapshot.index.session if base.snapshot is not None else ""
+    return await repository.journals.open(
+        address.scope, str(address), runtime=repository.runtime, record=repository.record, spent=spent
+    )
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True):
@@ -495,8 +521,9 @@ def _lineage(facts: _Facts) -> tuple[LineageItem, ...]:
     return (*metadata.lineage, LineageItem(metadata.version, metadata.unique_id))[-LINEAGE_KEPT_MAX:]
 
 
-def _stats(facts: _Facts, index_bytes: int, watch: Stopwatch) -> BackupStats:
+def _stats(facts: _Facts, uploader: Uploader, index_bytes: int, watch: Stopwatch) -> BackupStats:
     plan, changes = facts.plan, facts.plan.changes
+    resumed_bytes = sum(size_bytes for _, size_bytes in uploader.resumed.values())
     base_is_gone = facts.base.previous is None and bool(facts.base.missing)
     return BackupStats(
         **msgspec.structs.asdict(changes),
@@ -506,8 +533,10 @@ def _stats(facts: _Facts, index_bytes: int, watch: Stopwatch) -> BackupStats:
         bytes_repacked=plan.bytes_repacked,
         files_inline=len(plan.inline),
         packs=len(plan.packs),
-        blobs=plan.uploads_count,
-        bytes_uploaded=plan.upload_bytes,
+        blobs=plan.uploads_count - len(uploader.resumed),
+        bytes_uploaded=plan.upload_bytes - resumed_bytes,
+        blobs_resumed=len(uploader.resumed),
+        bytes_resumed=resumed_bytes,
         index_bytes=index_bytes,
         requests=facts.base.requests + plan.uploads_count + 1,
         seconds=watch.total_s(),

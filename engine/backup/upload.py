@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from blobstore.base import Body, RequestMetadata
+from blobstore.base import BlobStore, Body, RequestMetadata
 from blobstore.concurrency import ByteBudget, run_all, run_blocking
 from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
@@ -17,10 +17,10 @@ from engine.errors import UnsafeSourceError
 from engine.local.digests import ContentHasher, Digest, DigestCache, FileHasher, hash_bytes, parse_sst
 from engine.local.scan import READ_FLAGS, SourceDir, changed_error, is_still, refusing, unreadable_error
 from engine.records.indexes import put_new
+from engine.records.journal import HashedBody, UploadJournal
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.runtime import Progress
 from index.plan.backup import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
-from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import BlobKey, FileBlob, FileIndex, FilePath, SstIdentity
 
 
@@ -98,6 +98,7 @@ class PartsBody:
     def __init__(self, parts: Sequence[bytes], chunk_bytes: int) -> None:
         self._parts = parts
         self._chunk_bytes = chunk_bytes
+        self._digest: Digest | None = None
         self.size_bytes = sum(map(len, parts))
 
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
@@ -114,14 +115,30 @@ class PartsBody:
         if chunk_bytes:
             yield b"".join(chunk)
 
+    async def read_digest(self) -> Digest:
+        """Return the hash of all parts, as of one blob; nobody asks the CRC32, which is 0."""
+        if self._digest is None:
+            self._digest = Digest(await run_blocking(_hash_parts, self._parts), 0)
+        return self._digest
+
+
+def _hash_parts(parts: Sequence[bytes]) -> bytes:
+    hasher = ContentHasher()
+    for part in parts:
+        hasher.update(part)
+    return hasher.blake3
+
 
 class Uploader(msgspec.Struct, kw_only=True):
-    """One upload of one plan. Every key carries scope and session, every blob the TTL (design 0002, K2 and C5)."""
+    """One upload of one plan. Every key carries scope and session, every blob the TTL (design 0002, K2 and C5).
+
+    What an earlier attempt has uploaded is not sent again (U1 to U6).
+    """
 
     # Where to, the TTL, and the limits of memory and parallelism.
     repository: OpenRepository
     address: StoreAddress
-    session: str
+    journal: UploadJournal
     source: SourceDir
     # The identities of those files in blobs of their own that have one; small files are asked here.
     ssts: Mapping[FilePath, SstIdentity]
@@ -136,6 +153,8 @@ class Uploader(msgspec.Struct, kw_only=True):
     all_read: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     files_left: int = 0
     created_ms: list[int] = msgspec.field(default_factory=list)
+    # By the number of an upload of the plan: the blob of an earlier attempt that stands for it, and its size.
+    resumed: dict[int, tuple[BlobKey, int]] = msgspec.field(default_factory=dict)
     # The hashes of files in blobs of their own by their first number, and of each run of those that were cut.
     whole: dict[int, Digest] = msgspec.field(default_factory=dict)
     run_hashes: dict[BlobKey, bytes] = msgspec.field(default_factory=dict)
@@ -143,7 +162,9 @@ class Uploader(msgspec.Struct, kw_only=True):
     runs_read_again: dict[int, list[bytes]] = msgspec.field(default_factory=dict)
 
     def key(self, counter: int) -> BlobKey:
-        return upload_key(BLOBS, self.address.scope, self.session, counter)
+        if counter in self.resumed:
+            return self.resumed[counter][0]
+        return self.journal.key(self.journal.counter_first + counter)
 
     async def upload(self, plan: BackupPlan) -> None:
         """Send everything; `all_read` is set as soon as no file is read any more.
@@ -187,27 +208,29 @@ class Uploader(msgspec.Struct, kw_only=True):
         self.progress.add(files=len(items), bytes_=sum(item.size_bytes for item in items))
 
     async def _put_pack(self, pack: PlannedPack) -> None:
-        key = self.key(pack.counter)
         async with self.budget.hold(pack.size_bytes):
             read = await run_blocking(_read_files, self.source, pack.files)
-            offset = 0
+            body = PartsBody([one.data for one in read], self.repository.settings.chunk_bytes)
+            is_there = await self._resume(pack.counter, body)
+            key, offset = self.key(pack.counter), 0
             for item, one in zip(pack.files, read, strict=True):
                 self._enter(item, one.digest, one.sst, blobs=(FileBlob(key, 0, offset, item.size_bytes),))
                 offset += item.size_bytes
-            body = PartsBody([one.data for one in read], self.repository.settings.chunk_bytes)
-            await self._put(key, body, f"pack of {len(read)} files")
+            if not is_there:
+                await self._put(pack.counter, body, f"pack of {len(read)} files")
         self.progress.add(files=len(pack.files), bytes_=pack.size_bytes)
 
     async def _put_run(self, planned: PlannedBlobs, position: int, start: int, size_bytes: int) -> None:
-        key = self.key(planned.counter + position)
+        counter = planned.counter + position
         body = self._body(planned.file, start, size_bytes)
         async with self.budget.hold(2 * body.chunk_bytes):
-            await self._put(key, body, "/".join(planned.file.path))
+            if not await self._resume(counter, body):
+                await self._put(counter, body, "/".join(planned.file.path))
             digest = await body.read_digest()
         if size_bytes == planned.file.size_bytes:
             self.whole[planned.counter] = digest
         else:
-            self.run_hashes[key] = digest.blake3
+            self.run_hashes[self.key(counter)] = digest.blake3
         self.progress.add(files=1 if position == 0 else 0, bytes_=size_bytes)
 
     async def _hash_whole(self, planned: PlannedBlobs) -> None:
@@ -231,7 +254,27 @@ class Uploader(msgspec.Struct, kw_only=True):
         if self.runs_read_again.get(planned.counter) != sent:
             raise _read_twice_error(self.source, planned.file)
 
-    async def _put(self, key: BlobKey, body: Body, payload: str) -> None:
+    async def _resume(self, counter: int, body: HashedBody) -> bool:
+        """Use a blob of an earlier attempt that has these bytes, if there is one: one STAT (U3)."""
+        if not self.journal.has_size(body.size_bytes):
+            return False
+        key = self.journal.take(body.size_bytes, (await body.read_digest()).blake3)
+        if key is None or key in self.repository.missing_blobs.keys:
+            return False
+        there = await self._tagged(body, "earlier upload").stat(key)
+        if there is None or there.size_bytes != body.size_bytes:
+            return False
+        self.resumed[counter] = key, body.size_bytes
+        self.created_ms.append(there.created_at_ms)
+        return True
+
+    async def _put(self, counter: int, body: HashedBody, payload: str) -> None:
+        store, ttl_ms = self._tagged(body, payload), self.repository.record.ttl_ms
+        created = await put_new(store, self.key(counter), body, ttl_ms=ttl_ms)
+        self.created_ms.append(created.created_at_ms)
+        await self.journal.note(self.journal.counter_first + counter, body, self.repository.runtime.local_now_ms())
+
+    def _tagged(self, body: Body, payload: str) -> BlobStore:
         address = self.address
         metadata = RequestMetadata(
             job=address.scope.job,
@@ -240,8 +283,7 @@ class Uploader(msgspec.Struct, kw_only=True):
             payload_path=payload,
             size_bytes=body.size_bytes,
         )
-        created = await put_new(self.repository.store.tagged(metadata), key, body, ttl_ms=self.repository.record.ttl_ms)
-        self.created_ms.append(created.created_at_ms)
+        return self.repository.store.tagged(metadata)
 
     def _body(self, item: PlannedFile, start: int, size_bytes: int) -> FileRunBody:
         chunk_bytes = self.repository.settings.chunk_bytes

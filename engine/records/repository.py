@@ -14,6 +14,7 @@ from engine.errors import NotFoundError, UnsafeStoreError, UsageError
 from engine.local.digests import DigestCaches
 from engine.records.find import MissingBlobs
 from engine.records.indexes import IndexCache
+from engine.records.journal import UploadJournals
 from engine.records.log import check_commits, read_record
 from engine.runtime import Pace, Runtime
 from engine.settings import TransferSettings
@@ -49,6 +50,8 @@ class OpenRepository(msgspec.Struct, frozen=True, kw_only=True):
     indexes: IndexCache = msgspec.field(default_factory=IndexCache)
     # What was found missing: the next backup uploads it again (design 0006, M1).
     missing_blobs: MissingBlobs = msgspec.field(default_factory=MissingBlobs)
+    # What was uploaded and is not committed yet: the next backup goes on with it (design 0002, U1).
+    journals: UploadJournals = msgspec.field(default_factory=UploadJournals)
     # What restores have shown of the store's speed.
     pace: Pace = msgspec.field(default_factory=Pace)
 

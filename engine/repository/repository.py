@@ -28,7 +28,7 @@ from engine.collect.report import CollectReport
 from engine.commit.forget import ForgetReport, forget
 from engine.commit.record import ANY, LayoutChange
 from engine.commit.writer import CommitWriter
-from engine.errors import DamagedError, IncompleteError, StaleResultError, bare_message
+from engine.errors import DamagedError, IncompleteError, LeaseExpiredError, StaleResultError, bare_message
 from engine.follow.follow import FollowStatus, FollowStep, Standby
 from engine.inspect.discard import Discarded, discard
 from engine.inspect.explain import Explanation, explain
@@ -49,6 +49,7 @@ from engine.records.find import (
     require_store,
 )
 from engine.records.indexes import is_missing, read_index
+from engine.records.journal import UploadJournals
 from engine.records.leases import PinLease, give_name, hold_pin, list_names, release_name
 from engine.records.log import Noted, ScopeLog, list_scopes, load_log, load_scope
 from engine.records.repository import (
@@ -156,6 +157,7 @@ class Repository:
             runtime=runtime or Runtime(),
             digests=DigestCaches(digests_dir, trust_stat=settings.trust_stat),
             missing_blobs=MissingBlobs(digests_dir),
+            journals=UploadJournals(digests_dir),
         )
         self.url = ""
         self._writers: dict[Scope, CommitWriter] = {}
@@ -337,13 +339,24 @@ class Repository:
     ) -> Commit:
         """Make backups visible, all or none; see `CommitWriter.commit` for arguments and errors."""
         try:
-            return await self._writer(scope).commit(
+            commit = await self._writer(scope).commit(
                 results, version=version, offsets=offsets, layout=layout, parent=parent, dropped=dropped
             )
         except DamagedError as error:
             self.missing_blobs.note([key_of(error)])
             await self._note_missing(scope)
             raise
+        except (LeaseExpiredError, StaleResultError):
+            await self._forget_uploads(results)
+            raise
+        await self._forget_uploads(results)
+        return commit
+
+    async def _forget_uploads(self, results: Sequence[BackupResult]) -> None:
+        """Let the next backup of some stores send all: a commit has what was uploaded, or never will (U4)."""
+        for result in results:
+            address = StoreAddress(result.scope, result.reference.task, result.reference.store)
+            await self.opened.journals.forget(str(address))
 
     async def settle(self, newest: Commit) -> None:
         """Make the newest commit permanent, as the next one will do first (design 0002, T2).

@@ -18,6 +18,7 @@ from tests.integration.conftest import Shell
 COMMAND = [sys.executable, "-m", "engine.cli"]
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60
+MIB = 1024 * 1024
 
 
 class Running:
@@ -229,6 +230,37 @@ def test_a_second_signal_ends_a_run_that_still_cleans_up(
     assert "error: interrupted\n" in err
     assert "destroyed" not in err
     assert "Exception ignored" not in err
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.soak)])
+def test_a_backup_that_is_killed_again_and_again_sends_what_was_in_flight_twice(
+    kills: int, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    run(environment, "init")
+    files = {f"{number:06}.sst": os.urandom(MIB) for number in range(3 * kills)}
+    (tmp_path / "state").mkdir()
+    for name, data in files.items():
+        (tmp_path / "state" / name).write_bytes(data)
+    words = ["backup", str(tmp_path / "state"), "--in-flight-max", "1", "--bwlimit", f"{8 * MIB}"]
+    blobs = tmp_path / "repository" / "blobs"
+
+    def sent() -> int:
+        return sum(path.is_file() for path in blobs.rglob("*-*"))
+
+    for _ in range(kills):
+        before = sent()
+        with subprocess.Popen([*COMMAND, *words], env=environment, stderr=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + WAIT_S
+            while sent() < before + 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            process.kill()
+    done = result_of(environment, *words)["stats"]
+    assert done["blobs_resumed"] + done["blobs"] == len(files)
+    assert done["blobs_resumed"] >= kills
+    # Of each attempt at most the blob whose note had not been written.
+    assert len(files) <= sent() <= len(files) + kills
+    run(environment, "restore", "target")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "target").iterdir()} == files
 
 
 def test_who_ignores_hanging_up_is_not_interrupted_by_it(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -313,6 +313,9 @@ def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path |
     if (dead := stats.files_repacked - stats.files_healed) > 0:
         again = f"{count(dead, 'file')} ({human_bytes(stats.bytes_repacked - stats.bytes_healed)})"
         lines.append(f"packed again {again} of packs that were mostly dead")
+    if stats.blobs_resumed:
+        resumed = f"{count(stats.blobs_resumed, 'blob')} ({human_bytes(stats.bytes_resumed)})"
+        lines.append(f"used {resumed} of a backup that was broken off")
     if stats.files_healed:
         healed = f"{count(stats.files_healed, 'file')} ({human_bytes(stats.bytes_healed)})"
         lines.append(f"uploaded again {healed}, of which bytes were missing: older commits still miss them")

@@ -46,6 +46,7 @@ class Moment(enum.StrEnum):
     DELTA = "index stored as a difference"
     DELTA_CHAIN = "difference to an index that is one itself"
     REPACKED = "backup that packs files again"
+    RESUMED = "backup that goes on with one that was broken off"
     DROPPED = "store dropped by a commit"
     FORGOTTEN = "scope forgotten"
     ZOMBIE_AFTER_FORGETTING = "zombie wakes after its scope was forgotten"

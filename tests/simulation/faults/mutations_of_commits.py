@@ -12,11 +12,13 @@ from blobstore.errors import BlobNotFoundError
 from blobstore.s3 import bucket_rules as s3_bucket
 from blobstore.wrappers.retry import RetryingStore
 from engine.backup.backup import BackupResult, backup_source
+from engine.backup.upload import Uploader
 from engine.commit import record as commit_record
 from engine.commit.record import LayoutChange, Request
 from engine.commit.writer import CommitWriter
 from engine.errors import CommitLostError, DamagedError, StaleResultError
 from engine.records.indexes import new_indexes_of, settle_keys
+from engine.records.journal import HashedBody, UploadJournal, UploadJournals
 from engine.records.log import list_log, read_vouched
 from index.plan import commits as log
 from index.plan.commits import Commit, Head
@@ -419,4 +421,70 @@ def backstop_counts_from_the_upload() -> Iterator[None]:
         return max(7, -(-ttl_ms // day_ms) + 1, -(-3 * collection_period_ms // day_ms))
 
     with everywhere(real, days):
+        yield
+
+
+@mutation(
+    "U2",
+    "the keys of a later attempt are those of the first one",
+    interleavings_of_commits.a_backup_that_was_broken_off_goes_on,
+    shows="DamagedError: ",
+)
+def attempts_share_their_keys() -> Iterator[None]:
+    real = UploadJournal.__init__
+
+    def init(self: UploadJournal, scope: Scope, session: str, attempt: int = 0, notes: Sequence[Any] = ()) -> None:
+        real(self, scope, session, 0, notes)
+
+    with mock.patch.object(UploadJournal, "__init__", init):
+        yield
+
+
+@mutation(
+    "U3",
+    "nobody asks whether a noted blob is still there",
+    interleavings_of_commits.what_a_collection_took_of_an_earlier_attempt_is_sent_again,
+    shows=IS_DAMAGED,
+)
+def notes_are_believed() -> Iterator[None]:
+    async def resume(self: Uploader, counter: int, body: HashedBody) -> bool:
+        key = self.journal.take(body.size_bytes, (await body.read_digest()).blake3)
+        if key is not None:
+            self.resumed[counter] = key, body.size_bytes
+        return key is not None
+
+    with mock.patch.object(Uploader, "_resume", resume):
+        yield
+
+
+@mutation(
+    "U4",
+    "a journal goes on after its commit was refused",
+    interleavings_of_commits.the_lease_begins_with_the_first_upload_that_is_used,
+    shows="LeaseExpiredError",
+)
+def journals_never_end() -> Iterator[None]:
+    async def forget(self: UploadJournals, store: str) -> None:
+        pass
+
+    with mock.patch.object(UploadJournals, "forget", forget):
+        yield
+
+
+@mutation(
+    "U5",
+    "the lease begins with the first upload of the last attempt",
+    interleavings_of_commits.the_lease_begins_with_the_first_upload_that_is_used,
+    shows="no LeaseExpiredError",
+)
+def only_own_uploads_have_a_lease() -> Iterator[None]:
+    real = Uploader._resume
+
+    async def resume(self: Uploader, counter: int, body: HashedBody) -> bool:
+        created_ms = [*self.created_ms]
+        is_there = await real(self, counter, body)
+        self.created_ms[:] = created_ms
+        return is_there
+
+    with mock.patch.object(Uploader, "_resume", resume):
         yield

@@ -8,7 +8,7 @@ from tests.simulation.faults.mutations import MUTATIONS, catch
 from tests.simulation.scenarios.interleavings import INTERLEAVINGS, run_interleaving
 
 # Every rule of the protocol that something can be done to.
-RULES = "K2 K3 C1 C2 C3 C4 C5 C7 T1 T2 T3 T4 D1 D2 D3 D4 D5 D8 D9 D11 D12 P1 P2 I1 I2 I3 I4 S1 S2"
+RULES = "K2 K3 C1 C2 C3 C4 C5 C7 T1 T2 T3 T4 D1 D2 D3 D4 D5 D8 D9 D11 D12 P1 P2 I1 I2 I3 I4 S1 S2 U2 U3 U4 U5"
 SEEDS = [pytest.param(range(1), id="one"), pytest.param(range(20), id="many", marks=pytest.mark.soak)]
 
 

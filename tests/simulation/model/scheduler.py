@@ -5,9 +5,12 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from blobstore.errors import StoreError
 from blobstore.wrappers.retry import HedgeSettings
 from engine.errors import EngineError
+from engine.records.journal import UploadJournals
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.errors import FormatError
@@ -303,6 +306,10 @@ class World:
             if not self._actions.causes.explains(asked, member, error):
                 self.call_log.errors.append(f"7: p{member.number} cannot open the repository: {error!r}")
             return None
+        if self._schedule.journals and process.repository is not None:
+            opened = process.repository.opened
+            journals = UploadJournals(member.directory.parent / "journals")
+            process.repository.opened = msgspec.structs.replace(opened, journals=journals)
         return process
 
     def _act(self, member: Member, trap: Trap) -> asyncio.Task[None]:

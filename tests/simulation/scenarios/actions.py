@@ -151,7 +151,7 @@ class Actions:
         scope, store = self._scope(step), f"s{step.store}"
         number = self._next()
         unique_id = UniqueId(f"{step.label or number:08x}-0000-4000-8000-{0 if step.label else member.number:012x}")
-        tree = make_tree(number)
+        tree = make_tree(step.tree or number)
         result = await repository.backup(
             scope, member.write(tree), task=TASK, store=store, options=BackupOptions(unique_id=unique_id)
         )
@@ -160,6 +160,7 @@ class Actions:
         self._server.record_history.bases[key] = result.base.key if result.base is not None else None
         member.results.setdefault(scope, {})[TASK, store] = result
         self._met(Moment.REPACKED, int(result.stats.files_repacked > 0))
+        self._met(Moment.RESUMED, int(result.stats.blobs_resumed > 0))
         if result.stats.files_repacked and any(m.is_busy and m.verb == "restore" for m in self._members):
             self._met(Moment.REPACK_AGAINST_RESTORE)
 

@@ -58,6 +58,8 @@ class Plot:
         self.stale: tuple[int, ...] = ()
         # Indexes are stored as differences wherever there is a base.
         self.deltas = False
+        # All processes are of one machine, with journals of what was uploaded.
+        self.journals = False
 
     def one_in(self, n: int) -> bool:
         return self.rng.randrange(n) == 0

@@ -95,9 +95,15 @@ class Scene:
         self._directories_count = 0
         self._is_made = False
 
-    async def actor(self, name: str, kind: Kind | None = None) -> Actor:
-        """A process, of the interleaving's kind if no other is named; the first one makes the repository."""
-        process = SimProcess(self.server, name, seed=self.seed, kind=kind or self._kind)
+    async def actor(self, name: str, kind: Kind | None = None, *, machine: str = "", behind_s: float = 0) -> Actor:
+        """A process, of the interleaving's kind if no other is named; the first one makes the repository.
+
+        On one machine processes share what they note; its clock may be behind.
+        """
+        cache_dir = self.directory / machine if machine else None
+        process = SimProcess(
+            self.server, name, seed=self.seed, kind=kind or self._kind, skew_s=-behind_s, cache_dir=cache_dir
+        )
         if self._is_made:
             return Actor(self, process, await process.open())
         self._is_made = True

@@ -5,6 +5,7 @@ import contextlib
 from typing import Final
 
 from blobstore.s3 import bucket_rules as s3_bucket
+from blobstore.s3.bucket_rules import EXPIRING
 from engine.backup.backup import BackupResult
 from engine.commit.record import LayoutChange
 from engine.errors import (
@@ -25,6 +26,8 @@ from tests.simulation.scenarios.interleavings import (
     HOUR_S,
     JOB,
     LIFECYCLE_MS,
+    MARGIN_MS,
+    TTL_MS,
     Actor,
     Scene,
     interleaving,
@@ -367,3 +370,51 @@ async def the_backstop_waits_for_a_collection_after_the_last_lease(scene: Scene)
         await collector.collect()
     await asyncio.sleep(20 * DAY_S)
     await scene.check({"a": "one"})
+
+
+async def killed_before_it_ends(scene: Scene, text: str) -> None:
+    """A backup on the machine `m` ends when all is uploaded, its index too, and nobody was informed of that."""
+    first = await scene.actor("first", machine="m")
+    async with scene.held("put_object", "indexes/", "first", first.backup(text), after=True) as working:
+        first.process.kill()
+    with contextlib.suppress(KilledError):
+        await working
+
+
+@interleaving()
+async def a_backup_that_was_broken_off_goes_on(scene: Scene) -> None:
+    await killed_before_it_ends(scene, "one")
+    second = await scene.actor("second", machine="m")
+    result = await second.backup("one")
+    assert result.stats.blobs_resumed, "nothing was used again"
+    await second.commit(result)
+    await scene.check({"a": "one"})
+    assert not [name for name, stored in scene.server.objects.items() if "/blobs/" in name and stored.tag == EXPIRING]
+    await scene.check_all_goes()
+
+
+@interleaving()
+async def what_a_collection_took_of_an_earlier_attempt_is_sent_again(scene: Scene) -> None:
+    await killed_before_it_ends(scene, "one")
+    await asyncio.sleep(2 * HOUR_S)
+    await (await scene.actor("collector")).collect()
+    # By its clock nothing is old.
+    second = await scene.actor("second", machine="m", behind_s=2 * HOUR_S)
+    await second.push("one")
+    await scene.check({"a": "one"})
+    await scene.check_all_goes()
+
+
+@interleaving()
+async def the_lease_begins_with_the_first_upload_that_is_used(scene: Scene) -> None:
+    await killed_before_it_ends(scene, "one")
+    since_s = (TTL_MS - MARGIN_MS // 2) / 1000
+    await asyncio.sleep(since_s)
+    # By its clock nothing is old.
+    second = await scene.actor("second", machine="m", behind_s=since_s - 60)
+    with refused(LeaseExpiredError):
+        await second.push("one")
+    # Nothing of it is used once more.
+    await second.push("one")
+    await scene.check({"a": "one"})
+    await scene.check_all_goes()

@@ -258,6 +258,51 @@ def following(plot: Plot) -> None:
     plot.do(READER, "follow", scope=scope)
 
 
+def resuming(plot: Plot) -> None:
+    """A backup that was broken off goes on in another process of the machine (design 0002, U1 to U6)."""
+    plot.journals = True
+    scope = plot.rng.randrange(2)
+    if scope:
+        plot.push(scope=scope)
+    for _ in range(plot.rng.randrange(2, 5)):
+        # Below it are the trees of backups that have one of their own.
+        tree = plot.rng.randrange(1_000_000, 2_000_000)
+        first, second = plot.rng.choice(((WRITER, WRITER), (WRITER, SECOND), (SECOND, WRITER)))
+        operation, prefix = plot.rng.choice(
+            (
+                ("put_if_absent", "blobs/"),
+                ("put_if_absent", "blobs/"),
+                ("put_if_absent", "blobs/"),
+                ("put_if_absent", "indexes/"),
+                ("put_if_absent", "log/"),
+                ("remove_ttl", "blobs/"),
+            )
+        )
+        effect = plot.pick("kill", "kill", "kill", "kill", "stop", "outage", "adrift")
+        skip = plot.rng.randrange(6) if prefix == "blobs/" else 0
+        plot.trap(first, operation=operation, prefix=prefix, after=plot.one_in(2), effect=effect, skip=skip)
+        plot.do(first, "push", scope=scope, tree=tree, wait=effect != "stop")
+        if plot.one_in(2):
+            # Past half of the lease, the lease, or the TTL.
+            plot.advance(plot.rng.randrange(plot.times.ttl_ms))
+        if plot.one_in(2):
+            plot.collect(wait=plot.one_in(2))
+        if plot.one_in(4):
+            plot.do(KEEPER, plot.rng.choice(("rewind", "forget", "push")), scope=scope, choice=1, wait=plot.one_in(2))
+        if plot.one_in(3):
+            plot.trap(second, plot.collection(), operation="stat", prefix="blobs/", after=plot.one_in(2))
+        plot.do(second, "push", scope=scope, tree=tree, wait=plot.one_in(2))
+        if plot.one_in(3):
+            plot.advance(plot.rng.randrange(plot.times.ttl_ms))
+        plot.wake(first)
+        plot.settle()
+        if plot.one_in(2):
+            plot.do(first, "commit", scope=scope)
+    plot.land()
+    plot.collect()
+    plot.push(scope=scope)
+
+
 def one_id(plot: Plot) -> None:
     """Two snapshots have one unique id; what counts is which index a result was made against (C2, C3)."""
     plot.push(label=1)

@@ -45,6 +45,7 @@ from tests.simulation.scenarios.random_mixes import (
     names,
     one_id,
     rescaled,
+    resuming,
 )
 from tests.simulation.scenarios.random_store_faults import clock_jumps, copied, full_store, rotten, stale_for_one
 from tests.simulation.scenarios.schedule import (
@@ -286,10 +287,13 @@ EFFECTS_MIN: Final = 40
 PAGED_EVERY: Final = 4
 OTHER_TIMES_EVERY: Final = 6
 TWO_THEMES_EVERY: Final = 8
-RESCALED_EVERY: Final = 10
-# Beside the others: as one of `THEMES` it would make another schedule of every seed.
-FOLLOWING_EVERY: Final = 16
-FOLLOWING_REST: Final = 9
+# Themes beside the others, in the schedules of some seeds: as one of `THEMES` each would make another schedule of every
+# seed. With the number of seeds of which one has it, and its rest.
+BESIDE: Final[tuple[tuple[Callable[[Plot], None], int, int], ...]] = (
+    (rescaled, 10, 9),
+    (following, 16, 9),
+    (resuming, 16, 5),
+)
 THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     lost_answer_at_commit,
     collection_before_the_check,
@@ -376,13 +380,11 @@ def make_schedule(seed: int) -> Schedule:
             # Clocks go backwards, too.
             skew_ms = rng.randrange(-DAY_MS, DAY_MS)
             plot.steps.append(Control(process=rng.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
-    # By a number of its own: what a seed leads to otherwise is what it led to before.
-    if seed % RESCALED_EVERY == RESCALED_EVERY - 1:
-        chosen.append(rescaled)
-        rescaled(plot)
-    if seed % FOLLOWING_EVERY == FOLLOWING_REST:
-        chosen.append(following)
-        following(plot)
+    # By numbers of their own: what a seed leads to otherwise is what it led to before.
+    for theme, every, rest in BESIDE:
+        if seed % every == rest:
+            chosen.append(theme)
+            theme(plot)
     if is_enforced and plot.one_in(2):
         plot.do(WRITER, "backup")
         plot.advance(backstop_ms(plot.times) + DAY_MS)
@@ -397,6 +399,7 @@ def make_schedule(seed: int) -> Schedule:
         beginning=beginning,
         faults_per_mille=rng.choice((0, 0, 2, 10)),
         deltas=plot.deltas,
+        journals=plot.journals,
         times=None if plot.times == usual else plot.times,
         stale=plot.stale if store == "memory" else (),
         page_max=_page_max(seed),

@@ -59,6 +59,8 @@ class Do(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="do"
     other: int = 0
     # Of a backup: a unique id that others have too; 0: one of its own.
     label: int = 0
+    # Of a backup: the content, which others have too; 0: one of its own.
+    tree: int = 0
     # Of a restore: which directory. One with content is replaced.
     target: int = 0
     # False: the next step does not wait for the end of the action.
@@ -143,6 +145,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     faults_per_mille: int
     # Indexes are stored as differences wherever there is a base, and not only where it pays.
     deltas: bool
+    # All processes are of one machine, on which backups that are broken off leave their journals.
+    journals: bool = False
     # Keys in a page of a list.
     page_max: int = 1000
     # What is left is judged once everybody is gone, and not only what is there at the end of the steps.

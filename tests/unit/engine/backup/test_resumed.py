@@ -1,0 +1,282 @@
+"""A backup that was broken off goes on: what was uploaded is not sent again (design 0002, U1 to U6)."""
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from typing_extensions import override
+
+from blobstore.base import BytesBody, list_blobs
+from blobstore.errors import StoreUnavailableError
+from blobstore.memory import MemoryStore
+from blobstore.wrappers.forwarding import MeteredStore
+from engine.backup.backup import BackupOptions, BackupResult
+from engine.errors import LeaseExpiredError, StaleResultError
+from engine.repository.repository import Repository
+from engine.runtime import Runtime
+from index.snapshot.codec import encode_record
+from index.snapshot.contents import new_blob_keys
+from index.snapshot.keys import BLOBS, parse_upload_key
+from index.snapshot.keys import REPOSITORY as KEY
+from index.snapshot.model import Scope
+from tests.doubles import InterposedStore
+from tests.unit.engine.workbench import REPOSITORY, SETTINGS, read_tree
+
+SCOPE = Scope("job")
+HOUR_MS = 3_600_000
+# By size: in the index, in a pack, alone, and cut into three.
+FILES = {
+    "inline": b"inline",
+    "packed-1": os.urandom(1500),
+    "packed-2": os.urandom(900),
+    **{f"{number:06}.sst": os.urandom(4000 + number) for number in range(6)},
+    "cut": os.urandom(20_000),
+}
+SENT_BYTES = sum(map(len, FILES.values())) - len(FILES["inline"])
+# One at a time, so that what is in flight is one blob.
+ONE_BY_ONE = msgspec.structs.replace(SETTINGS, in_flight_max=1)
+UPLOADS = 1 + 6 + 3
+
+
+class _Clock(Runtime):
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    @override
+    def local_now_ms(self) -> int:
+        return super().local_now_ms() + self.ahead_ms
+
+
+class _Machine:
+    """One directory and its cache; each backup is by a new process."""
+
+    def __init__(self, root: Path) -> None:
+        self.inner = MemoryStore()
+        self.metered = MeteredStore(self.inner)
+        self.store = InterposedStore(self.metered)
+        self.root, self.state, self.clock = root, root / "state", _Clock()
+        self.state.mkdir()
+        for name, data in FILES.items():
+            (self.state / name).write_bytes(data)
+
+    def process(self) -> Repository:
+        return Repository(
+            self.store, REPOSITORY, settings=ONE_BY_ONE, runtime=self.clock, cache_dir=self.root / "cache"
+        )
+
+    async def backup(self, options: BackupOptions = BackupOptions()) -> tuple[Repository, BackupResult]:
+        repository = self.process()
+        return repository, await repository.backup(SCOPE, self.state, options=options)
+
+    async def break_off(self, *, after: int) -> None:
+        """Back up until the store has had this many uploads; the next one never comes to be."""
+        fails = itertools.count(1)
+
+        async def refuse() -> None:
+            if next(fails) > after:
+                raise StoreUnavailableError("injected", operation="put_if_absent")
+            self.store.before("put_if_absent", BLOBS, refuse)
+
+        self.store.before("put_if_absent", BLOBS, refuse)
+        with pytest.raises(StoreUnavailableError):
+            await self.backup()
+
+    async def blobs(self) -> dict[str, int]:
+        return {blob.key: blob.size_bytes async for blob in list_blobs(self.inner, BLOBS)}
+
+    def journals(self) -> list[Path]:
+        return [*(self.root / "cache").rglob("*.uploads")]
+
+
+@pytest.fixture
+async def machine(tmp_path: Path) -> _Machine:
+    machine = _Machine(tmp_path)
+    await machine.inner.put_if_absent(KEY, BytesBody(encode_record(REPOSITORY)))
+    return machine
+
+
+@pytest.mark.parametrize("after", range(1, UPLOADS))
+async def test_every_byte_is_sent_once_wherever_it_was_broken_off(machine: _Machine, after: int) -> None:
+    await machine.break_off(after=after)
+    left = await machine.blobs()
+    assert len(left) == after
+    repository, result = await machine.backup()
+    assert (result.stats.blobs_resumed, result.stats.bytes_resumed) == (after, sum(left.values()))
+    assert result.stats.blobs == UPLOADS - after
+    assert result.stats.bytes_uploaded + result.stats.bytes_resumed == SENT_BYTES
+    assert sum((await machine.blobs()).values()) == SENT_BYTES
+    commit = await repository.commit(SCOPE, [result])
+    await repository.restore(commit, machine.root / "target")
+    assert read_tree(machine.root / "target") == FILES
+
+
+async def test_a_backup_that_is_broken_off_again_and_again_comes_to_its_end(machine: _Machine) -> None:
+    for _ in range(UPLOADS - 1):
+        await machine.break_off(after=1)
+    _, result = await machine.backup()
+    assert (result.stats.blobs, result.stats.blobs_resumed) == (1, UPLOADS - 1)
+    counters = [parse_upload_key(key).counter for key in await machine.blobs()]
+    assert len(set(counters)) == UPLOADS
+    assert len({parse_upload_key(key).session for key in result.new_keys}) == 1
+
+
+async def test_all_that_the_commit_needs_is_new_and_loses_its_ttl(machine: _Machine) -> None:
+    await machine.break_off(after=4)
+    repository, result = await machine.backup()
+    index = await repository.read_index(result.reference.index)
+    assert set(result.new_keys) == {*new_blob_keys(index), result.reference.index.key}
+    await repository.commit(SCOPE, [result])
+    ttls = {blob.key: blob.expires_at_ms async for blob in list_blobs(machine.inner, "")}
+    assert not any(ttls[key] for key in result.new_keys)
+
+
+async def test_the_lease_is_that_of_the_oldest_upload(machine: _Machine) -> None:
+    await machine.break_off(after=1)
+    [key] = await machine.blobs()
+    _, result = await machine.backup()
+    there = await machine.inner.stat(key)
+    assert there is not None
+    assert result.oldest_birth_ms == there.created_at_ms
+
+
+async def test_only_bytes_that_are_still_there_are_used(machine: _Machine) -> None:
+    await machine.break_off(after=UPLOADS - 1)
+    (machine.state / "000003.sst").write_bytes(os.urandom(4003))
+    repository, result = await machine.backup()
+    assert result.stats.blobs == 2
+    commit = await repository.commit(SCOPE, [result])
+    await repository.restore(commit, machine.root / "target")
+    assert read_tree(machine.root / "target") == read_tree(machine.state)
+
+
+async def test_what_a_collection_has_taken_is_sent_again(machine: _Machine) -> None:
+    await machine.break_off(after=5)
+    gone, *_ = await machine.blobs()
+    await machine.inner.delete([gone])
+    _, result = await machine.backup()
+    assert result.stats.blobs_resumed == 4
+    assert gone not in result.new_keys
+
+
+async def test_what_was_found_damaged_is_sent_again(machine: _Machine) -> None:
+    await machine.break_off(after=5)
+    damaged, *_ = await machine.blobs()
+    machine.process().missing_blobs.note([damaged])
+    _, result = await machine.backup()
+    assert result.stats.blobs_resumed == 4
+    assert damaged not in result.new_keys
+
+
+@pytest.mark.parametrize("ahead_ms", [12 * HOUR_MS, -HOUR_MS])
+async def test_what_is_older_than_half_its_lease_or_of_the_future_is_sent_again(
+    machine: _Machine, ahead_ms: int
+) -> None:
+    await machine.break_off(after=5)
+    machine.clock.ahead_ms = ahead_ms
+    _, result = await machine.backup()
+    assert result.stats.blobs_resumed == 0
+
+
+async def test_a_backup_beside_one_that_runs_takes_nothing_of_it(machine: _Machine) -> None:
+    await machine.break_off(after=5)
+    journals = machine.process().opened.journals
+    held = await journals.open(SCOPE, "job 0/default", runtime=Runtime(), record=REPOSITORY, spent="")
+    try:
+        assert held.counter_first > 0
+        _, result = await machine.backup()
+    finally:
+        held.close()
+    assert result.stats.blobs_resumed == 0
+    assert parse_upload_key(result.reference.index.key).session != held.session
+
+
+async def test_another_store_takes_nothing(machine: _Machine) -> None:
+    await machine.break_off(after=5)
+    result = await machine.process().backup(SCOPE, machine.state, store="other")
+    assert result.stats.blobs_resumed == 0
+
+
+async def test_a_commit_ends_the_journal(machine: _Machine) -> None:
+    await machine.break_off(after=5)
+    repository, result = await machine.backup()
+    assert len(machine.journals()) == 1
+    await repository.commit(SCOPE, [result])
+    assert machine.journals() == []
+
+
+async def test_a_result_that_came_too_late_is_not_used_for_the_next_one(machine: _Machine) -> None:
+    repository, result = await machine.backup()
+    late = msgspec.structs.replace(result, oldest_birth_ms=result.oldest_birth_ms - 24 * HOUR_MS)
+    with pytest.raises(LeaseExpiredError):
+        await repository.commit(SCOPE, [late])
+    _, again = await machine.backup()
+    assert again.stats.blobs_resumed == 0
+
+
+async def test_a_result_of_before_a_forgetting_is_not_used_for_the_next_one(machine: _Machine) -> None:
+    repository, first = await machine.backup()
+    await repository.commit(SCOPE, [first])
+    _, result = await machine.backup(BackupOptions(base=None))
+    await machine.process().forget(SCOPE)
+    with pytest.raises(StaleResultError):
+        await repository.commit(SCOPE, [result])
+    _, again = await machine.backup(BackupOptions(base=None))
+    assert again.stats.blobs_resumed == 0
+
+
+async def test_a_session_whose_commit_was_made_without_an_answer_is_over(machine: _Machine) -> None:
+    repository, result = await machine.backup()
+    [place] = machine.journals()
+    journal = place.read_bytes()
+    await repository.commit(SCOPE, [result])
+    # As a process leaves it that is killed before it reads the answer.
+    place.write_bytes(journal)
+    (machine.state / "000003.sst").write_bytes(os.urandom(4003))
+    _, second = await machine.backup()
+    assert parse_upload_key(second.reference.index.key).session not in journal.decode()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: b"",
+        lambda _: b"\x00" * 100,
+        lambda data: data.replace(b'"session":"', b'"session":"../', 1),
+        lambda data: data.replace(b"job", b"other", 1),
+        lambda data: data.splitlines()[1],
+    ],
+    ids=["empty", "zeros", "session", "store", "no notes"],
+)
+async def test_a_journal_that_cannot_be_read_costs_an_upload(
+    machine: _Machine, change: Callable[[bytes], bytes]
+) -> None:
+    await machine.break_off(after=5)
+    [journal] = machine.journals()
+    journal.write_bytes(change(journal.read_bytes()))
+    _, result = await machine.backup()
+    assert result.stats.blobs_resumed == 0
+
+
+async def test_a_line_that_was_cut_costs_the_note_alone(machine: _Machine) -> None:
+    await machine.break_off(after=5)
+    [journal] = machine.journals()
+    journal.write_bytes(journal.read_bytes()[:-10])
+    await machine.break_off(after=2)
+    _, result = await machine.backup()
+    assert result.stats.blobs_resumed == 6
+
+
+async def test_a_journal_that_others_can_write_is_not_believed(machine: _Machine) -> None:
+    await machine.break_off(after=5)
+    machine.journals()[0].chmod(0o666)
+    _, result = await machine.backup()
+    assert result.stats.blobs_resumed == 0
+
+
+async def test_without_a_cache_nothing_is_noted(machine: _Machine) -> None:
+    repository = Repository(machine.store, REPOSITORY, settings=ONE_BY_ONE)
+    await repository.backup(SCOPE, machine.state)
+    assert machine.journals() == []
