@@ -19,7 +19,7 @@ WITH_JAVA = java_home="$$($(PYTHON) scripts/java_home.py)" && JAVA_HOME="$$java_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv test demo lint wheel soak endure fuzz bench simulate docs clean
+.PHONY: help venv test check demo lint wheel soak endure fuzz bench simulate docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1	/p' Makefile
@@ -37,6 +37,9 @@ IN_MEMORY := $(shell test "0$(SPACE_KIB)" -gt 8388608 && test -w /dev/shm && ech
 
 # TIDEMARK_NO_CEPH=1 make test: as on a machine without Ceph. IN_MEMORY= make test: on the disk.
 test: $(STAMP)  ## Run the tests
+	$(WITH_JAVA) $(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist loadfile -m "not soak and not slow"
+
+check: $(STAMP)  ## Run them and the slow ones, as continuous integration does (half an hour on 2 cores)
 	$(WITH_JAVA) $(IN_MEMORY) $(PYTEST) -n $(WORKERS) --dist loadfile -m "not soak"
 
 # STORE=s3 starts an S3 server for it (Ceph RGW where that is installed, else moto); any other STORE is a URL.

@@ -1,4 +1,4 @@
-"""Which tests stay together on one worker of `make test`, and which of them begin first.
+"""Which tests `make test` leaves out, which stay together on one worker, and which of them begin first.
 
 A worker that gets a long file last works alone at the end, so the long ones begin. Files stay whole, because a file's
 tests share what its fixtures start; so do the files of a directory that starts a JVM, which takes longer to start and
@@ -40,6 +40,23 @@ LONGEST_FIRST: Final = (
     "tests/property/test_index_laws.py",
     "tests/integration/test_memory.py",
 )
+# What `make test` leaves out, and `make check` and CI run: what takes long, where something quicker shows the same. The
+# ids of tests begin so.
+SLOW: Final = (
+    "tests/integration/test_checkpoint_restore_s3.py::test_executors_rescale_a_backup",
+    "tests/integration/test_checkpoint_restore_s3.py::test_a_query_is_followed_to_a_prefix",
+    "tests/simulation/faults/test_crash_points.py::test_stopped_before_any_effect_nothing_is_lost_and_nothing_leaks",
+    "tests/spark/checkpoint/test_matrix.py::test_a_lost_query",
+    "tests/spark/state/test_converted.py::test_stores_are_converted_on_the_executors",
+    "tests/spark/state/test_key_partitions.py::test_every_key_is_where_spark_put_it",
+    "tests/spark/test_canary.py",
+    "tests/spark/test_connect.py",
+    "tests/spark/test_s3.py::test_of_64_stores",
+    "tests/unit/engine/checkpoint/test_replica.py::test_a_cutover_that_is_killed",
+    "tests/unit/engine/checkpoint/test_replica.py::test_a_follower_that_is_killed",
+)
+# The documents that `make test` runs, of all.
+_QUICK_DOCUMENTS: Final = ("README.md", "docs/getting-started.md", "docs/how-to/live-backup.md")
 _RANKS: Final = {unit: rank for rank, unit in enumerate(LONGEST_FIRST)}
 # Each starts a JVM of its own, in a process of its own.
 _ALONE: Final = frozenset({"tests/spark/test_canary.py", "tests/spark/test_connect.py"})
@@ -51,6 +68,13 @@ def unit_of(nodeid: str) -> str:
         return nodeid
     file = nodeid.split("::", 1)[0]
     return file.rpartition("/")[0] if file.startswith("tests/spark/") and file not in _ALONE else file
+
+
+def is_slow(nodeid: str) -> bool:
+    """Whether a test is left out of `make test`."""
+    if nodeid.startswith(_DOCUMENT):
+        return not any(f"[{document}]" in nodeid for document in _QUICK_DOCUMENTS)
+    return nodeid.startswith(SLOW)
 
 
 def sort_longest_first(items: list[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.balance import LONGEST_FIRST, sort_longest_first, unit_of
+from tests.balance import LONGEST_FIRST, SLOW, is_slow, sort_longest_first, unit_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = "tests/docs/test_documents.py::test_each_command_does_what_the_document_says"
@@ -15,6 +15,18 @@ def test_what_comes_first_exists(unit: str) -> None:
     file, _, document = unit.partition("[")
     assert (ROOT / file.split("::")[0]).exists()
     assert not document or (ROOT / document.removesuffix("]")).exists()
+
+
+@pytest.mark.parametrize("begin", SLOW)
+def test_what_is_slow_exists(begin: str) -> None:
+    file, _, name = begin.partition("::")
+    assert f"def {name.partition('[')[0]}" in (ROOT / file).read_text(encoding="utf-8") or not name
+
+
+def test_a_document_is_slow_but_for_a_few() -> None:
+    assert is_slow(f"{DOCUMENT}[docs/how-to/s3.md]")
+    assert not is_slow(f"{DOCUMENT}[README.md]")
+    assert not is_slow("tests/docs/test_documents.py::test_no_command_escapes[docs/how-to/s3.md]")
 
 
 @pytest.mark.parametrize(
