@@ -19,6 +19,7 @@ from typing_extensions import override
 from blobstore import base
 from blobstore.concurrency import give_up
 from blobstore.errors import InvalidRequestError, StoreError
+from blobstore.tracing import IS_INSTALLED, span
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
@@ -276,8 +277,17 @@ class Meter:
             self.seconds[operation] += clock() - began_s
 
 
+@asynccontextmanager
+async def _in_span(
+    request: AbstractAsyncContextManager[None], operation: str, keys: Sequence[str]
+) -> AsyncIterator[None]:
+    with span(f"store.{operation}", is_request=True, key=keys[0] if len(keys) == 1 else "", keys_count=len(keys)):
+        async with request:
+            yield
+
+
 class MeteredStore(ForwardingStore):
-    """Counts every call; directly around a store, that is the requests that the store has to serve."""
+    """Counts every call, and gives each a span; directly around a store, the requests that the store has to serve."""
 
     def __init__(self, inner: base.BlobStore, meter: Meter | None = None) -> None:
         super().__init__(inner)
@@ -285,7 +295,8 @@ class MeteredStore(ForwardingStore):
 
     @override
     def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:
-        return self.meter.request(operation)
+        counted = self.meter.request(operation)
+        return _in_span(counted, operation, keys) if IS_INSTALLED else counted
 
     @override
     def _wrap(self, body: base.Body) -> base.Body:

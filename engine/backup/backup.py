@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from blobstore.base import Created
 from blobstore.concurrency import ByteBudget, both, run_blocking
+from blobstore.tracing import annotate, traced
 from engine.backup.upload import Uploader
 from engine.errors import DamagedError, ShrunkError, UsageError
 from engine.local.digests import DigestCache, FactReader
@@ -217,6 +218,7 @@ class BackupOptions(msgspec.Struct, frozen=True, kw_only=True):
     settings: TransferSettings | None = None
 
 
+@traced("backup_store")
 async def backup_source(
     repository: OpenRepository,
     source: BackupSource,
@@ -246,6 +248,7 @@ async def backup_source(
         EngineError, FormatError: As the source says.
     """
     watch = Stopwatch(repository.runtime)
+    annotate(job=address.scope.job, task=address.task, store=address.store)
     repository = _as_asked(repository, source, options)
     async with AsyncExitStack() as stack:
         cache = await stack.enter_async_context(repository.digests.of(source.directory))
@@ -299,6 +302,7 @@ async def backup_source(
 
             _, (snapshot, created) = await both(uploader.upload(plan), describe())
     repository.indexes.keep(snapshot)
+    annotate(blobs=plan.uploads_count - len(uploader.resumed), bytes_planned=plan.upload_bytes)
     stored, stats = snapshot.chain[0], _stats(facts, uploader, snapshot.chain[0].size_bytes, watch)
     # Of a session that went on, its earlier uploads are new too (U5).
     uploads = new_blob_keys(snapshot.index) if uploader.resumed else map(uploader.key, range(plan.uploads_count))

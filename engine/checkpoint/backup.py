@@ -16,6 +16,7 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
+from blobstore.tracing import traced
 from engine.backup.backup import BackupOptions, BackupResult, check_shrinking
 from engine.checkpoint.check import check_logs, confirm_logs
 from engine.checkpoint.errors import DAMAGE_HINT, QueryMovedOnError, error_context, redact_paths
@@ -262,6 +263,7 @@ async def opened_checkpoint(
         await root.close()
 
 
+@traced("spark.backup")
 async def run_backup(
     repository: Repository,
     root: CheckpointDir,

@@ -18,6 +18,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import StoreError
 from blobstore.local.files import flush
 from blobstore.opening import StoreSettings, local_path_of
+from blobstore.tracing import traced
 from engine.checkpoint.beside import find_batch_commit, take_back
 from engine.checkpoint.groups import (
     GroupRescaled,
@@ -214,6 +215,7 @@ async def restore_checkpoint(
     return await run_restore(repository, place, choice, (restore_stores, rescale_stores), runtime)
 
 
+@traced("spark.restore")
 async def run_restore(
     repository: Repository,
     target: CheckpointTarget,

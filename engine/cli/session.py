@@ -16,6 +16,7 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError, StoreError
 from blobstore.opening import StoreSettings, open_s3, open_store
+from blobstore.tracing import incoming, span
 from engine.blocking import LoopThread
 from engine.cli.config import CommitChoice, check_new_name, user_dir
 from engine.cli.errors import REPOSITORY_META, describe, place_of
@@ -419,8 +420,11 @@ def verb(
                 write_refused(command.words, values, error)
                 raise
             session = Session(command, common, values)
+            # As the environment carries the context of who has started this process.
+            headers = {"traceparent": os.environ.get("TRACEPARENT", "")}
             try:
-                code = function(session, **{n: _take(n, kind, values) for n, kind in parameters.items()})
+                with incoming(headers), span(f"cli.{session.verb}"):
+                    code = function(session, **{n: _take(n, kind, values) for n, kind in parameters.items()})
             except (Exception, KeyboardInterrupt) as error:
                 session.write_figures(describe(error, session.verb).code, error)
                 raise

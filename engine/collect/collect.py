@@ -17,6 +17,7 @@ import msgspec
 from blobstore.base import BlobStore, BytesBody, Created, Lost, UnfinishedPut
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreError
+from blobstore.tracing import traced
 from engine.collect import report
 from engine.collect.backend import (
     KEYS_LISTED_MAX,
@@ -75,6 +76,7 @@ _MAY_ARRIVE: Final = (
 )
 
 
+@traced("collect")
 async def collect(
     store: BlobStore,
     repository: RepositoryRecord,

@@ -14,6 +14,7 @@ import msgspec
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.concurrency import give_up
 from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
+from blobstore.tracing import traced
 from engine.backup.backup import BackupResult
 from engine.commit.record import (
     ANY,
@@ -98,6 +99,7 @@ class CommitWriter:
         async with self._one_at_a_time:
             await self._settle_parent(await self._load_head(parent), frozenset())
 
+    @traced("commit")
     async def commit(
         self,
         results: Sequence[BackupResult],
@@ -156,6 +158,7 @@ class CommitWriter:
             gone = frozenset(key for result in results for key in result.missing_keys)
             return await self._submit(request, compose, results, gone=gone)
 
+    @traced("rewind")
     async def rewind(self, target: Commit) -> Commit:
         """Make an older commit's stores the newest again, as a new commit (C6); other errors as `commit`.
 
@@ -164,6 +167,7 @@ class CommitWriter:
         """
         return await self._submit_copy(Request(kind="rewind", source=target.pointer), target)
 
+    @traced("fork")
     async def fork(self, target: Commit) -> Commit:
         """Begin this writer's scope with another scope's stores, copying no bytes; errors as `rewind`.
 

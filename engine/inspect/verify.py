@@ -13,6 +13,7 @@ from typing_extensions import override
 from blobstore.base import BlobInfo, BlobStore
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
+from blobstore.tracing import traced
 from engine.errors import DamagedError
 from engine.local.digests import FileHasher, HashingSink
 from engine.records.indexes import StoredSnapshot, has_ttl, read_index, read_stored_snapshot, settle_keys
@@ -149,6 +150,7 @@ class _Place(msgspec.Struct, frozen=True):
 _File = tuple[_Place, str, FileIndex]
 
 
+@traced("verify")
 async def verify(
     store: BlobStore,
     commits: Sequence[Commit],

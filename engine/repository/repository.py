@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 import msgspec
 
 from blobstore.base import BlobStore
+from blobstore.tracing import traced
 from engine.backup.backup import (
     LATEST,
     BackupOptions,
@@ -261,6 +262,7 @@ class Repository:
 
     # ------------------------------------------------------------------ backup and commit
 
+    @traced("backup")
     async def backup(
         self,
         scope: Scope,
@@ -554,6 +556,7 @@ class Repository:
 
     # ------------------------------------------------------------------ restore
 
+    @traced("restore")
     async def restore(
         self,
         commit: Commit,
@@ -581,6 +584,7 @@ class Repository:
             async with self.pinned(commit, purpose=f"restore {task}/{store}"):
                 return await restore_store(self.opened, reference, target, options, progress, reading=early.reading)
 
+    @traced("restore")
     async def find_and_restore(
         self,
         scope: Scope,

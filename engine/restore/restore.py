@@ -21,6 +21,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.concurrency import ByteBudget, give_up, run_blocking
 from blobstore.errors import CapabilityMissingError
+from blobstore.tracing import traced
 from blobstore.wrappers.forwarding import UndeletingStore
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.digests import Digest, DigestCache, FactReader
@@ -118,6 +119,7 @@ class Restored(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     instead_because: str = ""
 
 
+@traced("restore_store")
 async def restore_store(
     repository: OpenRepository,
     reference: StoreReference,

@@ -19,11 +19,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from blobstore.opening import StoreSettings, open_store
+from blobstore.tracing import incoming, outgoing, span
 from engine.blocking import LoopThread
 from engine.errors import UsageError
 from engine.repository.repository import Repository, SyncRepository
@@ -32,6 +33,8 @@ from index.snapshot.model import RepositoryRecord
 
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 KEPT_MAX: Final = 8
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +46,21 @@ class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
     transfer: TransferSettings = TransferSettings()
     # How the repository's store is reached.
     store: StoreSettings = StoreSettings()
+
+
+def in_context(task: Callable[[T], Iterator[R]]) -> Callable[[T], Iterator[R]]:
+    """Return a task for `mapInArrow` that goes on with the trace of this moment; the task itself if there is none."""
+    headers = outgoing()
+    return _InContext(headers, task) if headers else task
+
+
+class _InContext(Generic[T, R]):
+    def __init__(self, headers: dict[str, str], task: Callable[[T], Iterator[R]]) -> None:
+        self._headers, self._task = headers, task
+
+    def __call__(self, batches: T) -> Iterator[R]:
+        with incoming(self._headers), span(type(self._task).__name__):
+            yield from self._task(batches)
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):

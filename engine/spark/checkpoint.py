@@ -59,7 +59,7 @@ from engine.errors import (
 from engine.repository.repository import Repository
 from engine.runtime import Runtime, Stopwatch
 from engine.spark import spread
-from engine.spark.access import SparkOptions, absolute, open_on_driver
+from engine.spark.access import SparkOptions, absolute, in_context, open_on_driver
 from engine.spark.errors import SENT, TaskFailedError, decode_error, encode_error
 from engine.state.checkpoint_dir import CheckpointDir, store_url
 from engine.state.query import StoreAt
@@ -610,7 +610,7 @@ def _spread(spark: SparkSession, task: _MakeStores[W], partitions_max: int | Non
         return []
     most = partitions_max or spread.default_partitions(spark)
     placed = spread.placed_work(spark, range(count), [number % min(most, count) for number in range(count)])
-    frame = placed.mapInArrow(task, "number int, made binary, failed binary")
+    frame = placed.mapInArrow(in_context(task), "number int, made binary, failed binary")
     rows = spread.evaluate(frame, operation, task.source).sort_by("number")
     for failed in rows.column("failed").to_pylist():
         if failed is not None:
@@ -626,7 +626,7 @@ async def _check(spark: SparkSession, task: CheckStores, partitions_max: int) ->
             return []
         # Stores of one operator follow each other: dealt out like cards, a large operator is everywhere.
         partitions = [number % min(partitions_max, len(stores)) for number in range(len(stores))]
-        frame = spread.placed_work(spark, stores, partitions).mapInArrow(task, "checked binary")
+        frame = spread.placed_work(spark, stores, partitions).mapInArrow(in_context(task), "checked binary")
         rows = spread.evaluate(frame, "check", task.location).column("checked").to_pylist()
         return [msgspec.msgpack.decode(row, type=StoreChecked) for row in rows]
 

@@ -28,7 +28,7 @@ from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions, RestoreResult, plan_restore_store
 from engine.runtime import Runtime
 from engine.settings import TransferSettings, share_among
-from engine.spark.access import Access, SparkOptions, open_on_driver
+from engine.spark.access import Access, SparkOptions, in_context, open_on_driver
 from engine.spark.claims import ReadyStore
 from engine.spark.errors import SENT, TaskFailedError, encode_error, last_error
 from engine.spark.store_task import JobRun, state_of
@@ -153,7 +153,7 @@ def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], par
         partitions_max or default_partitions(spark),
     )
     placed = placed_work(spark, work, partitions)
-    outcomes = evaluate(placed.mapInArrow(task, from_arrow_schema(OUTCOME_SCHEMA)), operation, subject)
+    outcomes = evaluate(placed.mapInArrow(in_context(task), from_arrow_schema(OUTCOME_SCHEMA)), operation, subject)
     return frame_of(spark, outcomes.sort_by([("task", "ascending"), ("store", "ascending")]))
 
 

@@ -22,7 +22,7 @@ from engine.rocksdb.store import RocksDbSettings
 from engine.runtime import Runtime
 from engine.settings import TransferSettings
 from engine.spark import store_task
-from engine.spark.access import open_on_driver
+from engine.spark.access import in_context, open_on_driver
 from engine.spark.errors import BatchMismatchError, PartitioningError, TaskFailedError, last_error
 from engine.spark.spread import PURPOSE, RestoreForRun, StoreWork, frame_of, spread
 from engine.state.checkpoint_dir import CheckpointDir
@@ -296,7 +296,7 @@ class StatefulJob:
         names = sorted(task.run.bases)
         numbers = pa.array(range(len(names)), pa.int32())
         work = frame_of(spark, pa.table({"task": pa.array(names, pa.string()), "partition": numbers}))
-        return work.repartitionById(max(1, len(names)), "partition").mapInArrow(task, schema)
+        return work.repartitionById(max(1, len(names)), "partition").mapInArrow(in_context(task), schema)
 
     def restore_stores(self, spark: SparkSession, *, partitions_max: int | None = None) -> DataFrame:
         """Bring every store of the newest commit to where the next run finds it, in parallel.
@@ -332,7 +332,7 @@ class StatefulJob:
         if self._options.order_by:
             placed = placed.sortWithinPartitions(*self._options.order_by)
         try:
-            collected = placed.mapInArrow(task, store_task.RESULT_DDL).toArrow()
+            collected = placed.mapInArrow(in_context(task), store_task.RESULT_DDL).toArrow()
         except AnalysisException:
             # Not a task but the caller's DataFrame: Spark's own words are the best.
             raise

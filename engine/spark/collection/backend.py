@@ -34,7 +34,7 @@ from engine.collect.runs import Run, end_run, resume_run
 from engine.errors import DamagedError, UnsafeStoreError
 from engine.records.indexes import is_missing
 from engine.records.roots import References
-from engine.spark.access import Access, SparkOptions, open_on_driver
+from engine.spark.access import Access, SparkOptions, in_context, open_on_driver
 from engine.spark.collection import tasks
 from engine.spark.errors import TaskFailedError, decode_error, last_error
 from engine.spark.spread import ArrowTask, default_partitions, frame_of
@@ -209,7 +209,7 @@ class SparkBackend(CollectBackend):
         live = self._frame(
             [tasks.Row(number, tasks.ITEM, item) for number, item in enumerate(items)], self._partitions_max
         )
-        marks = live.mapInArrow(tasks.MarkTask(access=self._access), tasks.ROWS_DDL)
+        marks = live.mapInArrow(in_context(tasks.MarkTask(access=self._access)), tasks.ROWS_DDL)
         inventories = self._inventories or self._frame(
             [tasks.Row(shard.position, tasks.INVENTORY, None) for shard in plan_format.SHARDS], 1
         )
@@ -306,7 +306,7 @@ class SparkBackend(CollectBackend):
             EngineError, StoreError, FormatError: What a task failed with.
             TaskFailedError: Spark gave up.
         """
-        frame = frame.mapInArrow(task, tasks.ROWS_DDL)
+        frame = frame.mapInArrow(in_context(task), tasks.ROWS_DDL)
         try:
             if self._dry_run:
                 frame = frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
