@@ -1,0 +1,207 @@
+"""Find every checkpoint below a prefix, and what each is, by one listing and a few of its logs (design 0005, W1 to W4).
+
+Nothing is written, and no query notices: each may go on meanwhile.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blobstore.base import BlobStore
+from blobstore.checkpoint_files import FileStatus
+from blobstore.concurrency import map_bounded
+from blobstore.errors import StoreError
+from blobstore.opening import StoreSettings
+from engine.errors import EngineError, NotFoundError
+from engine.runtime import NO_PROGRESS, Progress, Runtime
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.query import StreamingCheckpoint, provider_of
+from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER
+from index.errors import FormatError
+from index.spark.checkpoint import COMMITS, OFFSETS, STATE
+from index.spark.query_logs import parse_batch_name
+from index.spark.requests import DAYS_PER_MONTH, GB, Prices, measure_requests
+from index.spark.waste import WasteReason, find_waste
+
+LIST_PRICES: Final = Prices()
+_AT_ONCE: Final = 8
+# A shorter time between two commits says nothing of a month.
+_WINDOW_MS_MIN: Final = 60_000
+_PROVIDERS: Final = {ROCKSDB_PROVIDER: "RocksDB", HDFS_PROVIDER: "HDFS-backed"}
+
+
+class SurveyedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What the listing and the logs of one checkpoint say."""
+
+    # From the place that was asked for; "." for that itself.
+    path: str
+    # Empty where `metadata` cannot be read.
+    query_id: str = ""
+    # The newest committed batch; -1 before the first. With its age by the store's clock; -1 where that is unknown.
+    batch: int = -1
+    age_ms: int = -1
+    # `RocksDB`, `HDFS-backed`, or the class of another one; empty where the offsets of the batch cannot be read.
+    provider: str = ""
+    # 2 with unique ids, else 1; 0 where the commit cannot be read.
+    format_version: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    # Of these, in `state/`.
+    state_bytes: int = 0
+    # What certainly nobody needs, by reason; there may be more.
+    waste_bytes: Mapping[WasteReason, int] = {}
+    # By the list prices of `Prices`; None where the listing does not say how often the query writes.
+    requests_usd_per_month: float | None = None
+    stored_usd_per_month: float = 0.0
+    # What an operator should look at.
+    findings: tuple[str, ...] = ()
+
+
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
+    """Every checkpoint below a place, by path."""
+
+    location: str
+    checkpoints: tuple[SurveyedCheckpoint, ...]
+    # All that was listed, also outside of checkpoints.
+    files: int
+    size_bytes: int
+
+
+async def survey_checkpoints(
+    location: str | Path | BlobStore,
+    *,
+    store_settings: StoreSettings | None = None,
+    prices: Prices = LIST_PRICES,
+    progress: Progress = NO_PROGRESS,
+    runtime: Runtime | None = None,
+) -> Survey:
+    """Survey all checkpoints at a place and below it.
+
+    Costs one LIST for each 1,000 files, and four GETs for each checkpoint. About 300 bytes of memory for each file.
+
+    Raises:
+        NotFoundError: There is nothing at this place.
+        StoreError: The store did not answer the listing. What then fails for one checkpoint is a finding of it.
+    """
+    now_ms = (runtime or Runtime()).local_now_ms()
+    root = await CheckpointDir.open(location, settings=store_settings)
+    try:
+        files = await root.walk()
+        if not files:
+            hint = "name a directory, or s3://bucket/prefix, below which there are checkpoints"
+            raise NotFoundError("there is nothing here", operation="survey", subject=root.location, hint=hint)
+        found = group_checkpoints(files)
+        progress.total(files=len(found), bytes_=0)
+
+        async def one(path: str) -> SurveyedCheckpoint:
+            surveyed = await _survey(root.child(path) if path else root, path or ".", found[path], now_ms, prices)
+            progress.add(files=1)
+            return surveyed
+
+        surveyed = await map_bounded(one, sorted(found), in_flight_max=_AT_ONCE)
+    finally:
+        await root.close()
+    return Survey(
+        location=root.location,
+        checkpoints=tuple(surveyed),
+        files=len(files),
+        size_bytes=sum(file.size_bytes for file in files),
+    )
+
+
+def group_checkpoints(files: Iterable[FileStatus]) -> dict[str, list[FileStatus]]:
+    """Return the files of each checkpoint by its path, each file with its path in it (W1).
+
+    A checkpoint is a directory with a batch in `offsets/` or `commits/`. One inside of another belongs to that.
+    """
+    listed = list(files)
+    roots = {root for file in listed if (root := _root_of(file.path)) is not None}
+    grouped: dict[str, list[FileStatus]] = {}
+    for file in listed:
+        root = next((above for above in _above(file.path) if above in roots), None)
+        if root is not None:
+            path = file.path.removeprefix(f"{root}/" if root else "")
+            grouped.setdefault(root, []).append(msgspec.structs.replace(file, path=path))
+    return grouped
+
+
+def _root_of(path: str) -> str | None:
+    parts = path.split("/")
+    is_log = len(parts) > 1 and parts[-2] in {OFFSETS, COMMITS} and parse_batch_name(parts[-1]) is not None
+    return "/".join(parts[:-2]) if is_log else None
+
+
+def _above(path: str) -> Iterator[str]:
+    parts = path.split("/")
+    return ("/".join(parts[:length]) for length in range(len(parts)))
+
+
+async def _survey(
+    root: CheckpointDir, path: str, files: Sequence[FileStatus], now_ms: int, prices: Prices
+) -> SurveyedCheckpoint:
+    committed, planned = _times(files, COMMITS), _times(files, OFFSETS)
+    batch = max(committed, default=-1)
+    findings = list[str]()
+    size_bytes = sum(file.size_bytes for file in files)
+    found: dict[str, object] = {}
+    if not committed:
+        findings.append("no batch is committed")
+    elif max(planned, default=-1) > batch:
+        findings.append(f"batch {max(planned)} is planned and not committed")
+    for look in (_query_id, _newest):
+        try:
+            found |= await look(StreamingCheckpoint(root), files, committed, prices)
+        except NotFoundError:
+            findings.append("metadata is missing: Spark starts no query here, or gives it a new id")
+        except (EngineError, FormatError, StoreError) as error:
+            findings.append(str(error))
+    surveyed = SurveyedCheckpoint(
+        path=path,
+        batch=batch,
+        age_ms=max(0, now_ms - committed[batch]) if committed else -1,
+        files=len(files),
+        size_bytes=size_bytes,
+        state_bytes=sum(file.size_bytes for file in files if file.path.startswith(f"{STATE}/")),
+        stored_usd_per_month=size_bytes / GB * prices.usd_per_gb_month,
+        findings=tuple(findings),
+    )
+    return msgspec.structs.replace(surveyed, **found)
+
+
+def _times(files: Iterable[FileStatus], log: str) -> dict[int, int]:
+    """Return when each batch of a log was written, by the store's clock."""
+    named = ((file.path.split("/"), file.modified_at_ms) for file in files)
+    batches = ((parse_batch_name(parts[1]), at_ms) for parts, at_ms in named if len(parts) == 2 and parts[0] == log)  # noqa: PLR2004
+    return {batch: at_ms for batch, at_ms in batches if batch is not None}
+
+
+async def _query_id(
+    checkpoint: StreamingCheckpoint, _: Sequence[FileStatus], __: Mapping[int, int], ___: Prices
+) -> dict[str, object]:
+    return {"query_id": await checkpoint.query_id()}
+
+
+async def _newest(
+    checkpoint: StreamingCheckpoint, files: Sequence[FileStatus], committed: Mapping[int, int], prices: Prices
+) -> dict[str, object]:
+    """Return what the logs of the newest committed batch say, and of the oldest one how often the query commits."""
+    if not committed:
+        return {}
+    batch = max(committed)
+    read = {number: await checkpoint.offsets.get(number) for number in {min(committed), batch}}
+    commit, offsets = await checkpoint.commits.get(batch), read[batch]
+    logged = {number: entry.timestamp_ms for number, entry in read.items() if entry is not None and entry.timestamp_ms}
+    rate, requests_usd = measure_requests(files, logged_at_ms=logged), None
+    if rate is not None and rate.window_ms >= _WINDOW_MS_MIN:
+        requests_usd = rate.requests_usd_per_day(prices) * DAYS_PER_MONTH
+    waste = dict[WasteReason, int]()
+    for each in find_waste(files, batch, commit) if commit is not None else ():
+        waste[each.reason] = waste.get(each.reason, 0) + each.size_bytes
+    return {
+        "provider": "" if offsets is None else _PROVIDERS.get(provider_of(offsets), provider_of(offsets)),
+        "format_version": 0 if commit is None else 1 if commit.unique_ids is None else 2,
+        "waste_bytes": waste,
+        "requests_usd_per_month": requests_usd,
+    }
