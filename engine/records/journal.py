@@ -89,6 +89,9 @@ class UploadJournal:
         """Let another attempt go on."""
         with self._lock:
             if self._file is not None:
+                with contextlib.suppress(OSError):
+                    # Also where a process that was forked meanwhile has it too.
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
                 os.close(self._file)
             self._file = None
 
