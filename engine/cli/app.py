@@ -85,6 +85,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
             "cutover": "spark_follow:spark_cutover",
             "check": "spark:spark_check",
             "survey": "spark_survey:spark_survey",
+            "collect": "spark_collect:spark_collect",
         },
         short_help="Back up, restore and check the checkpoints of Spark.",
         help_="Back up, restore and check the checkpoints of Spark's streaming queries.\n\nBack one up while its query "

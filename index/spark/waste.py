@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from index.spark.checkpoint import STATE
-from index.spark.names import StateFileName, parse_state_name
+from index.spark.names import StateFileName, is_shared_path, parse_state_name
 from index.spark.query_logs import BatchCommit, parse_batch_name
 from index.spark.requests import ListedFile
 
@@ -62,6 +62,26 @@ class _StateFile(NamedTuple):
     def place(self) -> tuple[int, int]:
         return self.operator, self.partition
 
+    @property
+    def shared(self) -> str:
+        """Its path in the directory of its store, if it is an SST or a log."""
+        return "/".join(self.file.path.split("/")[-2:])
+
+    @property
+    def directory(self) -> str:
+        """The directory of its store."""
+        parts = self.file.path.split("/")
+        return "/".join(parts[: -1 if self.name is not None else -2])
+
+    @property
+    def is_snapshot(self) -> bool:
+        return self.name is not None and self.name.kind == "snapshot" and not self.name.checksum
+
+    @property
+    def is_of_spark(self) -> bool:
+        """Whether Spark names files so (design 0014, X1)."""
+        return self.name is not None or is_shared_path(self.shared)
+
     @classmethod
     def of(cls, file: ListedFile) -> "_StateFile | None":
         match file.path.split("/"):
@@ -85,3 +105,89 @@ def _reason(of: _StateFile, newest: int, ids: Mapping[int, Sequence[Sequence[str
     if is_attempt and of.name is not None and of.name.of.unique_id not in ids[of.operator][of.partition]:
         return "lost attempt"
     return None
+
+
+# ---------------------------------------------------------------------- collecting (design 0014)
+
+CollectReason: TypeAlias = Literal["lost attempt", "orphan", "dead operator", "dead partition"]
+
+
+class Collectable(msgspec.Struct, frozen=True, order=True):
+    """One file that a look found to be of no use (design 0014, X3 to X5), as it was listed."""
+
+    path: str
+    size_bytes: int
+    modified_at_ms: int
+    reason: CollectReason
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What one look at a checkpoint has found (X2)."""
+
+    # Of every committed batch that is there, the ids of its stores; None: a commit without ids.
+    ids: Mapping[int, Mapping[int, Sequence[Sequence[str]]] | None]
+    # All files, of the listing before snapshots were read.
+    files: Sequence[ListedFile]
+    # By the directory of a store: the SSTs and logs that its snapshots name, by their paths from there.
+    named: Mapping[str, frozenset[str]]
+    # The directories of stores of which a snapshot could not be read.
+    unread: frozenset[str] = frozenset()
+
+    @property
+    def newest_batch(self) -> int:
+        return max(self.ids, default=-1)
+
+
+def find_collectable(look: Look, *, older_than_ms: int) -> tuple[Collectable, ...]:
+    """Find what a look shows to be of no use, by path (X1 to X6)."""
+    now_ms = max((file.modified_at_ms for file in look.files), default=0)
+    stored = [of for file in look.files if (of := _StateFile.of(file)) is not None and of.is_of_spark]
+    newest, known = look.newest_batch + 1, [ids for ids in look.ids.values() if ids is not None]
+    begun = {of.place for of in stored if of.name is not None and of.name.of.version > newest}
+    alive = {operator for ids in known for operator in ids} | {operator for operator, _ in begun}
+    alive_partitions = {(operator, n) for ids in known for operator, of in ids.items() for n in range(len(of))} | begun
+    # When each store had its newest snapshot of an attempt that was committed.
+    based_ms: dict[str, int] = {}
+    for of in stored:
+        if of.is_snapshot and _attempt(of, look.ids) == "won":
+            based_ms[of.directory] = max(based_ms.get(of.directory, 0), of.file.modified_at_ms)
+
+    def reason_of(of: _StateFile) -> CollectReason | None:
+        if len(known) == len(look.ids) > 0:
+            if of.operator not in alive:
+                return "dead operator"
+            if of.place not in alive_partitions:
+                return "dead partition"
+        if of.name is not None:
+            return "lost attempt" if _attempt(of, look.ids) == "lost" and of.name.of.version < newest else None
+        if of.directory in look.unread or of.shared in look.named.get(of.directory, ()):
+            return None
+        return "orphan" if of.file.modified_at_ms < based_ms.get(of.directory, 0) else None
+
+    return tuple(
+        sorted(
+            Collectable(of.file.path, of.file.size_bytes, of.file.modified_at_ms, reason)
+            for of in stored
+            if of.file.modified_at_ms < now_ms - older_than_ms and (reason := reason_of(of)) is not None
+        )
+    )
+
+
+def _attempt(
+    of: _StateFile, ids: Mapping[int, Mapping[int, Sequence[Sequence[str]]] | None]
+) -> Literal["won", "lost", "unknown"]:
+    """Return what the commit of its batch says of the attempt that wrote a file."""
+    if of.name is None or of.name.of.version - 1 not in ids:
+        return "unknown"
+    committed = ids[of.name.of.version - 1]
+    if committed is None or of.name.of.unique_id is None:
+        return "won" if committed is None and of.name.of.unique_id is None else "unknown"
+    partitions = committed.get(of.operator, ())
+    if of.partition >= len(partitions):
+        return "unknown"
+    return "won" if of.name.of.unique_id in partitions[of.partition] else "lost"
+
+
+def confirm_collectable(first: Sequence[Collectable], second: Sequence[Collectable]) -> tuple[Collectable, ...]:
+    """Return what two looks agree on (X7)."""
+    return tuple(sorted(frozenset(first) & frozenset(second)))

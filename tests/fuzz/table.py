@@ -102,6 +102,10 @@ UNFUZZED: Final[dict[str, str]] = {
     "engine.cli.cmd.doctor": "decodes what it has encoded itself",
     "engine.checkpoint.beside": "has msgspec read the offsets of a commit, and takes any error for none",
     "engine.checkpoint.beside.decode_batch_offsets": "has msgspec read offsets, and takes any error for none",
+    **dict.fromkeys(
+        ("engine.checkpoint.collect", "engine.checkpoint.collect.read_look"),
+        "has msgspec read a file of this user, and what commits and snapshots hold by decoders that are fuzzed",
+    ),
     "engine.records.journal": "has msgspec read lines of a file of this user, and passes over any that is none",
     "engine.follow.follow": "has msgspec read a file of this user, and takes any error for a refusal",
     "index.spark.task_keys": "packs a number of its caller's, and unpacks it again",

@@ -1,0 +1,316 @@
+"""Collect what a checkpoint leaves behind: two looks, a batch apart, and then a quarantine (design 0014)."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blobstore.base import BlobStore
+from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
+from blobstore.local.files import write_whole
+from blobstore.opening import StoreSettings
+from engine.errors import ConflictError, DamagedError, TooMuchToDeleteError, UsageError
+from engine.runtime import NO_PROGRESS, Progress
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.local_files import shared_path
+from engine.state.query import StreamingCheckpoint
+from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
+from index.display import count, human_bytes
+from index.errors import UNDECODABLE, FormatError
+from index.spark.checkpoint import COMMITS, OFFSETS, STATE
+from index.spark.names import parse_state_name
+from index.spark.query_logs import decode_commit, parse_batch_name
+from index.spark.waste import Collectable, Look, confirm_collectable, find_collectable
+
+DAY_MS: Final = 24 * 3_600_000
+TAKEN_SHARE_MAX: Final = 0.2
+_AT_ONCE: Final = 16
+_MOVES_AT_ONCE: Final = 4
+_PLAN_BYTES_MAX: Final = 256 * 1024 * 1024
+
+
+class CollectChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is taken, and when."""
+
+    older_than_ms: int = DAY_MS
+    # The query does not run: no batch has to be committed between the two looks.
+    is_stopped: bool = False
+    taken_share_max: float = TAKEN_SHARE_MAX
+    store_settings: StoreSettings | None = None
+
+
+class CheckpointLook(msgspec.Struct, frozen=True, kw_only=True):
+    """A look at a checkpoint, as a plan file keeps it for the next one."""
+
+    location: str
+    query_id: str
+    # Of every commit that was there, and every batch that was planned: what its file held.
+    commits: dict[int, bytes]
+    planned: tuple[int, ...]
+    state_bytes: int
+    collectable: tuple[Collectable, ...]
+
+    @property
+    def newest_batch(self) -> int:
+        return max(self.commits, default=-1)
+
+
+class CheckpointCollected(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a run."""
+
+    location: str
+    query_id: str
+    # The newest committed batch of this look, and of the one before; None: this was the first.
+    batch: int
+    batch_before: int | None
+    # What this look has found, and what of it both looks have and was moved to the quarantine.
+    found: tuple[Collectable, ...]
+    taken: tuple[Collectable, ...]
+    state_bytes: int
+    # Why nothing was taken, if so.
+    waits_for: str = ""
+
+
+async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int) -> CheckpointLook:
+    """Look once (design 0014, X2 to X6).
+
+    Raises:
+        NotFoundError: There is no checkpoint.
+        BatchLogError, DamagedError: A commit cannot be read.
+        StoreError: As the store says.
+    """
+    checkpoint = StreamingCheckpoint(root)
+    query_id = await checkpoint.query_id()
+
+    async def read(batch: int) -> tuple[int, bytes | None]:
+        try:
+            return batch, await root.read(f"{COMMITS}/{batch}")
+        except BlobNotFoundError:  # purged meanwhile
+            return batch, None
+
+    batches = await checkpoint.committed_batches()
+    read_commits = dict(await map_bounded(read, batches, in_flight_max=_AT_ONCE))
+    commits = {batch: data for batch, data in read_commits.items() if data is not None}
+    files = await root.walk()
+    planned = {number for file in files if (number := _batch_of(file.path)) is not None}
+    named, unread = await _read_snapshots(root)
+    look = Look(
+        ids={batch: decode_commit(data, subject=f"{COMMITS}/{batch}").unique_ids for batch, data in commits.items()},
+        files=files,
+        named=named,
+        unread=unread,
+    )
+    return CheckpointLook(
+        location=root.location,
+        query_id=query_id,
+        commits=commits,
+        planned=tuple(sorted(planned)),
+        state_bytes=sum(file.size_bytes for file in files if file.path.startswith(f"{STATE}/")),
+        collectable=find_collectable(look, older_than_ms=older_than_ms),
+    )
+
+
+def _batch_of(path: str) -> int | None:
+    log, _, name = path.partition("/")
+    return parse_batch_name(name) if log == OFFSETS else None
+
+
+async def _read_snapshots(root: CheckpointDir) -> tuple[Mapping[str, frozenset[str]], frozenset[str]]:
+    """List all state once more; return the SSTs and logs that snapshots name, and the stores where one is unread."""
+    named: dict[str, set[str]] = {}
+    unread: set[str] = set()
+
+    async def read(path: str) -> None:
+        directory = path.rpartition("/")[0]
+        try:
+            zipped = await run_blocking(
+                read_state_zip, await root.read(path, size_bytes_max=ZIP_BYTES_MAX), subject=path
+            )
+        except (BlobNotFoundError, DamagedError, FormatError):
+            unread.add(directory)
+            return
+        files = (*zipped.metadata.sst_files, *zipped.metadata.log_files)
+        named.setdefault(directory, set()).update(shared_path(file.stored_name) for file in files)
+
+    paths = [file.path for file in await root.walk(STATE)]
+    snapshots = [path for path in paths if path.endswith(".zip") and parse_state_name(path.rpartition("/")[2])]
+    await map_bounded(read, snapshots, in_flight_max=_AT_ONCE)
+    return {directory: frozenset(of) for directory, of in named.items()}, frozenset(unread)
+
+
+async def collect_checkpoint(
+    location: str | Path | BlobStore,
+    quarantine: str | Path | BlobStore,
+    before: CheckpointLook | None,
+    choice: CollectChoice | None = None,
+    *,
+    dry_run: bool = False,
+    progress: Progress = NO_PROGRESS,
+) -> tuple[CheckpointCollected, CheckpointLook]:
+    """Look at a checkpoint, and move what it and the look before agree on to the quarantine (design 0014).
+
+    Args:
+        location: The checkpoint; its query may run.
+        quarantine: A place outside of it, which gets the files under their paths.
+        before: What an earlier call has returned; None: nothing is moved.
+        choice: What is taken.
+        dry_run: Move nothing; `taken` says what would be.
+
+    Returns:
+        What was done, and the look for the next call.
+
+    Raises:
+        UsageError: The two looks are of two checkpoints, or the quarantine is within it.
+        ConflictError: The query was taken back between the looks (X7).
+        TooMuchToDeleteError: More than the share of the bytes of state would be taken: nothing was moved.
+        NotFoundError, BatchLogError, DamagedError, StoreError: As `look_at_checkpoint`.
+    """
+    choice = choice or CollectChoice()
+    root = await CheckpointDir.open(location, settings=choice.store_settings)
+    try:
+        here = await look_at_checkpoint(root, older_than_ms=choice.older_than_ms)
+        taken: tuple[Collectable, ...] = ()
+        waits_for = "a second look" if before is None else ""
+        if before is not None:
+            _check_same(before, here)
+            waits_for = _waits_for(before, here, is_stopped=choice.is_stopped)
+            taken = () if waits_for else confirm_collectable(before.collectable, here.collectable)
+            check_share(taken, here.state_bytes, choice.taken_share_max, subject=root.location)
+        if taken and not dry_run:
+            aside = await CheckpointDir.open(quarantine, settings=choice.store_settings)
+            try:
+                _check_outside(root, aside)
+                await _move(root, aside, taken, progress)
+            finally:
+                await aside.close()
+            moved = frozenset(taken)
+            left = tuple(each for each in here.collectable if each not in moved)
+            here = msgspec.structs.replace(here, collectable=left)
+    finally:
+        await root.close()
+    collected = CheckpointCollected(
+        location=here.location,
+        query_id=here.query_id,
+        batch=here.newest_batch,
+        batch_before=None if before is None else before.newest_batch,
+        found=here.collectable,
+        taken=taken,
+        state_bytes=here.state_bytes,
+        waits_for=waits_for,
+    )
+    return collected, here
+
+
+def _check_same(before: CheckpointLook, here: CheckpointLook) -> None:
+    """Refuse another checkpoint, or one whose query was taken back."""
+    if (before.query_id, before.location) != (here.query_id, here.location):
+        message = f"the first look is of query {before.query_id} at {before.location}"
+        raise UsageError(message, operation="spark collect", subject=here.location, hint="begin with another plan file")
+    both = before.commits.keys() & here.commits.keys()
+    oldest = min(here.commits, default=0)
+    gone = [batch for batch in before.commits if batch > oldest and batch not in here.commits]
+    if gone or any(before.commits[batch] != here.commits[batch] for batch in both) or not both:
+        hint = "remove the plan file, and begin with a first look"
+        raise ConflictError(
+            "the query was taken back since the first look", operation="spark collect", subject=here.location, hint=hint
+        )
+
+
+def _waits_for(before: CheckpointLook, here: CheckpointLook, *, is_stopped: bool) -> str:
+    if is_stopped:
+        is_still = (before.commits.keys(), before.planned) == (here.commits.keys(), here.planned)
+        return "" if is_still else "the query to stop: it has gone on since the first look"
+    return "" if here.newest_batch > before.newest_batch else "another batch to be committed"
+
+
+def check_share(taken: Sequence[Collectable], state_bytes: int, share_max: float, *, subject: str) -> None:
+    """Raise `TooMuchToDeleteError` if more than a share of the bytes of state would be taken (X9)."""
+    taken_bytes = sum(each.size_bytes for each in taken)
+    if taken_bytes > share_max * state_bytes:
+        share = f"{taken_bytes / state_bytes:.0%}" if state_bytes else "all"
+        message = f"would take {count(len(taken), 'file')} of {human_bytes(taken_bytes)}, {share} of the state"
+        raise TooMuchToDeleteError(message, operation="spark collect", subject=subject)
+
+
+def _check_outside(root: CheckpointDir, aside: CheckpointDir) -> None:
+    here, there = root.place(), aside.place()
+    if here and there[: len(here)] == here:
+        hint = "name a place beside the checkpoint"
+        raise UsageError("is in the checkpoint", operation="spark collect", subject=aside.location, hint=hint)
+
+
+async def _move(source: CheckpointDir, target: CheckpointDir, taken: Sequence[Collectable], progress: Progress) -> None:
+    progress.total(files=len(taken), bytes_=sum(each.size_bytes for each in taken))
+
+    async def move(each: Collectable) -> None:
+        try:
+            data = await source.read(each.path, size_bytes_max=max(1, each.size_bytes))
+        except BlobNotFoundError:
+            data = None  # Spark has deleted it
+        if data is not None:
+            await target.publish(each.path, data, overwrite=True)
+            await source.delete([each.path])
+        progress.add(files=1, bytes_=each.size_bytes)
+
+    await map_bounded(move, taken, in_flight_max=_MOVES_AT_ONCE)
+    if source.local_root is not None:
+        await run_blocking(_remove_empty, source.local_root, taken)
+
+
+def _remove_empty(root: Path, taken: Sequence[Collectable]) -> None:
+    """Remove the directories of operators and partitions that have no file any more: a reader would look into them."""
+    for each in taken:
+        if each.reason.startswith("dead"):
+            for directory in (root / each.path).parents:
+                if directory == root / STATE:
+                    break
+                try:
+                    directory.rmdir()
+                except OSError:  # it has files, or is gone
+                    break
+
+
+async def undo_collection(
+    location: str | Path | BlobStore, quarantine: str | Path | BlobStore, settings: StoreSettings | None = None
+) -> tuple[str, ...]:
+    """Move all of a quarantine back to its checkpoint; return the paths. What is there again is not replaced (X8)."""
+    root, aside = await asyncio.gather(
+        CheckpointDir.open(location, settings=settings), CheckpointDir.open(quarantine, settings=settings)
+    )
+    try:
+        back = []
+        for file in await aside.walk():
+            data = await aside.read(file.path, size_bytes_max=max(1, file.size_bytes))
+            try:
+                await root.publish(file.path, data, overwrite=False)
+                back.append(file.path)
+            except CheckpointFileExistsError:
+                pass
+            await aside.delete([file.path])
+        return tuple(back)
+    finally:
+        await root.close()
+        await aside.close()
+
+
+def read_look(path: Path) -> CheckpointLook | None:
+    """Read a plan file; None if there is none. UsageError: it is not one."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(error.strerror or str(error), operation="spark collect", subject=str(path)) from error
+    try:
+        return msgspec.json.decode(data[:_PLAN_BYTES_MAX], type=CheckpointLook)
+    except UNDECODABLE as error:
+        hint = "name a file that `spark collect` has written, or one that is not there"
+        raise UsageError("is not a plan", operation="spark collect", subject=str(path), hint=hint) from error
+
+
+def write_look(path: Path, look: CheckpointLook) -> None:
+    """Write a plan file for the next look. OSError: it cannot be written."""
+    write_whole(path, msgspec.json.encode(look))

@@ -1,0 +1,221 @@
+"""What a real checkpoint leaves behind goes to a quarantine, once two looks agree (design 0014)."""
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint.check import check_checkpoint
+from engine.checkpoint.collect import (
+    CheckpointCollected,
+    CheckpointLook,
+    CollectChoice,
+    collect_checkpoint,
+    read_look,
+    undo_collection,
+    write_look,
+)
+from engine.checkpoint.findings import Finding
+from engine.errors import ConflictError, TooMuchToDeleteError, UsageError
+from tests.unit.engine.workbench import read_tree
+
+SPARK = Path(__file__).resolve().parents[3] / "golden" / "spark"
+# Real Spark wrote it: of versions 5 and 8 two attempts each have left files.
+LOST = {
+    "state/0/0/5_3065dc3e-f285-4aee-9fb2-bcce3627200b.changelog",
+    "state/0/0/5_78dfe417-c5c9-47b8-ba1c-194b1306852e.changelog",
+    "state/0/0/8_52aa8f69-d1a6-40e8-b98a-3074cb297a9f.changelog",
+    "state/0/0/8_52aa8f69-d1a6-40e8-b98a-3074cb297a9f.zip",
+    "state/0/0/8_bf09c4fb-2c25-4ed1-8727-5772c7f4d47f.changelog",
+    "state/0/0/8_bf09c4fb-2c25-4ed1-8727-5772c7f4d47f.zip",
+}
+UUID = str(uuid.UUID(int=7))
+ORPHAN = f"state/0/0/SSTs/000099-{UUID}.sst"
+DEAD = f"state/3/0/2_{UUID}.changelog"
+GONE = f"state/0/5/2_{UUID}.changelog"
+DAY_S = 24 * 3600
+STOPPED = CollectChoice(is_stopped=True, taken_share_max=1)
+
+
+def age(root: Path, days: float) -> None:
+    """Let all that is there be older."""
+    for path in root.rglob("*"):
+        if path.is_file():
+            os.utime(path, (path.stat().st_mtime - days * DAY_S,) * 2)
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {path: data for path, data in read_tree(root).items() if not path.endswith("/")}
+
+
+def refresh(root: Path) -> None:
+    """Let the snapshots be younger than all other state, and the newest commit younger than all of it."""
+    age(root, 2)
+    for path in root.glob("state/0/0/*.zip"):
+        os.utime(path)
+    age(root, 2)
+    os.utime(root / "commits" / "9")
+
+
+def plant(root: Path, *paths: str) -> None:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(b"planted")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint of which all but the newest commit is days old."""
+    root = tmp_path / "checkpoint"
+    shutil.copytree(SPARK / "lost-attempts", root, copy_function=shutil.copyfile)
+    (root / "rows.json").unlink()
+    age(root, 3)
+    os.utime(root / "commits" / "9")
+    return root
+
+
+async def state_findings(root: Path) -> list[Finding]:
+    """What is wrong with the state; its sources nobody has kept."""
+    return [finding for finding in (await check_checkpoint(root)).findings if finding.path.startswith("state/")]
+
+
+async def collect(
+    root: Path, before: CheckpointLook | None = None, choice: CollectChoice = STOPPED, *, dry_run: bool = False
+) -> tuple[CheckpointCollected, CheckpointLook]:
+    return await collect_checkpoint(root, root.with_name("aside"), before, choice, dry_run=dry_run)
+
+
+async def test_the_first_look_moves_nothing(checkpoint: Path) -> None:
+    before = files_of(checkpoint)
+    found, _ = await collect(checkpoint)
+    assert {each.reason for each in found.found} == {"lost attempt"}
+    assert (found.taken, found.waits_for) == ((), "a second look")
+    assert files_of(checkpoint) == before
+
+
+async def test_waste_of_every_kind_is_taken_and_nothing_else(checkpoint: Path) -> None:
+    plant(checkpoint, ORPHAN, DEAD, GONE, "state/0/0/SSTs/not-of-spark.sst", "state/9/notes.txt")
+    refresh(checkpoint)
+    before = files_of(checkpoint)
+    _, look = await collect(checkpoint)
+    found, _ = await collect(checkpoint, look)
+    reasons = {each.path: each.reason for each in found.taken}
+    assert {path: reasons.pop(path) for path in (ORPHAN, DEAD, GONE)} == {
+        ORPHAN: "orphan",
+        DEAD: "dead operator",
+        GONE: "dead partition",
+    }
+    assert set(reasons.values()) == {"lost attempt"}
+    assert {path.removesuffix(".crc") for path in reasons} <= LOST
+    after, aside = files_of(checkpoint), files_of(checkpoint.with_name("aside"))
+    assert {**after, **aside} == before
+    assert set(aside) == {each.path for each in found.taken}
+    assert await state_findings(checkpoint) == []
+    # What the snapshot of a lost attempt alone has named is an orphan for the next run, and goes then.
+    _, look = await collect(checkpoint)
+    again, _ = await collect(checkpoint, look)
+    assert {each.reason for each in again.taken} <= {"orphan"}
+    assert await state_findings(checkpoint) == []
+
+
+async def test_undo_brings_all_back(checkpoint: Path) -> None:
+    before = files_of(checkpoint)
+    _, look = await collect(checkpoint)
+    found, _ = await collect(checkpoint, look)
+    assert found.taken
+    back = await undo_collection(checkpoint, checkpoint.with_name("aside"))
+    assert set(back) == {each.path for each in found.taken}
+    assert files_of(checkpoint) == before
+
+
+async def test_a_live_query_has_to_commit_a_batch_between(checkpoint: Path) -> None:
+    choice = CollectChoice(taken_share_max=1)
+    _, look = await collect(checkpoint, choice=choice)
+    found, look = await collect(checkpoint, look, choice)
+    assert (found.taken, found.waits_for) == ((), "another batch to be committed")
+    for log in ("offsets", "commits"):
+        shutil.copyfile(checkpoint / log / "9", checkpoint / log / "10")
+    found, _ = await collect(checkpoint, look, choice)
+    assert found.taken
+    assert found.batch == 10
+
+
+async def test_a_stopped_query_that_goes_on_is_waited_for(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    shutil.copyfile(checkpoint / "offsets" / "9", checkpoint / "offsets" / "10")
+    found, _ = await collect(checkpoint, look)
+    assert (found.taken, found.waits_for[:17]) == ((), "the query to stop")
+
+
+async def test_a_query_that_was_taken_back_is_refused(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    (checkpoint / "commits" / "9").unlink()
+    with pytest.raises(ConflictError, match="taken back"):
+        await collect(checkpoint, look)
+
+
+async def test_a_file_that_was_written_again_stays(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    taken_first = {each.path for each in look.collectable}
+    touched = min(taken_first)
+    os.utime(checkpoint / touched)
+    found, _ = await collect(checkpoint, look)
+    assert {each.path for each in found.taken} == taken_first - {touched}
+
+
+async def test_nothing_young_is_taken(checkpoint: Path) -> None:
+    age(checkpoint, -2.5)
+    os.utime(checkpoint / "commits" / "9")
+    found, _ = await collect(checkpoint)
+    assert found.found == ()
+
+
+async def test_a_snapshot_that_cannot_be_read_keeps_the_orphans(checkpoint: Path) -> None:
+    plant(checkpoint, ORPHAN)
+    refresh(checkpoint)
+    found, _ = await collect(checkpoint)
+    assert ORPHAN in {each.path for each in found.found}
+    (checkpoint / "state/0/0/4_c95511a4-f7e0-40ac-9d4f-112c04dc4b86.zip").write_bytes(b"damaged")
+    found, _ = await collect(checkpoint)
+    assert ORPHAN not in {each.path for each in found.found}
+
+
+async def test_more_than_a_share_is_refused(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    before = files_of(checkpoint)
+    with pytest.raises(TooMuchToDeleteError, match="of the state"):
+        await collect(checkpoint, look, CollectChoice(is_stopped=True, taken_share_max=0.0001))
+    assert files_of(checkpoint) == before
+
+
+async def test_a_dry_run_moves_nothing(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    before = files_of(checkpoint)
+    found, _ = await collect(checkpoint, look, dry_run=True)
+    assert found.taken
+    assert files_of(checkpoint) == before
+
+
+async def test_a_quarantine_within_the_checkpoint_is_refused(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    with pytest.raises(UsageError, match="is in the checkpoint"):
+        await collect_checkpoint(checkpoint, checkpoint / "state" / "aside", look, STOPPED)
+
+
+async def test_another_checkpoints_plan_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    _, look = await collect(checkpoint)
+    shutil.copytree(checkpoint, tmp_path / "copy")
+    with pytest.raises(UsageError, match="the first look is of"):
+        await collect(tmp_path / "copy", look)
+
+
+async def test_a_plan_file_keeps_a_look(checkpoint: Path, tmp_path: Path) -> None:
+    _, look = await collect(checkpoint)
+    assert read_look(tmp_path / "plan") is None
+    write_look(tmp_path / "plan", look)
+    assert read_look(tmp_path / "plan") == look
+    (tmp_path / "plan").write_bytes(b"{}")
+    with pytest.raises(UsageError, match="is not a plan"):
+        read_look(tmp_path / "plan")
