@@ -84,6 +84,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
             "follow": "spark_follow:spark_follow",
             "cutover": "spark_follow:spark_cutover",
             "check": "spark:spark_check",
+            "explain": "spark_explain:spark_explain",
         },
         short_help="Back up, restore and check the checkpoints of Spark.",
         help_="Back up, restore and check the checkpoints of Spark's streaming queries.\n\nBack one up while its query "

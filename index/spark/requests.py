@@ -27,9 +27,9 @@ DAYS_PER_MONTH: Final = 30.44
 GB: Final = 1e9
 # What is written as it is, and not renamed.
 _PLAIN: Final = "sst"
-# Two clocks, of the store and of the driver, measure one window, the one a little later than the other.
+# A batch is logged before it, and committed after it; of a copy its files were written at another pace.
 _COPY_SHARE: Final = 0.1
-_COPY_MS: Final = 5_000
+_COPY_MS: Final = 60_000
 
 
 class ListedFile(Protocol):
