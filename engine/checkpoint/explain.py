@@ -18,6 +18,7 @@ from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
+from blobstore.wrappers.forwarding import MeteredStore
 from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, make_target
 from engine.errors import EngineError, NotFoundError, TargetError
@@ -52,8 +53,9 @@ from index.spark.state_figures import Advice, LevelFigures, OperatorFigures, Sto
 from index.spark.state_rows import FamilyFigures, FamilyScan
 
 _IN_FLIGHT_MAX: Final = 16
+# Of a backup one more: each store has an index.
 REQUESTS_PER_STORE: Final = 2
-# Of a checkpoint on this machine there is no request to save.
+# Of a checkpoint on this machine, and where every row is read, there is no request to save.
 _TAILS_MAX: Final = 10_000
 _ROWS_MAX: Final = 32_768
 _ROWS_BYTES_MAX: Final = 4 * MIB
@@ -109,7 +111,7 @@ class StateExplained(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[Advice, ...]
     # Stores of which something could not be read, and why.
     problems: tuple[str, ...]
-    # That it took; 0 of a directory of this machine.
+    # That it took: 0 of a directory of this machine, and of a backup those for its stores.
     requests: int
     seconds: float
 
@@ -146,6 +148,8 @@ class _Source(NamedTuple):
     files: Mapping[StoreId, Mapping[str, int]]
     open: Callable[[StoreId], StateFiles]
     requests: Callable[[], int]
+    # Of a store, unless there is none to save.
+    requests_max: int | None
 
 
 async def explain_checkpoint(
@@ -168,7 +172,10 @@ async def explain_checkpoint(
         root = opened.look()
         listed = await root.walk()
         checkpoint = StreamingCheckpoint(root)
-        source = _Source(root.location, root, _by_store(listed), lambda of: root.child(of.path), lambda: root.requests)
+        most = REQUESTS_PER_STORE if root.local_root is None else None
+        source = _Source(
+            root.location, root, _by_store(listed), lambda of: root.child(of.path), lambda: root.requests, most
+        )
         query_id, query = await checkpoint.query_id(), await checkpoint.at(choice.batch)
         before = None if choice.since is None else await checkpoint.at(choice.since)
         explaining = _Explain(source, checkpoint, choice, scan_stores, progress)
@@ -204,9 +211,11 @@ async def explain_backup(
         await run_blocking((here / "query").mkdir)
         work = await restore.begin(here / "query")
 
+        metered = MeteredStore(repository.store)
+
         async def open_files(reference: StoreReference) -> IndexStateFiles:
-            index, _ = await read_index_of(repository.store, reference)
-            return IndexStateFiles(repository.store, index, repository.settings)
+            index, _ = await read_index_of(metered, reference)
+            return IndexStateFiles(metered, index, repository.settings)
 
         references = {item.id: item.reference for item in work}
         found = await map_bounded(open_files, references.values(), in_flight_max=_IN_FLIGHT_MAX)
@@ -218,7 +227,7 @@ async def explain_backup(
                 for of, each in opened.items()
             }
             source = _Source(
-                location, logs, files, opened.__getitem__, lambda: len(opened) + sum(of.requests for of in found)
+                location, logs, files, opened.__getitem__, metered.meter.requests.total, 1 + REQUESTS_PER_STORE
             )
             await _bring_schemas(here / "query", opened)
             before = None if choice.since is None else await checkpoint.at(choice.since)
@@ -392,8 +401,8 @@ class _Explain:
             ordered = sorted(zipped.metadata.sst_files, key=lambda file: -file.size_bytes)
             ranked += [(rank, -file.size_bytes, of, file) for rank, file in enumerate(ordered)]
         ranked.sort(key=lambda item: item[:3])
-        left = REQUESTS_PER_STORE * stores - self._source.requests()
-        taken = ranked[: _TAILS_MAX if self._source.logs.local_root is not None else max(0, left)]
+        most = None if self._choice.full else self._source.requests_max
+        taken = ranked[: _TAILS_MAX if most is None else max(0, most * stores - self._source.requests())]
 
         async def read(item: tuple[int, int, StoreId, StoredFile]) -> sst.SstCounts | None:
             _, _, of, file = item
@@ -526,7 +535,7 @@ def _of_snapshot(figures: StoreFigures, base: StateVersion, zipped: StateZip) ->
         figures,
         batch=base.version - 1,
         rows=metadata.num_keys if is_counted else None,
-        rows_by="spark" if is_counted else "unknown",
+        rows_by="snapshot" if is_counted else "unknown",
         internal_rows=None if metadata.num_internal_keys == NOT_COUNTED else metadata.num_internal_keys,
         sst_bytes=sum(file.size_bytes for file in metadata.sst_files),
         levels=tuple(

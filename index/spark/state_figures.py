@@ -12,10 +12,10 @@ from index.spark.checkpoint import StoreId
 from index.spark.requests import Prices, RequestRate
 from index.spark.state_rows import GROUPS_SHOWN, FamilyFigures, KeyGroup, RowAges
 
-# `counted`: every row was read. `spark`: Spark's own count in the metadata of a snapshot. `properties`: what all SSTs
-# of a snapshot count. `estimated`: some of it was read, and the rest taken to be alike.
-Method: TypeAlias = Literal["counted", "spark", "properties", "estimated", "unknown"]
-_ORDER: Final[tuple[Method, ...]] = ("counted", "spark", "properties", "estimated", "unknown")
+# `counted`: every row was read. `snapshot`: the count in a snapshot's metadata, which the query keeps. `properties`: what
+# all SSTs of a snapshot count. `estimated`: some of it was read, and the rest taken to be alike.
+Method: TypeAlias = Literal["counted", "snapshot", "properties", "estimated", "unknown"]
+_ORDER: Final[tuple[Method, ...]] = ("counted", "snapshot", "properties", "estimated", "unknown")
 
 # Operators whose rows stay for ever, unless they have a time that a watermark reaches.
 _KEEPING: Final = frozenset({"stateStoreSave", "dedupe", "globalLimit"})
@@ -47,7 +47,7 @@ class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
     rows_by: Method = "unknown"
     # Rows of internal column families, which are not among `rows`.
     internal_rows: int | None = None
-    # Of keys and values of all rows.
+    # Of keys and values of all rows, internal ones too.
     row_bytes: int | None = None
     row_bytes_by: Method = "unknown"
     # Of the snapshot; compressed.
@@ -84,7 +84,7 @@ class Skew(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an operator's state between two batches, by stores that are known at both."""
+    """What became of an operator's state between two batches, by the stores that there are at both."""
 
     # The oldest and the newest batch of those that stores were compared with: snapshots are not of every batch.
     since_batch: int
@@ -103,6 +103,7 @@ class OperatorFigures(msgspec.Struct, frozen=True, kw_only=True):
     stores: int
     rows: int | None
     rows_by: Method
+    internal_rows: int | None
     row_bytes: int | None
     row_bytes_by: Method
     sst_bytes: int | None
@@ -145,6 +146,7 @@ def sum_up(
         stores=len(stores),
         rows=rows,
         rows_by=_worst(of.rows_by for of in stores),
+        internal_rows=_sum(stores, "internal_rows"),
         row_bytes=row_bytes,
         row_bytes_by=_worst(of.row_bytes_by for of in stores),
         sst_bytes=_sum(stores, "sst_bytes"),
@@ -275,11 +277,12 @@ def _merged(stores: Sequence[StoreFigures]) -> Iterator[FamilyFigures]:
 
 
 def _growth(stores: Sequence[StoreFigures], before: Sequence[StoreFigures]) -> Growth | None:
-    older = {of.id: of for of in before if of.batch is not None}
-    both = [(of, older[of.id]) for of in stores if of.id in older and of.batch is not None]
-    if not both:
+    older = {of.id: of for of in before}
+    both = [(of, older[of.id]) for of in stores if of.id in older]
+    # One snapshot that is the newest of both batches shows nothing.
+    batches = [old.batch for of, old in both if of.batch is not None and old.batch is not None and old.batch < of.batch]
+    if not both or len(batches) < len(both):
         return None
-    batches = [old.batch for _, old in both if old.batch is not None]
 
     def grown(name: str) -> int | None:
         now, then = (_sum([pair[n] for pair in both], name) for n in (0, 1))
@@ -306,29 +309,27 @@ def _saving(rate: RequestRate, prices: Prices, stores: int) -> Iterator[Advice]:
         return Advice(setting=setting, reason=reason, requests_per_day=requests, usd_per_day=usd)
 
     every_s = rate.window_ms / rate.batches / 1000
-    reason = f"a batch every {every_s:.1f} s; with twice the time half of all requests go"
+    reason = f"a batch every {every_s:.1f} s; with twice the time, half of all requests"
     yield saving("trigger", reason, rate.requests_per_day() / 2)
     snapshots = rate.requests_per_day("snapshot") + rate.requests_per_day("sst")
     changelogs, checksums = rate.requests_per_day("changelog"), rate.requests_per_day("checksum")
     if stores > 1:
-        reason = f"{stores} stores; with half of the partitions half of their requests go (tidemark spark rescale)"
+        reason = f"{stores} stores; half of the partitions, as by tidemark spark rescale"
         yield saving("spark.sql.shuffle.partitions", reason, (snapshots + changelogs + checksums) / 2)
     if changelogs and snapshots:
-        reason = "snapshots and SSTs; with twice the number half of these requests go, and a restart replays more"
+        reason = "half of the snapshots with twice the number; a restart then replays more"
         yield saving("spark.sql.streaming.stateStore.minDeltasForSnapshot", reason, snapshots / 2)
     elif snapshots and stores:
         per_changelog = 2 if rate.renames else 1
         saved = snapshots * (1 - 1 / _DELTAS) - stores * rate.batches_per_day * per_changelog
         if saved > 0:
-            reason = (
-                f"each batch uploads a snapshot of each store; a changelog, and a snapshot each {_DELTAS}, are less"
-            )
+            reason = f"true: changelogs, and a snapshot each {_DELTAS} batches"
             yield saving("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", reason, saved)
     if checksums:
-        reason = "files of checksums; without them Spark does not see what was altered"
+        reason = "false: no checksums; Spark then does not see what was altered"
         yield saving("spark.sql.streaming.checkpoint.fileChecksum.enabled", reason, checksums)
     if copies := rate.copies_per_day:
-        reason = "copies, by which files get their names; a file manager that writes without renames makes none"
+        reason = "one that writes without renames makes no copies"
         yield saving("spark.sql.streaming.checkpointFileManagerClass", reason, copies)
 
 

@@ -30,8 +30,10 @@ _WIDE: Final = frozenset({"string", "binary"})
 _TIMES: Final = frozenset({"timestamp", "timestamp_ntz"})
 # When a row goes, as `dropDuplicatesWithinWatermark` notes it, in microseconds.
 _EXPIRES: Final = "expiresAtMicros"
-# Operators that drop a row once the watermark has reached its time; in complete mode an aggregation drops none.
-_DROPPING: Final = frozenset({"stateStoreSave", "dedupe", "dedupeWithinWatermark", "sessionWindowStateStoreSaveExec"})
+# Operators that drop a row once the watermark has reached the time in its key, or in its value; in complete mode an
+# aggregation drops none.
+_DROPPING_BY_KEY: Final = frozenset({"stateStoreSave", "dedupe"})
+_DROPPING_BY_VALUE: Final = frozenset({"dedupeWithinWatermark", "sessionWindowStateStoreSaveExec"})
 
 
 class KeyGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +129,7 @@ class FamilyScan:
         self._times: dict[int | None, int] = {}
         self._unread = "" if schema is not None else "their schema is not known"
         self._lead, self._label = (None, None) if schema is None or form is None else _leading(schema, form)
-        self._time, self._column = (None, "") if schema is None else _time(schema, form, is_list=is_list)
+        self._time, self._column = (None, "") if schema is None else _time(schema, form, operator, is_list=is_list)
 
     def add(self, pairs: Sequence[Pair]) -> None:
         """Count rows, without the prefix of the family; once one does not fit its schema, they are only counted."""
@@ -175,7 +177,7 @@ class FamilyScan:
             counts[sum(left_ms > bound for bound in (0, HOUR_MS, DAY_MS))] += self._times[at_ms]
         found = RowAges(
             column=self._column,
-            expires=self._operator in _DROPPING,
+            expires=self._operator in _DROPPING_BY_KEY | _DROPPING_BY_VALUE,
             oldest_ms=min(known, default=None),
             newest_ms=max(known, default=None),
             due=counts[0],
@@ -241,11 +243,13 @@ def _leading(
 
 
 def _time(
-    schema: StateSchema, form: KeyForm | None, *, is_list: bool
+    schema: StateSchema, form: KeyForm | None, operator: str, *, is_list: bool
 ) -> tuple[Callable[[bytes, bytes], int | None] | None, str]:
     """Return what reads the time of a row in milliseconds, and the name of its column; of a window it is its end."""
     for of, is_key in ((schema.key, True), (schema.value, False)):
-        if (is_key and (form is None or form.form != "row")) or (not is_key and is_list):
+        if is_key and (form is None or form.form != "row" or operator in _DROPPING_BY_VALUE):
+            continue
+        if not is_key and (is_list or operator in _DROPPING_BY_KEY):
             continue
         for place, field in enumerate(of.fields):
             is_time = isinstance(field.type, AtomType) and field.type.name in _TIMES

@@ -16,12 +16,17 @@ from engine.text import table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.spark.requests import Prices
 from index.spark.state_figures import Method, OperatorFigures, StoreFigures
-from index.spark.state_rows import FamilyFigures
+from index.spark.state_rows import HOUR_MS, FamilyFigures
 
 # Of each operator, the heaviest first; JSON has all of them.
 _PARTITIONS_SHOWN: Final = 5
 _GROUPS_SHOWN: Final = 5
-_BY: Final = {"counted": "counted", "spark": "Spark's count", "properties": "as SSTs say", "estimated": "estimated"}
+_BY: Final = {
+    "counted": "counted",
+    "snapshot": "as snapshots say",
+    "properties": "as SSTs say",
+    "estimated": "estimated",
+}
 
 
 class ExplainArguments(ExplainChoice, frozen=True, kw_only=True):
@@ -112,22 +117,24 @@ def _lines(found: StateExplained) -> Iterator[str]:
             yield from (f"  {line}" for line in lines)
     yield from _cost_lines(found)
     for of in found.advice:
-        yield of.setting
-        saves = (
-            "" if of.usd_per_day is None else f"-{of.requests_per_day:,.0f} requests a day, -${of.usd_per_day:,.2f}; "
-        )
-        yield f"  {saves}{printable(of.reason)}"
+        saves = f": -{of.requests_per_day:,.0f} requests a day, -${of.usd_per_day:,.2f}" if of.usd_per_day else ""
+        yield f"{of.setting}{saves}"
+        yield f"  {printable(of.reason)}"
 
 
 def _operator_lines(of: OperatorFigures, stores: Sequence[StoreFigures], batch: int) -> Iterator[str]:
-    yield f"{_known(of.rows)} rows{_by(of.rows_by)}, {_size(of.row_bytes)} of keys and values{_by(of.row_bytes_by)}"
+    internal = f" and {of.internal_rows:,} internal ones" if of.internal_rows else ""
+    sizes = f"{_size(of.row_bytes)} of keys and values{_by(of.row_bytes_by)}"
+    unknown = "rows unknown; --full counts them"
+    yield unknown if of.rows is None else f"{of.rows:,} rows{internal}{_by(of.rows_by)}, {sizes}"
     batches = sorted({store.batch for store in stores if store.batch is not None})
     if batches and batches[0] < batch:
         later = f"{count(of.changelogs_after, 'changelog')} of {human_bytes(of.changelogs_after_bytes)}"
         yield f"as {_batches(batches[0], batches[-1])} left it in snapshots; {later} came later"
     levels = ", ".join(f"L{each.level} {human_bytes(each.size_bytes)} in {each.files}" for each in of.levels)
-    yield f"SSTs {levels or _size(of.sst_bytes)}; all files {human_bytes(of.stored_bytes)}"
-    yield f"{_known(of.tombstones)} of {_known(of.entries)} entries are tombstones{_by(of.entries_by)}"
+    yield f"SSTs {levels or 'unknown'}; all files {human_bytes(of.stored_bytes)}"
+    if of.entries is not None:
+        yield f"{_known(of.tombstones)} of {_known(of.entries)} entries are tombstones{_by(of.entries_by)}"
     if (growth := of.growth) is not None:
         grown = [_known(n, "+,") for n in (growth.rows, growth.row_bytes, growth.sst_bytes)]
         since = _batches(growth.since_batch, growth.since_batch_last)
@@ -141,20 +148,20 @@ def _operator_lines(of: OperatorFigures, stores: Sequence[StoreFigures], batch: 
     shown = sorted(stores, key=lambda of: (-(of.row_bytes or of.sst_bytes or of.stored_bytes), of.id))[
         :_PARTITIONS_SHOWN
     ]
-    rows = [
+    cells = [
         (str(of.id), _known(of.rows), _size(of.row_bytes), _size(of.sst_bytes), _known(of.tombstones), _known(of.batch))
         for of in shown
     ]
     headers = ("store", "rows", "bytes", "SSTs", "tombstones", "batch")
-    yield from table(headers, rows, right=headers[1:])
+    yield from table(headers, cells, right=headers[1:])
     if more := len(stores) - len(shown):
         yield f"and {count(more, 'more store')}, which JSON has"
 
 
 def _family_lines(of: FamilyFigures) -> Iterator[str]:
     internal = " (internal)" if of.is_internal else ""
-    yield f"{printable(of.name)}{internal}: {of.rows:,} rows, {human_bytes(of.size_bytes)}"
-    if of.unread:
+    yield f"{printable(of.name)}{internal}: {count(of.rows, 'row')}, {human_bytes(of.size_bytes)}"
+    if of.unread and of.rows and not of.is_internal:
         yield f"  only counted: {printable(of.unread)}"
     if (ages := of.ages) is not None and ages.oldest_ms is not None and ages.newest_ms is not None:
         between = f"{iso_time(ages.oldest_ms)} to {iso_time(ages.newest_ms)}"
@@ -162,8 +169,10 @@ def _family_lines(of: FamilyFigures) -> Iterator[str]:
         never = f", {ages.without:,} never" if ages.without else ""
         after = f"now {ages.due:,}, in 1 h {ages.within_1h:,}, in 1 d {ages.within_1d:,}, later {ages.later:,}{never}"
         yield f"  rows that the watermark {'takes away' if ages.expires else 'reaches'}: {after}"
+        if ages.expires and ages.due:
+            yield "  (in complete mode it takes none)"
     for group in of.heaviest[:_GROUPS_SHOWN]:
-        yield f"  {printable(group.key)}: {group.rows:,} rows, {human_bytes(group.size_bytes)}"
+        yield f"  {printable(group.key)}: {count(group.rows, 'row')}, {human_bytes(group.size_bytes)}"
     if of.heaviest and of.heaviest_error_bytes:
         yield f"  each of these, and any other, may have up to {human_bytes(of.heaviest_error_bytes)} more"
 
@@ -178,8 +187,10 @@ def _cost_lines(found: StateExplained) -> Iterator[str]:
     written = ", ".join(f"{kind} {rate.per_day(n):,.0f}" for kind, n in sorted(rate.written.items()))
     yield f"  {cost.puts_per_day:,.0f} PUTs: {written}"
     yield f"  {cost.copies_per_day:,.0f} COPYs, by which files get their names"
-    yield f"  ${cost.requests_usd_per_day:,.2f} for these, ${cost.stored_usd_per_day:,.4f} for all files"
+    yield f"  ${cost.requests_usd_per_day:,.2f} for these, ${cost.stored_usd_per_day:,.2f} for all files"
     yield "  not seen: LISTs, GETs, HEADs and repeated requests, which leave no object"
+    if rate.window_ms < HOUR_MS:
+        yield "  that is a short time: another hour may be unlike it"
     if 2 * rate.longest_pause_ms > rate.window_ms:
         yield f"  with a pause of {human_duration(rate.longest_pause_ms)}: while the query runs, a day costs more"
 

@@ -63,7 +63,7 @@ async def test_quick_figures_are_of_the_batch_that_they_name(checkpoint: Path, t
     assert batch < found.batch == 7
     rows = await rows_of(checkpoint, tmp_path, batch=batch)
     for of in found.stores:
-        assert (of.rows, of.rows_by) == (len(rows[of.id]), "spark")
+        assert (of.rows, of.rows_by) == (len(rows[of.id]), "snapshot")
         assert of.changelogs_after == found.batch - batch
         assert sum(level.size_bytes for level in of.levels) == of.sst_bytes
 
@@ -87,6 +87,9 @@ async def test_a_backup_has_the_same_figures(repository: Repository, checkpoint:
     for name in ("rows", "row_bytes", "sst_bytes", "entries", "levels", "never"):
         assert getattr(operator(of_backup), name) == getattr(operator(of_checkpoint), name)
     assert of_backup.cost is None
+    quick = await explain_backup(repository, "here")
+    assert quick.requests <= 3 * len(quick.stores)
+    assert operator(quick).entries == operator(of_backup).entries
 
 
 async def test_growth_is_against_the_batch_that_is_named(checkpoint: Path, tmp_path: Path) -> None:
@@ -96,6 +99,13 @@ async def test_growth_is_against_the_batch_that_is_named(checkpoint: Path, tmp_p
     assert growth is not None
     assert growth.since_batch == growth.since_batch_last == 4
     assert growth.rows == sum(map(len, now.values())) - sum(map(len, before.values())) > 0
+
+
+async def test_growth_between_two_batches_of_one_snapshot_is_unknown(checkpoint: Path) -> None:
+    assert operator(await explain_checkpoint(checkpoint, ExplainChoice(since=6))).growth is None
+    growth = operator(await explain_checkpoint(checkpoint, ExplainChoice(since=3))).growth
+    assert growth is not None
+    assert (growth.since_batch, growth.rows) == (2, 6)
 
 
 async def test_a_snapshot_of_a_lost_attempt_does_not_count(checkpoint: Path) -> None:

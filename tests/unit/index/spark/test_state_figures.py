@@ -33,7 +33,7 @@ def scanned(*pairs: tuple[bytes, bytes], operator: str = "stateStoreSave") -> Fa
 
 
 def store(partition: int, rows: int | None = 10, **figures: object) -> StoreFigures:
-    by = "unknown" if rows is None else "spark"
+    by = "unknown" if rows is None else "snapshot"
     return StoreFigures(operator=0, partition=partition, store="default", batch=9, rows=rows, rows_by=by, **figures)  # type: ignore[arg-type]
 
 
@@ -56,6 +56,13 @@ def test_a_join_does_not_say_what_goes() -> None:
     ages = scanned(pair("a", 0), operator="symmetricHashJoin").ages
     assert ages is not None
     assert not ages.expires
+
+
+def test_an_aggregation_drops_nothing_by_a_time_in_its_value() -> None:
+    turned = StateSchema(key=TIMED.value, value=TIMED.key)
+    scan = FamilyScan("default", turned, KeyForm(), operator="stateStoreSave", watermark_ms=WATERMARK_MS)
+    scan.add([(b"\0" + bytes(16), pair("a", 1)[0])])
+    assert scan.figures().ages is None
 
 
 def test_rows_are_summed_by_the_leading_column_that_is_not_a_time() -> None:
