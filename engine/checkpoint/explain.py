@@ -404,7 +404,9 @@ class _Explain:
         most = None if self._choice.full else self._source.requests_max
         taken = ranked[: _TAILS_MAX if most is None else max(0, most * stores - self._source.requests())]
 
-        async def read(item: tuple[int, int, StoreId, StoredFile]) -> sst.SstCounts | None:
+        totals: dict[StoreId, tuple[int, int, int, int]] = {}
+
+        async def read(item: tuple[int, int, StoreId, StoredFile]) -> None:
             _, _, of, file = item
             size = min(sst.TAIL_BYTES, file.size_bytes)
             try:
@@ -412,18 +414,13 @@ class _Explain:
                 tail = await self._source.open(of).read_range(path, file.size_bytes - size, size)
             except (EngineError, FormatError, BlobNotFoundError) as error:
                 self._problems.append(f"{of.path}: {error}")
-                return None
-            found = sst.parse_sst_counts(tail, file.size_bytes)
-            return found if isinstance(found, sst.SstCounts) else None
+                return
+            if found := sst.parse_sst_counts(tail, file.size_bytes):
+                size, entries, tombstones, raw = totals.get(of, (0, 0, 0, 0))
+                raw += found.raw_bytes
+                totals[of] = (size + file.size_bytes, entries + found.entries, tombstones + found.deletions, raw)
 
-        totals: dict[StoreId, tuple[int, int, int, int]] = {}
-        for (_, size, of, _), counts in zip(
-            taken, await map_bounded(read, taken, in_flight_max=_IN_FLIGHT_MAX), strict=True
-        ):
-            if counts is not None:
-                found = (-size, counts.entries, counts.deletions, counts.raw_bytes)
-                had = totals.get(of, (0, 0, 0, 0))
-                totals[of] = (had[0] + found[0], had[1] + found[1], had[2] + found[2], had[3] + found[3])
+        await map_bounded(read, taken, in_flight_max=_IN_FLIGHT_MAX)
         return totals
 
     async def _to_scan(self, query: QueryAt) -> list[StoreToScan]:

@@ -434,55 +434,13 @@ def check_checkpoint(
     return _run(_check(spark, task, partitions_max or spread.default_partitions(spark)))
 
 
-class ScanStores(msgspec.Struct, frozen=True, kw_only=True):
-    """Reads all rows of the stores of a partition; given to `mapInArrow`. A row of work has the number of a store."""
+W = TypeVar("W", StoreToConvert, GroupToRescale, StoreToScan)
+
+
+class _DoWork(msgspec.Struct, Generic[W], frozen=True, kw_only=True):
+    """Works on stores of a checkpoint; given to `mapInArrow`. The work is in the closure: a row has its number."""
 
     source: str
-    settings: StoreSettings | None
-    scratch: Path | None
-    work: tuple[StoreToScan, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Scan the stores of a partition; return one row for each."""
-        return _made_rows(batches, self.source, self.settings, self._scan)
-
-    async def _scan(self, source: CheckpointDir, number: int) -> StoreScanned:
-        item = self.work[number]
-        return await scan_store(source.child(item.store.id.path), item, self.scratch)
-
-
-def explain_checkpoint(
-    spark: SparkSession, location: str | Path, choice: ExplainChoice | None = None, *, partitions_max: int | None = None
-) -> StateExplained:
-    """Explain a checkpoint, its rows read on the executors, which see it under this path or URL.
-
-    Raises:
-        TaskFailedError: A store could not be read as often as Spark tried, or Spark itself gave up.
-        As `engine.checkpoint.explain.explain_checkpoint`.
-    """
-    choice, source = msgspec.structs.replace(choice or ExplainChoice(), full=True), absolute(location)
-
-    async def scan_stores(work: Sequence[StoreToScan]) -> list[StoreScanned]:
-        task = ScanStores(source=source, settings=choice.store_settings, scratch=choice.scratch, work=tuple(work))
-        results = await asyncio.to_thread(_spread, spark, task, partitions_max, "explain")
-        return [msgspec.msgpack.decode(result, type=StoreScanned) for result in results]
-
-    return _run(explain.explain_checkpoint(source, choice, scan_stores=scan_stores))
-
-
-W = TypeVar("W", StoreToConvert, GroupToRescale)
-
-
-class _MakeStores(msgspec.Struct, Generic[W], frozen=True, kw_only=True):
-    """Makes stores of a checkpoint at another place from those of a source; given to `mapInArrow`.
-
-    What is to be made is in the closure: a row has the number of an item.
-    """
-
-    source: str
-    # As of `RestoreCheckpointStores`.
-    root: str
-    is_directory: bool
     settings: StoreSettings | None
     work: tuple[W, ...]
 
@@ -492,35 +450,32 @@ class _MakeStores(msgspec.Struct, Generic[W], frozen=True, kw_only=True):
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Make each item that a row has the number of; return one row for each."""
-        return _made_rows(
-            batches, self.source, self.settings, lambda source, number: self.make(source, self.work[number])
-        )
+        numbers = spread.works_of(batches, int)
+        if numbers:
+            rows = asyncio.run(self._make_all(numbers))
+            made = [None if isinstance(row, bytes) else msgspec.msgpack.encode(row) for row in rows]
+            failed = [row if isinstance(row, bytes) else None for row in rows]
+            columns = [pa.array(numbers, pa.int32()), pa.array(made, pa.binary()), pa.array(failed, pa.binary())]
+            yield pa.record_batch(columns, ["number", "made", "failed"])
 
+    async def _make_all(self, numbers: Sequence[int]) -> list[msgspec.Struct | bytes]:
+        async with backup.opened_checkpoint(self.source, self.settings) as source:
 
-def _made_rows(
-    batches: Iterator[pa.RecordBatch],
-    location: str,
-    settings: StoreSettings | None,
-    make: Callable[[CheckpointDir, int], Awaitable[object]],
-) -> Iterator[pa.RecordBatch]:
-    """Make each item of work that a row has the number of; yield one row for each, encoded, or with its error."""
-
-    async def make_all(numbers: Sequence[int]) -> list[tuple[bytes | None, bytes | None]]:
-        async with backup.opened_checkpoint(location, settings) as source:
-
-            async def one(number: int) -> tuple[bytes | None, bytes | None]:
+            async def one(number: int) -> msgspec.Struct | bytes:
                 try:
-                    return msgspec.msgpack.encode(await make(source, number)), None
+                    return await self.make(source, self.work[number])
                 except SENT as error:  # of a task that fails, the driver hears the text alone
-                    return None, encode_error(error)
+                    return encode_error(error)
 
             return await map_bounded(one, numbers, in_flight_max=_STORES_AT_ONCE)
 
-    numbers = spread.works_of(batches, int)
-    if numbers:
-        made, failed = zip(*asyncio.run(make_all(numbers)), strict=True)
-        columns = [pa.array(numbers, pa.int32()), pa.array(made, pa.binary()), pa.array(failed, pa.binary())]
-        yield pa.record_batch(columns, ["number", "made", "failed"])
+
+class _MakeStores(_DoWork[W], Generic[W], frozen=True, kw_only=True):
+    """Makes stores of a checkpoint at another place from those of a source."""
+
+    # As of `RestoreCheckpointStores`.
+    root: str
+    is_directory: bool
 
 
 class ConvertStores(_MakeStores[StoreToConvert], frozen=True, kw_only=True):
@@ -551,6 +506,35 @@ class RescaleStores(_MakeStores[GroupToRescale], frozen=True, kw_only=True):
         return _with_published(
             *await _published(self.root, self.settings, lambda scratch: _rescale(open_store, bare, scratch))
         )
+
+
+class ScanStores(_DoWork[StoreToScan], frozen=True, kw_only=True):
+    """Reads all rows of the stores of a partition."""
+
+    scratch: Path | None
+
+    @override
+    async def make(self, source: CheckpointDir, item: StoreToScan) -> StoreScanned:
+        return await scan_store(source.child(item.store.id.path), item, self.scratch)
+
+
+def explain_checkpoint(
+    spark: SparkSession, location: str | Path, choice: ExplainChoice | None = None, *, partitions_max: int | None = None
+) -> StateExplained:
+    """Explain a checkpoint, its rows read on the executors, which see it under this path or URL.
+
+    Raises:
+        TaskFailedError: A store could not be read as often as Spark tried, or Spark itself gave up.
+        As `engine.checkpoint.explain.explain_checkpoint`.
+    """
+    choice, source = msgspec.structs.replace(choice or ExplainChoice(), full=True), absolute(location)
+
+    async def scan_stores(work: Sequence[StoreToScan]) -> list[StoreScanned]:
+        task = ScanStores(source=source, settings=choice.store_settings, scratch=choice.scratch, work=tuple(work))
+        results = await asyncio.to_thread(_spread, spark, task, partitions_max, "explain")
+        return [msgspec.msgpack.decode(result, type=StoreScanned) for result in results]
+
+    return _run(explain.explain_checkpoint(source, choice, scan_stores=scan_stores))
 
 
 def convert_checkpoint(
@@ -651,9 +635,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         loop.stop()
 
 
-def _spread(
-    spark: SparkSession, task: _MakeStores[W] | ScanStores, partitions_max: int | None, operation: str
-) -> list[bytes]:
+def _spread(spark: SparkSession, task: _DoWork[W], partitions_max: int | None, operation: str) -> list[bytes]:
     """Carry out a task; return what became of each item of its work, encoded."""
     count = len(task.work)
     if not count:

@@ -467,10 +467,7 @@ def parse_sst_tail(tail: bytes, file_size_bytes: int) -> SstIdentity | MoreBytes
     if len(tail) < min(FOOTER_BYTES, file_size_bytes):
         return MoreBytesNeeded(min(FOOTER_BYTES, file_size_bytes))
     try:
-        footer = decode_footer(tail[-FOOTER_BYTES:], file_size_bytes)
-        metaindex = dict(decode_entries(_block_in(tail, footer.metaindex, file_size_bytes)))
-        properties, _ = decode_handle(metaindex.get(PROPERTIES_BLOCK, b""))
-        return _identity(dict(decode_entries(_block_in(tail, properties, file_size_bytes))))
+        return _identity(_properties_in(tail, file_size_bytes))
     except _OutOfReach as reach:
         tail_bytes: int = reach.args[0]
         return MoreBytesNeeded(tail_bytes) if tail_bytes <= TAIL_BYTES_MAX else None
@@ -488,28 +485,19 @@ class SstCounts(msgspec.Struct, frozen=True, kw_only=True):
     raw_bytes: int
 
 
-def parse_sst_counts(tail: bytes, file_size_bytes: int) -> SstCounts | MoreBytesNeeded | None:
-    """Read what an SST counts; arguments, `MoreBytesNeeded` and None are as of `parse_sst_tail`. No input raises."""
+def parse_sst_counts(tail: bytes, file_size_bytes: int) -> SstCounts | None:
+    """Read what an SST counts; None: as for `parse_sst_tail`, or the tail is too short. No input raises."""
     if not FOOTER_BYTES_LEGACY <= len(tail) <= file_size_bytes:
         return None
     try:
-        footer = decode_footer(tail[-FOOTER_BYTES:], file_size_bytes)
-        metaindex = dict(decode_entries(_block_in(tail, footer.metaindex, file_size_bytes)))
-        properties, _ = decode_handle(metaindex.get(PROPERTIES_BLOCK, b""))
-        found = dict(decode_entries(_block_in(tail, properties, file_size_bytes)))
-        entries, deletions, keys_bytes, values_bytes = (_number(found, name) for name in _COUNTS)
-    except _OutOfReach as reach:
-        tail_bytes: int = reach.args[0]
-        return MoreBytesNeeded(tail_bytes) if tail_bytes <= TAIL_BYTES_MAX else None
-    except ValueError:
-        return None
-    if entries is None or keys_bytes is None or values_bytes is None:
+        found = _properties_in(tail, file_size_bytes)
+        entries, deletions, keys_bytes, values_bytes = (decode_varint(found.get(name, b""), 0)[0] for name in _COUNTS)
+    except (ValueError, _OutOfReach):
         return None
     raw_bytes = keys_bytes + values_bytes - KEY_TRAILER_BYTES * entries
     # A damaged block may say anything: its checksum is not verified here.
-    if not (deletions or 0) <= entries or not 0 <= raw_bytes <= _RATIO_MAX * file_size_bytes:
-        return None
-    return SstCounts(entries=entries, deletions=deletions or 0, raw_bytes=raw_bytes)
+    is_likely = deletions <= entries and 0 <= raw_bytes <= _RATIO_MAX * file_size_bytes
+    return SstCounts(entries=entries, deletions=deletions, raw_bytes=raw_bytes) if is_likely else None
 
 
 def parse_range_deletions(tail: bytes, file_size_bytes: int) -> bool | MoreBytesNeeded:
@@ -529,6 +517,13 @@ def parse_range_deletions(tail: bytes, file_size_bytes: int) -> bool | MoreBytes
         if reach.args[0] > TAIL_BYTES_MAX:
             raise ValueError("has an unlikely long end") from None
         return MoreBytesNeeded(reach.args[0])
+
+
+def _properties_in(tail: bytes, file_size_bytes: int) -> dict[bytes, bytes]:
+    footer = decode_footer(tail[-FOOTER_BYTES:], file_size_bytes)
+    metaindex = dict(decode_entries(_block_in(tail, footer.metaindex, file_size_bytes)))
+    properties, _ = decode_handle(metaindex.get(PROPERTIES_BLOCK, b""))
+    return dict(decode_entries(_block_in(tail, properties, file_size_bytes)))
 
 
 def _block_in(tail: bytes, handle: BlockHandle, file_size_bytes: int) -> bytes:

@@ -12,8 +12,8 @@ from index.spark.checkpoint import StoreId
 from index.spark.requests import Prices, RequestRate
 from index.spark.state_rows import GROUPS_SHOWN, FamilyFigures, KeyGroup, RowAges
 
-# `counted`: every row was read. `snapshot`: the count in a snapshot's metadata, which the query keeps. `properties`: what
-# all SSTs of a snapshot count. `estimated`: some of it was read, and the rest taken to be alike.
+# `counted`: every row was read. `snapshot`: the count in a snapshot's metadata, of the query. `properties`: what
+# all SSTs of a snapshot say. `estimated`: some of it was read, and the rest taken to be alike.
 Method: TypeAlias = Literal["counted", "snapshot", "properties", "estimated", "unknown"]
 _ORDER: Final[tuple[Method, ...]] = ("counted", "snapshot", "properties", "estimated", "unknown")
 
@@ -47,7 +47,8 @@ class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
     rows_by: Method = "unknown"
     # Rows of internal column families, which are not among `rows`.
     internal_rows: int | None = None
-    # Of keys and values of all rows, internal ones too.
+    # Of keys and values of all rows, internal ones too; as SSTs say it, with the numbers of column families and the
+    # checksums of rows, where there are any.
     row_bytes: int | None = None
     row_bytes_by: Method = "unknown"
     # Of the snapshot; compressed.

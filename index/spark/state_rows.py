@@ -4,7 +4,7 @@ Rows are read where a figure is in them, without decoding them: an UnsafeRow has
 believed: what lies outside of its row is a ValueError.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -65,19 +65,14 @@ class RowAges(msgspec.Struct, frozen=True, kw_only=True):
 
     def plus(self, other: "RowAges") -> "RowAges":
         """Return both together."""
-        oldest = [at for at in (self.oldest_ms, other.oldest_ms) if at is not None]
-        newest = [at for at in (self.newest_ms, other.newest_ms) if at is not None]
-        return RowAges(
-            column=self.column if self.column == other.column else f"{self.column}, {other.column}",
-            expires=self.expires and other.expires,
-            oldest_ms=min(oldest, default=None),
-            newest_ms=max(newest, default=None),
-            due=self.due + other.due,
-            within_1h=self.within_1h + other.within_1h,
-            within_1d=self.within_1d + other.within_1d,
-            later=self.later + other.later,
-            without=self.without + other.without,
-        )
+        times = [at for of in (self, other) for at in (of.oldest_ms, of.newest_ms) if at is not None]
+        counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        column = self.column if self.column == other.column else f"{self.column}, {other.column}"
+        oldest_ms, newest_ms = min(times, default=None), max(times, default=None)
+        return RowAges(column=column, expires=self.expires, oldest_ms=oldest_ms, newest_ms=newest_ms, **counts)
+
+
+_COUNTS: Final = ("due", "within_1h", "within_1d", "later", "without")
 
 
 class FamilyFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +121,10 @@ class FamilyScan:
         self._watermark_ms = watermark_ms
         self._rows = self._size_bytes = self._error_bytes = 0
         self._groups: dict[bytes | None, list[int]] = {}
-        self._times: dict[int | None, int] = {}
+        # As `_COUNTS`.
+        self._counts = [0] * len(_COUNTS)
+        self._oldest_ms: int | None = None
+        self._newest_ms: int | None = None
         self._unread = "" if schema is not None else "their schema is not known"
         self._lead, self._label = (None, None) if schema is None or form is None else _leading(schema, form)
         self._time, self._column = (None, "") if schema is None else _time(schema, form, operator, is_list=is_list)
@@ -140,7 +138,7 @@ class FamilyScan:
             self._read(pairs, sizes)
         except ValueError as error:
             self._unread = f"a row does not fit its schema: it {error}"
-            self._lead = self._time = self._ages = None
+            self._lead = self._time = None
             self._groups.clear()
 
     def _read(self, pairs: Sequence[Pair], sizes: Sequence[int]) -> None:
@@ -155,42 +153,28 @@ class FamilyScan:
                 self._error_bytes += kept[_GROUPS_KEPT][1][1]
                 self._groups = dict(kept[:_GROUPS_KEPT])
         if (time := self._time) is not None:
-            self._note_times(time(key, value) for key, value in pairs)
+            self._note_times([time(key, value) for key, value in pairs])
 
-    def _note_times(self, times: Iterable[int | None]) -> None:
-        """Count times by the place in which they are: there may be as many times as rows."""
-        found = self._times
-        for at_ms in times:
-            found[at_ms] = found.get(at_ms, 0) + 1
-        if len(found) > _GROUPS_MAX:
-            self._ages, self._times = self._all_ages(), {}
-
-    _ages: RowAges | None = None
-
-    def _all_ages(self) -> RowAges | None:
-        if self._time is None:
-            return None
-        known = [at_ms for at_ms in self._times if at_ms is not None]
-        counts = [0, 0, 0, 0]
+    def _note_times(self, times: Sequence[int | None]) -> None:
+        known = [at_ms for at_ms in times if at_ms is not None]
+        self._counts[-1] += len(times) - len(known)
         for at_ms in known:
             left_ms = at_ms - self._watermark_ms
-            counts[sum(left_ms > bound for bound in (0, HOUR_MS, DAY_MS))] += self._times[at_ms]
-        found = RowAges(
-            column=self._column,
-            expires=self._operator in _DROPPING_BY_KEY | _DROPPING_BY_VALUE,
-            oldest_ms=min(known, default=None),
-            newest_ms=max(known, default=None),
-            due=counts[0],
-            within_1h=counts[1],
-            within_1d=counts[2],
-            later=counts[3],
-            without=self._times.get(None, 0),
-        )
-        return found if self._ages is None else self._ages.plus(found)
+            self._counts[(left_ms > 0) + (left_ms > HOUR_MS) + (left_ms > DAY_MS)] += 1
+        if known:
+            self._oldest_ms = min(known) if self._oldest_ms is None else min(self._oldest_ms, *known)
+            self._newest_ms = max(known) if self._newest_ms is None else max(self._newest_ms, *known)
 
     def figures(self) -> FamilyFigures:
         """Return what was counted."""
         label = self._label or (lambda _: "")
+        ages = RowAges(
+            column=self._column,
+            expires=self._operator in _DROPPING_BY_KEY | _DROPPING_BY_VALUE,
+            oldest_ms=self._oldest_ms,
+            newest_ms=self._newest_ms,
+            **dict(zip(_COUNTS, self._counts, strict=True)),
+        )
         heaviest = sorted(self._groups.items(), key=lambda of: -of[1][1])[:GROUPS_SHOWN]
         return FamilyFigures(
             name=self._name,
@@ -199,7 +183,7 @@ class FamilyScan:
             size_bytes=self._size_bytes,
             heaviest=tuple(KeyGroup(key=label(of), rows=rows, size_bytes=size) for of, (rows, size) in heaviest),
             heaviest_error_bytes=self._error_bytes,
-            ages=self._all_ages(),
+            ages=None if self._time is None else ages,
             unread=self._unread,
         )
 
