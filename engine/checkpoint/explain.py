@@ -1,8 +1,9 @@
 """Explain the state of a query's checkpoint, or of a backup of one: its size, its shape, its age, and what it costs.
 
-Quick, it costs at most two requests for each store, with those for the logs and the listing: the zip of a snapshot has
-Spark's count of its rows, the SSTs and levels, and the ends of SSTs count entries and tombstones. Full, every row is
-read. A snapshot is of an older batch than the newest: `StoreFigures.batch` says of which.
+Quick, it costs some ten requests for the listing and the logs, and the zip of a snapshot of each store, which has
+Spark's count of its rows, its SSTs and its levels. The ends of SSTs count entries and tombstones: as many of them are
+read as make two requests a store all in all. Full, every row is read. A snapshot is of an older batch than the newest:
+`StoreFigures.batch` says of which.
 """
 
 import contextlib

@@ -73,7 +73,7 @@ def spark_explain(
 ) -> None:
     """Explain the state of CHECKPOINT, or of a backup of one in a repository; it is only read, and its query may run.
 
-    Quick, by the listing, the logs, and what snapshots and SSTs say of themselves: at most two requests a store. A
+    Quick, by the listing, the logs, and what snapshots and SSTs say of themselves: about two requests a store. A
     snapshot may be some batches old. With --full every row is read. Each figure says how it was found.
 
     Example: tidemark spark explain /checkpoints/flights --full
