@@ -8,8 +8,11 @@ import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation
 import pytest
 from pyspark.sql import SparkSession
 
+from blobstore.checkpoint_files import FileStatus
+from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.explain import ExplainChoice, StateExplained, explain_checkpoint
 from engine.spark.checkpoint import explain_checkpoint as explain_on_spark
+from index.spark.requests import Prices, measure_requests
 from tests.spark.file_events import FileEvents
 from tests.spark.sources.reading import by_spark, by_us, ran, reading_session
 from tests.spark.state.queries import (
@@ -81,17 +84,28 @@ def test_full_figures_are_those_of_spark_sql_over_all_rows(spark: SparkSession, 
 def test_a_price_is_within_a_tenth_of_requests_that_were_counted(
     spark: SparkSession, tmp_path: Path, conf: dict[str, str]
 ) -> None:
-    """They are counted while the query runs, as `FileEvents` sees them; a second run has all directories."""
+    """They are counted while the query runs, as `FileEvents` sees them; a second run has all directories.
+
+    Both are of this run alone, without the snapshots that Spark uploads once more when it unloads the stores.
+    """
     conf = conf | {"spark.sql.shuffle.partitions": "5", f"{STORE}minDeltasForSnapshot": "5"}
     query = ran(spark, WINDOWS, tmp_path, conf)
     stop_maintenance(spark)
-    before = len(query.committed())
+    before, prices = query.committed(), Prices()
     query.feed(20)
     with FileEvents(query.checkpoint) as events:
         query.run()
-        stop_maintenance(spark)
-    counted_usd = sum(count * USD[name] for name, count in events.counts.items()) / (len(query.committed()) - before)
-    cost = explained(query).cost
-    assert cost is not None
-    found_usd = cost.requests_usd_per_day * 1000 / cost.batches_per_day
+    stop_maintenance(spark)
+    counted_usd = sum(count * USD[name] for name, count in events.counts.items()) / 1000
+    began_ms = (query.checkpoint / "commits" / str(before[-1])).stat().st_mtime * 1000
+    listed = [of for of in asyncio.run(listing(query)) if of.modified_at_ms >= int(began_ms)]
+    rate = measure_requests(listed)
+    assert rate is not None
+    batches = len(query.committed()) - len(before)
+    found_usd = rate.requests_usd_per_day(prices) / rate.batches_per_day * batches
     assert found_usd == pytest.approx(counted_usd, rel=0.1), dict(events.counts)
+
+
+async def listing(query: StatefulQuery) -> tuple[FileStatus, ...]:
+    async with opened_checkpoint(query.checkpoint) as root:
+        return await root.walk()
