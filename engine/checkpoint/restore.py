@@ -372,7 +372,7 @@ class CheckpointRestore:
     ) -> list[StoreRestored]:
         """Make the stores of another number of partitions, and rewrite the files of the query for them."""
         groups = await self.groups(work, partitions)
-        rewrite = rewritten(self._query, ids_of(groups), partitions)
+        rewrite = rewritten(self.query, ids_of(groups), partitions)
 
         def write() -> None:
             # They hold nothing but schemas, which are part of the work by now.
@@ -395,14 +395,14 @@ class CheckpointRestore:
         root = await CheckpointDir.open(self.directory)
         try:
             references = {item.id: item.reference for item in work}
-            return await plan_groups(root, self._query, partitions, self._runtime, references=references)
+            return await plan_groups(root, self.query, partitions, self._runtime, references=references)
         finally:
             await root.close()
 
     def add_up(self, groups: Sequence[GroupToRescale], made: Sequence[GroupRescaled]) -> list[StoreRestored]:
         """Keep the figures of a rescale; return the stores that were made."""
         partitions, stores = self._choice.partitions or 1, sum(len(item.targets) for item in groups)
-        self._rescaled = add_up(self._query, partitions, made, stores)
+        self._rescaled = add_up(self.query, partitions, made, stores)
         return [store for group in made for store in group.stores]
 
     async def finish(self, restored: Sequence[StoreRestored]) -> RestoredCheckpoint:
@@ -459,7 +459,7 @@ class CheckpointRestore:
             query_id = await checkpoint.query_id()
             if query_id != self.backup.query_id:
                 raise self._damaged(f"is of query {query_id}, not of {self.backup.query_id}", "metadata")
-            self._query = query = await checkpoint.at(self.batch)
+            self.query = query = await checkpoint.at(self.batch)
         finally:
             await checkpoint.close()
         references = {(r.task, r.store): r for r in stores if r.version == self.backup.batch + 1}

@@ -86,6 +86,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
             "check": "spark:spark_check",
             "survey": "spark_survey:spark_survey",
             "collect": "spark_collect:spark_collect",
+            "explain": "spark_explain:spark_explain",
         },
         short_help="Back up, restore and check the checkpoints of Spark.",
         help_="Back up, restore and check the checkpoints of Spark's streaming queries.\n\nBack one up while its query "

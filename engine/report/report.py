@@ -20,6 +20,7 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from blobstore.local.files import write_whole
 from blobstore.wrappers.forwarding import MeteredStore
+from engine.checkpoint.explain import StateExplained
 from engine.drill.drill import DrillHistory, Entry, RestoreDrill, format_slo
 from engine.errors import EngineError
 from engine.inspect.history import (
@@ -41,6 +42,7 @@ from index.plan.commits import Commit
 from index.plan.plan_format import AuditRecord, decode_audit
 from index.snapshot.keys import AUDIT, parse_audit_key
 from index.snapshot.model import Scope
+from index.spark.state_figures import OperatorFigures
 
 JOBS_MAX: Final = 20
 # Records of each job.
@@ -85,6 +87,8 @@ class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
     drills_from: str = ""
     # Records of each job.
     entries_max: int = ENTRIES_MAX
+    # Of a query, explained beside the repository.
+    state: StateExplained | None = None
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,6 +278,7 @@ def make_page(facts: ReportFacts) -> str:
         commits="".join(part for job in facts.jobs for part in _commits(job)),
         drills="".join(_drills(facts)),
         collections="".join(_collections(facts)),
+        state="".join(_state(facts.request.state)),
         requests=_paragraph(made_with, "note"),
     )
 
@@ -443,6 +448,67 @@ def _audit_row(audit: AuditRecord) -> tuple[str, ...]:
 
 def _freed_bytes(audit: AuditRecord) -> int:
     return sum(total.size_bytes for total in audit.deleted)
+
+
+def _state(found: StateExplained | None) -> Iterator[str]:
+    """Explain the state of a query, if that was asked for: a section of its own."""
+    if found is None:
+        return
+    yield f'<section id="state"><h2>State of a query</h2>\n{_paragraph(f"{found.location}: batch {found.batch}")}'
+    for problem in found.problems[:BROKEN_SHOWN_MAX]:
+        yield _paragraph(problem, "bad")
+    headers = (
+        "operator",
+        "rows",
+        "by",
+        "keys and values",
+        "by",
+        "SSTs",
+        "tombstones",
+        "skew",
+        "Gini",
+        "changelogs since",
+    )
+    yield _table(headers, map(_operator_row, found.operators), "Operators")
+    for of in found.operators:
+        sizes: dict[int, int] = {}
+        for store in (store for store in found.stores if store.operator == of.operator):
+            size_bytes = store.stored_bytes if of.row_bytes is None else store.row_bytes or 0
+            sizes[store.partition] = sizes.get(store.partition, 0) + size_bytes
+        of_what = "Bytes of all files" if of.row_bytes is None else "Bytes of keys and values"
+        bars = [
+            (f"partition {n}: {human_bytes(size)}", str(n), [(size, "retained")]) for n, size in sorted(sizes.items())
+        ]
+        yield _plot(bars, f"{of_what} by partition, operator {of.operator}")
+    if (cost := found.cost) is None:
+        yield _paragraph(f"Requests a day are unknown: {found.cost_unknown}.", "note")
+    else:
+        usd = f"${cost.requests_usd_per_day:,.2f} a day, and ${cost.stored_usd_per_day:,.2f} for what is stored"
+        written = f"{cost.puts_per_day:,.0f} PUTs and {cost.copies_per_day:,.0f} COPYs a day"
+        yield _paragraph(f"By the times of its files {written}: {usd}. LISTs, GETs and HEADs are not seen.")
+    advice = (
+        (of.setting, "" if of.usd_per_day is None else f"${of.usd_per_day:,.2f}", of.reason) for of in found.advice
+    )
+    yield _table(("what would change it", "less a day", "why"), advice, "Settings", folds=False) + "</section>\n"
+
+
+def _operator_row(of: OperatorFigures) -> tuple[str, ...]:
+    def known(figure: int | None, form: Callable[[int], str] = "{:,}".format) -> str:
+        return "unknown" if figure is None else form(figure)
+
+    skew = of.byte_skew
+    return (
+        f"{of.operator} {of.name}",
+        known(of.rows),
+        of.rows_by,
+        known(of.row_bytes, human_bytes),
+        of.row_bytes_by,
+        known(of.sst_bytes, human_bytes),
+        f"{known(of.tombstones)} of {known(of.entries)} ({of.entries_by})",
+        "unknown" if skew is None else f"{skew.ratio:.2f}",
+        "unknown" if skew is None else f"{skew.gini:.2f}",
+        f"{of.changelogs_after:,}",
+    )
 
 
 # ---------------------------------------------------------------------- pieces of HTML

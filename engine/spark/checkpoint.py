@@ -28,10 +28,11 @@ from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.opening import StoreSettings
 from engine.arrow.key_hashes import partitions_of
 from engine.blocking import LoopThread
-from engine.checkpoint import backup
+from engine.checkpoint import backup, explain
 from engine.checkpoint.check import check_logs, finish_check
 from engine.checkpoint.convert import ConvertChoice, ConvertedCheckpoint, StoreToConvert, convert_store, run_conversion
 from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
+from engine.checkpoint.explain import ExplainChoice, StateExplained, StoreScanned, StoreToScan, scan_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
 from engine.checkpoint.rescale import RescaleChoice, RescaledCheckpoint, run_rescale
@@ -433,19 +434,13 @@ def check_checkpoint(
     return _run(_check(spark, task, partitions_max or spread.default_partitions(spark)))
 
 
-W = TypeVar("W", StoreToConvert, GroupToRescale)
+W = TypeVar("W", StoreToConvert, GroupToRescale, StoreToScan)
 
 
-class _MakeStores(msgspec.Struct, Generic[W], frozen=True, kw_only=True):
-    """Makes stores of a checkpoint at another place from those of a source; given to `mapInArrow`.
-
-    What is to be made is in the closure: a row has the number of an item.
-    """
+class _DoWork(msgspec.Struct, Generic[W], frozen=True, kw_only=True):
+    """Works on stores of a checkpoint; given to `mapInArrow`. The work is in the closure: a row has its number."""
 
     source: str
-    # As of `RestoreCheckpointStores`.
-    root: str
-    is_directory: bool
     settings: StoreSettings | None
     work: tuple[W, ...]
 
@@ -473,6 +468,14 @@ class _MakeStores(msgspec.Struct, Generic[W], frozen=True, kw_only=True):
                     return encode_error(error)
 
             return await map_bounded(one, numbers, in_flight_max=_STORES_AT_ONCE)
+
+
+class _MakeStores(_DoWork[W], Generic[W], frozen=True, kw_only=True):
+    """Makes stores of a checkpoint at another place from those of a source."""
+
+    # As of `RestoreCheckpointStores`.
+    root: str
+    is_directory: bool
 
 
 class ConvertStores(_MakeStores[StoreToConvert], frozen=True, kw_only=True):
@@ -503,6 +506,35 @@ class RescaleStores(_MakeStores[GroupToRescale], frozen=True, kw_only=True):
         return _with_published(
             *await _published(self.root, self.settings, lambda scratch: _rescale(open_store, bare, scratch))
         )
+
+
+class ScanStores(_DoWork[StoreToScan], frozen=True, kw_only=True):
+    """Reads all rows of the stores of a partition."""
+
+    scratch: Path | None
+
+    @override
+    async def make(self, source: CheckpointDir, item: StoreToScan) -> StoreScanned:
+        return await scan_store(source.child(item.store.id.path), item, self.scratch)
+
+
+def explain_checkpoint(
+    spark: SparkSession, location: str | Path, choice: ExplainChoice | None = None, *, partitions_max: int | None = None
+) -> StateExplained:
+    """Explain a checkpoint, its rows read on the executors, which see it under this path or URL.
+
+    Raises:
+        TaskFailedError: A store could not be read as often as Spark tried, or Spark itself gave up.
+        As `engine.checkpoint.explain.explain_checkpoint`.
+    """
+    choice, source = msgspec.structs.replace(choice or ExplainChoice(), full=True), absolute(location)
+
+    async def scan_stores(work: Sequence[StoreToScan]) -> list[StoreScanned]:
+        task = ScanStores(source=source, settings=choice.store_settings, scratch=choice.scratch, work=tuple(work))
+        results = await asyncio.to_thread(_spread, spark, task, partitions_max, "explain")
+        return [msgspec.msgpack.decode(result, type=StoreScanned) for result in results]
+
+    return _run(explain.explain_checkpoint(source, choice, scan_stores=scan_stores))
 
 
 def convert_checkpoint(
@@ -603,7 +635,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         loop.stop()
 
 
-def _spread(spark: SparkSession, task: _MakeStores[W], partitions_max: int | None, operation: str) -> list[bytes]:
+def _spread(spark: SparkSession, task: _DoWork[W], partitions_max: int | None, operation: str) -> list[bytes]:
     """Carry out a task; return what became of each item of its work, encoded."""
     count = len(task.work)
     if not count:

@@ -89,7 +89,7 @@ async def read_key_rules(directory: CheckpointDir, query: QueryAt) -> dict[tuple
         for store in operator.stores:
             families = {}
             if not operator.is_single:
-                for schema, form in await _read_forms(directory, operator, store, is_hdfs=is_hdfs):
+                for schema, form in await read_forms(directory, operator, store, is_hdfs=is_hdfs):
                     families[schema.family] = choose_key_rule(
                         operator.id,
                         operator.name,
@@ -218,7 +218,7 @@ def _show(value: object) -> str:
             return "null" if value is None else str(value)
 
 
-async def _read_forms(
+async def read_forms(
     directory: CheckpointDir, operator: StateOperator, store: str, *, is_hdfs: bool
 ) -> list[tuple[StateSchema, KeyForm | None]]:
     """Read the newest schema of each column family of a store, and how its keys are encoded."""

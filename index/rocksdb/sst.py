@@ -95,6 +95,9 @@ _INDEX_DELTA: Final = b"rocksdb.index.value.is.delta.encoded"
 _FORMAT_VERSION: Final = b"rocksdb.format.version"
 _DATA_BLOCKS: Final = b"rocksdb.num.data.blocks"
 _ENTRIES: Final = b"rocksdb.num.entries"
+_COUNTS: Final = (_ENTRIES, b"rocksdb.deleted.keys", b"rocksdb.raw.key.size", b"rocksdb.raw.value.size")
+# More than this no codec makes of a byte.
+_RATIO_MAX: Final = 10_000
 _TWO_LEVELS: Final = 2
 _FIRST_KEYS: Final = 3
 
@@ -464,15 +467,37 @@ def parse_sst_tail(tail: bytes, file_size_bytes: int) -> SstIdentity | MoreBytes
     if len(tail) < min(FOOTER_BYTES, file_size_bytes):
         return MoreBytesNeeded(min(FOOTER_BYTES, file_size_bytes))
     try:
-        footer = decode_footer(tail[-FOOTER_BYTES:], file_size_bytes)
-        metaindex = dict(decode_entries(_block_in(tail, footer.metaindex, file_size_bytes)))
-        properties, _ = decode_handle(metaindex.get(PROPERTIES_BLOCK, b""))
-        return _identity(dict(decode_entries(_block_in(tail, properties, file_size_bytes))))
+        return _identity(_properties_in(tail, file_size_bytes))
     except _OutOfReach as reach:
         tail_bytes: int = reach.args[0]
         return MoreBytesNeeded(tail_bytes) if tail_bytes <= TAIL_BYTES_MAX else None
     except ValueError:
         return None
+
+
+class SstCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the properties of an SST count: all of its entries, of which a store may show fewer."""
+
+    entries: int
+    # Of the entries; ranges too.
+    deletions: int
+    # Of keys, without their trailers, and of values.
+    raw_bytes: int
+
+
+def parse_sst_counts(tail: bytes, file_size_bytes: int) -> SstCounts | None:
+    """Read what an SST counts; None: as for `parse_sst_tail`, or the tail is too short. No input raises."""
+    if not FOOTER_BYTES_LEGACY <= len(tail) <= file_size_bytes:
+        return None
+    try:
+        found = _properties_in(tail, file_size_bytes)
+        entries, deletions, keys_bytes, values_bytes = (decode_varint(found.get(name, b""), 0)[0] for name in _COUNTS)
+    except (ValueError, _OutOfReach):
+        return None
+    raw_bytes = keys_bytes + values_bytes - KEY_TRAILER_BYTES * entries
+    # A damaged block may say anything: its checksum is not verified here.
+    is_likely = deletions <= entries and 0 <= raw_bytes <= _RATIO_MAX * file_size_bytes
+    return SstCounts(entries=entries, deletions=deletions, raw_bytes=raw_bytes) if is_likely else None
 
 
 def parse_range_deletions(tail: bytes, file_size_bytes: int) -> bool | MoreBytesNeeded:
@@ -492,6 +517,13 @@ def parse_range_deletions(tail: bytes, file_size_bytes: int) -> bool | MoreBytes
         if reach.args[0] > TAIL_BYTES_MAX:
             raise ValueError("has an unlikely long end") from None
         return MoreBytesNeeded(reach.args[0])
+
+
+def _properties_in(tail: bytes, file_size_bytes: int) -> dict[bytes, bytes]:
+    footer = decode_footer(tail[-FOOTER_BYTES:], file_size_bytes)
+    metaindex = dict(decode_entries(_block_in(tail, footer.metaindex, file_size_bytes)))
+    properties, _ = decode_handle(metaindex.get(PROPERTIES_BLOCK, b""))
+    return dict(decode_entries(_block_in(tail, properties, file_size_bytes)))
 
 
 def _block_in(tail: bytes, handle: BlockHandle, file_size_bytes: int) -> bytes:

@@ -4,8 +4,8 @@ Every object is there by one PUT, and has a time. What was written between the o
 newest one so gives a rate. Spark's file managers by default write a temporary object and rename it, which an object
 store does as a copy: one request more for each file but SSTs (`FileContextBasedCheckpointFileManager`; SSTs are copied
 up as they are). What leaves no object is not seen and not counted: LISTs, GETs, HEADs, deletes, requests that were
-repeated, and what a client of the store asks beside. Of a real query they were some 6 % of the price at 5 partitions
-(`tests/spark/test_explained.py`); S3A asks more than a file system of one machine does.
+repeated, and what a client of the store asks beside. Of two real queries with 5 partitions the price was 6 to 10 %
+below what was counted (`tests/spark/state/test_explained.py`); S3A asks more than a file system of one machine does.
 """
 
 import itertools

@@ -31,6 +31,8 @@ _VERSION: Final = re.compile(r"v([0-9]{1,9})")
 _DECIMAL: Final = re.compile(r"decimal\(\s*([0-9]{1,2})\s*,\s*(-?[0-9]{1,2})\s*\)")
 # A text may have a collation, which its type says, or the metadata of a field does; one of them is by bytes.
 _COLLATIONS: Final = "__COLLATIONS"
+# In the metadata of a field: the delay of the watermark.
+_WATERMARK: Final = "spark.watermarkDelayMs"
 _COLLATE: Final = re.compile(r" collate (?!UTF8_BINARY(?![A-Za-z0-9_]))")
 _TEXT: Final = re.compile(r"(var)?char\([0-9]{1,9}\)|string( collate [A-Za-z0-9_]+)?")
 # Precision and scale of a decimal that says neither.
@@ -74,6 +76,8 @@ class Field(msgspec.Struct, frozen=True):
     nullable: bool
     # Whether a text in it is compared by other rules than its bytes.
     is_collated: bool = False
+    # Whether it is the time of events, of which the query has a watermark.
+    has_watermark: bool = False
 
 
 class StructType(msgspec.Struct, frozen=True):
@@ -307,8 +311,9 @@ def _field(json: Any, subject: str, depth_max: int) -> Field:  # noqa: ANN401  #
     match json:
         case {"name": str() as name, "type": of, "nullable": bool() as nullable}:
             metadata = json.get("metadata")
-            is_collated = isinstance(metadata, dict) and _COLLATIONS in metadata
-            return Field(name, _type(of, subject, depth_max), nullable, is_collated or bool(_COLLATE.search(str(of))))
+            noted = metadata if isinstance(metadata, dict) else {}
+            is_collated = _COLLATIONS in noted or bool(_COLLATE.search(str(of)))
+            return Field(name, _type(of, subject, depth_max), nullable, is_collated, _WATERMARK in noted)
     raise BatchLogError(f"has a field that cannot be read: {str(json)[:80]}", subject=subject)
 
 

@@ -18,7 +18,7 @@ from engine.state.zips import read_state_zip
 from index.errors import BatchLogError, DamagedChangelogError, FormatError, LineageError
 from index.java_text import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
 from index.rocksdb import lookup, manifest, sst
-from index.rocksdb.sst import parse_range_deletions, parse_sst_tail
+from index.rocksdb.sst import parse_range_deletions, parse_sst_counts, parse_sst_tail
 from index.rocksdb.write_batch import decode_writes
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark import changelog, checkpoint, query_logs
@@ -318,9 +318,10 @@ def run_relocation(data: bytes) -> None:
 
 
 def run_sst_tail(data: bytes) -> None:
-    """No input raises, as an identity may be missing; whether ranges are deleted has to be known."""
+    """No input raises, as an identity and counts may be missing; whether ranges are deleted has to be known."""
     for size_bytes in (len(data), len(data) + 4096):
         parse_sst_tail(data, size_bytes)
+        parse_sst_counts(data, size_bytes)
         with contextlib.suppress(ValueError):
             parse_range_deletions(data, size_bytes)
 
@@ -489,7 +490,7 @@ TARGETS: Final = (
         covers=(checkpoint.check_entry, checkpoint.join_entries, checkpoint.PathMap.relocate_log),
     ),
     Target(name="relocation", run=run_relocation, covers=(checkpoint.relocate_operator, repartition_operator)),
-    Target(name="sst-tail", run=run_sst_tail, covers=(parse_sst_tail, parse_range_deletions)),
+    Target(name="sst-tail", run=run_sst_tail, covers=(parse_sst_tail, parse_sst_counts, parse_range_deletions)),
     Target(
         name="sst-blocks",
         run=run_sst_blocks,

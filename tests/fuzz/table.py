@@ -77,6 +77,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.spark.sources.plan.load_store",
             "engine.state.changelogs.read_checked",
             "engine.state.key_rules.read_families",
+            "engine.state.key_rules.read_forms",
             "engine.state.key_rules.read_key_rules",
             "engine.state.files.StateFileManager.load_snapshot",
             "engine.state.files.StateFileManager.read_header",

@@ -114,6 +114,21 @@ def test_people_see_what_was_done(shell: Shell) -> None:
     assert shell.run("spark", "backup", str(checkpoint), "--quiet").output == ""
 
 
+def test_state_is_explained_in_a_checkpoint_and_in_a_backup_of_it(shell: Shell) -> None:
+    checkpoint = str(shell.checkpoint(AGGREGATION))
+    shell.run("spark", "backup", checkpoint)
+    here = shell.spark("explain", checkpoint, "--full")
+    there = shell.spark("explain", f"file://{shell.directory}/repository", "--full")
+    (operator,), (stored,) = here["operators"], there["operators"]
+    assert operator["rows_by"] == "counted"
+    assert [stored[name] for name in ("rows", "row_bytes", "entries")] == [
+        operator[name] for name in ("rows", "row_bytes", "entries")
+    ]
+    assert f"{operator['rows']:,} rows (counted)" in shell.run("spark", "explain", checkpoint, "--full").stdout
+    assert shell.spark("explain", checkpoint)["operators"][0]["rows_by"] in {"snapshot", "unknown"}
+    shell.spark("explain", f"file://{shell.directory}/repository", "--on-spark", code=2)
+
+
 def test_a_job_is_named_where_there_are_several(shell: Shell) -> None:
     shell.spark("backup", str(shell.checkpoint(AGGREGATION)), "--job", "totals")
     # The schema files were left out of this copy.
@@ -133,7 +148,7 @@ def test_another_query_is_refused(shell: Shell) -> None:
     assert "query" in refused["message"]
 
 
-@pytest.mark.parametrize("verb", ["backup", "check"])
+@pytest.mark.parametrize("verb", ["backup", "check", "explain"])
 def test_what_is_no_checkpoint_is_not_found(shell: Shell, verb: str) -> None:
     (shell.directory / "nothing").mkdir()
     assert "no checkpoint" in shell.spark(verb, str(shell.directory / "nothing"), code=7)["message"]

@@ -1,5 +1,6 @@
 """The verbs `bench restore`, the restore drill (design 0009), and `report`, one page on a repository."""
 
+import asyncio
 import os
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 
 from blobstore import installed_release
 from blobstore.errors import StoreError
+from engine.checkpoint.explain import ExplainChoice, explain_checkpoint
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice, user_dir
 from engine.cli.run import ExitCode
@@ -168,7 +170,17 @@ PAGE_NAME: Final = "report.html"
 @click.option("--output", "-o", type=cli.FILE, default=PAGE_NAME, metavar="FILE", help="File to write the page to.")
 @cli.limit_option(ENTRIES_MAX, 1000, text="Newest N records of each job.")
 @cli.directory_option("--drills", "Directory of the history of `bench restore`.  [default: as there]")
-def report(session: Session, *, scope: Scope | None, jobs: bool, output: Path, limit: int, drills: Path | None) -> None:
+@click.option("--state", metavar="CHECKPOINT", help="Also explain the state of a query (`spark explain`).")
+def report(
+    session: Session,
+    *,
+    scope: Scope | None,
+    jobs: bool,
+    output: Path,
+    limit: int,
+    drills: Path | None,
+    state: str | None,
+) -> None:
     """Write one page of HTML on the 20 jobs that committed last, or on one: it loads nothing from elsewhere.
 
     It shows what is at risk, commits with new and retained bytes, restore drills, and what collections freed. The
@@ -182,7 +194,11 @@ def report(session: Session, *, scope: Scope | None, jobs: bool, output: Path, l
         raise TargetError("there is no such directory", operation="report", subject=str(output.parent), hint="make it")
     history, drills_from = _read_drills(session, drills)
     url = session.common.repository
-    request = ReportRequest(location=url, scopes=scopes, drills=history, drills_from=drills_from, entries_max=limit)
+    choice = ExplainChoice(store_settings=session.store_settings())
+    explained = None if state is None else asyncio.run(explain_checkpoint(state, choice))
+    request = ReportRequest(
+        location=url, scopes=scopes, drills=history, drills_from=drills_from, entries_max=limit, state=explained
+    )
     with session.open() as repository:
         with session.progress("report") as progress:
             facts = repository.loop.run(gather_report(repository.asynchronous, request, progress=progress))

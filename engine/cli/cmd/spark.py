@@ -420,7 +420,7 @@ def spark_rescale(
     Example: tidemark spark rescale /checkpoints/old /checkpoints/new --partitions 50
     """
     options = msgspec.structs.replace(options, store_settings=session.store_settings())
-    if asyncio.run(_is_repository(source, options.store_settings)):
+    if asyncio.run(is_repository(source, options.store_settings)):
         session.common = msgspec.structs.replace(session.common, repository=source)
         choice = restore.RestoreChoice(job=job, batch=options.batch, partitions=options.partitions)
         _restore(session, target, choice, on_spark=on_spark, dry_run=dry_run)
@@ -446,7 +446,8 @@ def spark_rescale(
         session.warn_of_restore(pinned=True, leftovers=found.leftovers)
 
 
-async def _is_repository(location: str, settings: StoreSettings | None) -> bool:
+async def is_repository(location: str, settings: StoreSettings | None) -> bool:
+    """Return whether there is a repository at a place that may have a checkpoint."""
     async with backup.opened_checkpoint(location, settings) as root:
         with contextlib.suppress(BlobNotFoundError):
             await root.read(REPOSITORY)

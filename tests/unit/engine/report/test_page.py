@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
+from engine.checkpoint.explain import StateExplained
 from engine.drill.drill import DrillHistory
 from engine.inspect.history import History, HistoryEntry, State
 from engine.inspect.verify import Level, Problem, ProblemKind, VerifyReport
@@ -27,6 +28,7 @@ from index.snapshot.model import (
     UniqueId,
     WriteId,
 )
+from index.spark.state_figures import Advice, StoreFigures, sum_up
 from tests.unit.engine.drill.builders import drill, failed
 
 HOSTILE = "</h2></td></title><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\"'&<!--"
@@ -189,6 +191,36 @@ def test_names_of_others_are_nothing_but_text() -> None:
     assert "\x1b" not in page
     assert "&lt;script&gt;" in page
     assert "script" not in _Tags(make_page(_facts(verify_missing=HOSTILE))).seen
+
+
+def test_the_state_of_a_query_is_a_section_with_a_plot_of_its_partitions() -> None:
+    assert 'id="state"' not in make_page(_facts())
+    stores = [
+        StoreFigures(operator=0, partition=n, store=HOSTILE, rows=n, rows_by="snapshot", stored_bytes=n * MIB)
+        for n in range(3)
+    ]
+    state = StateExplained(
+        location=HOSTILE,
+        query_id=HOSTILE,
+        batch=7,
+        watermark_ms=None,
+        is_full=False,
+        operators=(sum_up(0, HOSTILE, stores),),
+        stores=tuple(stores),
+        cost=None,
+        cost_unknown=HOSTILE,
+        advice=(Advice(setting=HOSTILE, reason=HOSTILE),),
+        problems=(HOSTILE,),
+        requests=0,
+        seconds=0.0,
+    )
+    page = make_page(_facts(request=ReportRequest(location="here", state=state)))
+    tags = _Tags(page)
+    assert tags.seen.isdisjoint({"script", "img"})
+    assert "<svg" in page.partition('id="state"')[2]
+    assert "partition 2: 2.0 MiB" in page
+    # What is not known is not 0.
+    assert ">unknown</td>" in page
 
 
 def test_a_name_is_never_taken_for_a_place_of_the_template() -> None:

@@ -17,7 +17,7 @@ from rocksdict import (
     SstFileWriter,
 )
 
-from index.rocksdb.sst import TAIL_BYTES, TAIL_BYTES_MAX, MoreBytesNeeded, parse_sst_tail
+from index.rocksdb.sst import TAIL_BYTES, TAIL_BYTES_MAX, MoreBytesNeeded, SstCounts, parse_sst_counts, parse_sst_tail
 from index.snapshot.dir_diff import is_same_file
 from index.snapshot.model import SstIdentity
 from tests.unit.index.builders import file_index, local_file
@@ -103,6 +103,23 @@ def test_checksum_type_makes_no_difference(tmp_path: Path, format_version: int, 
     identity = read_identity(path)
     assert identity is not None
     assert f"{identity.file_number:06d}" == path.stem
+
+
+def test_entries_tombstones_and_bytes_are_as_they_were_written(tmp_path: Path) -> None:
+    db = Rdict(str(tmp_path / "db"), options(compression="lz4"))
+    for n in range(200):
+        db[b"%08d" % n] = b"v" * 50
+    db.flush()
+    for n in range(30):
+        del db[b"%08d" % n]
+    db[b"00000150"] = b"other"
+    db.flush()
+    db.close()
+    found = [parse_sst_counts(path.read_bytes()[-TAIL_BYTES:], path.stat().st_size) for path in tmp_path.rglob("*.sst")]
+    assert sorted(found, key=lambda of: -of.entries) == [  # type: ignore[union-attr]
+        SstCounts(entries=200, deletions=0, raw_bytes=200 * 58),
+        SstCounts(entries=31, deletions=30, raw_bytes=31 * 8 + 5),
+    ]
 
 
 def test_two_forks_with_one_name_and_size_differ(tmp_path: Path) -> None:

@@ -1,0 +1,584 @@
+"""Explain the state of a query's checkpoint, or of a backup of one: its size, its shape, its age, and what it costs.
+
+Quick, it costs some ten requests for the listing and the logs, and the zip of a snapshot of each store, which has
+Spark's count of its rows, its SSTs and its levels. The ends of SSTs count entries and tombstones: as many of them are
+read as make two requests a store all in all. Full, every row is read. A snapshot is of an older batch than the newest:
+`StoreFigures.batch` says of which.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from blobstore.base import BlobStore
+from blobstore.checkpoint_files import FileStatus
+from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.errors import BlobNotFoundError
+from blobstore.opening import StoreSettings
+from blobstore.wrappers.forwarding import MeteredStore
+from engine.checkpoint.backup import opened_checkpoint
+from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, make_target
+from engine.errors import EngineError, NotFoundError, TargetError
+from engine.local.checksums import crc32c
+from engine.repository.repository import Repository
+from engine.restore.restore import read_index_of
+from engine.rocksdb.merge import parse_current, sst_name
+from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
+from engine.settings import MIB
+from engine.state.checkpoint_dir import CheckpointDir, StateFiles
+from engine.state.files import StateFileManager, resolve_with
+from engine.state.key_rules import AVRO, SCHEMA_PATH, read_forms
+from engine.state.load import StateLoader, check_target
+from engine.state.local_files import WorkingDir, shared_path
+from engine.state.query import QueryAt, StateOperator, StoreAt, StreamingCheckpoint
+from engine.state.restore import IndexStateFiles
+from engine.state.settings import ENCODING_KEY
+from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
+from index.errors import FormatError
+from index.rocksdb import sst
+from index.rocksdb.manifest import decode_manifest
+from index.snapshot.contents import files_of
+from index.snapshot.model import StoreReference
+from index.spark.checkpoint import STATE, StoreId
+from index.spark.lineage import Present, resolve
+from index.spark.metadata import NOT_COUNTED, StoredFile
+from index.spark.names import LOGS, SSTS, StateVersion, by_version, snapshot_name
+from index.spark.query_logs import DEFAULT_STORE, decode_state_variables
+from index.spark.requests import Prices, RequestRate, measure_requests
+from index.spark.schema import KeyForm, StateSchema
+from index.spark.state_figures import Advice, LevelFigures, OperatorFigures, StoreFigures, advise, estimate, sum_up
+from index.spark.state_rows import FamilyFigures, FamilyScan
+
+_IN_FLIGHT_MAX: Final = 16
+# Of a backup one more: each store has an index.
+REQUESTS_PER_STORE: Final = 2
+# Of a checkpoint on this machine, and where every row is read, there is no request to save.
+_TAILS_MAX: Final = 10_000
+_ROWS_MAX: Final = 32_768
+_ROWS_BYTES_MAX: Final = 4 * MIB
+# What makes an operator's rows several in one value.
+_LIST_STATE: Final = "ListState"
+_JOIN_LIST: Final = "-keyWithTsToValues"
+_MOVED: Final = "was deleted meanwhile, as the query goes on: explain it again"
+
+
+class ExplainChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What to explain, and how."""
+
+    # A committed one, or in a backup; None: the newest.
+    batch: int | None = None
+    # Compare with this batch.
+    since: int | None = None
+    # Read every row.
+    full: bool = False
+    # Whether the query's file manager renames (`index.spark.requests`).
+    renames: bool = True
+    prices: Prices = Prices()
+    # Of stores that are read whole; None: the system's place.
+    scratch: Path | None = None
+    stores_at_once: int = 4
+    store_settings: StoreSettings | None = None
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What a day costs on an object store, measured from the times of the files that are listed."""
+
+    rate: RequestRate
+    batches_per_day: float
+    puts_per_day: float
+    copies_per_day: float
+    requests_usd_per_day: float
+    stored_usd_per_day: float
+
+
+class StateExplained(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a query after one of its batches."""
+
+    location: str
+    query_id: str
+    batch: int
+    # Up to here events are over for the batch to come; None: the query has no watermark.
+    watermark_ms: int | None
+    is_full: bool
+    operators: tuple[OperatorFigures, ...]
+    stores: tuple[StoreFigures, ...]
+    # None: `cost_unknown` says why.
+    cost: Cost | None
+    cost_unknown: str
+    advice: tuple[Advice, ...]
+    # Stores of which something could not be read, and why.
+    problems: tuple[str, ...]
+    # That it took: 0 of a directory of this machine, and of a backup those for its stores.
+    requests: int
+    seconds: float
+
+
+class StoreToScan(msgspec.Struct, frozen=True, kw_only=True):
+    """One store to be read whole, and what its rows are, by column family."""
+
+    store: StoreAt
+    operator: str
+    watermark_ms: int
+    forms: dict[str, tuple[StateSchema, KeyForm | None]]
+    # Column families of which a value is several rows.
+    lists: frozenset[str] = frozenset()
+
+
+class StoreScanned(msgspec.Struct, frozen=True, kw_only=True):
+    """What all rows of a store have, or why they could not be read."""
+
+    families: tuple[FamilyFigures, ...] = ()
+    problem: str = ""
+
+
+# A backend: reads all rows of stores, here or on executors, and returns their figures in the same order.
+ScanStores = Callable[[Sequence[StoreToScan]], Awaitable[Sequence[StoreScanned]]]
+
+
+class _Source(NamedTuple):
+    """Where state is: a checkpoint, or a backup of one."""
+
+    location: str
+    # The query's own files, and the schemas of stores.
+    logs: CheckpointDir
+    # Sizes of the files of each store.
+    files: Mapping[StoreId, Mapping[str, int]]
+    open: Callable[[StoreId], StateFiles]
+    requests: Callable[[], int]
+    # Of a store, unless there is none to save.
+    requests_max: int | None
+
+
+async def explain_checkpoint(
+    location: str | Path | BlobStore,
+    choice: ExplainChoice | None = None,
+    *,
+    scan_stores: ScanStores | None = None,
+    progress: Progress = NO_PROGRESS,
+) -> StateExplained:
+    """Explain a checkpoint; nothing in it changes, and its query may run meanwhile.
+
+    Raises:
+        NotFoundError: There is no checkpoint, or no such batch.
+        ProviderError, FormatError, EngineError: As `StreamingCheckpoint.at`. What of a store cannot be read is a
+            problem of the answer.
+        StoreError: The store did not answer.
+    """
+    choice, watch = choice or ExplainChoice(), Stopwatch(Runtime())
+    async with opened_checkpoint(location, choice.store_settings) as opened:
+        root = opened.look()
+        listed = await root.walk()
+        checkpoint = StreamingCheckpoint(root)
+        most = REQUESTS_PER_STORE if root.local_root is None else None
+        source = _Source(
+            root.location, root, _by_store(listed), lambda of: root.child(of.path), lambda: root.requests, most
+        )
+        query_id, query = await checkpoint.query_id(), await checkpoint.at(choice.batch)
+        before = None if choice.since is None else await checkpoint.at(choice.since)
+        explaining = _Explain(source, checkpoint, choice, scan_stores, progress)
+        # Times of files that somebody copied are not those of their batches.
+        oldest = min(await checkpoint.committed_batches(), default=query.batch)
+        begun = [await checkpoint.offsets.get(oldest), query.offsets]
+        logged = {n: of.timestamp_ms for n, of in zip((oldest, query.batch), begun, strict=True) if of is not None}
+        rate = measure_requests(listed, logged_at_ms=logged, renames=choice.renames)
+        unknown = "" if rate else "the times of its files are of one batch, or not those of their batches"
+        return await explaining.run(query_id, query, before, rate, unknown, watch)
+
+
+async def explain_backup(
+    repository: Repository,
+    location: str,
+    choice: ExplainChoice | None = None,
+    *,
+    job: str | None = None,
+    progress: Progress = NO_PROGRESS,
+) -> StateExplained:
+    """Explain a backup in a repository: of the newest batch, or of the one that is chosen. It is pinned meanwhile.
+
+    Raises as `explain_checkpoint`, and as `engine.checkpoint.restore.find_checkpoint_backup`.
+    """
+    choice, watch = choice or ExplainChoice(), Stopwatch(Runtime())
+    scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-", dir=choice.scratch))
+    here = Path(scratch.name)
+    chosen = RestoreChoice(job=job, batch=choice.batch)
+    restore = CheckpointRestore(
+        repository, make_target(here / "target", Runtime(), move_aside=False, settings=None), chosen, Runtime()
+    )
+    try:
+        await run_blocking((here / "query").mkdir)
+        work = await restore.begin(here / "query")
+
+        metered = MeteredStore(repository.store)
+
+        async def open_files(reference: StoreReference) -> IndexStateFiles:
+            index, _ = await read_index_of(metered, reference)
+            return IndexStateFiles(metered, index, repository.settings)
+
+        references = {item.id: item.reference for item in work}
+        found = await map_bounded(open_files, references.values(), in_flight_max=_IN_FLIGHT_MAX)
+        opened = dict(zip(references, found, strict=True))
+        async with opened_checkpoint(here / "query") as logs:
+            checkpoint = StreamingCheckpoint(logs)
+            files = {
+                of: {"/".join(path): entry.metadata.size_bytes for path, entry in files_of(each.index.dir)}
+                for of, each in opened.items()
+            }
+            source = _Source(
+                location, logs, files, opened.__getitem__, metered.meter.requests.total, 1 + REQUESTS_PER_STORE
+            )
+            await _bring_schemas(here / "query", opened)
+            before = None if choice.since is None else await checkpoint.at(choice.since)
+            explaining = _Explain(source, checkpoint, choice, None, progress)
+            unknown = "a backup has not all files of a time"
+            return await explaining.run(restore.backup.query_id, restore.query, before, None, unknown, watch)
+    finally:
+        await restore.close()
+        await run_blocking(scratch.cleanup)
+
+
+async def _bring_schemas(root: Path, opened: Mapping[StoreId, IndexStateFiles]) -> None:
+    for of, files in opened.items():
+        if of.partition == 0:
+            with contextlib.suppress(BlobNotFoundError):
+                data, path = await files.read(SCHEMA_PATH), root / of.path / SCHEMA_PATH
+                await run_blocking(lambda: path.parent.mkdir(parents=True, exist_ok=True))  # noqa: B023  # awaited
+                await run_blocking(path.write_bytes, data)
+
+
+class _Explain:
+    """Gathers the figures of one query."""
+
+    def __init__(
+        self,
+        source: _Source,
+        checkpoint: StreamingCheckpoint,
+        choice: ExplainChoice,
+        scan_stores: ScanStores | None,
+        progress: Progress,
+    ) -> None:
+        self._source, self._checkpoint, self._choice = source, checkpoint, choice
+        self._scan_stores = scan_stores or self._scan_here
+        self._progress = progress
+        self._problems: list[str] = []
+
+    async def run(
+        self,
+        query_id: str,
+        query: QueryAt,
+        before: QueryAt | None,
+        rate: RequestRate | None,
+        unknown: str,
+        watch: Stopwatch,
+    ) -> StateExplained:
+        at_batches = 1 if before is None else 2
+        self._progress.total(files=at_batches * len(query.stores), bytes_=0)
+        stores = await self._figures(query, has_tails=True)
+        older = [] if before is None else await self._figures(before, has_tails=False)
+        operators = tuple(
+            sum_up(
+                of.id,
+                of.name,
+                [store for store in stores if store.operator == of.id],
+                before=[store for store in older if store.operator == of.id],
+            )
+            for of in query.operators
+        )
+        prices = self._choice.prices
+        return StateExplained(
+            location=self._source.location,
+            query_id=query_id,
+            batch=query.batch,
+            watermark_ms=query.commit.next_watermark_ms or None,
+            is_full=self._choice.full,
+            operators=operators,
+            stores=tuple(stores),
+            cost=None if rate is None else _cost(rate, prices),
+            cost_unknown=unknown,
+            advice=advise(operators, rate, prices),
+            problems=tuple(self._problems),
+            requests=self._source.requests(),
+            seconds=watch.total_s(),
+        )
+
+    async def _figures(self, query: QueryAt, *, has_tails: bool) -> list[StoreFigures]:
+        """Return the figures of all stores after a batch."""
+        snapshots: dict[StoreId, tuple[StateVersion, StateZip]] = {}
+
+        async def look(store: StoreAt) -> StoreFigures:
+            figures = await self._look(store, query, snapshots)
+            if not self._choice.full:
+                self._progress.add(files=1, bytes_=0)
+            return figures
+
+        stores = list(await map_bounded(look, query.stores, in_flight_max=_IN_FLIGHT_MAX))
+        read = await self._read_tails(snapshots, len(stores)) if has_tails else {}
+        stores = estimate(stores, read)
+        if not self._choice.full:
+            return stores
+        work = await self._to_scan(query)
+        scanned = await self._scan_stores(work)
+        self._problems += [
+            f"{of.id.path}: {made.problem}" for of, made in zip(stores, scanned, strict=True) if made.problem
+        ]
+        # Of what could not be read, the quick figures stay.
+        return [
+            _counted(of, query.batch, made.families) if made.families else of
+            for of, made in zip(stores, scanned, strict=True)
+        ]
+
+    async def _look(
+        self, store: StoreAt, query: QueryAt, snapshots: dict[StoreId, tuple[StateVersion, StateZip]]
+    ) -> StoreFigures:
+        """Read the snapshot that a version is built on, its zip alone."""
+        of, files = store.id, self._source.files.get(store.id, {})
+        present = Present.of_names(files, is_hdfs=store.at.is_hdfs)
+        figures = StoreFigures(
+            operator=of.operator,
+            partition=of.partition,
+            store=of.store,
+            files=len(files),
+            stored_bytes=sum(files.values()),
+        )
+        try:
+            base = await self._base(store, present, query)
+            after = [c for c in present.changelogs if (base.version if base else 0) < c.version <= store.at.version]
+            sizes = [files.get(f"{c}.{'delta' if c.is_hdfs else 'changelog'}", 0) for c in after]
+            figures = msgspec.structs.replace(
+                figures,
+                # One of each version: there may be more, of attempts that were lost.
+                changelogs_after=len({c.version for c in after}),
+                changelogs_after_bytes=sum(sizes),
+            )
+            if base is None or base.is_hdfs:
+                return figures
+            name = snapshot_name(base)
+            data = await self._source.open(of).read(name, size_bytes_max=ZIP_BYTES_MAX)
+            zipped = await run_blocking(read_state_zip, data, subject=f"{of.path}/{name}")
+            figures = _of_snapshot(figures, base, zipped)
+        except (EngineError, FormatError, BlobNotFoundError) as error:
+            message = _MOVED if isinstance(error, BlobNotFoundError) else str(error)
+            self._problems.append(f"{of.path}: {message}")
+            return figures
+        snapshots[of] = base, zipped
+        return figures
+
+    async def _base(self, store: StoreAt, present: Present, query: QueryAt) -> StateVersion | None:
+        """Find the newest snapshot on which a version is built; None: on none.
+
+        The commits say which id a version has, for all partitions at once; only where they are gone, headers do.
+        """
+        target = store.at
+        stores = next(of.stores for of in query.operators if of.id == store.id.operator)
+        for found in sorted(present.snapshots, key=by_version, reverse=True):
+            if found == target or (found.unique_id is None and target.unique_id is None and found < target):
+                return found
+            if found.unique_id is None or target.unique_id is None or found.version >= target.version:
+                continue
+            commit = await self._checkpoint.commits.get(found.version - 1)
+            if commit is None:
+                break
+            with contextlib.suppress(KeyError, IndexError):
+                ids = (commit.unique_ids or {})[store.id.operator][store.id.partition]
+                if ids[stores.index(store.id.store)] == found.unique_id:
+                    return found
+        if not present.snapshots:
+            return None
+        manager = StateFileManager(self._source.open(store.id), store.settings)
+        resolution = await resolve_with(
+            lambda known: resolve(target.version, target.unique_id, known), present, manager.read_header
+        )
+        return resolution.base
+
+    async def _read_tails(
+        self, snapshots: Mapping[StoreId, tuple[StateVersion, StateZip]], stores: int
+    ) -> dict[StoreId, tuple[int, int, int, int]]:
+        """Read the ends of SSTs, the largest of each store first, as far as the requests allow."""
+        ranked: list[tuple[int, int, StoreId, StoredFile]] = []
+        for of, (_, zipped) in snapshots.items():
+            ordered = sorted(zipped.metadata.sst_files, key=lambda file: -file.size_bytes)
+            ranked += [(rank, -file.size_bytes, of, file) for rank, file in enumerate(ordered)]
+        ranked.sort(key=lambda item: item[:3])
+        most = None if self._choice.full else self._source.requests_max
+        taken = ranked[: _TAILS_MAX if most is None else max(0, most * stores - self._source.requests())]
+
+        totals: dict[StoreId, tuple[int, int, int, int]] = {}
+
+        async def read(item: tuple[int, int, StoreId, StoredFile]) -> None:
+            _, _, of, file = item
+            size = min(sst.TAIL_BYTES, file.size_bytes)
+            try:
+                path = shared_path(file.stored_name)
+                tail = await self._source.open(of).read_range(path, file.size_bytes - size, size)
+            except (EngineError, FormatError, BlobNotFoundError) as error:
+                self._problems.append(f"{of.path}: {error}")
+                return
+            if found := sst.parse_sst_counts(tail, file.size_bytes):
+                size, entries, tombstones, raw = totals.get(of, (0, 0, 0, 0))
+                raw += found.raw_bytes
+                totals[of] = (size + file.size_bytes, entries + found.entries, tombstones + found.deletions, raw)
+
+        await map_bounded(read, taken, in_flight_max=_IN_FLIGHT_MAX)
+        return totals
+
+    async def _to_scan(self, query: QueryAt) -> list[StoreToScan]:
+        operators = {of.id: of for of in query.operators}
+        forms: dict[tuple[int, str], tuple[dict[str, tuple[StateSchema, KeyForm | None]], frozenset[str]]] = {}
+        found = []
+        for store in query.stores:
+            operator, key = operators[store.id.operator], (store.id.operator, store.id.store)
+            if key not in forms:
+                forms[key] = await self._forms(query, operator, store)
+            known, lists = forms[key]
+            watermark_ms = query.commit.next_watermark_ms
+            found.append(
+                StoreToScan(store=store, operator=operator.name, watermark_ms=watermark_ms, forms=known, lists=lists)
+            )
+        return found
+
+    async def _forms(
+        self, query: QueryAt, operator: StateOperator, store: StoreAt
+    ) -> tuple[dict[str, tuple[StateSchema, KeyForm | None]], frozenset[str]]:
+        """Read what the rows of stores of one name are; of what is not known, or Avro, they are only counted."""
+        if operator.column_families and query.offsets.conf.get(ENCODING_KEY, "").lower() == AVRO:
+            return {}, frozenset()
+        try:
+            found = await read_forms(self._source.logs, operator, store.id.store, is_hdfs=store.at.is_hdfs)
+            variables = decode_state_variables(operator.properties, subject=f"operator {operator.id}")
+        except FormatError as error:
+            self._problems.append(f"operator {operator.id}: rows are only counted: {error}")
+            return {}, frozenset()
+        names = [schema.family for schema, _ in found]
+        lists = frozenset(n for n in names if variables.get(n) == _LIST_STATE or n.endswith(_JOIN_LIST))
+        return {schema.family: (schema, form) for schema, form in found}, lists
+
+    async def _scan_here(self, work: Sequence[StoreToScan]) -> Sequence[StoreScanned]:
+        async def one(item: StoreToScan) -> StoreScanned:
+            figures = await scan_store(self._source.open(item.store.id), item, self._choice.scratch)
+            self._progress.add(files=1, bytes_=0)
+            return figures
+
+        return await map_bounded(one, work, in_flight_max=self._choice.stores_at_once)
+
+
+async def scan_store(files: StateFiles, work: StoreToScan, scratch: Path | None) -> StoreScanned:
+    """Read every row of a store. StoreError: it did not answer; TargetError: `scratch` cannot be written."""
+    try:
+        return StoreScanned(families=await _scan(files, work, scratch))
+    except TargetError:
+        raise
+    except (EngineError, FormatError, BlobNotFoundError) as error:
+        return StoreScanned(problem=_MOVED if isinstance(error, BlobNotFoundError) else str(error))
+
+
+async def _scan(files: StateFiles, work: StoreToScan, scratch: Path | None) -> tuple[FamilyFigures, ...]:
+    settings = msgspec.structs.replace(
+        work.store.settings,
+        count_keys=False,
+        rocksdb=msgspec.structs.replace(work.store.settings.rocksdb, compacts=False),
+    )
+    at = work.store.at
+    target = check_target(at.version, at.unique_id, files, settings.format_version, read_only=True, empty=False)
+    private = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-", dir=scratch))
+    place = await run_blocking(WorkingDir.open, Path(private.name) / "store")
+    try:
+        loader = StateLoader(StateFileManager(files, settings), place, Runtime())
+        loaded, _ = await loader.load(target, {}, read_only=True, overlays=True)
+
+        def scan() -> tuple[FamilyFigures, ...]:
+            found = []
+            for family in loaded.families:
+                schema, form = work.forms.get(family.name, (None, None))
+                counting = FamilyScan(
+                    family.name,
+                    None if family.is_internal else schema,
+                    form,
+                    operator=work.operator,
+                    watermark_ms=work.watermark_ms,
+                    is_internal=family.is_internal,
+                    is_list=family.name in work.lists,
+                )
+                for pairs in loaded.chunks(family.name, rows_max=_ROWS_MAX, bytes_max=_ROWS_BYTES_MAX):
+                    counting.add(pairs)
+                found.append(counting.figures())
+            return tuple(found)
+
+        try:
+            return await run_blocking(scan)
+        finally:
+            await run_blocking(loaded.db.close)
+    finally:
+        await run_blocking(place.close)
+        await run_blocking(private.cleanup)
+
+
+def _of_snapshot(figures: StoreFigures, base: StateVersion, zipped: StateZip) -> StoreFigures:
+    """Add what the zip of a snapshot says."""
+    metadata, subject = zipped.metadata, f"snapshot {base}"
+    current = zipped.files.get("CURRENT", b"")
+    name = parse_current(current, subject)
+    if name not in zipped.files:
+        raise NotFoundError(f"has no {name}", operation="explain", subject=subject)
+    state = decode_manifest(zipped.files[name], crc32c=crc32c, subject=f"{subject}/{name}")
+    levels: dict[int, list[int]] = {}
+    named = {file.local_name for file in metadata.sst_files}
+    for level, file in (of for family in state.families for of in family.files):
+        if sst_name(file.number) in named:
+            levels.setdefault(level, []).append(file.size_bytes)
+    is_counted = metadata.num_keys != NOT_COUNTED
+    return msgspec.structs.replace(
+        figures,
+        batch=base.version - 1,
+        rows=metadata.num_keys if is_counted else None,
+        rows_by="snapshot" if is_counted else "unknown",
+        internal_rows=None if metadata.num_internal_keys == NOT_COUNTED else metadata.num_internal_keys,
+        sst_bytes=sum(file.size_bytes for file in metadata.sst_files),
+        levels=tuple(
+            LevelFigures(level=level, files=len(sizes), size_bytes=sum(sizes))
+            for level, sizes in sorted(levels.items())
+        ),
+    )
+
+
+def _counted(of: StoreFigures, batch: int, families: tuple[FamilyFigures, ...]) -> StoreFigures:
+    """Put what was counted in the place of what was estimated."""
+    return msgspec.structs.replace(
+        of,
+        batch=batch,
+        changelogs_after=0,
+        changelogs_after_bytes=0,
+        rows=sum(family.rows for family in families if not family.is_internal),
+        rows_by="counted",
+        internal_rows=sum(family.rows for family in families if family.is_internal),
+        row_bytes=sum(family.size_bytes for family in families),
+        row_bytes_by="counted",
+        families=families,
+    )
+
+
+def _cost(rate: RequestRate, prices: Prices) -> Cost:
+    return Cost(
+        rate=rate,
+        batches_per_day=rate.batches_per_day,
+        puts_per_day=rate.puts_per_day,
+        copies_per_day=rate.copies_per_day,
+        requests_usd_per_day=rate.requests_usd_per_day(prices),
+        stored_usd_per_day=rate.stored_usd_per_day(prices),
+    )
+
+
+def _by_store(listed: Sequence[FileStatus]) -> dict[StoreId, dict[str, int]]:
+    """Return the sizes of the files of each store, by their paths from there; without hidden ones."""
+    found: dict[StoreId, dict[str, int]] = {}
+    for status in listed:
+        parts = status.path.split("/")
+        if len(parts) < 4 or parts[0] != STATE or parts[-1].startswith("."):  # noqa: PLR2004  # operator, partition, file
+            continue
+        name = [] if parts[3] in {SSTS, LOGS, "_metadata"} else parts[3:-1][:1]
+        of = StoreId.parse(f"{parts[1]}-{parts[2]}", name[0] if name else DEFAULT_STORE)
+        if of is not None:
+            found.setdefault(of, {})["/".join(parts[3 + len(name) :])] = status.size_bytes
+    return found
