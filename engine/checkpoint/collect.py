@@ -74,7 +74,7 @@ class CheckpointCollected(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: str = ""
 
 
-async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int) -> CheckpointLook:
+async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int, is_stopped: bool) -> CheckpointLook:
     """Look once (design 0014, X2 to X6).
 
     Raises:
@@ -109,7 +109,7 @@ async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int) -> Chec
         commits=commits,
         planned=tuple(sorted(planned)),
         state_bytes=sum(file.size_bytes for file in files if file.path.startswith(f"{STATE}/")),
-        collectable=find_collectable(look, older_than_ms=older_than_ms),
+        collectable=find_collectable(look, older_than_ms=older_than_ms, is_stopped=is_stopped),
     )
 
 
@@ -171,7 +171,7 @@ async def collect_checkpoint(
     choice = choice or CollectChoice()
     root = await CheckpointDir.open(location, settings=choice.store_settings)
     try:
-        here = await look_at_checkpoint(root, older_than_ms=choice.older_than_ms)
+        here = await look_at_checkpoint(root, older_than_ms=choice.older_than_ms, is_stopped=choice.is_stopped)
         taken: tuple[Collectable, ...] = ()
         waits_for = "a second look" if before is None else ""
         if before is not None:

@@ -138,8 +138,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.ids, default=-1)
 
 
-def find_collectable(look: Look, *, older_than_ms: int) -> tuple[Collectable, ...]:
-    """Find what a look shows to be of no use, by path (X1 to X6)."""
+def find_collectable(look: Look, *, older_than_ms: int, is_stopped: bool) -> tuple[Collectable, ...]:
+    """Find what a look shows to be of no use, by path (X1 to X6); orphans only of a query that does not run (X4)."""
     now_ms = max((file.modified_at_ms for file in look.files), default=0)
     stored = [of for file in look.files if (of := _StateFile.of(file)) is not None and of.is_of_spark]
     newest, known = look.newest_batch + 1, [ids for ids in look.ids.values() if ids is not None]
@@ -160,7 +160,7 @@ def find_collectable(look: Look, *, older_than_ms: int) -> tuple[Collectable, ..
                 return "dead partition"
         if of.name is not None:
             return "lost attempt" if _attempt(of, look.ids) == "lost" and of.name.of.version < newest else None
-        if of.directory in look.unread or of.shared in look.named.get(of.directory, ()):
+        if not is_stopped or of.directory in look.unread or of.shared in look.named.get(of.directory, ()):
             return None
         return "orphan" if of.file.modified_at_ms < based_ms.get(of.directory, 0) else None
 

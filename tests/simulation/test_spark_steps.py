@@ -18,19 +18,16 @@ def campaign(seeds: range, **rules: bool) -> tuple[list[tuple[int, list[str]]], 
 
 
 @pytest.mark.parametrize("seeds", [range(300), pytest.param(range(100_000), marks=pytest.mark.soak)])
+@pytest.mark.timeout(7200)
 def test_nothing_that_is_needed_is_taken(seeds: range) -> None:
     failures, taken = campaign(seeds)
     assert failures == []
-    assert all(taken[reason] > len(seeds) // 20 for reason in ("lost attempt", "orphan", "dead operator")), taken
+    assert taken["lost attempt"] > len(seeds)
+    assert taken["dead operator"] > len(seeds) // 100
+    assert set(taken) == {"lost attempt", "dead operator"}
 
 
-def test_what_is_assumed_is_needed() -> None:
-    """An upload that takes longer than the age is what an orphan is taken for (proof 2)."""
-    failures, _ = campaign(range(200), **{"uploads take days": True})
-    assert failures
-
-
-@pytest.mark.soak
-def test_a_rule_that_is_broken_is_found() -> None:
-    failures, _ = campaign(range(3_000), **{"no age": True})
+def test_orphans_of_a_running_query_would_be_missed() -> None:
+    """Why X4 asks that the query is stopped."""
+    failures, _ = campaign(range(300), **{"orphans while it runs": True})
     assert failures

@@ -56,7 +56,7 @@ class CollectArguments(msgspec.Struct, frozen=True, kw_only=True):
     metavar="TIME",
     help="Take only files that are older than the newest one by this.",
 )
-@click.option("--stopped", is_flag=True, help="The query does not run: two looks at the same batch are enough.")
+@click.option("--stopped", is_flag=True, help="Nothing runs here: two looks at one batch are enough; orphans go too.")
 @click.option(
     "--at-most",
     type=cli.SHARE,
@@ -71,8 +71,8 @@ def spark_collect(session: Session, checkpoint: str, options: CollectArguments) 
     """Find state of CHECKPOINT that nobody needs, and move it to a quarantine once two looks agree.
 
     The first run writes what it has found to the plan file and moves nothing. The next one, after the query has
-    committed another batch, moves what both have found: snapshots and changelogs of attempts that lost, SSTs and logs
-    that no snapshot names, and operators and partitions of no commit. Delete the quarantine by hand, later.
+    committed another batch, moves what both have found: snapshots and changelogs of attempts that lost, and operators
+    and partitions of no commit; with --stopped also SSTs and logs that no snapshot names. Delete the quarantine later.
 
     Example: tidemark spark collect /checkpoints/flights --plan flights.plan
     """

@@ -203,19 +203,15 @@ class Schedule:
                 continue
             short = frozenset(name.removeprefix(f"{store}/") for name in self.files[path].names)
             named[store] = named.get(store, frozenset()) | short
-        if self.rules.get("all zips are read"):
-            unread = set()
         look = Look(ids=ids, files=files, named=named, unread=frozenset(unread))
-        age_ms = 0 if self.rules.get("no age") else AGE_MS
-        return find_collectable(look, older_than_ms=age_ms), max(ids, default=-1)
+        takes_orphans = bool(self.rules.get("orphans while it runs"))
+        return find_collectable(look, older_than_ms=AGE_MS, is_stopped=takes_orphans), max(ids, default=-1)
 
     def collect(self) -> Steps[None]:
         first, at_first = yield from self.look()
         for _ in range(self.rng.randrange(1, 12)):
             yield
         second, at_second = yield from self.look()
-        if self.rules.get("one look"):
-            first, at_first = second, -2
         if at_second <= at_first:
             return
         for each in confirm_collectable(first, second):
@@ -255,16 +251,8 @@ class Schedule:
         elif choice == 7 and is_idle and self.rng.randrange(2):
             self.change_plan()
         elif choice in {8, 9}:
+            # Uploads that stall go on after it.
             self.now_ms += self.rng.choice((HOUR_MS, 5 * HOUR_MS, 30 * HOUR_MS))
-            # No upload takes as long as that (design 0014, proof 2): those under way have come to their end.
-            if not self.rules.get("uploads take days"):
-                self.finish("snapshot")
-
-    def finish(self, name: str) -> None:
-        for action in [action for action in self.busy if action.name == name]:
-            for _ in action.steps:
-                pass
-            self.busy.remove(action)
 
     def lost(self) -> list[str]:
         """Say which committed versions can be loaded from the shadow, and not from what is there."""

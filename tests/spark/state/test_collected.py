@@ -32,14 +32,14 @@ UUID = str(uuid.UUID(int=7))
 
 
 def plant(checkpoint: Path, *, has_ids: bool) -> set[str]:
-    """Leave behind what an upload that broke off does; with ids also a lost attempt and an operator that is no more."""
-    planted = {f"state/0/1/SSTs/000001-{UUID}.sst"}
+    """Leave behind an orphan, which stays; with ids a lost attempt and a dead operator too, which are returned."""
+    planted = set[str]()
     if has_ids:
         [some, *_] = sorted((checkpoint / "state" / "0" / "1").glob("*_*.changelog"))
         lost = f"state/0/1/{some.name.split('_')[0]}_{UUID}.changelog"
         shutil.copyfile(some, checkpoint / lost)
-        planted |= {lost, f"state/7/0/1_{UUID}.zip", f"state/7/0/SSTs/000001-{UUID}.sst"}
-    for path in planted:
+        planted = {lost, f"state/7/0/1_{UUID}.zip", f"state/7/0/SSTs/000001-{UUID}.sst"}
+    for path in (*planted, f"state/0/1/SSTs/000001-{UUID}.sst"):
         file = checkpoint / path
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists():

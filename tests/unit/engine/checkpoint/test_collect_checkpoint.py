@@ -120,6 +120,14 @@ async def test_waste_of_every_kind_is_taken_and_nothing_else(checkpoint: Path) -
     assert await state_findings(checkpoint) == []
 
 
+async def test_orphans_of_a_query_that_may_run_stay(checkpoint: Path) -> None:
+    plant(checkpoint, ORPHAN)
+    refresh(checkpoint)
+    found, _ = await collect(checkpoint, choice=CollectChoice(taken_share_max=1))
+    assert found.found
+    assert ORPHAN not in {each.path for each in found.found}
+
+
 async def test_undo_brings_all_back(checkpoint: Path) -> None:
     before = files_of(checkpoint)
     _, look = await collect(checkpoint)
