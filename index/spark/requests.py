@@ -29,6 +29,8 @@ GB: Final = 1e9
 _PLAIN: Final = "sst"
 # A batch is logged before it, and committed after it; of a copy its files were written at another pace.
 _COPY_SHARE: Final = 0.1
+# Files of a checkout or an archive have times that are nearly one.
+_WINDOW_MS_MIN: Final = 1_000
 _COPY_MS: Final = 60_000
 
 
@@ -124,7 +126,7 @@ def measure_requests(
         return None
     (first, begin_ms), (newest, end_ms) = times[0], times[-1]
     logged = logged_at_ms or {}
-    if end_ms <= begin_ms or _is_of_copy(committed, logged):
+    if end_ms - begin_ms < _WINDOW_MS_MIN or _is_of_copy(committed, logged):
         return None
     written = Counter(kind for of, kind in listed if kind is not None and begin_ms < of.modified_at_ms <= end_ms)
     return RequestRate(

@@ -87,6 +87,8 @@ def test_files_of_a_copy_say_nothing() -> None:
     assert measure_requests(checkpoint(11, every_ms=6_000), logged_at_ms=logged) is None
     at_once = [msgspec.structs.replace(of, modified_at_ms=1) for of in checkpoint(11)]
     assert measure_requests(at_once) is None
+    # As a checkout writes them, where nobody has logged times that differ by more.
+    assert measure_requests(checkpoint(3, every_ms=1)) is None
 
 
 @pytest.mark.parametrize(
