@@ -5,15 +5,18 @@ A program that wants spans configures the SDK by itself (docs/how-to/monitoring.
 
 import contextlib
 import functools
-import importlib.util
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
-IS_INSTALLED: Final = importlib.util.find_spec("opentelemetry") is not None
-if IS_INSTALLED:
+try:
     from opentelemetry import context as contexts
     from opentelemetry import propagate, trace
+except ImportError:  # `opentelemetry` is a namespace: other distributions bring it without the API.
+    _imported = False
+else:
+    _imported = True
+IS_INSTALLED: Final = _imported
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,11 +84,11 @@ def outgoing() -> dict[str, str]:
 
 @contextlib.contextmanager
 def incoming(headers: Mapping[str, str]) -> Iterator[None]:
-    """Run a block within the context that another process has sent."""
+    """Run a block within the context that another process has sent; within that of now if it says none."""
     if not IS_INSTALLED or not headers:
         yield
         return
-    token = contexts.attach(propagate.extract(dict(headers)))
+    token = contexts.attach(propagate.extract(dict(headers), contexts.get_current()))
     try:
         yield
     finally:

@@ -135,6 +135,10 @@ def test_the_context_goes_to_another_process_and_comes_from_one(spans: Spans) ->
         pass
     with tracing.incoming({"traceparent": "what somebody has typed"}), tracing.span("alone"):
         pass
+    with tracing.span("caller"), tracing.incoming({"traceparent": ""}), tracing.span("within"):
+        pass
+    [caller], [within] = map(spans.named, ("tidemark.caller", "tidemark.within"))
+    assert within.parent == caller.context
     [here], [there], [alone] = map(spans.named, ("tidemark.here", "tidemark.there", "tidemark.alone"))
     assert there.parent is not None
     assert here.context is not None
@@ -153,17 +157,18 @@ def test_every_task_on_spark_goes_on_with_the_trace_of_its_driver() -> None:
     assert set(calls) == {".mapInArrow(in_context"}
 
 
-def test_without_the_library_all_goes_on(tmp_path: Path, source: Path) -> None:
+@pytest.mark.parametrize("is_namespace", [False, True], ids=["nothing of it", "only another part of its namespace"])
+def test_without_the_library_all_goes_on(tmp_path: Path, source: Path, *, is_namespace: bool) -> None:
     script = f"""
         import sys
         from pathlib import Path
+        from importlib.machinery import ModuleSpec
         class Blocked:
             def find_spec(self, name, path=None, target=None):
+                if name == "opentelemetry" and {is_namespace}:
+                    return ModuleSpec(name, None, is_package=True)
                 if name.split(".")[0] == "opentelemetry":
                     raise ModuleNotFoundError(name)
-        import importlib.util
-        find = importlib.util.find_spec
-        importlib.util.find_spec = lambda name, *a: None if name == "opentelemetry" else find(name, *a)
         sys.meta_path.insert(0, Blocked())
         from engine import SyncRepository
         from blobstore import tracing
@@ -172,7 +177,7 @@ def test_without_the_library_all_goes_on(tmp_path: Path, source: Path) -> None:
             result = repository.backup(Scope("job"), Path({str(source)!r}))
             commit = repository.commit(Scope("job"), [result])
             assert tracing.outgoing() == {{}}
-            print(commit.pointer.number, "opentelemetry" in sys.modules)
+            print(commit.pointer.number, "opentelemetry.trace" in sys.modules)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, capture_output=True, text=True, check=False
