@@ -37,6 +37,7 @@ from index.plan.commits import is_shrunk
 from index.snapshot.contents import blob_keys, new_blob_keys
 from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, diff_dir
 from index.snapshot.invariants import check_snapshot_index
+from index.snapshot.keys import encode_component, encode_scope, parse_upload_key
 from index.snapshot.model import (
     BlobKey,
     DirIndex,
@@ -254,8 +255,9 @@ async def backup_source(
         cache = await stack.enter_async_context(repository.digests.of(source.directory))
         facts = await _gather_facts(repository, source, _Base(reference=base, previous=previous), options, cache)
         watch.end_phase("diff")
-        plan, journal = facts.plan, await _open_journal(repository, address, facts.base)
+        plan, journal = facts.plan, UploadJournal(address.scope, journal_name(address), repository.runtime)
         stack.callback(journal.close)
+        await _open_journal(repository, journal, address, facts, options)
         metadata = _describe(facts, source, address, options, repository.runtime)
         try:
             # What could not be written down after the last upload is refused before the first one.
@@ -276,6 +278,7 @@ async def backup_source(
                 looked_at_ns=facts.looked_at_ns,
                 progress=progress,
                 budget=ByteBudget(repository.settings.memory_bytes_max),
+                missing=facts.missing,
             )
 
             async def describe() -> tuple[StoredSnapshot, Created]:
@@ -304,8 +307,8 @@ async def backup_source(
     repository.indexes.keep(snapshot)
     annotate(blobs=plan.uploads_count - len(uploader.resumed), bytes_planned=plan.upload_bytes)
     stored, stats = snapshot.chain[0], _stats(facts, uploader, snapshot.chain[0].size_bytes, watch)
-    # Of a session that went on, its earlier uploads are new too (U5).
-    uploads = new_blob_keys(snapshot.index) if uploader.resumed else map(uploader.key, range(plan.uploads_count))
+    # Of a session that goes on, its earlier uploads are new too (U5).
+    uploads = new_blob_keys(snapshot.index) if journal.goes_on else map(uploader.key, range(plan.uploads_count))
     _LOG.info(
         "%s: backed up version %d: %d files, of them %d new and %d retained; %d bytes uploaded; its index is %s",
         Where(repository.store, address),
@@ -346,11 +349,26 @@ async def plan_backup_source(
         return (await _gather_facts(repository, source, _Base(reference=base), options, cache)).plan
 
 
-async def _open_journal(repository: OpenRepository, address: StoreAddress, base: "_Base") -> UploadJournal:
-    spent = base.snapshot.index.session if base.snapshot is not None else ""
-    return await repository.journals.open(
-        address.scope, str(address), runtime=repository.runtime, record=repository.record, spent=spent
-    )
+def journal_name(address: StoreAddress) -> str:
+    """Return what the journal of a store is called."""
+    return f"{encode_scope(address.scope)} {encode_component(address.task)}/{encode_component(address.store)}"
+
+
+async def _open_journal(
+    repository: OpenRepository, journal: UploadJournal, address: StoreAddress, facts: "_Facts", options: BackupOptions
+) -> None:
+    base = facts.base
+
+    def spent() -> frozenset[str]:
+        """Return the sessions of the base: what it retains would be new once more (U2)."""
+        previous = base.previous
+        keys = frozenset[BlobKey]() if previous is None else blob_keys(previous)
+        return frozenset({parse_upload_key(key).session for key in keys} | ({previous.session} if previous else set()))
+
+    # Not where all of it is asked for, or the base is lost.
+    if options.base is not None and (base.reference is None or base.previous is not None):
+        uploads = facts.plan.uploads_count
+        await repository.journals.open(journal, journal_name(address), repository.record, uploads, spent)
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True):
@@ -377,6 +395,8 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     ssts: dict[FilePath, SstIdentity]
     # By the clock of the source's file system, after the scan.
     looked_at_ns: int
+    # What was known to be missing or altered before anything was sent, of the base or not.
+    missing: frozenset[str] = frozenset()
 
 
 def _as_asked(repository: OpenRepository, source: BackupSource, options: BackupOptions) -> OpenRepository:
@@ -428,7 +448,7 @@ async def _gather_facts(
         check_shrinking(reference.size_bytes, size_bytes, options.shrink_max, subject=subject)
     of_base = blob_keys(previous) if missing and previous is not None else frozenset[BlobKey]()
     base = msgspec.structs.replace(base, requests=requests, missing=base.missing | (missing & of_base))
-    return msgspec.structs.replace(facts, base=base)
+    return msgspec.structs.replace(facts, base=base, missing=missing)
 
 
 def check_shrinking(

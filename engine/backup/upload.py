@@ -14,7 +14,7 @@ from blobstore.concurrency import ByteBudget, run_all, run_blocking
 from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
 from engine.errors import UnsafeSourceError
-from engine.local.digests import ContentHasher, Digest, DigestCache, FileHasher, hash_bytes, parse_sst
+from engine.local.digests import ContentHasher, Digest, DigestCache, FileHasher, hash_bytes, hash_content, parse_sst
 from engine.local.scan import READ_FLAGS, SourceDir, changed_error, is_still, refusing, unreadable_error
 from engine.records.indexes import put_new
 from engine.records.journal import HashedBody, UploadJournal
@@ -95,10 +95,10 @@ def _read_hashed(source: OpenFile, at: int, size_bytes: int, hasher: ContentHash
 class PartsBody:
     """A `Body`: several byte strings as one blob, without a second copy of them all."""
 
-    def __init__(self, parts: Sequence[bytes], chunk_bytes: int) -> None:
+    def __init__(self, parts: Sequence[bytes], chunk_bytes: int, identity: bytes = b"") -> None:
         self._parts = parts
         self._chunk_bytes = chunk_bytes
-        self._digest: Digest | None = None
+        self._identity = identity
         self.size_bytes = sum(map(len, parts))
 
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
@@ -116,17 +116,8 @@ class PartsBody:
             yield b"".join(chunk)
 
     async def read_digest(self) -> Digest:
-        """Return the hash of all parts, as of one blob; nobody asks the CRC32, which is 0."""
-        if self._digest is None:
-            self._digest = Digest(await run_blocking(_hash_parts, self._parts), 0)
-        return self._digest
-
-
-def _hash_parts(parts: Sequence[bytes]) -> bytes:
-    hasher = ContentHasher()
-    for part in parts:
-        hasher.update(part)
-    return hasher.blake3
+        """Return what identifies the parts, as its caller has hashed them; nobody asks the CRC32, which is 0."""
+        return Digest(self._identity, 0)
 
 
 class Uploader(msgspec.Struct, kw_only=True):
@@ -153,6 +144,8 @@ class Uploader(msgspec.Struct, kw_only=True):
     all_read: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     files_left: int = 0
     created_ms: list[int] = msgspec.field(default_factory=list)
+    # What was found missing or altered.
+    missing: frozenset[str] = frozenset()
     # By the number of an upload of the plan: the blob of an earlier attempt that stands for it, and its size.
     resumed: dict[int, tuple[BlobKey, int]] = msgspec.field(default_factory=dict)
     # The hashes of files in blobs of their own by their first number, and of each run of those that were cut.
@@ -210,7 +203,8 @@ class Uploader(msgspec.Struct, kw_only=True):
     async def _put_pack(self, pack: PlannedPack) -> None:
         async with self.budget.hold(pack.size_bytes):
             read = await run_blocking(_read_files, self.source, pack.files)
-            body = PartsBody([one.data for one in read], self.repository.settings.chunk_bytes)
+            identity = hash_content(b"".join([one.digest.blake3 for one in read]))
+            body = PartsBody([one.data for one in read], self.repository.settings.chunk_bytes, identity)
             is_there = await self._resume(pack.counter, body)
             key, offset = self.key(pack.counter), 0
             for item, one in zip(pack.files, read, strict=True):
@@ -259,7 +253,7 @@ class Uploader(msgspec.Struct, kw_only=True):
         if not self.journal.has_size(body.size_bytes):
             return False
         key = self.journal.take(body.size_bytes, (await body.read_digest()).blake3)
-        if key is None or key in self.repository.missing_blobs.keys:
+        if key is None or key in self.missing:
             return False
         there = await self._tagged(body, "earlier upload").stat(key)
         if there is None or there.size_bytes != body.size_bytes:
@@ -272,7 +266,7 @@ class Uploader(msgspec.Struct, kw_only=True):
         store, ttl_ms = self._tagged(body, payload), self.repository.record.ttl_ms
         created = await put_new(store, self.key(counter), body, ttl_ms=ttl_ms)
         self.created_ms.append(created.created_at_ms)
-        await self.journal.note(self.journal.counter_first + counter, body, self.repository.runtime.local_now_ms())
+        await self.journal.note(self.journal.counter_first + counter, body)
 
     def _tagged(self, body: Body, payload: str) -> BlobStore:
         address = self.address

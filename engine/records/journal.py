@@ -3,8 +3,9 @@
 import contextlib
 import fcntl
 import os
+import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Protocol
 
@@ -12,33 +13,41 @@ import msgspec
 
 from blobstore.base import Body
 from blobstore.concurrency import run_blocking
-from engine.local.digests import Digest, hash_content, read_own_file
+from engine.local.digests import CACHE_BYTES_MAX, Digest, hash_content
 from engine.runtime import Runtime
 from index.errors import UNDECODABLE, FormatError
 from index.snapshot.invariants import check_session
 from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import BlobKey, RepositoryRecord, Scope
 
-# Keys of the first attempt of a session have counters below this, those of each later one a random part above it.
-ATTEMPT_UPLOADS_MAX: Final = 1 << 24
-_COUNTER_MAX: Final = ATTEMPT_UPLOADS_MAX**2 - 1
+# A later attempt of a session has a random number, its uploads counters from this many times that number on.
+ATTEMPT_UPLOADS_MAX: Final = 1 << 20
+_ATTEMPT_MAX: Final = (1 << 28) - 1
+# A session ends after this number of attempts: what refuses one of them cannot refuse all that follow.
+ATTEMPTS_MAX: Final = 64
+# A note is used for this part of a lease; the rest is left for the attempt that uses it.
+_USABLE_PART: Final = 4
+_CHECK_BYTES: Final = 8
+
+# Which sessions the snapshot that is built on has blobs of.
+SpentSessions = Callable[[], Collection[str]]
 
 
-class _Begin(msgspec.Struct, frozen=True):
-    """The first line of a journal."""
+class _Line(msgspec.Struct, frozen=True, array_like=True):
+    """An attempt that begins, with size 0 and no hash; or a blob that the store has acknowledged."""
 
     store: str
     session: str
-
-
-class _Note(msgspec.Struct, frozen=True, array_like=True):
-    """A blob that the store has acknowledged."""
-
-    counter: Annotated[int, msgspec.Meta(ge=0, le=_COUNTER_MAX)]
+    counter: Annotated[int, msgspec.Meta(ge=0, lt=ATTEMPT_UPLOADS_MAX * (_ATTEMPT_MAX + 1))]
     size_bytes: int
     blake3: bytes
     # By this machine's clock: it makes nothing valid, and a wrong one costs an upload (U3).
     noted_at_ms: int
+    check: bytes = b""
+
+    def sealed(self) -> "_Line":
+        """Return the line with its checksum: a note that was altered would name another blob."""
+        return msgspec.structs.replace(self, check=hash_content(msgspec.json.encode(self))[:_CHECK_BYTES])
 
 
 class HashedBody(Body, Protocol):
@@ -50,16 +59,21 @@ class HashedBody(Body, Protocol):
 class UploadJournal:
     """One attempt to upload one store: its session, and what earlier attempts of that session have left."""
 
-    def __init__(self, scope: Scope, session: str, attempt: int = 0, notes: Sequence[_Note] = ()) -> None:
-        self.session = session
+    def __init__(self, scope: Scope, store: str, runtime: Runtime) -> None:
+        self.session = runtime.session()
         # Of the uploads of this attempt, and of its index.
-        self.counter_first = attempt * ATTEMPT_UPLOADS_MAX
-        self.scope = scope
-        self._notes = {(note.size_bytes, note.blake3): note for note in notes}
-        self._sizes = {note.size_bytes for note in notes}
+        self.counter_first = 0
+        self._scope, self._store, self._runtime = scope, store, runtime
+        self._notes: dict[tuple[int, bytes], _Line] = {}
+        self._sizes: frozenset[int] = frozenset()
         self._file: int | None = None
-        # A thread may still write when its task was cancelled and the file is closed.
-        self._lock = threading.Lock()
+        # A thread may still open or write when its task was cancelled and the journal is closed.
+        self._lock, self._is_closed = threading.Lock(), False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the session is one of an earlier attempt."""
+        return self.counter_first > 0
 
     def has_size(self, size_bytes: int) -> bool:
         """Return whether a blob of this size may be there, so that it pays to hash the bytes before they are sent."""
@@ -71,19 +85,49 @@ class UploadJournal:
         return None if note is None else self.key(note.counter)
 
     def key(self, counter: int) -> BlobKey:
-        return upload_key(BLOBS, self.scope, self.session, counter)
+        return upload_key(BLOBS, self._scope, self.session, counter)
 
-    async def note(self, counter: int, body: HashedBody, now_ms: int) -> None:
+    async def note(self, counter: int, body: HashedBody) -> None:
         """Note a blob of this attempt that the store has acknowledged."""
         if self._file is not None:
-            blake3 = (await body.read_digest()).blake3
-            await run_blocking(self._write, _Note(counter, body.size_bytes, blake3, now_ms))
+            await run_blocking(self._write, counter, body.size_bytes, (await body.read_digest()).blake3)
 
-    def write_to(self, descriptor: int, begin: _Begin | None = None) -> None:
-        """Write to an open file from now on, which has no beginning yet if one is given. Blocks."""
-        self._file = descriptor
-        if begin is not None:
-            self._write(begin)
+    def open(self, path: Path, lease_ms: int, uploads_count: int, spent: SpentSessions) -> None:
+        """Go on with what a file has, or begin it again; note nothing if it is in use, or cannot be had. Blocks."""
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(path, flags, 0o600)
+            try:
+                # An attempt that has it may still be uploading, or be asleep.
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not self._go_on(_read(descriptor, self._store), lease_ms, uploads_count, spent):
+                    os.ftruncate(descriptor, 0)
+                with self._lock:
+                    if not self._is_closed:
+                        self._file, descriptor = descriptor, -1
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
+            # Before the first upload: no later attempt may have this number.
+            self._write(self.counter_first, 0, b"")
+
+    def _go_on(self, lines: Sequence[_Line], lease_ms: int, uploads_count: int, spent: SpentSessions) -> bool:
+        now_ms = self._runtime.local_now_ms()
+        noted_ms = range(now_ms - lease_ms // _USABLE_PART, now_ms + 1)
+        usable = [line for line in lines if line.size_bytes and line.noted_at_ms in noted_ms]
+        begun = {line.counter // ATTEMPT_UPLOADS_MAX for line in lines}
+        is_full = uploads_count >= ATTEMPT_UPLOADS_MAX or len(begun) >= ATTEMPTS_MAX
+        if not usable or is_full or lines[0].session in spent():
+            return False
+        attempt = 0
+        # What is random in a new session is another for each attempt of an old one.
+        while attempt in begun or not attempt:
+            attempt = int(self._runtime.session()[:7], 16)
+        self.session, self.counter_first = lines[0].session, attempt * ATTEMPT_UPLOADS_MAX
+        self._notes = {(line.size_bytes, line.blake3): line for line in usable}
+        self._sizes = frozenset(line.size_bytes for line in usable)
+        return True
 
     def close(self) -> None:
         """Let another attempt go on."""
@@ -93,9 +137,10 @@ class UploadJournal:
                     # Also where a process that was forked meanwhile has it too.
                     fcntl.flock(self._file, fcntl.LOCK_UN)
                 os.close(self._file)
-            self._file = None
+            self._file, self._is_closed = None, True
 
-    def _write(self, line: _Begin | _Note) -> None:
+    def _write(self, counter: int, size_bytes: int, blake3: bytes) -> None:
+        line = _Line(self._store, self.session, counter, size_bytes, blake3, self._runtime.local_now_ms()).sealed()
         # A note that cannot be written costs an upload, and fails no backup.
         with self._lock, contextlib.suppress(OSError):
             if self._file is not None:
@@ -110,24 +155,20 @@ class UploadJournals:
         self._cache_dir = cache_dir
 
     async def open(
-        self, scope: Scope, store: str, *, runtime: Runtime, record: RepositoryRecord, spent: str
-    ) -> UploadJournal:
-        """Begin an attempt to upload a store; go on with the session of an earlier one that has ended.
+        self, journal: UploadJournal, store: str, record: RepositoryRecord, uploads_count: int, spent: SpentSessions
+    ) -> None:
+        """Let an attempt go on with the session of an earlier one that has ended, if there is one (U2).
 
         Args:
-            scope: Whose commit will take it.
+            journal: The attempt.
             store: What its journal is called, as no other.
-            runtime: For this machine's clock, and new random parts of keys.
-            record: Of the repository: a note is used until half of its lease is over (U3).
-            spent: The session of the snapshot that the attempt builds on, which is over (U2).
+            record: Of the repository.
+            uploads_count: How many blobs are to be uploaded.
+            spent: Asked only where there is a journal.
         """
-        fresh = UploadJournal(scope, runtime.session())
-        if self._cache_dir is None:
-            return fresh
-        lease_ms = record.ttl_ms - record.margin_ms
-        now_ms = runtime.local_now_ms()
-        since = range(now_ms - lease_ms // 2, now_ms + 1)
-        return await run_blocking(_go_on, self._path(self._cache_dir, store), store, fresh, spent, since)
+        if self._cache_dir is not None:
+            lease_ms = record.ttl_ms - record.margin_ms
+            await run_blocking(journal.open, self._path(self._cache_dir, store), lease_ms, uploads_count, spent)
 
     async def forget(self, store: str) -> None:
         """Forget what was noted of a store, as a commit has it, or has refused it (U4)."""
@@ -138,45 +179,23 @@ class UploadJournals:
         return cache_dir / f"{hash_content(store.encode())[:16].hex()}.uploads"
 
 
-def _go_on(path: Path, store: str, fresh: UploadJournal, spent: str, noted_ms: range) -> UploadJournal:
-    """Go on with a journal of which notes are of that time, or begin it again; without a file if it is in use."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            # Who holds it may still be uploading, or be asleep.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            begin, notes = _read(path)
-            usable = [note for note in notes if note.noted_at_ms in noted_ms]
-            if begin is not None and begin.store == store and begin.session != spent and usable:
-                # What is random in a new session is another for each attempt of an old one.
-                journal = UploadJournal(fresh.scope, begin.session, int(fresh.session[:6], 16) or 1, usable)
-                journal.write_to(descriptor)
-            else:
-                os.ftruncate(descriptor, 0)
-                journal = fresh
-                journal.write_to(descriptor, _Begin(store, fresh.session))
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return journal
-    return fresh
-
-
 def _unlink(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
 
 
-def _read(path: Path) -> tuple[_Begin | None, Sequence[_Note]]:
-    lines = [line for line in read_own_file(path).split(b"\n") if line]
-    notes = []
-    try:
-        begin = msgspec.json.decode(lines[0] if lines else b"", type=_Begin)
-        check_session(begin.session, "U2", "session")
-    except (FormatError, *UNDECODABLE):
-        return None, ()
-    for line in lines[1:]:
-        with contextlib.suppress(*UNDECODABLE):
-            notes.append(msgspec.json.decode(line, type=_Note))
-    return begin, notes
+def _read(descriptor: int, store: str) -> Sequence[_Line]:
+    """Read the lines of a journal that fit together: of this store, and of the session of the first one."""
+    status = os.fstat(descriptor)
+    others = stat.S_IWGRP | stat.S_IWOTH
+    if status.st_uid != os.geteuid() or status.st_mode & others or status.st_size > CACHE_BYTES_MAX:
+        return ()
+    lines: list[_Line] = []
+    for data in os.pread(descriptor, status.st_size, 0).split(b"\n"):
+        with contextlib.suppress(FormatError, *UNDECODABLE):
+            line = msgspec.json.decode(data, type=_Line)
+            check_session(line.session, "U2", "session")
+            is_whole = line == msgspec.structs.replace(line, check=b"").sealed()
+            if is_whole and line.store == store and (not lines or line.session == lines[0].session):
+                lines.append(line)
+    return lines

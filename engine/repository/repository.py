@@ -19,6 +19,7 @@ from engine.backup.backup import (
     BackupSource,
     WholeDirectory,
     backup_source,
+    journal_name,
     plan_backup_source,
 )
 from engine.blocking import Blocking, Facade, Opening
@@ -29,7 +30,7 @@ from engine.collect.report import CollectReport
 from engine.commit.forget import ForgetReport, forget
 from engine.commit.record import ANY, LayoutChange
 from engine.commit.writer import CommitWriter
-from engine.errors import DamagedError, IncompleteError, LeaseExpiredError, StaleResultError, bare_message
+from engine.errors import DamagedError, FencedError, IncompleteError, LeaseExpiredError, StaleResultError, bare_message
 from engine.follow.follow import FollowStatus, FollowStep, Standby
 from engine.inspect.discard import Discarded, discard
 from engine.inspect.explain import Explanation, explain
@@ -348,7 +349,7 @@ class Repository:
             self.missing_blobs.note([key_of(error)])
             await self._note_missing(scope)
             raise
-        except (LeaseExpiredError, StaleResultError):
+        except (LeaseExpiredError, StaleResultError, FencedError):
             await self._forget_uploads(results)
             raise
         await self._forget_uploads(results)
@@ -358,7 +359,7 @@ class Repository:
         """Let the next backup of some stores send all: a commit has what was uploaded, or never will (U4)."""
         for result in results:
             address = StoreAddress(result.scope, result.reference.task, result.reference.store)
-            await self.opened.journals.forget(str(address))
+            await self.opened.journals.forget(journal_name(address))
 
     async def settle(self, newest: Commit) -> None:
         """Make the newest commit permanent, as the next one will do first (design 0002, T2).

@@ -431,12 +431,14 @@ def backstop_counts_from_the_upload() -> Iterator[None]:
     shows="DamagedError: ",
 )
 def attempts_share_their_keys() -> Iterator[None]:
-    real = UploadJournal.__init__
+    real = UploadJournal._go_on
 
-    def init(self: UploadJournal, scope: Scope, session: str, attempt: int = 0, notes: Sequence[Any] = ()) -> None:
-        real(self, scope, session, 0, notes)
+    def go_on(self: UploadJournal, *arguments: Any) -> bool:
+        has_gone_on = real(self, *arguments)
+        self.counter_first = 0
+        return has_gone_on
 
-    with mock.patch.object(UploadJournal, "__init__", init):
+    with mock.patch.object(UploadJournal, "_go_on", go_on):
         yield
 
 

@@ -2,8 +2,10 @@
 
 import itertools
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
@@ -13,8 +15,10 @@ from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import MeteredStore
-from engine.backup.backup import BackupOptions, BackupResult
-from engine.errors import LeaseExpiredError, StaleResultError
+from engine.backup.backup import BackupOptions, BackupResult, journal_name
+from engine.errors import FencedError, LeaseExpiredError, StaleResultError
+from engine.records.journal import UploadJournal
+from engine.records.repository import StoreAddress
 from engine.repository.repository import Repository
 from engine.runtime import Runtime
 from index.snapshot.codec import encode_record
@@ -23,7 +27,7 @@ from index.snapshot.keys import BLOBS, parse_upload_key
 from index.snapshot.keys import REPOSITORY as KEY
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore
-from tests.unit.engine.workbench import REPOSITORY, SETTINGS, read_tree
+from tests.unit.engine.workbench import REPOSITORY, SETTINGS, open_descriptors, read_tree
 
 SCOPE = Scope("job")
 HOUR_MS = 3_600_000
@@ -39,6 +43,7 @@ SENT_BYTES = sum(map(len, FILES.values())) - len(FILES["inline"])
 # One at a time, so that what is in flight is one blob.
 ONE_BY_ONE = msgspec.structs.replace(SETTINGS, in_flight_max=1)
 UPLOADS = 1 + 6 + 3
+NAME = journal_name(StoreAddress(SCOPE))
 
 
 class _Clock(Runtime):
@@ -170,8 +175,8 @@ async def test_what_was_found_damaged_is_sent_again(machine: _Machine) -> None:
     assert damaged not in result.new_keys
 
 
-@pytest.mark.parametrize("ahead_ms", [12 * HOUR_MS, -HOUR_MS])
-async def test_what_is_older_than_half_its_lease_or_of_the_future_is_sent_again(
+@pytest.mark.parametrize("ahead_ms", [6 * HOUR_MS, -HOUR_MS])
+async def test_what_is_older_than_a_quarter_of_its_lease_or_of_the_future_is_sent_again(
     machine: _Machine, ahead_ms: int
 ) -> None:
     await machine.break_off(after=5)
@@ -182,10 +187,10 @@ async def test_what_is_older_than_half_its_lease_or_of_the_future_is_sent_again(
 
 async def test_a_backup_beside_one_that_runs_takes_nothing_of_it(machine: _Machine) -> None:
     await machine.break_off(after=5)
-    journals = machine.process().opened.journals
-    held = await journals.open(SCOPE, "job 0/default", runtime=Runtime(), record=REPOSITORY, spent="")
+    held = UploadJournal(SCOPE, NAME, Runtime())
+    await machine.process().opened.journals.open(held, NAME, REPOSITORY, 10, frozenset)
     try:
-        assert held.counter_first > 0
+        assert held.goes_on
         _, result = await machine.backup()
     finally:
         held.close()
@@ -216,14 +221,16 @@ async def test_a_result_that_came_too_late_is_not_used_for_the_next_one(machine:
     assert again.stats.blobs_resumed == 0
 
 
-async def test_a_result_of_before_a_forgetting_is_not_used_for_the_next_one(machine: _Machine) -> None:
+@pytest.mark.parametrize("is_new", [False, True], ids=["fenced", "stale"])
+async def test_a_result_of_before_a_forgetting_is_not_used_for_the_next_one(machine: _Machine, *, is_new: bool) -> None:
     repository, first = await machine.backup()
     await repository.commit(SCOPE, [first])
-    _, result = await machine.backup(BackupOptions(base=None))
+    (machine.state / "000003.sst").write_bytes(os.urandom(4003))
+    _, result = await machine.backup()
     await machine.process().forget(SCOPE)
-    with pytest.raises(StaleResultError):
-        await repository.commit(SCOPE, [result])
-    _, again = await machine.backup(BackupOptions(base=None))
+    with pytest.raises(StaleResultError if is_new else FencedError):
+        await (machine.process() if is_new else repository).commit(SCOPE, [result])
+    _, again = await machine.backup()
     assert again.stats.blobs_resumed == 0
 
 
@@ -244,11 +251,12 @@ async def test_a_session_whose_commit_was_made_without_an_answer_is_over(machine
     [
         lambda _: b"",
         lambda _: b"\x00" * 100,
-        lambda data: data.replace(b'"session":"', b'"session":"../', 1),
-        lambda data: data.replace(b"job", b"other", 1),
+        lambda data: re.sub(rb'",(\d+),', lambda m: b'",%d,' % (int(m[1]) ^ 1), data),
+        lambda data: data.replace(b"job", b"other"),
+        lambda data: re.sub(rb'"(.)([^",]*=)",', rb'"\2\1",', data),
         lambda data: data.splitlines()[1],
     ],
-    ids=["empty", "zeros", "session", "store", "no notes"],
+    ids=["empty", "zeros", "counter", "store", "hash", "no notes"],
 )
 async def test_a_journal_that_cannot_be_read_costs_an_upload(
     machine: _Machine, change: Callable[[bytes], bytes]
@@ -277,6 +285,87 @@ async def test_a_journal_that_others_can_write_is_not_believed(machine: _Machine
 
 
 async def test_without_a_cache_nothing_is_noted(machine: _Machine) -> None:
-    repository = Repository(machine.store, REPOSITORY, settings=ONE_BY_ONE)
-    await repository.backup(SCOPE, machine.state)
-    assert machine.journals() == []
+    noted = []
+    with mock.patch.object(UploadJournal, "open", lambda *arguments: noted.append(arguments)):
+        await Repository(machine.store, REPOSITORY, settings=ONE_BY_ONE).backup(SCOPE, machine.state)
+        assert noted == []
+        await machine.backup()
+    assert len(noted) == 1
+
+
+async def test_a_session_of_which_the_base_has_blobs_is_over(machine: _Machine) -> None:
+    """Its commit was made elsewhere, and another machine has built on it."""
+    _, first = await machine.backup()
+    elsewhere = Repository(machine.store, REPOSITORY, settings=ONE_BY_ONE)
+    await elsewhere.commit(SCOPE, [first])
+    (machine.state / "000003.sst").write_bytes(os.urandom(4003))
+    await elsewhere.commit(SCOPE, [await elsewhere.backup(SCOPE, machine.state)])
+    (machine.state / "000004.sst").write_bytes(os.urandom(4004))
+    _, third = await machine.backup()
+    index = await elsewhere.read_index(third.reference.index)
+    assert index.session != parse_upload_key(first.reference.index.key).session
+    assert set(third.new_keys) == {*new_blob_keys(index), third.reference.index.key}
+    assert third.stats.blobs == 1
+
+
+async def test_an_attempt_that_resumes_nothing_has_all_new_blobs_of_its_session(machine: _Machine) -> None:
+    await machine.break_off(after=5)
+    gone = await machine.blobs()
+    await machine.inner.delete(list(gone))
+    repository, result = await machine.backup()
+    index = await repository.read_index(result.reference.index)
+    assert set(result.new_keys) == {*new_blob_keys(index), result.reference.index.key}
+
+
+async def test_all_of_it_sends_all_of_it(machine: _Machine) -> None:
+    await machine.break_off(after=5)
+    _, result = await machine.backup(BackupOptions(base=None))
+    assert result.stats.blobs == UPLOADS
+
+
+async def test_what_its_caller_knows_to_be_missing_is_sent_again(machine: _Machine) -> None:
+    await machine.break_off(after=5)
+    damaged, *_ = await machine.blobs()
+    _, result = await machine.backup(BackupOptions(missing=frozenset({damaged})))
+    assert result.stats.blobs_resumed == 4
+
+
+async def test_a_journal_of_another_session_is_not_mixed_in(machine: _Machine) -> None:
+    """As where locks exclude nobody: two attempts have written to one file."""
+    await machine.break_off(after=3)
+    [journal] = machine.journals()
+    foreign = journal.read_bytes()
+    journal.unlink()
+    await machine.break_off(after=5)
+    journal.write_bytes(journal.read_bytes() + foreign)
+    repository, result = await machine.backup()
+    assert result.stats.blobs_resumed == 5
+    commit = await repository.commit(SCOPE, [result])
+    await repository.restore(commit, machine.root / "target")
+    assert read_tree(machine.root / "target") == FILES
+
+
+async def test_a_session_ends_after_many_attempts(machine: _Machine) -> None:
+    with mock.patch("engine.records.journal.ATTEMPTS_MAX", 3):
+        sessions = []
+        for _ in range(5):
+            _, result = await machine.backup()
+            sessions.append(parse_upload_key(result.reference.index.key).session)
+    assert [len(set(sessions[:3])), len(set(sessions))] == [1, 2]
+
+
+async def test_two_stores_whose_names_read_alike_have_two_journals(machine: _Machine) -> None:
+    repository = machine.process()
+    await repository.backup(SCOPE, machine.state, task="a/b", store="c")
+    result = await repository.backup(SCOPE, machine.state, task="a", store="b/c")
+    assert result.stats.blobs_resumed == 0
+    assert len(machine.journals()) == 2
+
+
+def test_a_journal_that_opens_after_it_was_closed_holds_nothing(tmp_path: Path) -> None:
+    """Its task was cancelled, and its thread came to its end."""
+    late = UploadJournal(SCOPE, NAME, Runtime())
+    late.close()
+    before = open_descriptors()
+    late.open(tmp_path / "journal", HOUR_MS, 10, frozenset)
+    assert open_descriptors() == before
