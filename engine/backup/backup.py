@@ -37,7 +37,7 @@ from index.plan.commits import is_shrunk
 from index.snapshot.contents import blob_keys, new_blob_keys
 from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, diff_dir
 from index.snapshot.invariants import check_snapshot_index
-from index.snapshot.keys import encode_component, encode_scope, parse_upload_key
+from index.snapshot.keys import parse_upload_key
 from index.snapshot.model import (
     BlobKey,
     DirIndex,
@@ -351,7 +351,7 @@ async def plan_backup_source(
 
 def journal_name(address: StoreAddress) -> str:
     """Return what the journal of a store is called."""
-    return f"{encode_scope(address.scope)} {encode_component(address.task)}/{encode_component(address.store)}"
+    return repr((address.scope.job, address.scope.task, address.task, address.store))
 
 
 async def _open_journal(
