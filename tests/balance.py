@@ -43,20 +43,45 @@ LONGEST_FIRST: Final = (
 # What `make test` leaves out, and `make check` and CI run: what takes long, where something quicker shows the same. The
 # ids of tests begin so.
 SLOW: Final = (
-    "tests/integration/test_checkpoint_restore_s3.py::test_executors_rescale_a_backup",
-    "tests/integration/test_checkpoint_restore_s3.py::test_a_query_is_followed_to_a_prefix",
+    "tests/integration/test_checkpoint_backup_s3.py::test_a_query_on_s3_is_backed_up_while_it_goes_on",
+    "tests/integration/test_checkpoint_restore_s3.py",
+    "tests/integration/test_memory.py",
+    "tests/integration/test_moving_s3.py",
+    "tests/integration/test_s3_doctor.py::test_a_busy_server_is_never_called_unsafe",
+    "tests/integration/test_s3_doctor.py::test_a_profile_that_cannot_be_written_has_the_code_of_its_reason",
+    "tests/integration/test_s3_doctor.py::test_a_repository_below_another_with_a_longer_ttl_is_not_cut_short",
+    "tests/integration/test_s3_doctor.py::test_a_rule_of_somebody_else_that_deletes_what_is_committed_is_reported",
+    "tests/integration/test_s3_doctor.py::test_a_server_that_sends_other_ranges_is_unsafe",
+    "tests/integration/test_s3_doctor.py::test_an_older_profile_does_not_hide_what_the_store_can_do_now",
+    "tests/integration/test_s3_doctor.py::test_rules_are_shown_and_installed_and_others_stay",
+    "tests/integration/test_state_store_s3.py::test_another_machine_goes_on_where_a_killed_process_was",
     "tests/simulation/faults/test_crash_points.py::test_stopped_before_any_effect_nothing_is_lost_and_nothing_leaks",
-    "tests/spark/checkpoint/test_matrix.py::test_a_lost_query",
-    "tests/spark/state/test_converted.py::test_stores_are_converted_on_the_executors",
-    "tests/spark/state/test_key_partitions.py::test_every_key_is_where_spark_put_it",
-    "tests/spark/test_canary.py",
-    "tests/spark/test_connect.py",
-    "tests/spark/test_s3.py::test_of_64_stores",
+    "tests/simulation/model/test_model.py::test_what_a_killed_process_had_just_opened_is_closed_at_the_end",
+    "tests/unit/benchmarks/test_guard.py::test_both_trees_do_the_work",
     "tests/unit/engine/checkpoint/test_replica.py::test_a_cutover_that_is_killed",
     "tests/unit/engine/checkpoint/test_replica.py::test_a_follower_that_is_killed",
+    "tests/unit/engine/repository/test_by_id.py::test_a_crash_at_any_step_loses_nothing_and_leaks_nothing",
+    "tests/unit/engine/rocksdb/test_in_place.py::test_a_small_block_makes_no_memory_of_its_entries",
+    "tests/unit/engine/rocksdb/test_in_place.py::test_each_flipped_byte_of_an_sst_is_damage_or_changes_no_row",
+    "tests/unit/engine/state/test_overlay.py::test_rows_are_those_of_a_replay",
 )
-# The documents that `make test` runs, of all.
-_QUICK_DOCUMENTS: Final = ("README.md", "docs/getting-started.md", "docs/how-to/live-backup.md")
+# What `make test` has of Spark, whose tests start JVMs and queries.
+QUICK_ON_SPARK: Final = (
+    "tests/spark/checkpoint/test_listener.py",
+    "tests/spark/state/test_restored.py",
+    "tests/spark/test_collect_backend.py",
+    "tests/spark/test_parallel.py",
+    "tests/spark/test_repository_cache.py",
+    "tests/spark/test_rocksdb.py",
+    "tests/spark/test_session.py",
+    "tests/spark/test_stateful_job.py::test_running_the_newest_version_again_does_nothing",
+    "tests/spark/test_stateful_job.py::test_state_survives_the_loss_of_the_disks",
+    "tests/spark/test_store_claims.py",
+    "tests/spark/test_store_task.py",
+    "tests/spark/test_tracing.py",
+)
+# The documents that it runs, of all.
+_QUICK_DOCUMENTS: Final = ("README.md", "docs/getting-started.md")
 _RANKS: Final = {unit: rank for rank, unit in enumerate(LONGEST_FIRST)}
 # Each starts a JVM of its own, in a process of its own.
 _ALONE: Final = frozenset({"tests/spark/test_canary.py", "tests/spark/test_connect.py"})
@@ -74,6 +99,8 @@ def is_slow(nodeid: str) -> bool:
     """Whether a test is left out of `make test`."""
     if nodeid.startswith(_DOCUMENT):
         return not any(f"[{document}]" in nodeid for document in _QUICK_DOCUMENTS)
+    if nodeid.startswith("tests/spark/"):
+        return not nodeid.startswith(QUICK_ON_SPARK)
     return nodeid.startswith(SLOW)
 
 

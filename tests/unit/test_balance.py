@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.balance import LONGEST_FIRST, SLOW, is_slow, sort_longest_first, unit_of
+from tests.balance import LONGEST_FIRST, QUICK_ON_SPARK, SLOW, is_slow, sort_longest_first, unit_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = "tests/docs/test_documents.py::test_each_command_does_what_the_document_says"
@@ -17,8 +17,8 @@ def test_what_comes_first_exists(unit: str) -> None:
     assert not document or (ROOT / document.removesuffix("]")).exists()
 
 
-@pytest.mark.parametrize("begin", SLOW)
-def test_what_is_slow_exists(begin: str) -> None:
+@pytest.mark.parametrize("begin", [*SLOW, *QUICK_ON_SPARK])
+def test_what_is_slow_or_quick_exists(begin: str) -> None:
     file, _, name = begin.partition("::")
     assert f"def {name.partition('[')[0]}" in (ROOT / file).read_text(encoding="utf-8") or not name
 
