@@ -10,7 +10,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -20,7 +20,6 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from blobstore.local.files import write_whole
 from blobstore.wrappers.forwarding import MeteredStore
-from engine.checkpoint.explain import StateExplained
 from engine.drill.drill import DrillHistory, Entry, RestoreDrill, format_slo
 from engine.errors import EngineError
 from engine.inspect.history import (
@@ -42,7 +41,10 @@ from index.plan.commits import Commit
 from index.plan.plan_format import AuditRecord, decode_audit
 from index.snapshot.keys import AUDIT, parse_audit_key
 from index.snapshot.model import Scope
-from index.spark.state_figures import OperatorFigures
+
+if TYPE_CHECKING:
+    from engine.checkpoint.explain import StateExplained
+    from index.spark.state_figures import OperatorFigures
 
 JOBS_MAX: Final = 20
 # Records of each job.
@@ -88,7 +90,7 @@ class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
     # Records of each job.
     entries_max: int = ENTRIES_MAX
     # Of a query, explained beside the repository.
-    state: StateExplained | None = None
+    state: "StateExplained | None" = None
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -450,7 +452,7 @@ def _freed_bytes(audit: AuditRecord) -> int:
     return sum(total.size_bytes for total in audit.deleted)
 
 
-def _state(found: StateExplained | None) -> Iterator[str]:
+def _state(found: "StateExplained | None") -> Iterator[str]:
     """Explain the state of a query, if that was asked for: a section of its own."""
     if found is None:
         return
@@ -492,7 +494,7 @@ def _state(found: StateExplained | None) -> Iterator[str]:
     yield _table(("what would change it", "less a day", "why"), advice, "Settings", folds=False) + "</section>\n"
 
 
-def _operator_row(of: OperatorFigures) -> tuple[str, ...]:
+def _operator_row(of: "OperatorFigures") -> tuple[str, ...]:
     def known(figure: int | None, form: Callable[[int], str] = "{:,}".format) -> str:
         return "unknown" if figure is None else form(figure)
 

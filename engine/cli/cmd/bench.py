@@ -11,7 +11,6 @@ import msgspec
 
 from blobstore import installed_release
 from blobstore.errors import StoreError
-from engine.checkpoint.explain import ExplainChoice, explain_checkpoint
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice, user_dir
 from engine.cli.run import ExitCode
@@ -194,8 +193,13 @@ def report(
         raise TargetError("there is no such directory", operation="report", subject=str(output.parent), hint="make it")
     history, drills_from = _read_drills(session, drills)
     url = session.common.repository
-    choice = ExplainChoice(store_settings=session.store_settings())
-    explained = None if state is None else asyncio.run(explain_checkpoint(state, choice))
+    explained = None
+    if state is not None:
+        # It reads state, which the other reports need not load the modules for.
+        from engine.checkpoint.explain import ExplainChoice, explain_checkpoint  # noqa: PLC0415
+
+        choice = ExplainChoice(store_settings=session.store_settings())
+        explained = asyncio.run(explain_checkpoint(state, choice))
     request = ReportRequest(
         location=url, scopes=scopes, drills=history, drills_from=drills_from, entries_max=limit, state=explained
     )
