@@ -257,7 +257,7 @@ async def backup_source(
         watch.end_phase("diff")
         plan, journal = facts.plan, UploadJournal(address.scope, journal_name(address), repository.runtime)
         stack.callback(journal.close)
-        await _open_journal(repository, journal, address, facts, options)
+        await _open_journal(repository, journal, facts, options)
         metadata = _describe(facts, source, address, options, repository.runtime)
         try:
             # What could not be written down after the last upload is refused before the first one.
@@ -355,7 +355,7 @@ def journal_name(address: StoreAddress) -> str:
 
 
 async def _open_journal(
-    repository: OpenRepository, journal: UploadJournal, address: StoreAddress, facts: "_Facts", options: BackupOptions
+    repository: OpenRepository, journal: UploadJournal, facts: "_Facts", options: BackupOptions
 ) -> None:
     base = facts.base
 
@@ -367,8 +367,7 @@ async def _open_journal(
 
     # Not where all of it is asked for, or the base is lost.
     if options.base is not None and (base.reference is None or base.previous is not None):
-        uploads = facts.plan.uploads_count
-        await repository.journals.open(journal, journal_name(address), repository.record, uploads, spent)
+        await repository.journals.open(journal, repository.record, facts.plan.uploads_count, spent)
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True):

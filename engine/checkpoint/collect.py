@@ -22,7 +22,8 @@ from index.display import count, human_bytes
 from index.errors import UNDECODABLE, FormatError
 from index.spark.checkpoint import COMMITS, OFFSETS, STATE
 from index.spark.names import parse_state_name
-from index.spark.query_logs import decode_commit, parse_batch_name
+from index.spark.query_logs import decode_commit
+from index.spark.requests import log_times
 from index.spark.waste import Collectable, Look, confirm_collectable, find_collectable
 
 DAY_MS: Final = 24 * 3_600_000
@@ -95,7 +96,6 @@ async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int, is_stop
     read_commits = dict(await map_bounded(read, batches, in_flight_max=_AT_ONCE))
     commits = {batch: data for batch, data in read_commits.items() if data is not None}
     files = await root.walk()
-    planned = {number for file in files if (number := _batch_of(file.path)) is not None}
     named, unread = await _read_snapshots(root)
     look = Look(
         ids={batch: decode_commit(data, subject=f"{COMMITS}/{batch}").unique_ids for batch, data in commits.items()},
@@ -107,15 +107,10 @@ async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int, is_stop
         location=root.location,
         query_id=query_id,
         commits=commits,
-        planned=tuple(sorted(planned)),
+        planned=tuple(sorted(log_times(files, OFFSETS))),
         state_bytes=sum(file.size_bytes for file in files if file.path.startswith(f"{STATE}/")),
         collectable=find_collectable(look, older_than_ms=older_than_ms, is_stopped=is_stopped),
     )
-
-
-def _batch_of(path: str) -> int | None:
-    log, _, name = path.partition("/")
-    return parse_batch_name(name) if log == OFFSETS else None
 
 
 async def _read_snapshots(root: CheckpointDir) -> tuple[Mapping[str, frozenset[str]], frozenset[str]]:

@@ -4,6 +4,7 @@ Nothing is written, and no query notices: each may go on meanwhile.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER
 from index.errors import FormatError
 from index.spark.checkpoint import COMMITS, OFFSETS, STATE
 from index.spark.query_logs import parse_batch_name
-from index.spark.requests import DAYS_PER_MONTH, GB, Prices, measure_requests
+from index.spark.requests import DAYS_PER_MONTH, GB, Prices, log_times, measure_requests
 from index.spark.waste import WasteReason, find_waste
 
 LIST_PRICES: Final = Prices()
@@ -141,22 +142,10 @@ def _above(path: str) -> Iterator[str]:
 async def _survey(
     root: CheckpointDir, path: str, files: Sequence[FileStatus], now_ms: int, prices: Prices
 ) -> SurveyedCheckpoint:
-    committed, planned = _times(files, COMMITS), _times(files, OFFSETS)
+    committed, planned = log_times(files, COMMITS), log_times(files, OFFSETS)
     batch = max(committed, default=-1)
-    findings = list[str]()
+    checkpoint, findings = StreamingCheckpoint(root), list[str]()
     size_bytes = sum(file.size_bytes for file in files)
-    found: dict[str, object] = {}
-    if not committed:
-        findings.append("no batch is committed")
-    elif max(planned, default=-1) > batch:
-        findings.append(f"batch {max(planned)} is planned and not committed")
-    for look in (_query_id, _newest):
-        try:
-            found |= await look(StreamingCheckpoint(root), files, committed, prices)
-        except NotFoundError:
-            findings.append("metadata is missing: Spark starts no query here, or gives it a new id")
-        except (EngineError, FormatError, StoreError) as error:
-            findings.append(str(error))
     surveyed = SurveyedCheckpoint(
         path=path,
         batch=batch,
@@ -165,32 +154,41 @@ async def _survey(
         size_bytes=size_bytes,
         state_bytes=sum(file.size_bytes for file in files if file.path.startswith(f"{STATE}/")),
         stored_usd_per_month=size_bytes / GB * prices.usd_per_gb_month,
-        findings=tuple(findings),
     )
-    return msgspec.structs.replace(surveyed, **found)
-
-
-def _times(files: Iterable[FileStatus], log: str) -> dict[int, int]:
-    """Return when each batch of a log was written, by the store's clock."""
-    named = ((file.path.split("/"), file.modified_at_ms) for file in files)
-    batches = ((parse_batch_name(parts[1]), at_ms) for parts, at_ms in named if len(parts) == 2 and parts[0] == log)  # noqa: PLR2004
-    return {batch: at_ms for batch, at_ms in batches if batch is not None}
-
-
-async def _query_id(
-    checkpoint: StreamingCheckpoint, _: Sequence[FileStatus], __: Mapping[int, int], ___: Prices
-) -> dict[str, object]:
-    return {"query_id": await checkpoint.query_id()}
-
-
-async def _newest(
-    checkpoint: StreamingCheckpoint, files: Sequence[FileStatus], committed: Mapping[int, int], prices: Prices
-) -> dict[str, object]:
-    """Return what the logs of the newest committed batch say, and of the oldest one how often the query commits."""
     if not committed:
-        return {}
-    batch = max(committed)
-    read = {number: await checkpoint.offsets.get(number) for number in {min(committed), batch}}
+        findings.append("no batch is committed")
+    elif max(planned, default=-1) > batch:
+        findings.append(f"batch {max(planned)} is planned and not committed")
+    with _noting(findings):
+        try:
+            surveyed = msgspec.structs.replace(surveyed, query_id=await checkpoint.query_id())
+        except NotFoundError:
+            findings.append("metadata is missing: Spark starts no query here, or gives it a new id")
+    if committed:
+        with _noting(findings):
+            surveyed = await _with_logs(surveyed, checkpoint, files, min(committed), prices)
+    return msgspec.structs.replace(surveyed, findings=tuple(findings))
+
+
+@contextmanager
+def _noting(findings: list[str]) -> Iterator[None]:
+    """Note what a block raises of one checkpoint: it ends no survey (W1)."""
+    try:
+        yield
+    except (EngineError, FormatError, StoreError) as error:
+        findings.append(str(error))
+
+
+async def _with_logs(
+    surveyed: SurveyedCheckpoint,
+    checkpoint: StreamingCheckpoint,
+    files: Sequence[FileStatus],
+    oldest: int,
+    prices: Prices,
+) -> SurveyedCheckpoint:
+    """Add what the logs of the newest committed batch say, and how often the query commits since the oldest one."""
+    batch = surveyed.batch
+    read = {number: await checkpoint.offsets.get(number) for number in {oldest, batch}}
     commit, offsets = await checkpoint.commits.get(batch), read[batch]
     logged = {number: entry.timestamp_ms for number, entry in read.items() if entry is not None and entry.timestamp_ms}
     rate, requests_usd = measure_requests(files, logged_at_ms=logged), None
@@ -199,9 +197,10 @@ async def _newest(
     waste = dict[WasteReason, int]()
     for each in find_waste(files, batch, commit) if commit is not None else ():
         waste[each.reason] = waste.get(each.reason, 0) + each.size_bytes
-    return {
-        "provider": "" if offsets is None else _PROVIDERS.get(provider_of(offsets), provider_of(offsets)),
-        "format_version": 0 if commit is None else 1 if commit.unique_ids is None else 2,
-        "waste_bytes": waste,
-        "requests_usd_per_month": requests_usd,
-    }
+    return msgspec.structs.replace(
+        surveyed,
+        provider="" if offsets is None else _PROVIDERS.get(provider_of(offsets), provider_of(offsets)),
+        format_version=0 if commit is None else 1 if commit.unique_ids is None else 2,
+        waste_bytes=waste,
+        requests_usd_per_month=requests_usd,
+    )

@@ -63,7 +63,9 @@ class UploadJournal:
         self.session = runtime.session()
         # Of the uploads of this attempt, and of its index.
         self.counter_first = 0
-        self._scope, self._store, self._runtime = scope, store, runtime
+        self._scope, self._runtime = scope, runtime
+        # What it is called, as no other.
+        self.store = store
         self._notes: dict[tuple[int, bytes], _Line] = {}
         self._sizes: frozenset[int] = frozenset()
         self._file: int | None = None
@@ -101,7 +103,7 @@ class UploadJournal:
             try:
                 # An attempt that has it may still be uploading, or be asleep.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not self._go_on(_read(descriptor, self._store), lease_ms, uploads_count, spent):
+                if not self._go_on(_read(descriptor, self.store), lease_ms, uploads_count, spent):
                     os.ftruncate(descriptor, 0)
                 with self._lock:
                     if not self._is_closed:
@@ -140,7 +142,7 @@ class UploadJournal:
             self._file, self._is_closed = None, True
 
     def _write(self, counter: int, size_bytes: int, blake3: bytes) -> None:
-        line = _Line(self._store, self.session, counter, size_bytes, blake3, self._runtime.local_now_ms()).sealed()
+        line = _Line(self.store, self.session, counter, size_bytes, blake3, self._runtime.local_now_ms()).sealed()
         # A note that cannot be written costs an upload, and fails no backup.
         with self._lock, contextlib.suppress(OSError):
             if self._file is not None:
@@ -155,20 +157,19 @@ class UploadJournals:
         self._cache_dir = cache_dir
 
     async def open(
-        self, journal: UploadJournal, store: str, record: RepositoryRecord, uploads_count: int, spent: SpentSessions
+        self, journal: UploadJournal, record: RepositoryRecord, uploads_count: int, spent: SpentSessions
     ) -> None:
         """Let an attempt go on with the session of an earlier one that has ended, if there is one (U2).
 
         Args:
             journal: The attempt.
-            store: What its journal is called, as no other.
             record: Of the repository.
             uploads_count: How many blobs are to be uploaded.
             spent: Asked only where there is a journal.
         """
         if self._cache_dir is not None:
             lease_ms = record.ttl_ms - record.margin_ms
-            await run_blocking(journal.open, self._path(self._cache_dir, store), lease_ms, uploads_count, spent)
+            await run_blocking(journal.open, self._path(self._cache_dir, journal.store), lease_ms, uploads_count, spent)
 
     async def forget(self, store: str) -> None:
         """Forget what was noted of a store, as a commit has it, or has refused it (U4)."""

@@ -113,11 +113,7 @@ def measure_requests(
         renames: As `RequestRate.renames`.
     """
     listed = [(of, kind_of(of.path)) for of in files]
-    committed = {
-        batch: of.modified_at_ms
-        for of, _ in listed
-        if of.path.startswith(f"{COMMITS}/") and (batch := parse_batch_name(of.path.partition("/")[2])) is not None
-    }
+    committed = log_times((of for of, _ in listed), COMMITS)
     # Where older state was deleted than Spark deletes, commits go further back than what they committed.
     versions = [_version_of(of.path) for of, kind in listed if kind == "changelog"]
     first_whole = min(versions, default=0) - 1
@@ -139,6 +135,12 @@ def measure_requests(
         stored_bytes=sum(of.size_bytes for of, _ in listed),
         renames=renames,
     )
+
+
+def log_times(files: Iterable[ListedFile], log: str) -> dict[int, int]:
+    """Return when each batch of a log of the query was written, by the store's clock."""
+    named = ((of.path.removeprefix(f"{log}/"), of.modified_at_ms) for of in files if of.path.startswith(f"{log}/"))
+    return {batch: at_ms for name, at_ms in named if (batch := parse_batch_name(name)) is not None}
 
 
 def kind_of(path: str) -> Kind | None:

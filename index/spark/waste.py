@@ -101,10 +101,7 @@ def _reason(of: _StateFile, newest: int, ids: Mapping[int, Sequence[Sequence[str
         return "dead operator"
     if of.partition >= len(ids[of.operator]):
         return "dead partition"
-    is_attempt = of.name is not None and of.name.of.version == newest and of.name.of.unique_id is not None
-    if is_attempt and of.name is not None and of.name.of.unique_id not in ids[of.operator][of.partition]:
-        return "lost attempt"
-    return None
+    return "lost attempt" if _attempt(of, {newest - 1: ids}) == "lost" else None
 
 
 # ---------------------------------------------------------------------- collecting (design 0014)

@@ -188,7 +188,7 @@ async def test_what_is_older_than_a_quarter_of_its_lease_or_of_the_future_is_sen
 async def test_a_backup_beside_one_that_runs_takes_nothing_of_it(machine: _Machine) -> None:
     await machine.break_off(after=5)
     held = UploadJournal(SCOPE, NAME, Runtime())
-    await machine.process().opened.journals.open(held, NAME, REPOSITORY, 10, frozenset)
+    await machine.process().opened.journals.open(held, REPOSITORY, 10, frozenset)
     try:
         assert held.goes_on
         _, result = await machine.backup()
