@@ -13,7 +13,7 @@ from typing_extensions import override
 from blobstore import installed_release
 from engine.cli.errors import close_quietly, report
 from engine.cli.options import COMMON_HELP, OrderedGroup, Verb, Verbs, help_sections
-from engine.cli.run import MEANINGS, ExitCode, readable_values
+from engine.cli.run import MEANINGS, SIGNALS, ExitCode, readable_values
 
 
 @click.pass_context
@@ -197,7 +197,7 @@ def tidemark(ctx: click.Context) -> None:
 def main() -> int:
     """Run the command line of this process; SIGTERM and SIGHUP end it as Ctrl-C does, so that it cleans up."""
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
                 signal.signal(number, _end)
     return int(tidemark.main(standalone_mode=False))
@@ -205,4 +205,5 @@ def main() -> int:
 
 def _end(number: int, _frame: FrameType | None) -> None:
     # An interrupt whose exit code says which signal it was, as a shell's does.
+    SIGNALS.append(number)
     raise KeyboardInterrupt(number)

@@ -84,6 +84,8 @@ _NAMES: Final = {
 }
 CODES: Final = {name: code for code, names in _NAMES.items() for name in names.split()}
 
+# The signals to end that this process has got.
+SIGNALS: Final[list[int]] = []
 # By the signal, which `app` notes.
 _SIGNALLED: Final = {(signal.SIGTERM,): ExitCode.TERMINATED, (signal.SIGHUP,): ExitCode.HUNG_UP}
 # What a store does before its first request can only go wrong by its settings.

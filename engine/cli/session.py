@@ -23,7 +23,7 @@ from engine.cli.errors import REPOSITORY_META, describe, place_of
 from engine.cli.options import Common, Verb, take_common
 from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, TerminalProgress, log, say, to_json
-from engine.cli.run import ExitCode, RunRecord, run_of, write_refused
+from engine.cli.run import SIGNALS, ExitCode, RunRecord, run_of, write_refused
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.errors import EngineError, NotFoundError, TargetBusyError, UsageError
 from engine.records.find import Choice
@@ -193,10 +193,11 @@ class Session:
 
         Errors of the first step, and those of the `final` classes, are raised. Of any other, which the next step may
         not meet, a warning is given once: `staying` says what there is meanwhile; None as long as that is nothing.
+        An interrupt that was lost, as one that comes while Python runs a finaliser is, ends it after the step.
         """
         warned = ""
         try:
-            while True:
+            while not SIGNALS:
                 try:
                     step()
                 except (EngineError, FormatError, StoreError) as error:
@@ -211,11 +212,12 @@ class Session:
                 else:
                     warned = ""
                     self.write_figures(ExitCode.OK)
-                threading.Event().wait(max(EVERY_S_MIN, every_ms / 1000))
+                if not SIGNALS:
+                    threading.Event().wait(max(EVERY_S_MIN, every_ms / 1000))
         except KeyboardInterrupt as error:
             for note in getattr(error, "__notes__", ()):
                 self.warn(note)
-            self.say("stopped")
+        self.say("stopped")
 
     def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
         """Print the result, which the verb says that it prints: one JSON object, or lines for people."""

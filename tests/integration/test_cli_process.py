@@ -26,6 +26,7 @@ class Running:
 
     def __init__(self, shell: Shell, *words: str) -> None:
         environment = {**shell.environment, "PYTHONPATH": str(ROOT), "HOME": str(shell.directory)}
+        environment["PYTHONFAULTHANDLER"] = "1"
         self.process = subprocess.Popen(
             [*COMMAND, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -39,7 +40,12 @@ class Running:
 
     def end(self, number: int) -> tuple[int, str, str]:
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=WAIT_S)
+        try:
+            out, err = self.process.communicate(timeout=WAIT_S)
+        except subprocess.TimeoutExpired:
+            # Says where each thread is.
+            self.process.send_signal(signal.SIGABRT)
+            raise AssertionError("it goes on:\n" + self.process.communicate()[1]) from None
         return self.process.returncode, out, err
 
 

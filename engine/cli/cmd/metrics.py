@@ -11,6 +11,7 @@ import msgspec
 
 from engine.cli import options as cli
 from engine.cli.errors import describe
+from engine.cli.run import SIGNALS
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.metrics.names import METRICS, Metric, Sample, Samples, labels_of
@@ -134,7 +135,7 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
     session.say(f"serving {url}, read again every {human_duration(every_ms)}; end it with Ctrl-C or SIGTERM")
     warned = ""
     try:
-        while True:
+        while not SIGNALS:
             try:
                 last.refresh(read)
             except Exception as error:  # noqa: BLE001  (the next reading may go well)
@@ -142,12 +143,14 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
                 if message != warned:
                     session.warn(f"the repository could not be read: {message}")
                 warned = message
-            threading.Event().wait(max(EVERY_S_MIN, every_ms / 1000))
+            if not SIGNALS:
+                threading.Event().wait(max(EVERY_S_MIN, every_ms / 1000))
     except KeyboardInterrupt:
         # It has done what it was started for: it served until it was stopped.
-        session.say("stopped")
+        pass
     finally:
         close(server)
+    session.say("stopped")
     session.show(MetricsView(url=url))
 
 
