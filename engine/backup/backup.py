@@ -365,9 +365,11 @@ async def _open_journal(
         keys = frozenset[BlobKey]() if previous is None else blob_keys(previous)
         return frozenset({parse_upload_key(key).session for key in keys} | ({previous.session} if previous else set()))
 
-    # Not where all of it is asked for, or the base is lost.
-    if options.base is not None and (base.reference is None or base.previous is not None):
-        await repository.journals.open(journal, repository.record, facts.plan.uploads_count, spent)
+    # All is sent where that is asked for, or the base is lost.
+    sends_all = options.base is None or (base.reference is not None and base.previous is None)
+    await repository.journals.open(
+        journal, repository.store, repository.record, facts.plan.uploads_count, None if sends_all else spent
+    )
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -11,10 +11,11 @@ import msgspec
 
 from blobstore.base import BlobStore, Body, RequestMetadata
 from blobstore.concurrency import ByteBudget, run_all, run_blocking
+from blobstore.errors import StoreError
 from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
 from engine.errors import UnsafeSourceError
-from engine.local.digests import ContentHasher, Digest, DigestCache, FileHasher, hash_bytes, hash_content, parse_sst
+from engine.local.digests import ContentHasher, Digest, DigestCache, FileHasher, hash_bytes, hash_pack, parse_sst
 from engine.local.scan import READ_FLAGS, SourceDir, changed_error, is_still, refusing, unreadable_error
 from engine.records.indexes import put_new
 from engine.records.journal import HashedBody, UploadJournal
@@ -203,7 +204,7 @@ class Uploader(msgspec.Struct, kw_only=True):
     async def _put_pack(self, pack: PlannedPack) -> None:
         async with self.budget.hold(pack.size_bytes):
             read = await run_blocking(_read_files, self.source, pack.files)
-            identity = hash_content(b"".join([one.digest.blake3 for one in read]))
+            identity = hash_pack([one.digest.blake3 for one in read])
             body = PartsBody([one.data for one in read], self.repository.settings.chunk_bytes, identity)
             is_there = await self._resume(pack.counter, body)
             key, offset = self.key(pack.counter), 0
@@ -255,8 +256,10 @@ class Uploader(msgspec.Struct, kw_only=True):
         key = self.journal.take(body.size_bytes, (await body.read_digest()).blake3)
         if key is None or key in self.missing:
             return False
-        there = await self._tagged(body, "earlier upload").stat(key)
-        if there is None or there.size_bytes != body.size_bytes:
+        there = None
+        with suppress(StoreError):  # the upload says whether anything is wrong
+            there = await self._tagged(body, "earlier upload").stat(key)
+        if there is None or there.size_bytes != body.size_bytes or there.created_at_ms < self.journal.usable_from_ms:
             return False
         self.resumed[counter] = key, body.size_bytes
         self.created_ms.append(there.created_at_ms)

@@ -127,6 +127,11 @@ def hash_content(data: bytes | bytearray | memoryview) -> bytes:
     return blake3(data).digest()
 
 
+def hash_pack(hashes: Iterable[bytes]) -> bytes:
+    """Identify the blob of several files by their hashes; no file has it for its own, whatever is in it."""
+    return blake3(b"".join(hashes), derive_key_context="tidemark 2026-11-28 pack of files").digest()
+
+
 def hash_bytes(data: bytes | bytearray | memoryview) -> Digest:
     """Return the hashes of bytes in memory."""
     return Digest(blake3(data).digest(), crc32(data))

@@ -4,15 +4,18 @@ import contextlib
 import fcntl
 import os
 import stat
+import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from blobstore.base import Body
+from blobstore.base import BlobStore, Body
 from blobstore.concurrency import run_blocking
+from blobstore.errors import StoreError
 from engine.local.digests import CACHE_BYTES_MAX, Digest, hash_content
 from engine.runtime import Runtime
 from index.errors import UNDECODABLE, FormatError
@@ -41,7 +44,7 @@ class _Line(msgspec.Struct, frozen=True, array_like=True):
     counter: Annotated[int, msgspec.Meta(ge=0, lt=ATTEMPT_UPLOADS_MAX * (_ATTEMPT_MAX + 1))]
     size_bytes: int
     blake3: bytes
-    # By this machine's clock: it makes nothing valid, and a wrong one costs an upload (U3).
+    # By this machine's clock: it makes nothing valid, and a wrong one costs uploads (U3).
     noted_at_ms: int
     check: bytes = b""
 
@@ -66,8 +69,11 @@ class UploadJournal:
         self._scope, self._runtime = scope, runtime
         # What it is called, as no other.
         self.store = store
-        self._notes: dict[tuple[int, bytes], _Line] = {}
-        self._sizes: frozenset[int] = frozenset()
+        # By the store's clock: what was created before is too old to be used (U3). Until it is known all is.
+        self.usable_from_ms = sys.maxsize
+        self._notes: dict[tuple[int, bytes], list[_Line]] = {}
+        # How many notes there are of each size.
+        self._sizes: Counter[int] = Counter()
         self._file: int | None = None
         # A thread may still open or write when its task was cancelled and the journal is closed.
         self._lock, self._is_closed = threading.Lock(), False
@@ -79,12 +85,14 @@ class UploadJournal:
 
     def has_size(self, size_bytes: int) -> bool:
         """Return whether a blob of this size may be there, so that it pays to hash the bytes before they are sent."""
-        return size_bytes in self._sizes
+        return self._sizes[size_bytes] > 0
 
     def take(self, size_bytes: int, blake3: bytes) -> BlobKey | None:
-        """Return the blob of an earlier attempt that has these bytes, once."""
-        note = self._notes.pop((size_bytes, blake3), None)
-        return None if note is None else self.key(note.counter)
+        """Return the blob of an earlier attempt that has these bytes, each once."""
+        if not (notes := self._notes.get((size_bytes, blake3))):
+            return None
+        self._sizes[size_bytes] -= 1
+        return self.key(notes.pop().counter)
 
     def key(self, counter: int) -> BlobKey:
         return upload_key(BLOBS, self._scope, self.session, counter)
@@ -94,16 +102,24 @@ class UploadJournal:
         if self._file is not None:
             await run_blocking(self._write, counter, body.size_bytes, (await body.read_digest()).blake3)
 
-    def open(self, path: Path, lease_ms: int, uploads_count: int, spent: SpentSessions) -> None:
-        """Go on with what a file has, or begin it again; note nothing if it is in use, or cannot be had. Blocks."""
+    def open(self, path: Path, lease_ms: int, uploads_count: int, spent: SpentSessions | None) -> None:
+        """Go on with what a file has, or begin it again; note nothing if it is in use, or cannot be had. Blocks.
+
+        Without `spent` it is begun again.
+        """
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(path, flags, 0o600)
             try:
+                if not _is_own(descriptor):
+                    # Nothing of it is read or written. The next attempt makes another.
+                    path.unlink()
+                    return
                 # An attempt that has it may still be uploading, or be asleep.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not self._go_on(_read(descriptor, self.store), lease_ms, uploads_count, spent):
+                lines = () if spent is None else _read(descriptor, self.store)
+                if spent is None or not self._go_on(lines, lease_ms, uploads_count, spent):
                     os.ftruncate(descriptor, 0)
                 with self._lock:
                     if not self._is_closed:
@@ -127,8 +143,9 @@ class UploadJournal:
         while attempt in begun or not attempt:
             attempt = int(self._runtime.session()[:7], 16)
         self.session, self.counter_first = lines[0].session, attempt * ATTEMPT_UPLOADS_MAX
-        self._notes = {(line.size_bytes, line.blake3): line for line in usable}
-        self._sizes = frozenset(line.size_bytes for line in usable)
+        for line in usable:
+            self._notes.setdefault((line.size_bytes, line.blake3), []).append(line)
+            self._sizes[line.size_bytes] += 1
         return True
 
     def close(self) -> None:
@@ -153,46 +170,88 @@ class UploadJournal:
 class UploadJournals:
     """The journals of the stores of one repository, below its cache directory. Without one nothing is noted."""
 
-    def __init__(self, cache_dir: Path | None = None) -> None:
+    def __init__(self, cache_dir: Path | None = None, *, usable_from_ms: int = 0) -> None:
         self._cache_dir = cache_dir
+        # What the store created before is not used again.
+        self._usable_from_ms = usable_from_ms
+
+    def since(self, closed_at_ms: int) -> "UploadJournals":
+        """Return journals of which no upload from before a job was forgotten is used: a commit refuses it (D8)."""
+        return UploadJournals(self._cache_dir, usable_from_ms=closed_at_ms)
 
     async def open(
-        self, journal: UploadJournal, record: RepositoryRecord, uploads_count: int, spent: SpentSessions
+        self,
+        journal: UploadJournal,
+        repository: BlobStore,
+        record: RepositoryRecord,
+        uploads_count: int,
+        spent: SpentSessions | None,
     ) -> None:
         """Let an attempt go on with the session of an earlier one that has ended, if there is one (U2).
 
+        Requests: one for the store's time, if it goes on.
+
         Args:
             journal: The attempt.
-            record: Of the repository.
+            repository: Its store.
+            record: Its record.
             uploads_count: How many blobs are to be uploaded.
-            spent: Asked only where there is a journal.
+            spent: Asked only where there is a journal; None for an attempt that sends all.
         """
-        if self._cache_dir is not None:
-            lease_ms = record.ttl_ms - record.margin_ms
-            await run_blocking(journal.open, self._path(self._cache_dir, journal.store), lease_ms, uploads_count, spent)
+        if self._cache_dir is None:
+            return
+        lease_ms = record.ttl_ms - record.margin_ms
+        path = self._path(self._cache_dir, journal.store)
+        await run_blocking(journal.open, path, lease_ms, uploads_count, spent)
+        await run_blocking(_remove_older, path, lease_ms)
+        if journal.goes_on:
+            # Without an answer nothing is young enough; whether that fails the backup is for the upload to say.
+            with contextlib.suppress(StoreError):
+                young_from_ms = await repository.now_ms() - lease_ms // _USABLE_PART
+                journal.usable_from_ms = max(young_from_ms, self._usable_from_ms)
 
-    async def forget(self, store: str) -> None:
-        """Forget what was noted of a store, as a commit has it, or has refused it (U4)."""
-        if self._cache_dir is not None:
-            await run_blocking(_unlink, self._path(self._cache_dir, store))
+    async def forget(self, stores: Collection[str]) -> None:
+        """Forget what was noted of stores, as a commit has it (U4)."""
+        if (cache_dir := self._cache_dir) is not None:
+            await run_blocking(_forget, [self._path(cache_dir, store) for store in stores])
 
     def _path(self, cache_dir: Path, store: str) -> Path:
         return cache_dir / f"{hash_content(store.encode())[:16].hex()}.uploads"
 
 
-def _unlink(path: Path) -> None:
+def _forget(paths: Iterable[Path]) -> None:
+    """Remove journals, but for those that an attempt has: its session is over by U2."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _remove_older(journal: Path, lease_ms: int) -> None:
+    """Remove journals that are a lease older than one of now: no note of them is used, and no commit may end them."""
     with contextlib.suppress(OSError):
-        path.unlink()
+        since_ns = journal.lstat().st_mtime_ns - lease_ms * 1_000_000
+        _forget(path for path in journal.parent.glob("*.uploads") if path.lstat().st_mtime_ns < since_ns)
+
+
+def _is_own(descriptor: int) -> bool:
+    """Return whether a file is one that only its owner, who is this user, can have written to, by this one name."""
+    status, others = os.fstat(descriptor), stat.S_IWGRP | stat.S_IWOTH
+    is_alone = status.st_nlink == 1 and status.st_uid == os.geteuid() and not status.st_mode & others
+    return stat.S_ISREG(status.st_mode) and is_alone
 
 
 def _read(descriptor: int, store: str) -> Sequence[_Line]:
     """Read the lines of a journal that fit together: of this store, and of the session of the first one."""
-    status = os.fstat(descriptor)
-    others = stat.S_IWGRP | stat.S_IWOTH
-    if status.st_uid != os.geteuid() or status.st_mode & others or status.st_size > CACHE_BYTES_MAX:
+    size_bytes = os.fstat(descriptor).st_size
+    if size_bytes > CACHE_BYTES_MAX:
         return ()
     lines: list[_Line] = []
-    for data in os.pread(descriptor, status.st_size, 0).split(b"\n"):
+    for data in filter(None, os.pread(descriptor, size_bytes, 0).split(b"\n")):
         with contextlib.suppress(FormatError, *UNDECODABLE):
             line = msgspec.json.decode(data, type=_Line)
             check_session(line.session, "U2", "session")

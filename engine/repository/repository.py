@@ -30,7 +30,7 @@ from engine.collect.report import CollectReport
 from engine.commit.forget import ForgetReport, forget
 from engine.commit.record import ANY, LayoutChange
 from engine.commit.writer import CommitWriter
-from engine.errors import DamagedError, FencedError, IncompleteError, LeaseExpiredError, StaleResultError, bare_message
+from engine.errors import DamagedError, IncompleteError, StaleResultError, bare_message
 from engine.follow.follow import FollowStatus, FollowStep, Standby
 from engine.inspect.discard import Discarded, discard
 from engine.inspect.explain import Explanation, explain
@@ -286,9 +286,15 @@ class Repository:
         """
         address = StoreAddress(scope, task, store)
         found = WholeDirectory(source) if isinstance(source, Path) else source
-        return await self._with_base(
-            address, options, lambda base: backup_source(self.opened, found, address, base, options, progress=progress)
-        )
+
+        async def use(base: StoreReference | None) -> BackupResult:
+            opened = self.opened
+            if base is None and options.base == LATEST:
+                head = await self._writer(scope).head()
+                opened = msgspec.structs.replace(opened, journals=opened.journals.since(head.closed_at_ms))
+            return await backup_source(opened, found, address, base, options, progress=progress)
+
+        return await self._with_base(address, options, use)
 
     async def plan_backup(
         self,
@@ -349,17 +355,9 @@ class Repository:
             self.missing_blobs.note([key_of(error)])
             await self._note_missing(scope)
             raise
-        except (LeaseExpiredError, StaleResultError, FencedError):
-            await self._forget_uploads(results)
-            raise
-        await self._forget_uploads(results)
+        addresses = [StoreAddress(r.scope, r.reference.task, r.reference.store) for r in results]
+        await self.opened.journals.forget([journal_name(address) for address in addresses])
         return commit
-
-    async def _forget_uploads(self, results: Sequence[BackupResult]) -> None:
-        """Let the next backup of some stores send all: a commit has what was uploaded, or never will (U4)."""
-        for result in results:
-            address = StoreAddress(result.scope, result.reference.task, result.reference.store)
-            await self.opened.journals.forget(journal_name(address))
 
     async def settle(self, newest: Commit) -> None:
         """Make the newest commit permanent, as the next one will do first (design 0002, T2).

@@ -460,16 +460,30 @@ def notes_are_believed() -> Iterator[None]:
 
 
 @mutation(
-    "U4",
-    "a journal goes on after its commit was refused",
-    interleavings_of_commits.the_lease_begins_with_the_first_upload_that_is_used,
+    "U3",
+    "the clock of the machine says what is too old",
+    interleavings_of_commits.what_is_old_by_the_clock_of_the_store_is_sent_again,
     shows="LeaseExpiredError",
 )
-def journals_never_end() -> Iterator[None]:
-    async def forget(self: UploadJournals, store: str) -> None:
-        pass
+def machines_say_what_is_old() -> Iterator[None]:
+    real = UploadJournals.open
 
-    with mock.patch.object(UploadJournals, "forget", forget):
+    async def open_(self: UploadJournals, journal: UploadJournal, *arguments: Any) -> None:
+        await real(self, journal, *arguments)
+        journal.usable_from_ms = 0
+
+    with mock.patch.object(UploadJournals, "open", open_):
+        yield
+
+
+@mutation(
+    "U4",
+    "what was uploaded before a job was forgotten is used again",
+    interleavings_of_commits.what_was_uploaded_before_a_job_was_forgotten_is_sent_again,
+    shows="StaleResultError",
+)
+def journals_outlive_a_job() -> Iterator[None]:
+    with mock.patch.object(UploadJournals, "since", lambda self, _: self):
         yield
 
 

@@ -407,14 +407,40 @@ async def what_a_collection_took_of_an_earlier_attempt_is_sent_again(scene: Scen
 
 @interleaving()
 async def the_lease_begins_with_the_first_upload_that_is_used(scene: Scene) -> None:
+    lease_s = (TTL_MS - MARGIN_MS) / 1000
+    await killed_before_it_ends(scene, "one")
+    await asyncio.sleep(lease_s / 4 - 60)
+    second = await scene.actor("second", machine="m")
+    result = await second.backup("one")
+    await asyncio.sleep(lease_s * 3 / 4 + 120)
+    with refused(LeaseExpiredError):
+        await second.commit(result)
+    # Nothing of it is used once more.
+    await second.push("one")
+    await scene.check({"a": "one"})
+    await scene.check_all_goes()
+
+
+@interleaving()
+async def what_is_old_by_the_clock_of_the_store_is_sent_again(scene: Scene) -> None:
     await killed_before_it_ends(scene, "one")
     since_s = (TTL_MS - MARGIN_MS // 2) / 1000
     await asyncio.sleep(since_s)
     # By its clock nothing is old.
     second = await scene.actor("second", machine="m", behind_s=since_s - 60)
-    with refused(LeaseExpiredError):
-        await second.push("one")
-    # Nothing of it is used once more.
+    await second.push("one")
+    await scene.check({"a": "one"})
+    await scene.check_all_goes()
+
+
+@interleaving()
+async def what_was_uploaded_before_a_job_was_forgotten_is_sent_again(scene: Scene) -> None:
+    await (await scene.actor("owner")).push("zero", "b")
+    await killed_before_it_ends(scene, "one")
+    await asyncio.sleep(60)
+    keeper = await scene.actor("keeper")
+    await keeper.process.run(keeper.repository.forget(JOB))
+    second = await scene.actor("second", machine="m")
     await second.push("one")
     await scene.check({"a": "one"})
     await scene.check_all_goes()

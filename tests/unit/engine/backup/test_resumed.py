@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -12,15 +13,18 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BytesBody, list_blobs
-from blobstore.errors import StoreUnavailableError
+from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import MeteredStore
 from engine.backup.backup import BackupOptions, BackupResult, journal_name
-from engine.errors import FencedError, LeaseExpiredError, StaleResultError
+from engine.errors import FencedError, StaleResultError
+from engine.local.digests import hash_content
+from engine.records import journal as journals_module
 from engine.records.journal import UploadJournal
 from engine.records.repository import StoreAddress
 from engine.repository.repository import Repository
 from engine.runtime import Runtime
+from engine.settings import TransferSettings
 from index.snapshot.codec import encode_record
 from index.snapshot.contents import new_blob_keys
 from index.snapshot.keys import BLOBS, parse_upload_key
@@ -59,7 +63,8 @@ class _Machine:
     """One directory and its cache; each backup is by a new process."""
 
     def __init__(self, root: Path) -> None:
-        self.inner = MemoryStore()
+        self.inner = MemoryStore(clock=lambda: time.time_ns() // 1_000_000 + self.store_ahead_ms)
+        self.store_ahead_ms = 0
         self.metered = MeteredStore(self.inner)
         self.store = InterposedStore(self.metered)
         self.root, self.state, self.clock = root, root / "state", _Clock()
@@ -67,10 +72,8 @@ class _Machine:
         for name, data in FILES.items():
             (self.state / name).write_bytes(data)
 
-    def process(self) -> Repository:
-        return Repository(
-            self.store, REPOSITORY, settings=ONE_BY_ONE, runtime=self.clock, cache_dir=self.root / "cache"
-        )
+    def process(self, settings: TransferSettings = ONE_BY_ONE) -> Repository:
+        return Repository(self.store, REPOSITORY, settings=settings, runtime=self.clock, cache_dir=self.root / "cache")
 
     async def backup(self, options: BackupOptions = BackupOptions()) -> tuple[Repository, BackupResult]:
         repository = self.process()
@@ -188,7 +191,7 @@ async def test_what_is_older_than_a_quarter_of_its_lease_or_of_the_future_is_sen
 async def test_a_backup_beside_one_that_runs_takes_nothing_of_it(machine: _Machine) -> None:
     await machine.break_off(after=5)
     held = UploadJournal(SCOPE, NAME, Runtime())
-    await machine.process().opened.journals.open(held, REPOSITORY, 10, frozenset)
+    await machine.process().opened.journals.open(held, machine.inner, REPOSITORY, 10, frozenset)
     try:
         assert held.goes_on
         _, result = await machine.backup()
@@ -212,17 +215,16 @@ async def test_a_commit_ends_the_journal(machine: _Machine) -> None:
     assert machine.journals() == []
 
 
-async def test_a_result_that_came_too_late_is_not_used_for_the_next_one(machine: _Machine) -> None:
-    repository, result = await machine.backup()
-    late = msgspec.structs.replace(result, oldest_birth_ms=result.oldest_birth_ms - 24 * HOUR_MS)
-    with pytest.raises(LeaseExpiredError):
-        await repository.commit(SCOPE, [late])
-    _, again = await machine.backup()
-    assert again.stats.blobs_resumed == 0
+@pytest.mark.parametrize("ahead_ms, resumed", [(6 * HOUR_MS, 0), (5 * HOUR_MS, 5)])
+async def test_the_clock_of_the_store_says_what_is_too_old(machine: _Machine, ahead_ms: int, resumed: int) -> None:
+    await machine.break_off(after=5)
+    machine.store_ahead_ms = ahead_ms
+    _, result = await machine.backup()
+    assert result.stats.blobs_resumed == resumed
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["fenced", "stale"])
-async def test_a_result_of_before_a_forgetting_is_not_used_for_the_next_one(machine: _Machine, *, is_new: bool) -> None:
+async def test_what_was_uploaded_before_a_job_was_forgotten_is_sent_again(machine: _Machine, *, is_new: bool) -> None:
     repository, first = await machine.backup()
     await repository.commit(SCOPE, [first])
     (machine.state / "000003.sst").write_bytes(os.urandom(4003))
@@ -230,8 +232,21 @@ async def test_a_result_of_before_a_forgetting_is_not_used_for_the_next_one(mach
     await machine.process().forget(SCOPE)
     with pytest.raises(StaleResultError if is_new else FencedError):
         await (machine.process() if is_new else repository).commit(SCOPE, [result])
-    _, again = await machine.backup()
+    latest, again = await machine.backup()
     assert again.stats.blobs_resumed == 0
+    await latest.commit(SCOPE, [again])
+
+
+async def test_a_commit_that_another_writer_has_outrun_costs_no_upload(machine: _Machine) -> None:
+    _, result = await machine.backup()
+    elsewhere = Repository(machine.store, REPOSITORY, settings=ONE_BY_ONE)
+    (machine.root / "other").mkdir()
+    await elsewhere.commit(SCOPE, [await elsewhere.backup(SCOPE, machine.root / "other")])
+    with pytest.raises(StaleResultError):
+        await machine.process().commit(SCOPE, [result])
+    latest, again = await machine.backup()
+    assert (again.stats.blobs, again.stats.blobs_resumed) == (0, UPLOADS)
+    await latest.commit(SCOPE, [again])
 
 
 async def test_a_session_whose_commit_was_made_without_an_answer_is_over(machine: _Machine) -> None:
@@ -268,6 +283,77 @@ async def test_a_journal_that_cannot_be_read_costs_an_upload(
     assert result.stats.blobs_resumed == 0
 
 
+def _exchange_counters(journal: bytes, _: bytes) -> bytes:
+    return re.sub(rb'",([2-5]),', lambda found: b'",%d,' % (int(found[1]) ^ 1), journal)
+
+
+def _put_second(journal: bytes, before: bytes) -> bytes:
+    """As where locks exclude nobody: two attempts have written to one file."""
+    return journal + before
+
+
+def _put_other_store(journal: bytes, _: bytes) -> bytes:
+    """As a file that was copied: the notes fit together, and are of another store."""
+    sealed = [msgspec.json.decode(line, type=journals_module._Line) for line in journal.split(b"\n") if line]
+    lines = [msgspec.structs.replace(line, store="other", check=b"").sealed() for line in sealed]
+    return b"\n".join(map(msgspec.json.encode, lines))
+
+
+@pytest.mark.parametrize(
+    "change, tree, resumed",
+    [(_exchange_counters, 1, 2), (_put_second, 0, 0), (_put_other_store, 1, 0)],
+    ids=["altered", "mixed", "another store's"],
+)
+async def test_a_journal_that_is_wrong_makes_no_commit_of_wrong_bytes(
+    machine: _Machine, change: Callable[[bytes, bytes], bytes], tree: int, resumed: int
+) -> None:
+    notes, trees, journal = [], [], Path()
+    for name in FILES:
+        (machine.state / name).unlink()
+    for _ in range(2):
+        # All are of one size, so that only the notes say which blob is which.
+        for number in range(6):
+            (machine.state / f"{number:06}.sst").write_bytes(os.urandom(4000))
+        await machine.break_off(after=5)
+        [journal] = machine.journals()
+        notes.append(journal.read_bytes())
+        trees.append(read_tree(machine.state))
+        journal.unlink()
+    journal.write_bytes(change(notes[1], notes[0]))
+    for name, data in trees[tree].items():
+        (machine.state / name).write_bytes(data)
+    repository, result = await machine.backup()
+    assert result.stats.blobs_resumed == resumed
+    commit = await repository.commit(SCOPE, [result])
+    await repository.restore(commit, machine.root / "target")
+    assert read_tree(machine.root / "target") == read_tree(machine.state)
+
+
+async def test_a_file_does_not_stand_for_a_pack_whatever_is_in_it(machine: _Machine) -> None:
+    for name in FILES:
+        (machine.state / name).unlink()
+    # As many bytes as their hashes have, joined.
+    small = {f"{number:03}": os.urandom(32) for number in range(20)}
+    for name, data in small.items():
+        (machine.state / name).write_bytes(data)
+    settings = msgspec.structs.replace(ONE_BY_ONE, inline_bytes_max=0)
+    plan = await machine.process(settings).plan_backup(SCOPE, machine.state)
+    [pack] = plan.packs
+    hashes = b"".join(hash_content(small["/".join(item.path)]) for item in pack.files)
+    for name in small:
+        (machine.state / name).unlink()
+    (machine.state / "crafted").write_bytes(hashes)
+    await machine.process(settings).backup(SCOPE, machine.state)
+    (machine.state / "crafted").unlink()
+    for name, data in small.items():
+        (machine.state / name).write_bytes(data)
+    repository = machine.process(settings)
+    result = await repository.backup(SCOPE, machine.state)
+    commit = await repository.commit(SCOPE, [result])
+    await repository.restore(commit, machine.root / "target")
+    assert read_tree(machine.root / "target") == small
+
+
 async def test_a_line_that_was_cut_costs_the_note_alone(machine: _Machine) -> None:
     await machine.break_off(after=5)
     [journal] = machine.journals()
@@ -277,11 +363,27 @@ async def test_a_line_that_was_cut_costs_the_note_alone(machine: _Machine) -> No
     assert result.stats.blobs_resumed == 6
 
 
-async def test_a_journal_that_others_can_write_is_not_believed(machine: _Machine) -> None:
+@pytest.mark.parametrize("kind", ["others write", "hard link", "link", "pipe"])
+async def test_a_journal_that_others_may_have_made_is_neither_read_nor_written(machine: _Machine, kind: str) -> None:
     await machine.break_off(after=5)
-    machine.journals()[0].chmod(0o666)
+    [journal] = machine.journals()
+    notes, precious = journal.read_bytes(), machine.root / "precious"
+    precious.write_bytes(notes)
+    journal.unlink()
+    if kind == "others write":
+        journal.write_bytes(notes)
+        journal.chmod(0o666)
+    elif kind == "pipe":
+        os.mkfifo(journal)
+    else:
+        (journal.hardlink_to if kind == "hard link" else journal.symlink_to)(precious)
+    await machine.break_off(after=2)
+    assert precious.read_bytes() == notes
+    assert journal.is_symlink() or not journal.exists()
+    # A link stays, and costs the journal.
     _, result = await machine.backup()
     assert result.stats.blobs_resumed == 0
+    assert len(machine.journals()) == 1
 
 
 async def test_without_a_cache_nothing_is_noted(machine: _Machine) -> None:
@@ -317,10 +419,65 @@ async def test_an_attempt_that_resumes_nothing_has_all_new_blobs_of_its_session(
     assert set(result.new_keys) == {*new_blob_keys(index), result.reference.index.key}
 
 
-async def test_all_of_it_sends_all_of_it(machine: _Machine) -> None:
+async def test_all_of_it_sends_all_of_it_and_may_be_gone_on_with(machine: _Machine) -> None:
     await machine.break_off(after=5)
     _, result = await machine.backup(BackupOptions(base=None))
     assert result.stats.blobs == UPLOADS
+    _, again = await machine.backup()
+    assert again.stats.blobs_resumed == UPLOADS
+
+
+async def test_where_the_base_is_lost_all_is_sent(machine: _Machine) -> None:
+    repository, first = await machine.backup()
+    await repository.commit(SCOPE, [first])
+    (machine.state / "000003.sst").write_bytes(os.urandom(4003))
+    await machine.break_off(after=0)
+    await machine.inner.delete([first.reference.index.key])
+    _, second = await machine.backup()
+    assert (second.stats.blobs, second.stats.blobs_resumed) == (UPLOADS, 0)
+
+
+async def test_a_store_that_says_nothing_of_an_earlier_upload_gets_it_again(machine: _Machine) -> None:
+    await machine.break_off(after=5)
+
+    async def refuse() -> None:
+        machine.store.before("stat", BLOBS, refuse)
+        raise AccessDeniedError("injected", operation="stat")
+
+    machine.store.before("stat", BLOBS, refuse)
+    _, result = await machine.backup()
+    assert (result.stats.blobs, result.stats.blobs_resumed) == (UPLOADS, 0)
+
+
+async def test_files_of_the_same_bytes_are_each_used_again(machine: _Machine) -> None:
+    for number in range(6):
+        (machine.state / f"{number:06}.sst").write_bytes(bytes(4000))
+    await machine.break_off(after=UPLOADS - 1)
+    _, result = await machine.backup()
+    assert (result.stats.blobs, result.stats.blobs_resumed) == (1, UPLOADS - 1)
+
+
+async def test_a_commit_leaves_the_journal_of_a_backup_that_runs(machine: _Machine) -> None:
+    repository, result = await machine.backup()
+    running = UploadJournal(SCOPE, NAME, Runtime())
+    await machine.process().opened.journals.open(running, machine.inner, REPOSITORY, 10, frozenset)
+    try:
+        await repository.commit(SCOPE, [result])
+        assert len(machine.journals()) == 1
+    finally:
+        running.close()
+
+
+async def test_journals_that_no_commit_ends_are_removed_once_they_are_of_no_use(machine: _Machine) -> None:
+    await machine.process().backup(SCOPE, machine.state, store="given up")
+    [old] = machine.journals()
+    await machine.backup()
+    assert len(machine.journals()) == 2
+    a_day_ago = time.time() - 24 * 3600
+    os.utime(old, (a_day_ago, a_day_ago))
+    await machine.backup()
+    assert old not in machine.journals()
+    assert len(machine.journals()) == 1
 
 
 async def test_what_its_caller_knows_to_be_missing_is_sent_again(machine: _Machine) -> None:
@@ -328,21 +485,6 @@ async def test_what_its_caller_knows_to_be_missing_is_sent_again(machine: _Machi
     damaged, *_ = await machine.blobs()
     _, result = await machine.backup(BackupOptions(missing=frozenset({damaged})))
     assert result.stats.blobs_resumed == 4
-
-
-async def test_a_journal_of_another_session_is_not_mixed_in(machine: _Machine) -> None:
-    """As where locks exclude nobody: two attempts have written to one file."""
-    await machine.break_off(after=3)
-    [journal] = machine.journals()
-    foreign = journal.read_bytes()
-    journal.unlink()
-    await machine.break_off(after=5)
-    journal.write_bytes(journal.read_bytes() + foreign)
-    repository, result = await machine.backup()
-    assert result.stats.blobs_resumed == 5
-    commit = await repository.commit(SCOPE, [result])
-    await repository.restore(commit, machine.root / "target")
-    assert read_tree(machine.root / "target") == FILES
 
 
 async def test_a_session_ends_after_many_attempts(machine: _Machine) -> None:
