@@ -148,6 +148,11 @@ class Tidemark(OrderedGroup):
 
     def _run(self, words: list[str], prog_name: str, complete_var: str | None, extra: dict[str, Any]) -> int:
         meta: dict[str, Any] = {}
+        match words:
+            case ["help", *verbs]:
+                words = [*verbs, "--help"]
+            case ["version"]:
+                words = ["--version"]
         verb = _verb_of(words, self) or prog_name
         try:
             try:
@@ -183,7 +188,7 @@ def _verb_of(words: Sequence[str], group: click.Group) -> str:
     subcommand_metavar="VERB [ARGS]...",
     context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
 )
-@click.version_option(installed_release(), prog_name="tidemark")
+@click.version_option(installed_release(), "-V", "--version", prog_name="tidemark")
 @click.pass_context
 def tidemark(ctx: click.Context) -> None:
     """Back up RocksDB state to a blob store and bring it back at the version that was committed.

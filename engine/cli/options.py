@@ -10,12 +10,13 @@ are not options: the standard chain of the SDK finds them.
 """
 
 import contextlib
+import difflib
 import importlib
 import inspect
 import os
 import textwrap
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -49,6 +50,8 @@ from index.plan.commits import SHRINK_MAX
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
+# Of the variables of the environment.
+PREFIX: Final = "TIDEMARK_"
 _EVERY_VERB: Final = "Every verb: -r --repository URL, --config, --json, -q --quiet, --debug; see `tidemark --help`"
 
 
@@ -175,7 +178,7 @@ class Verb(click.Command):
                 param.show_default = True
                 # The first that is set wins.
                 names = [f"{self.words}_{param.name}", *([str(param.name)] if isinstance(param, Setting) else [])]
-                param.envvar = param.envvar or [f"TIDEMARK_{name}".replace(" ", "_").upper() for name in names]
+                param.envvar = param.envvar or [f"{PREFIX}{name}".replace(" ", "_").upper() for name in names]
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -227,6 +230,30 @@ def walk_verbs(group: click.Group) -> Iterator[Verb]:
             yield from walk_verbs(command)
 
 
+def misspelt_variables(ctx: click.Context) -> dict[str, str]:
+    """Return the variables of the environment that nobody reads, each with the known one that it looks like.
+
+    One that looks like none may be another program's.
+    """
+    group = ctx.find_root().command
+    set_here = {name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX)}
+    unknown = set_here - _variables([ctx.command])
+    if not unknown or not isinstance(group, click.Group):
+        return {}
+    # Only now: it loads all verbs.
+    known = _variables(walk_verbs(group))
+    nearest = {
+        name: difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8) for name in sorted(unknown - known)
+    }
+    return {f"{PREFIX}{name}": f"{PREFIX}{found[0]}" for name, found in nearest.items() if found}
+
+
+def _variables(commands: Iterable[click.Command]) -> set[str]:
+    named = [param.envvar for command in commands for param in command.params if param.envvar]
+    names = [name for one in named for name in ([one] if isinstance(one, str) else one)]
+    return {name.removeprefix(PREFIX) for name in names}
+
+
 def table_name(command: click.Command) -> str:
     """Name the table of a verb in a settings file."""
     return command.words.replace(" ", "-") if isinstance(command, Verb) else command.name or ""
@@ -251,6 +278,10 @@ CONFIG_META: Final = "tidemark.config"
 NOTED: Final = ("json", "debug", "log_format")
 
 
+# Names, which people write as numbers.
+_NUMBERS_TOO: Final = frozenset({"job", "name", "store", "task"})
+
+
 def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
     """Eager: runs before any other option is looked at, so that the file can speak for them."""
     group = ctx.find_root().command
@@ -263,6 +294,12 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None)
     options = [str(param.name) for param in ctx.command.params if isinstance(param, click.Option)]
     places = {option: config.place(table, option) for option in options}
     ctx.default_map = {option: config.tables[at[0]][at[1]] for option, at in places.items() if at is not None}
+    for param in ctx.command.params:
+        value = ctx.default_map.get(param.name or "", "")
+        is_text = isinstance(param.type, click.types.StringParamType | click.Path) and param.name not in _NUMBERS_TOO
+        if is_text and not isinstance(value, str | tuple):
+            message, hint = f"{param.name} is {value!r}, which is not text", f'write it in quotes: {param.name} = "..."'
+            raise UsageError(message, operation="settings", subject=str(path), hint=hint)
 
 
 def _note(ctx: click.Context, param: click.Parameter, value: object) -> object:
@@ -287,7 +324,8 @@ def origin_hint(ctx: click.Context | None, param: click.Parameter | None) -> str
             return f"see `{ctx.command_path} --help`"
         case _:
             place = f", or the key `{param.name}` in tidemark.toml" if isinstance(param, Setting) else ""
-            return f"give {max(param.opts, key=len)}, {names[-1] if names else ''}{place}"
+            wrong = [f"nobody reads {name}; " for name, right in misspelt_variables(ctx).items() if right in names]
+            return f"{''.join(wrong)}give {max(param.opts, key=len)}, {names[-1] if names else ''}{place}"
 
 
 # ---------------------------------------------------------------------- options that several verbs share

@@ -20,7 +20,7 @@ from blobstore.tracing import incoming, span
 from engine.blocking import LoopThread
 from engine.cli.config import CommitChoice, check_new_name, user_dir
 from engine.cli.errors import REPOSITORY_META, describe, place_of
-from engine.cli.options import Common, Verb, take_common
+from engine.cli.options import Common, Verb, misspelt_variables, take_common
 from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, TerminalProgress, log, say, to_json
 from engine.cli.run import SIGNALS, ExitCode, RunRecord, run_of, write_refused
@@ -422,6 +422,8 @@ def verb(
                 write_refused(command.words, values, error)
                 raise
             session = Session(command, common, values)
+            for wrong, right in misspelt_variables(ctx).items():
+                session.warn(f"nobody reads the variable {wrong}: {right} is one that is read")
             # As the environment carries the context of who has started this process.
             headers = {"traceparent": os.environ.get("TRACEPARENT", "")}
             try:

@@ -60,3 +60,75 @@ def test_text_from_the_store_cannot_steer_the_terminal(shell: Shell) -> None:
     for words in (("list",), ("list", "--jobs"), ("show", "--files"), ("diff", "1"), ("restore", "target")):
         text = shell.run(*words, "--job", "j\x07b").output
         assert not {c for c in text if not c.isprintable()} - {"\n"}
+
+
+def test_the_repository_may_be_given_as_an_argument_of_init(shell: Shell) -> None:
+    assert shell.result("init", f"file://{shell.directory}/elsewhere")["repository_id"]
+    assert [path.name for path in shell.directory.iterdir()] == ["elsewhere"]
+
+
+@pytest.mark.parametrize(
+    "words, order", [(("backup", "{}", "ck"), "CHECKPOINT REPO"), (("restore", "ck", "{}"), "REPO CHECKPOINT")]
+)
+def test_a_repository_in_the_place_of_a_checkpoint_is_reported(shell: Shell, words: tuple[str, ...], order: str) -> None:
+    shell.run("init")
+    (shell.directory / "ck").mkdir()
+    places = [
+        word.format(shell.environment["TIDEMARK_REPOSITORY"]).replace("ck", str(shell.directory / "ck"), 1)
+        for word in words[1:]
+    ]
+    refused = shell.refused("spark", words[0], *places, code=2)
+    assert refused["hint"] == f"exchange the two: tidemark spark {words[0]} {order}"
+    assert [*(shell.directory / "ck").iterdir()] == []
+
+
+def test_a_backup_names_the_verb_that_its_directory_is_for(shell: Shell) -> None:
+    shell.run("init")
+    checkpoint = shell.tree("query", {"metadata": b"{}", "offsets/0": b"v1", "commits/0": b"v1"})
+    assert f"`tidemark spark backup {checkpoint}`" in shell.run("backup", str(checkpoint)).stderr
+    tasks = shell.tree("tasks", {"0/CURRENT": b"MANIFEST-1\n", "1/CURRENT": b"MANIFEST-1\n"})
+    assert "with --tasks" in shell.run("backup", str(tasks), "--job", "tasks").stderr
+    one = shell.tree("one", {"CURRENT": b"MANIFEST-1\n", "below/CURRENT": b"MANIFEST-1\n"})
+    assert shell.run("backup", str(one), "--job", "one").stderr == ""
+
+
+def test_a_misspelt_variable_is_reported_and_others_are_let_be(shell: Shell) -> None:
+    shell.run("init")
+    del shell.environment["TIDEMARK_JOB"]
+    wrong = {"TIDEMARK_IN_FLIGTH_MAX": "3", "TIDEMARK_BACKUP_SHRINKMAX": "1%", "TIDEMARK_SOMETHING": "x"}
+    lines = shell.run("list", **wrong).stderr.splitlines()
+    assert [line.split()[5].rstrip(":") for line in lines] == ["TIDEMARK_BACKUP_SHRINKMAX", "TIDEMARK_IN_FLIGTH_MAX"]
+    assert "TIDEMARK_BACKUP_SHRINK_MAX" in lines[0]
+    del shell.environment["TIDEMARK_REPOSITORY"]
+    hint = shell.refused("list", code=2)["hint"]
+    assert "nobody reads" not in hint
+    shell.environment["TIDEMARK_REPOSITRY"] = "x"
+    assert shell.refused("list", code=2)["hint"] == f"nobody reads TIDEMARK_REPOSITRY; {hint}"
+
+
+@pytest.mark.parametrize("text", ["repository = 5", "repository = true", "cache_dir = 1.5", "[s3]\nendpoint_url = 5"])
+def test_what_is_no_text_in_a_settings_file_is_refused(shell: Shell, text: str) -> None:
+    file = shell.directory / "settings.toml"
+    file.write_text(f"{text}\n")
+    refused = shell.refused("list", "--config", str(file), code=2)
+    assert refused["hint"].startswith("write it in quotes: ")
+    assert str(file) in refused["subject"]
+
+
+def test_names_in_a_settings_file_may_be_numbers(shell: Shell) -> None:
+    shell.run("init")
+    file = shell.directory / "settings.toml"
+    file.write_text("[backup]\njob = 2026\ntask = 7\n")
+    shell.tree("source", {"a": b"x"})
+    shell.run("backup", str(shell.directory / "source"), "--config", str(file), TIDEMARK_JOB="")
+    assert shell.result("list", "--job", "2026")["commits"][0]["number"] == 1
+
+
+@pytest.mark.parametrize("words", [("help", "backup"), ("backup", "--help")])
+def test_help_is_a_verb_too(shell: Shell, words: tuple[str, ...]) -> None:
+    assert shell.run(*words).stdout == shell.run("backup", "-h").stdout
+
+
+@pytest.mark.parametrize("word", ["version", "-V", "--version"])
+def test_the_version_is_asked_for_in_each_way(shell: Shell, word: str) -> None:
+    assert shell.run(word).stdout.startswith("tidemark, version ")

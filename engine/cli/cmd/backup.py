@@ -146,6 +146,8 @@ def backup(session: Session, options: BackupArguments) -> None:
     Example: tidemark backup /state/checkpoint -r file:///backups --job flights
     """
     _check(options)
+    if not options.live and not options.tasks:
+        _warn_of_another_verb(session, options.directory)
     with session.open(), contextlib.ExitStack() as open_for_all:
         sources = _Sources(session, options, open_for_all)
         if options.dry_run:
@@ -154,6 +156,22 @@ def backup(session: Session, options: BackupArguments) -> None:
             session.show(*_back_up(session, options, sources))
         else:
             _go_on(session, options, options.every, sources)
+
+
+def _warn_of_another_verb(session: Session, directory: Path) -> None:
+    """Name the verb or the option that a directory of this kind is for; as plain files it can be backed up, too."""
+    shown = printable(str(directory))
+    if all((directory / name).exists() for name in ("metadata", "offsets", "commits")):
+        session.warn(
+            f"{shown} is a checkpoint of Structured Streaming: `tidemark spark backup {shown}` takes one batch"
+        )
+    elif not (directory / CURRENT).exists() and len(_tasks_in(directory)) > 1:
+        session.warn(f"{shown} holds several RocksDBs: with --tasks each is the store of a task")
+
+
+def _tasks_in(directory: Path) -> list[Path]:
+    with refusing(directory):
+        return [path for path in sorted(directory.iterdir()) if (path / CURRENT).is_file()]
 
 
 def _go_on(session: Session, options: BackupArguments, every_ms: int, sources: "_Sources") -> None:
@@ -222,8 +240,7 @@ class _Sources:
         options = self._options
         if not options.tasks:
             return {options.task: self._open(options.directory)}
-        with refusing(options.directory):
-            found = [path for path in sorted(options.directory.iterdir()) if (path / CURRENT).is_file()]
+        found = _tasks_in(options.directory)
         if not found:
             hint = "each task is a directory below it that is a RocksDB"
             raise NotFoundError("has no task", operation="backup", subject=str(options.directory), hint=hint)

@@ -32,16 +32,17 @@ class InitView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("init", prints=(InitView,))
+@click.argument("url", required=False, metavar="[URL]")
 @click.option("--ttl", type=cli.DURATION, default="24h", help="Life of an upload that is not committed.")
 @click.option("--margin", type=cli.DURATION, default="1h", help="How much of it a commit must have left.")
 @click.option("--collection-period", type=cli.DURATION, default="24h", help="How often collect will run.")
 def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> None:
-    """Make a store a repository.
+    """Make the store at URL, or at --repository, a repository.
 
     The TTL must be longer than the longest backup with its commit takes. The three times are in the repository and
     hold for everybody who uses it.
 
-    Example: tidemark init -r file:///backups --ttl 2d
+    Example: tidemark init file:///backups --ttl 2d
     """
     with session.initialised(ttl_ms=ttl, margin_ms=margin, collection_period_ms=collection_period) as repository:
         record = repository.record

@@ -21,7 +21,8 @@ from engine.cli import options as cli
 from engine.cli.errors import describe
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
-from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
+from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, NotFoundError, UsageError
+from engine.repository.repository import SyncRepository
 from engine.restore.write import cores_count
 from engine.state.compression import CODECS
 from engine.state.key_rules import Partitioner, partitions_of
@@ -84,7 +85,7 @@ def spark_backup(
     if dry_run and watch is not None:
         raise UsageError("--dry-run and --watch", operation="spark backup", hint="give one of them")
     options = msgspec.structs.replace(options, checkpoint_settings=session.store_settings())
-    with session.open() as repository, contextlib.ExitStack() as open_for_all:
+    with _open(session, checkpoint, "CHECKPOINT REPO") as repository, contextlib.ExitStack() as open_for_all:
         if dry_run:
             found = repository.loop.run(backup.preview_backup(repository.asynchronous, checkpoint, options))
             session.show(found, _preview_lines(found))
@@ -235,7 +236,7 @@ def _restore(
 ) -> None:
     options = msgspec.structs.replace(options, target_settings=session.store_settings())
     restored: restore.RestoredCheckpoint | None = None
-    with session.open() as repository:
+    with _open(session, checkpoint, "REPO CHECKPOINT") as repository:
         if at is not None:
             options = msgspec.structs.replace(options, at_ms=session.resolve_ms(at))
         if dry_run:
@@ -444,6 +445,21 @@ def spark_rescale(
     session.show(found, _rescale_lines(found))
     if isinstance(found, rescale.RescaledCheckpoint):
         session.warn_of_restore(pinned=True, leftovers=found.leftovers)
+
+
+@contextlib.contextmanager
+def _open(session: Session, checkpoint: str, order: str) -> Iterator[SyncRepository]:
+    """Open the repository; `UsageError` if it is the other one of the two places, with the `order` of the verb."""
+    with contextlib.ExitStack() as stack:
+        try:
+            repository = stack.enter_context(session.open())
+        except NotFoundError:
+            if not asyncio.run(is_repository(checkpoint, session.store_settings())):
+                raise
+            message = "is a repository, where a checkpoint is expected"
+            hint = f"exchange the two: tidemark {session.verb} {order}"
+            raise UsageError(message, operation=session.verb, subject=checkpoint, hint=hint) from None
+        yield repository
 
 
 async def is_repository(location: str, settings: StoreSettings | None) -> bool:
