@@ -497,11 +497,22 @@ commit_options: Final = together(
     click.option("--name", metavar="NAME", help="The commit of this name."),
 )
 _SINCE: Final = "Keep what was current then or later: 7d, 2026-05-01, 'yesterday 18:00' (UTC)."
-_POLICY: Final = "Rules for many jobs, in place of the three above; docs/how-to/choose-retention.md shows one."
+_POLICY: Final = "Rules for many jobs, in place of the others; docs/how-to/choose-retention.md shows one."
+_DAILY: Final = (
+    "Keep the newest of each of the last N days with commits; likewise --keep-hourly, --keep-weekly, --keep-monthly."
+)
+# And whether the help of another one has it.
+PERIODS: Final = {"hourly": True, "daily": False, "weekly": True, "monthly": True}
 # What is to be kept, of all jobs or by a file of rules: a verb takes them as its parameter or field `rules`.
 retention_options: Final = together(
     click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each job."),
     click.option("--keep-since", type=MOMENT, metavar="TIME", help=_SINCE),
+    *(
+        click.option(
+            f"--keep-{kind}", type=click.IntRange(min=1), metavar="N", help=None if hidden else _DAILY, hidden=hidden
+        )
+        for kind, hidden in PERIODS.items()
+    ),
     click.option("--keep-named/--no-keep-named", default=True, help="Keep records that have names."),
     click.option("--policy", type=PATH, metavar="FILE", help=_POLICY),
 )

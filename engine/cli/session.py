@@ -20,7 +20,7 @@ from blobstore.tracing import incoming, span
 from engine.blocking import LoopThread
 from engine.cli.config import CommitChoice, check_new_name, user_dir
 from engine.cli.errors import REPOSITORY_META, describe, place_of
-from engine.cli.options import Common, Verb, misspelt_variables, take_common
+from engine.cli.options import PERIODS, Common, Verb, misspelt_variables, take_common
 from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, TerminalProgress, log, say, to_json
 from engine.cli.run import SIGNALS, ExitCode, RunRecord, run_of, write_refused
@@ -359,20 +359,20 @@ def choose_commit(
 
 
 def choose_rules(
-    keep_last: int | None, keep_since: Moment | None, policy: Path | None, *, keep_named: bool
+    *, keep_since: Moment | None, keep_named: bool, policy: Path | None, **counts: int | None
 ) -> PolicyFile | None:
     """Return the rules that `retention_options` make; None if nothing is said; `UsageError` if they are wrong."""
+    given: dict[str, Any] = {name: count for name, count in counts.items() if count is not None}
     if policy is not None:
-        if keep_last is not None or keep_since is not None or not keep_named:
-            hint = "put --keep-last, --keep-since and --no-keep-named into the file, or leave --policy out"
+        if given or keep_since is not None or not keep_named:
+            hint = "put --keep-... and --no-keep-named into the file, or leave --policy out"
             raise UsageError("--policy has the rules for all jobs", operation="collect", hint=hint)
         return read_policy(policy)
-    if keep_last is None and keep_since is None:
+    if not given and keep_since is None:
         return None
     if keep_since is not None:
         check_since(keep_since, subject="--keep-since")
-    entry = PolicyEntry(pattern="*", keep_last=keep_last or 0, keep_since=keep_since, keep_named=keep_named)
-    return PolicyFile(entries=(entry,))
+    return PolicyFile(entries=(PolicyEntry(pattern="*", keep_since=keep_since, keep_named=keep_named, **given),))
 
 
 def resolve_rules(repository: SyncRepository, rules: PolicyFile, *, dry_run: bool = True) -> RetentionPolicy:
@@ -394,7 +394,7 @@ _TOGETHER: Final[Mapping[str, tuple[tuple[str, ...], Callable[..., object]]]] = 
         lambda job, **parts: choose_scope(job, **parts) if job is not None else None,
     ),
     "choice": (("number", "version", "at", "name"), choose_commit),
-    "rules": (("keep_last", "keep_since", "policy", "keep_named"), choose_rules),
+    "rules": (("keep_last", "keep_since", *(f"keep_{kind}" for kind in PERIODS), "policy", "keep_named"), choose_rules),
 }
 
 

@@ -11,6 +11,7 @@ import fnmatch
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import ClassVar, Final, TypeVar
 
@@ -25,7 +26,7 @@ from engine.runtime import read_now_ms
 from index.display import DisplayMixin
 from index.errors import FormatError, IndexInvariantError, PlanFileError, UnsafeNameError
 from index.plan.collect import PlannedUpload, is_upload_key
-from index.plan.commits import RetentionPolicy, RetentionRule
+from index.plan.commits import Retention, RetentionPolicy, RetentionRule
 from index.plan.plan_format import (
     LINES_SUFFIX,
     PLAN_HEADER_BYTES_MAX,
@@ -472,17 +473,41 @@ def _label(root: RootId) -> str:
     return f"commit {root[2]} of {root[1]}" if root[0] == "commit" else f"the name {root[2]} of {root[1]}"
 
 
+# 9999-12-31; what is later is of its hour.
+_SECONDS_MAX: Final = 253_402_300_799
+
+
+def _counted_periods(retention: Retention | None) -> tuple[tuple[str, int], ...]:
+    """Return how many hours, days, ISO weeks and months count, each by the form that a time in it has (P10)."""
+    if retention is None:
+        return ()
+    return (
+        ("%Y-%m-%d %H", retention.keep_hourly),
+        ("%Y-%m-%d", retention.keep_daily),
+        ("%G-%V", retention.keep_weekly),
+        ("%Y-%m", retention.keep_monthly),
+    )
+
+
 def _choose_kept(header: PlanHeader, named: set[RootId]) -> set[RootId]:
     """Choose what the plan's retention keeps of the commits that were there, by rules that are written once more."""
     named = named | {(n.scope, n.number) for n in header.names if n.is_live}
     newer_ms: dict[model.Scope, int] = {}
     places: defaultdict[model.Scope, int] = defaultdict(int)
     kept: set[RootId] = set()
+    periods: defaultdict[tuple[model.Scope, str], set[str]] = defaultdict(set)
     for commit in sorted(header.commits, key=lambda c: c.number, reverse=True):
         scope = commit.scope
         rule = next((r for r in header.retention.rules if fnmatch.fnmatchcase(scope.job, r.pattern)), None)
         retention = rule.retention if rule is not None else None
         since_ms = retention.keep_since_ms if retention is not None else None
+        is_first = False
+        for form, count in _counted_periods(retention):
+            at_s = min(commit.committed_at_ms // 1000, _SECONDS_MAX)
+            period = f"{datetime.fromtimestamp(at_s, UTC):{form}}"
+            seen = periods[scope, form]
+            is_first |= period not in seen and len(seen) < count
+            seen.add(period)
         if (
             retention is None
             or scope not in newer_ms
@@ -490,6 +515,7 @@ def _choose_kept(header: PlanHeader, named: set[RootId]) -> set[RootId]:
             or (retention.keep_named and (scope, commit.number) in named)
             # Since then, or the newest at that time.
             or (since_ms is not None and max(commit.committed_at_ms, newer_ms[scope]) >= since_ms)
+            or is_first
         ):
             kept.add(("commit", scope, commit.number))
         newer_ms[scope] = commit.committed_at_ms

@@ -4,7 +4,8 @@
 [[job]]
 match = "flights-*"     # as in a shell; the first rule that matches is the one that counts
 keep_last = 30
-keep_since = "7d"       # or "2026-05-01", "yesterday 18:00", in UTC; what either keeps stays
+keep_since = "7d"       # or "2026-05-01", "yesterday 18:00", in UTC; what any of them keeps stays
+keep_daily = 14         # and keep_hourly, keep_weekly, keep_monthly
 keep_named = true       # as if left out
 
 [[job]]
@@ -28,10 +29,11 @@ from index.display import iso_time
 from index.plan.commits import Retention, RetentionPolicy, RetentionRule, shadows
 
 POLICY_BYTES_MAX: Final = 1024 * 1024
+_COUNTS: Final = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
 # The keys of a rule, each with its type and what to write there.
 _KEYS: Final[Mapping[str, tuple[type, str]]] = {
     "match": (str, 'write match = "flights-*", or match = "*" for all jobs'),
-    "keep_last": (int, "write a number from 1 on"),
+    **dict.fromkeys(_COUNTS, (int, "write a number from 1 on")),
     "keep_since": (str, 'write "7d", "2026-05-01" or "yesterday 18:00" (UTC)'),
     "keep_named": (bool, "write true or false"),
     "keep_all": (bool, "write true or false"),
@@ -48,12 +50,20 @@ class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True):
     keep_since: Moment | None = None
     keep_named: bool = True
     keep_all: bool = False
+    keep_hourly: int = 0
+    keep_daily: int = 0
+    keep_weekly: int = 0
+    keep_monthly: int = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in _COUNTS}
 
     def resolve(self, now_ms: int) -> RetentionRule:
         if self.keep_all:
             return RetentionRule(pattern=self.pattern, retention=None)
         since_ms = self.keep_since.resolve_ms(now_ms) if self.keep_since is not None else None
-        retention = Retention(keep_last=self.keep_last, keep_since_ms=since_ms, keep_named=self.keep_named)
+        retention = Retention(keep_since_ms=since_ms, keep_named=self.keep_named, **self.counts)
         return RetentionRule(pattern=self.pattern, retention=retention)
 
 
@@ -155,10 +165,10 @@ def _entry(path: Path, lines: list[str], start: int, table: Mapping[str, Any]) -
             raise wrong("keep_since", f"keep_since {error.subject} {bare_message(error)}", error.hint) from None
     pattern = fields.pop("match")
     entry = PolicyEntry(pattern=pattern, **fields)
-    keeps_some = entry.keep_last > 0 or entry.keep_since is not None
+    keeps_some = any(entry.counts.values()) or entry.keep_since is not None
     if entry.keep_all == keeps_some:
         message = "keeps all and not all" if keeps_some else "keeps nothing but the newest commits"
-        hint = "give keep_last, keep_since or both; or keep_all"
+        hint = "give keep_last, keep_since, keep_daily or the like; or keep_all"
         raise wrong("match", f"the rule for {entry.pattern!r} {message}", hint)
     return entry
 

@@ -5,7 +5,9 @@ here asks a store (design 0002, C1 to C7, D3, D5, D8 and T4; 0006, P5).
 """
 
 import fnmatch
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import date, timedelta
 from enum import Enum, StrEnum
 from typing import Final
 
@@ -418,8 +420,44 @@ class KeepReason(StrEnum):
     NEWEST = "newest"
     LAST = "keep-last"
     SINCE = "keep-since"
+    HOURLY = "keep-hourly"
+    DAILY = "keep-daily"
+    WEEKLY = "keep-weekly"
+    MONTHLY = "keep-monthly"
     NAMED = "keep-named"
     UNRULED = "no rule for this job"
+
+
+def _hour(at_ms: int) -> object:
+    return at_ms // _HOUR_MS
+
+
+def _day(at_ms: int) -> object:
+    return at_ms // _DAY_MS
+
+
+def _week(at_ms: int) -> object:
+    # The first day of 1970 was a Thursday, and a week begins on Monday.
+    return (at_ms // _DAY_MS + 3) // 7
+
+
+def _month(at_ms: int) -> object:
+    # A file may be of any time; after the year 9999 there is one month.
+    day = _EPOCH + timedelta(days=min(at_ms // _DAY_MS, _DAYS_MAX))
+    return day.year, day.month
+
+
+_HOUR_MS: Final = 3_600_000
+_DAY_MS: Final = 24 * _HOUR_MS
+_EPOCH: Final = date(1970, 1, 1)
+_DAYS_MAX: Final = (date.max - _EPOCH).days
+# By which period a commit is kept, and which one a time is in (UTC).
+_PERIODS: Final[Mapping[KeepReason, Callable[[int], object]]] = {
+    KeepReason.HOURLY: _hour,
+    KeepReason.DAILY: _day,
+    KeepReason.WEEKLY: _week,
+    KeepReason.MONTHLY: _month,
+}
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
@@ -431,14 +469,29 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     keep_since_ms: int | None = None
     # Commits that a name refers to stay in the log; what a name holds is safe either way.
     keep_named: bool = True
+    # The newest commit of each of the last hours, days, ISO weeks and months (UTC) that have one (0006, P10).
+    keep_hourly: int = 0
+    keep_daily: int = 0
+    keep_weekly: int = 0
+    keep_monthly: int = 0
+
+    @property
+    def periods(self) -> tuple[tuple[KeepReason, int], ...]:
+        """How many periods of each kind are kept, those of which none is left out."""
+        counts = (self.keep_hourly, self.keep_daily, self.keep_weekly, self.keep_monthly)
+        return tuple((kind, count) for kind, count in zip(_PERIODS, counts, strict=True) if count)
 
     def __post_init__(self) -> None:
         """Refuse, with an IndexInvariantError, a rule with neither a count nor a time, or with a negative one."""
         reason, hint = "", "give a positive number"
-        if self.keep_last < 0 or (self.keep_since_ms is not None and self.keep_since_ms < 0):
+        counts = (self.keep_last, *(count for _, count in self.periods), self.keep_since_ms or 0)
+        if min(counts) < 0:
             reason = "counts and times are not negative"
-        elif self.keep_last == 0 and self.keep_since_ms is None:
-            reason, hint = "keeps nothing by itself", "give --keep-last N or --keep-since TIME"
+        elif max(counts) == 0 and self.keep_since_ms is None:
+            reason, hint = (
+                "keeps nothing by itself",
+                "give --keep-last N, --keep-since TIME, or --keep-daily N and the like",
+            )
         if reason:
             raise IndexInvariantError(reason, subject="retention", hint=hint)
 
@@ -463,11 +516,12 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return None if rule is None else rule.retention
 
     def ageless(self) -> "RetentionPolicy":
-        """Return the rules as where nothing is old: one that keeps what came since a time keeps everything."""
+        """Return the rules as where nothing is old: one that goes by a time or by periods keeps everything."""
         rules = list(self.rules)
         for place, rule in enumerate(rules):
-            if rule.retention is not None and rule.retention.keep_since_ms is not None:
-                ageless = msgspec.structs.replace(rule.retention, keep_since_ms=0)
+            retention = rule.retention
+            if retention is not None and (retention.keep_since_ms is not None or retention.periods):
+                ageless = msgspec.structs.replace(retention, keep_since_ms=0)
                 rules[place] = msgspec.structs.replace(rule, retention=ageless)
         return RetentionPolicy(rules=tuple(rules))
 
@@ -515,15 +569,24 @@ def choose_kept(
     kept[commits[-1].pointer] = KeepReason.NEWEST
     if retention is None:
         return kept | {commit.pointer: KeepReason.UNRULED for commit in commits[:-1]}
-    if retention.keep_last:
-        for commit in commits[-retention.keep_last :]:
-            kept.setdefault(commit.pointer, KeepReason.LAST)
-    if retention.keep_since_ms is not None:
-        older = [c for c in commits if c.committed_at_ms < retention.keep_since_ms]
-        for commit in (*older[-1:], *commits[len(older) :]):
-            kept.setdefault(commit.pointer, KeepReason.SINCE)
+    for commit, reason in _keep_by_time(commits, retention):
+        kept.setdefault(commit.pointer, reason)
     if retention.keep_named:
         for commit in commits:
             if commit.pointer in named:
                 kept.setdefault(commit.pointer, KeepReason.NAMED)
     return kept
+
+
+def _keep_by_time(commits: Sequence[Commit], retention: Retention) -> Iterator[tuple[Commit, KeepReason]]:
+    """Yield what is kept by number, by age and by periods, a commit for each reason."""
+    if retention.keep_last:
+        yield from ((commit, KeepReason.LAST) for commit in commits[-retention.keep_last :])
+    if retention.keep_since_ms is not None:
+        older = [c for c in commits if c.committed_at_ms < retention.keep_since_ms]
+        yield from ((commit, KeepReason.SINCE) for commit in (*older[-1:], *commits[len(older) :]))
+    for kind, count in retention.periods:
+        newest: dict[object, Commit] = {}
+        for commit in reversed(commits):
+            newest.setdefault(_PERIODS[kind](commit.committed_at_ms), commit)
+        yield from ((commit, kind) for commit in itertools.islice(newest.values(), count))

@@ -70,7 +70,7 @@ def test_the_repository_may_be_given_as_an_argument_of_init(shell: Shell) -> Non
 @pytest.mark.parametrize(
     "words, order", [(("backup", "{}", "ck"), "CHECKPOINT REPO"), (("restore", "ck", "{}"), "REPO CHECKPOINT")]
 )
-def test_a_repository_in_the_place_of_a_checkpoint_is_reported(shell: Shell, words: tuple[str, ...], order: str) -> None:
+def test_a_repository_in_place_of_a_checkpoint_is_reported(shell: Shell, words: tuple[str, ...], order: str) -> None:
     shell.run("init")
     (shell.directory / "ck").mkdir()
     places = [

@@ -204,7 +204,7 @@ class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
 def collect(session: Session, options: CollectOptions) -> ExitCode:
     """Delete what no kept commit, name or reader needs. The only verb that deletes.
 
-    At least one of --keep-last, --keep-since and --policy is needed; a commit stays if a count or a time keeps it. The
+    At least one of --keep-... and --policy is needed; a commit stays if a count, a time or a period keeps it. The
     newest commit of a job always stays, and what a name holds can always be restored. Ends with 3 if some keys could
     not be deleted or there is no audit record, with 10 if more than --delete-at-most would go: then nothing is deleted.
 

@@ -85,7 +85,7 @@ def test_programs_learn_why_something_is_missing() -> None:
 @pytest.mark.parametrize("at_ms, refused", [(-1, True), (0, False)])
 def test_a_time_before_all_times_is_a_mistake_of_the_command_line(at_ms: int, refused: bool) -> None:
     with pytest.raises(UsageError) if refused else contextlib.nullcontext():
-        choose_rules(None, Moment(at_ms=at_ms), None, keep_named=True)
+        choose_rules(keep_since=Moment(at_ms=at_ms), keep_named=True, policy=None)
 
 
 def run_id(number: int) -> RunId:

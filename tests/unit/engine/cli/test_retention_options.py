@@ -22,7 +22,7 @@ class FullStore(MemoryStore):
 
 def test_only_a_dry_run_goes_by_this_machines_clock() -> None:
     store = FullStore()
-    rules = choose_rules(None, parse_moment("1h"), None, keep_named=True)
+    rules = choose_rules(keep_since=parse_moment("1h"), keep_named=True, policy=None)
     assert rules is not None
     with SyncRepository.init(store) as repository:
         store.full = True

@@ -1,19 +1,22 @@
 """Design 0006, P6: plans that are right, plans that are wrong in one way each, and repositories that have moved on."""
 
 from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from unittest import mock
 
 import msgspec
 import pytest
 
 from blobstore.base import BlobStore, BytesBody, list_blobs, read_blob
 from blobstore.memory import MemoryStore
+from engine.collect import check as check_module
 from engine.collect.check import PlanCheck, WrongKind, verify_plan
 from engine.errors import DamagedError, UsageError
 from engine.records.indexes import StoredSnapshot, read_stored_snapshot
 from engine.repository.repository import Repository
 from index.errors import PlanFileError, UnknownFormatError
 from index.plan.collect import DeleteReason, PlannedUpload, Upload, sum_totals
-from index.plan.commits import Commit, KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
+from index.plan.commits import Commit, KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy, choose_kept
 from index.plan.plan_format import (
     LINES_SUFFIX,
     PLAN_HEADER_NAME,
@@ -27,7 +30,7 @@ from index.plan.plan_format import (
     encode_line,
 )
 from index.snapshot.keys import BLOBS, make_run_id, upload_key
-from index.snapshot.model import CommitPointer, IndexReference, Scope
+from index.snapshot.model import CommitPointer, CommitRecord, IndexReference, Scope, WriteId
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 OTHER = Scope("other")
@@ -126,6 +129,8 @@ async def test_a_plan_of_a_dry_run_is_right_and_complete(planned: Planned) -> No
         Retention(keep_last=1, keep_named=False),
         Retention(keep_since_ms=1_700_003_602_500),
         Retention(keep_last=1, keep_since_ms=1_700_003_603_001),
+        Retention(keep_hourly=1),
+        Retention(keep_daily=2, keep_monthly=1),
         RetentionPolicy(rules=(RetentionRule(pattern="oth*", retention=Retention(keep_last=1)),)),
         RetentionPolicy(
             rules=(
@@ -560,3 +565,36 @@ async def test_a_collection_beside_it_is_waited_out(planned: Planned) -> None:
     planned.world.store.before("get", "log/", collected)
     check = await planned.check()
     assert (check.is_right, check.is_complete) == (True, True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_periods_are_understood_alike(seed: int) -> None:
+    """The planner counts hours and days since 1970, and the check asks the calendar."""
+    random = Random(seed)
+    span_ms = random.choice((86_400_000, 90 * 86_400_000, 3000 * 86_400_000))
+    times = [1_600_000_000_000 + random.randrange(span_ms) for _ in range(60)]
+    times = times if seed % 2 else sorted(times)
+    scopes = [Scope("a"), Scope("b")]
+    commits = [
+        Commit(
+            record=CommitRecord(
+                scope=random.choice(scopes), number=number, write_id=WriteId(f"w{number}"), valid_until_ms=10**15
+            ),
+            created_at_ms=at_ms,
+            committed_at_ms=at_ms,
+        )
+        for number, at_ms in enumerate(times, start=1)
+    ]
+    kinds = ("keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_last")
+    retention = Retention(**{kind: random.choice((0, 1, 3, 12)) for kind in kinds} | {"keep_last": 1})
+    header = mock.Mock(
+        retention=as_policy(retention),
+        names=(),
+        commits=[mock.Mock(scope=c.scope, number=c.pointer.number, committed_at_ms=c.committed_at_ms) for c in commits],
+    )
+    planned = {
+        ("commit", scope, pointer.number)
+        for scope in scopes
+        for pointer in choose_kept([c for c in commits if c.scope == scope], retention)
+    }
+    assert check_module._choose_kept(header, set()) == planned

@@ -34,6 +34,8 @@ def test_rules_are_read_in_their_order(tmp_path: Path) -> None:
         [[job]]
         match = "*"
         keep_since = "1970-01-02"
+        keep_daily = 7
+        keep_monthly = 12
         """,
     )
     assert read_policy(path).resolve(NOW_MS) == RetentionPolicy(
@@ -43,7 +45,7 @@ def test_rules_are_read_in_their_order(tmp_path: Path) -> None:
                 retention=Retention(keep_last=30, keep_since_ms=NOW_MS - 86_400_000, keep_named=False),
             ),
             RetentionRule(pattern="ledger", retention=None),
-            RetentionRule(pattern="*", retention=Retention(keep_since_ms=86_400_000)),
+            RetentionRule(pattern="*", retention=Retention(keep_since_ms=86_400_000, keep_daily=7, keep_monthly=12)),
         )
     )
 
@@ -71,6 +73,9 @@ def test_a_time_that_is_over_counts(tmp_path: Path, since: str) -> None:
         ('[[job]]\nmatch = "a"\nkeep_last = 0', 3, "keep_last is 0", "from 1 on"),
         ('[[job]]\nmatch = "a"\nkeep_last = -2', 3, "keep_last is -2", "from 1 on"),
         ('[[job]]\nmatch = "a"\nkeep_last = true', 3, "keep_last is True", "number"),
+        ('[[job]]\nmatch = "a"\nkeep_dayly = 7', 3, "unknown key 'keep_dayly'", "`keep_daily`"),
+        ('[[job]]\nmatch = "a"\nkeep_weekly = 0', 3, "keep_weekly is 0", "from 1 on"),
+        ('[[job]]\nmatch = "a"\nkeep_all = true\nkeep_monthly = 1', 2, "keeps all and not all", "keep_all"),
         ('[[job]]\nmatch = ""\nkeep_last = 1', 2, "match is ''", "match"),
         ('[[job]]\nmatch = "a"\nkeep_since = 2026-05-01', 3, "keep_since is", "yesterday 18:00"),
         ('[[job]]\nmatch = "a"\nkeep_since = "7x"', 3, "neither a time nor a duration", "36h"),

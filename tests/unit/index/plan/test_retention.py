@@ -1,8 +1,13 @@
 """Which rule counts for which job (design 0006, P5)."""
 
+from datetime import datetime
+
+import msgspec
 import pytest
 
+from index.errors import IndexInvariantError
 from index.plan.commits import (
+    Commit,
     KeepReason,
     LogListing,
     Retention,
@@ -88,3 +93,79 @@ def test_jobs_that_no_rule_matches_are_reported() -> None:
 )
 def test_a_pattern_that_never_counts_is_known(earlier: str, later: str, expected: bool) -> None:
     assert shadows(earlier, later) is expected
+
+
+def commit_at(number: int, at: str) -> Commit:
+    at_ms = int(datetime.fromisoformat(f"{at}+00:00").timestamp() * 1000)
+    record = CommitRecord(scope=Scope("job"), number=number, write_id=WriteId(f"w{number}"), valid_until_ms=10**15)
+    return Commit(record=record, created_at_ms=at_ms, committed_at_ms=at_ms)
+
+
+# Two of one hour, of one day, of one week that ends with a Sunday, of one month, and of one year.
+TIMES = (
+    "2024-12-30T12:00",
+    "2025-01-01T12:00",
+    "2026-03-01T09:00",
+    "2026-03-02T09:00",
+    "2026-03-31T23:00",
+    "2026-04-01T00:00",
+    "2026-04-01T00:59",
+    "2026-04-01T01:00",
+)
+
+
+@pytest.mark.parametrize(
+    "retention, kept",
+    [
+        (Retention(keep_hourly=1), [8]),
+        (Retention(keep_hourly=3), [5, 7, 8]),
+        (Retention(keep_daily=3), [4, 5, 8]),
+        (Retention(keep_weekly=4), [2, 3, 4, 8]),
+        (Retention(keep_monthly=2), [5, 8]),
+        (Retention(keep_monthly=4), [1, 2, 5, 8]),
+        (Retention(keep_daily=2, keep_monthly=3), [2, 5, 8]),
+        (Retention(keep_last=2, keep_hourly=2), [7, 8]),
+        (Retention(keep_daily=100), [1, 2, 3, 4, 5, 8]),
+    ],
+)
+def test_the_newest_of_each_period_is_kept(retention: Retention, kept: list[int]) -> None:
+    commits = [commit_at(number, at) for number, at in enumerate(TIMES, start=1)]
+    found = choose_kept(commits, retention)
+    assert sorted(pointer.number for pointer in found) == sorted(kept)
+
+
+def test_a_clock_that_went_back_and_forth_uses_up_no_period() -> None:
+    days = ("2026-01-01", "2026-01-02", "2026-01-01", "2026-01-02", "2026-01-01", "2026-01-02")
+    commits = [commit_at(number, f"{day}T00:00") for number, day in enumerate(days, start=1)]
+    assert sorted(p.number for p in choose_kept(commits, Retention(keep_daily=2))) == [5, 6]
+
+
+def test_each_reason_is_that_of_its_period() -> None:
+    commits = [commit_at(number, at) for number, at in enumerate(TIMES, start=1)]
+    found = choose_kept(commits, Retention(keep_hourly=2, keep_daily=2, keep_weekly=2, keep_monthly=9))
+    assert {pointer.number: reason.value for pointer, reason in found.items()} == {
+        8: "newest",
+        7: "keep-hourly",
+        5: "keep-daily",
+        4: "keep-weekly",
+        2: "keep-monthly",
+        1: "keep-monthly",
+    }
+
+
+@pytest.mark.parametrize("kind", ["hourly", "daily", "weekly", "monthly"])
+def test_a_rule_by_periods_keeps_all_where_nothing_is_old(kind: str) -> None:
+    commits = [commit_at(number, at) for number, at in enumerate(TIMES, start=1)]
+    retention = Retention(**{f"keep_{kind}": 1})
+    assert len(choose_kept(commits, as_policy(retention).ageless().choose("job"))) == len(TIMES)
+
+
+def test_a_time_that_no_calendar_has_is_a_period_too() -> None:
+    commits = [msgspec.structs.replace(commit_at(1, TIMES[0]), committed_at_ms=10**17)]
+    assert len(choose_kept(commits, Retention(keep_monthly=1, keep_weekly=1))) == 1
+
+
+@pytest.mark.parametrize("counts", [{}, {"keep_daily": -1}, {"keep_last": 1, "keep_weekly": -3}])
+def test_a_rule_that_keeps_nothing_or_less_is_refused(counts: dict[str, int]) -> None:
+    with pytest.raises(IndexInvariantError):
+        Retention(**counts)
