@@ -1,6 +1,7 @@
 """A repository in a directory: whose directory it may be, and what killed writers leave in it."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -62,3 +63,27 @@ def leave(root: Path, name: str, size_bytes: int) -> None:
     path = root / ".tmp" / name
     path.write_bytes(b"x" * size_bytes)
     os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+
+
+def test_a_container_restores_only_where_nothing_is(two_commits: Shell) -> None:
+    target = two_commits.directory / "state"
+    target.mkdir()
+    assert two_commits.result("restore", str(target), "--if-absent")["commit"]["number"] == 2
+    (target / "CURRENT").write_bytes(b"newer than any commit")
+    before = content(target)
+    shutil.rmtree(two_commits.directory / "repository")
+    # Nothing is asked of the repository.
+    view = two_commits.result("restore", str(target), "--if-absent")
+    assert (view["target"], view["restored"]) == (str(target), False)
+    assert "left as it is" in two_commits.run("restore", str(target), "--if-absent", "--dry-run").stdout
+    assert content(target) == before
+
+
+@pytest.mark.parametrize("option", ["--all", "--replace"])
+def test_what_may_mix_two_commits_is_not_restored_if_absent(two_commits: Shell, option: str) -> None:
+    assert "each store" in two_commits.refused("restore", "state", "--if-absent", option, code=2)["hint"]
+
+
+def test_a_file_is_not_a_directory_with_content(two_commits: Shell) -> None:
+    (two_commits.directory / "state").write_bytes(b"")
+    two_commits.refused("restore", str(two_commits.directory / "state"), "--if-absent", code=9)

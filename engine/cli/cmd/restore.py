@@ -39,6 +39,7 @@ class RestoreArguments(msgspec.Struct, frozen=True, kw_only=True):
     how: RestoreOptions
     or_newest_complete: bool
     dry_run: bool
+    if_absent: bool
 
 
 class TargetView(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +106,14 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[PlannedStoreView, ...]
 
 
-@verb("restore", "Bring a store back into a directory.", prints=(RestoreView, RestorePlanView))
+class PresentView(msgspec.Struct, frozen=True, kw_only=True):
+    """`restore --if-absent` where TARGET has content: nothing was read or written."""
+
+    target: Path
+    restored: bool = False
+
+
+@verb("restore", "Bring a store back into a directory.", prints=(RestoreView, RestorePlanView, PresentView))
 @click.argument("target", type=click.Path(path_type=Path), metavar="TARGET")
 @cli.scope_options()
 @cli.store_options(default=True)
@@ -115,6 +123,7 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--replace", is_flag=True, help="TARGET may have content: it is replaced, files with the right hash are reused."
 )
+@click.option("--if-absent", is_flag=True, help="Do nothing if TARGET has content.")
 @click.option(
     "--owners",
     cls=cli.Setting,
@@ -125,7 +134,7 @@ class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--deleted", is_flag=True, help="Read deleted versions of a bucket too.")
 @cli.or_newest_complete_option
-@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be fetched and reused.")
+@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be fetched.")
 @cli.figures_option
 @cli.trust_stat_option
 @cli.transfer_options
@@ -138,6 +147,14 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
     Example: tidemark restore /state/new -r file:///backups -j flights --version 8
     """
     check_patterns(options.how.files)
+    if options.if_absent and (options.all_stores or options.how.replace):
+        # Stores that are there may be of another commit than those that are not.
+        hint = "leave it out; restore each store by itself"
+        raise UsageError("--if-absent is for one store, and not for --replace", operation="restore", hint=hint)
+    if options.if_absent and options.target.is_dir() and any(options.target.iterdir()):
+        target = options.target
+        session.show(PresentView(target=target), [f"{printable(str(target))} has content: left as it is"])
+        return ExitCode.OK
     if options.how.deleted:
         if options.dry_run and options.or_newest_complete:
             message, hint = "only the restore itself sees which deleted blobs can be read", "leave out one of the three"
