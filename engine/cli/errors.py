@@ -13,10 +13,12 @@ import msgspec
 
 from blobstore.errors import InvalidRequestError, StoreError
 from blobstore.s3.settings import may_hold_credentials
+from engine.cli.notify import Notice
 from engine.cli.options import origin_hint
 from engine.cli.output import JSON, SCHEMA, log
-from engine.cli.run import ExitCode, choose_exit_code, innermost, is_wrong_setting, public_class
+from engine.cli.run import MEANINGS, ExitCode, choose_exit_code, innermost, is_wrong_setting, public_class
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
+from engine.runtime import Runtime
 from engine.text import without_credentials
 from index.display import printable
 from index.errors import FormatError
@@ -70,6 +72,18 @@ def describe(error: BaseException, verb: str, repository: str = "") -> Failure:
         causes=tuple(map(without_credentials, _causes(error))),
         repository=repository if isinstance(error, (EngineError, StoreError, FormatError)) else "",
     )
+
+
+def describe_run(run: Mapping[str, str], code: int, error: BaseException | None, repository: str) -> Notice:
+    """Describe how a run of a verb ended, as `run_of` names it."""
+    verb, job = run["verb"], run["job_name"]
+    failure = describe(error, verb, repository) if error is not None else None
+    what = failure.message if failure else MEANINGS.get(ExitCode(code), "interrupted")
+    ended = "ended well" if code == ExitCode.OK else f"ended with {int(code)}: {what}"
+    text = printable(f"tidemark {verb} {f'of {job} ' if job else ''}{ended}")
+    said = {name: getattr(failure, name) for name in ("error", "message", "hint")} if failure else {}
+    ended_at_ms = Runtime().local_now_ms()
+    return Notice(verb=verb, job=job, code=code, repository=repository, ended_at_ms=ended_at_ms, text=text, **said)
 
 
 def place_of(url: str, endpoint_url: str) -> str:

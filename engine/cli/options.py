@@ -40,6 +40,7 @@ from engine.cli.config import (
     read_config,
     shared_place,
 )
+from engine.cli.notify import Hook, parse_hook
 from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import TEXT, LogFormat
 from engine.cli.run import readable_values, write_refused
@@ -100,6 +101,7 @@ RATE: Final = Parsed("size", _parse_rate)
 VERSION: Final = Parsed("version", parse_version)
 COMMIT: Final = Parsed("commit", parse_commit)
 STORE: Final = Parsed("store", parse_store)
+HOOK: Final = Parsed("URL", parse_hook)
 
 TRUST_STAT: Final = "trust_stat"
 
@@ -346,6 +348,9 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = TEXT
     # Where the figures of the run go, of a verb that has any.
     metrics_file: Path | None = None
+    # Who is to know of a run that ended well, and of one that did not.
+    on_success: Hook | None = None
+    on_failure: Hook | None = None
 
 
 COMMON_HELP: Final = (
@@ -358,6 +363,8 @@ COMMON_HELP: Final = (
     ("--debug", "Tracebacks of errors."),
     ("--log-format FORMAT", "text or json: progress, warnings and errors on stderr.  [default: text]"),
     ("--metrics-file FILE", "Of verbs that do work: add the figures of the run to FILE, for node_exporter."),
+    ("--on-success URL", "Of verbs that do work: POST to URL, as JSON, that the run ended with 0."),
+    ("--on-failure URL", "POST to URL that it ended with another code, or was refused."),
     ("--bwlimit SIZE", "Bytes per second, sent and fetched, such as 10MiB.  [default: no limit]"),
     ("--cache-dir DIR", "Where hashes of local files are remembered. [default: $XDG_CACHE_HOME/tidemark]"),
     ("--no-cache", "Remember no hash of a local file: read every file whose hash is needed."),
@@ -428,7 +435,11 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]
 
 
 # For verbs that do work (`engine.cli.run`).
-figures_option: Final = click.option("--metrics-file", cls=Setting, type=FILE, hidden=True)
+figures_option: Final = together(
+    click.option("--metrics-file", cls=Setting, type=FILE, hidden=True),
+    click.option("--on-success", cls=Setting, type=HOOK, hidden=True),
+    click.option("--on-failure", cls=Setting, type=HOOK, hidden=True),
+)
 # The field of `TransferSettings` that matters only to verbs which compare local files.
 trust_stat_option: Final = click.option(
     "--trust-stat", cls=Setting, is_flag=True, default=None, help="Hash no file whose stat is as recorded."

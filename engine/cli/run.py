@@ -12,6 +12,7 @@ import click
 
 from blobstore.errors import InvalidRequestError
 from blobstore.wrappers.forwarding import Meter
+from engine.cli.notify import Hook, send
 from engine.cli.output import TEXT, say
 from engine.errors import CommitUnknownError
 from engine.runtime import CountedProgress, Progress, Runtime, SummedProgress
@@ -267,9 +268,15 @@ def readable_values(command: click.Command, parent: click.Context | None, args: 
 
 
 def write_refused(words: str, values: Mapping[str, Any], error: BaseException) -> None:
-    """Write the samples of a command line that was refused before its verb began: also a run that did not end well."""
-    path = values.get("metrics_file")
-    if path is None or values.get("dry_run"):
+    """Record a command line that was refused before its verb began: also a run that did not end well."""
+    if values.get("dry_run"):
         return
+    run, path, hook = run_of(words, values), values.get("metrics_file"), values.get("on_failure")
     warn = functools.partial(say, "warning", words, log_format=values.get("log_format") or TEXT)
-    RunRecord(Runtime()).write(Path(path), run_of(words, values), (ExitCode.USAGE, error), warn)
+    if path is not None:
+        RunRecord(Runtime()).write(Path(path), run, (ExitCode.USAGE, error), warn)
+    if isinstance(hook, Hook):
+        # It knows the codes of here.
+        from engine.cli.errors import describe_run  # noqa: PLC0415
+
+        send(hook, describe_run(run, ExitCode.USAGE, error, ""), warn)

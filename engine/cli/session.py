@@ -19,7 +19,8 @@ from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.tracing import incoming, span
 from engine.blocking import LoopThread
 from engine.cli.config import CommitChoice, check_new_name, user_dir
-from engine.cli.errors import REPOSITORY_META, describe, place_of
+from engine.cli.errors import REPOSITORY_META, describe, describe_run, place_of
+from engine.cli.notify import send
 from engine.cli.options import PERIODS, Common, Verb, misspelt_variables, take_common
 from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, TerminalProgress, log, say, to_json
@@ -69,6 +70,7 @@ class Session:
         self.record = RunRecord(self.runtime)
         self._run = run_of(self.verb, values)
         self._metrics_file = None if values.get("dry_run") else common.metrics_file
+        self._hooks = (None, None) if values.get("dry_run") else (common.on_success, common.on_failure)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[SyncRepository]:
@@ -175,11 +177,15 @@ class Session:
         return self.common.log_format == JSON_LOG
 
     def write_figures(self, code: int, error: BaseException | None = None) -> None:
-        """Write down what the run did, for `--metrics-file`, and begin to note the next run."""
+        """Write down what the run did and send how it ended, where that is wanted, and begin to note the next run."""
         if self._metrics_file is None:
             self.record.begin()
         else:
             self.record.write(self._metrics_file, self._run, (code, error), self.warn)
+        hook = self._hooks[code != ExitCode.OK]
+        if hook is not None:
+            place = place_of(self.common.repository, self.common.s3.endpoint_url)
+            send(hook, describe_run(self._run, code, error, place), self.warn)
 
     def repeat(
         self,

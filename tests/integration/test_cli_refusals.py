@@ -96,10 +96,12 @@ def test_a_misspelt_variable_is_reported_and_others_are_let_be(shell: Shell) -> 
     shell.run("init")
     del shell.environment["TIDEMARK_JOB"]
     wrong = {"TIDEMARK_IN_FLIGTH_MAX": "3", "TIDEMARK_BACKUP_SHRINKMAX": "1%", "TIDEMARK_SOMETHING": "x"}
-    lines = shell.run("list", **wrong).stderr.splitlines()
+    shell.environment |= wrong
+    lines = shell.run("list").stderr.splitlines()
     assert [line.split()[5].rstrip(":") for line in lines] == ["TIDEMARK_BACKUP_SHRINKMAX", "TIDEMARK_IN_FLIGTH_MAX"]
     assert "TIDEMARK_BACKUP_SHRINK_MAX" in lines[0]
-    del shell.environment["TIDEMARK_REPOSITORY"]
+    for name in ("TIDEMARK_REPOSITORY", *wrong):
+        del shell.environment[name]
     hint = shell.refused("list", code=2)["hint"]
     assert "nobody reads" not in hint
     shell.environment["TIDEMARK_REPOSITRY"] = "x"

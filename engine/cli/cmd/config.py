@@ -160,6 +160,8 @@ def _take(ctx: click.Context, option: click.Option, row: SettingView) -> object:
         row.problem = without_credentials(problem)
     if isinstance(value, tuple):
         row.value = tuple(without_credentials(one) if isinstance(one, str) else one for one in value)
+    elif option.type is cli.HOOK:
+        row.value = str(taken or "***")
     elif isinstance(value, str):
         row.value = without_credentials(value)
     return taken

@@ -262,7 +262,8 @@ def test_every_option_of_a_verb_reaches_it_by_its_name(command: Verb) -> None:
     assert command.callback is not None
     # `places` is split into `checkpoint` and `url`.
     options = {"checkpoint" if p.name == "places" else str(p.name) for p in command.params}
-    shared = {str(p.name) for p in common_options()} | {*TransferSettings.__struct_fields__, "metrics_file", "url"}
+    after_it = {"metrics_file", "on_failure", "on_success"}
+    shared = {str(p.name) for p in common_options()} | {*TransferSettings.__struct_fields__, *after_it, "url"}
     parameters = inspect.unwrap(command.callback).__annotations__
     taken = {
         one

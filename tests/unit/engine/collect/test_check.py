@@ -586,7 +586,8 @@ def test_periods_are_understood_alike(seed: int) -> None:
         for number, at_ms in enumerate(times, start=1)
     ]
     kinds = ("keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_last")
-    retention = Retention(**{kind: random.choice((0, 1, 3, 12)) for kind in kinds} | {"keep_last": 1})
+    counts = {kind: random.choice((0, 1, 3, 12)) for kind in kinds} | {"keep_last": 1}
+    retention = msgspec.convert(counts, Retention)
     header = mock.Mock(
         retention=as_policy(retention),
         names=(),
