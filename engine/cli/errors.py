@@ -15,7 +15,7 @@ from blobstore.errors import InvalidRequestError, StoreError
 from blobstore.s3.settings import may_hold_credentials
 from engine.cli.notify import Notice
 from engine.cli.options import origin_hint
-from engine.cli.output import JSON, SCHEMA, log
+from engine.cli.output import JSON, SCHEMA, log, styled
 from engine.cli.run import MEANINGS, ExitCode, choose_exit_code, innermost, is_wrong_setting, public_class
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
 from engine.runtime import Runtime
@@ -115,12 +115,12 @@ def report(error: BaseException, verb: str, asked: Mapping[str, Any]) -> int:
     if asked["json"]:
         click.echo(msgspec.json.encode(failure), err=True)
         return failure.code
-    click.echo(f"error: {printable(failure.message)}", err=True)
+    click.echo(f"{styled('error', 'error')}: {printable(failure.message)}", err=True)
     if failure.repository:
         click.echo(f"repository: {printable(failure.repository)}", err=True)
     for cause in failure.causes:
         click.echo(f"cause: {printable(cause)}", err=True)
-    click.echo(f"hint: {printable(failure.hint)}", err=True)
+    click.echo(f"{styled('hint', 'hint')}: {printable(failure.hint)}", err=True)
     return failure.code
 
 

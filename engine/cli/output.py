@@ -13,7 +13,10 @@ Everything is output of schema 1: fields are only ever added, and sizes are in b
 
 import contextlib
 import functools
+import os
+import re
 import shutil
+import textwrap
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
@@ -202,12 +205,35 @@ def say(level: Level, verb: str, text: str, *, log_format: LogFormat) -> None:
         if log_format == JSON:
             log(level, verb, text)
         else:
-            click.echo(f"{'' if level == 'info' else f'{level}: '}{printable(text)}", err=True)
+            click.echo(f"{'' if level == 'info' else f'{styled(level, level)}: '}{printable(text)}", err=True)
+
+
+_STYLES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "error": {"fg": "red", "bold": True},
+    "warning": {"fg": "yellow", "bold": True},
+    "hint": {"fg": "cyan"},
+    "bad": {"fg": "red", "bold": True},
+}
+# What a reader of a result must not overlook.
+_BAD: Final = re.compile(r"\b(DAMAGED|FAILED|MISSED|UNSAFE|WOULD BE REFUSED)\b")
+
+
+def styled(text: str, style: str) -> str:
+    """Colour a word, unless NO_COLOR is set; `click.echo` takes the colour away where there is no terminal."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, **_STYLES[style])
+
+
+def for_terminal(line: str) -> str:
+    """Return a line of a result as a terminal shows it: what is bad in colour, and prose broken between words."""
+    width = shutil.get_terminal_size().columns
+    # A table has its columns two spaces apart.
+    if len(line) > width and "  " not in line.strip():
+        line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return _BAD.sub(lambda found: styled(found[0], "bad"), line)
 
 
 Log = Callable[[str, Mapping[str, int]], None]
 
-REDRAW_PERIOD_S: Final = 0.1
 LOG_PERIOD_S: Final = 10.0
 # How often it is looked whether a line is due.
 TICK_PERIOD_S: Final = 1.0
@@ -216,15 +242,11 @@ RATE_MEMORY_S: Final = 10.0
 # Until then there is no useful rate.
 RATE_AGE_S_MIN: Final = 0.5
 
-_CLEAR_LINE: Final = "\r\x1b[K"
 
+class ProgressLog:
+    """Writes files, bytes, rate and time left to a stream other than a terminal (for which there is `bar.TerminalBar`).
 
-class TerminalProgress:
-    """Shows files, bytes, rate and time left on a stream.
-
-    A terminal gets one line that is redrawn in place and is gone at the end; between two calls nothing is drawn, so
-    that a transfer which stalls leaves the last line in place. Anything else gets a line each ten seconds, also
-    while nothing moves: within a `with`, a thread sees to that.
+    It gets a line each ten seconds, also while nothing moves: within a `with`, a thread sees to that.
     """
 
     def __init__(self, stream: TextIO, monotonic_s: Callable[[], float], *, what: str, log: Log | None = None) -> None:
@@ -233,21 +255,18 @@ class TerminalProgress:
         self._monotonic_s = monotonic_s
         self._what = what
         self._log = log
-        self._in_place = stream.isatty() and log is None
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._ticking: threading.Thread | None = None
         self._files = self._bytes = 0
         self._files_total = self._bytes_total = 0
-        self._began_s = self._drawn_s = self._rated_s = monotonic_s()
+        self._began_s = self._written_s = self._rated_s = monotonic_s()
         self._rated_bytes = 0
         self._rate_bytes_per_s = 0.0
-        self._on_screen = False
 
     def __enter__(self) -> Self:
-        if not self._in_place:
-            self._ticking = threading.Thread(target=self._tick_on, name="tidemark progress", daemon=True)
-            self._ticking.start()
+        self._ticking = threading.Thread(target=self._tick_on, name="tidemark progress", daemon=True)
+        self._ticking.start()
         return self
 
     def __exit__(
@@ -256,10 +275,6 @@ class TerminalProgress:
         self._ended.set()
         if self._ticking is not None:
             self._ticking.join()
-        if self._on_screen:
-            # The result shows what was done.
-            self._write(_CLEAR_LINE)
-            self._on_screen = False
 
     def total(self, *, files: int, bytes_: int) -> None:
         with self._lock:
@@ -279,9 +294,9 @@ class TerminalProgress:
 
     def _tick(self) -> None:
         now_s = self._monotonic_s()
-        if now_s - self._drawn_s < (REDRAW_PERIOD_S if self._in_place else LOG_PERIOD_S):
+        if now_s - self._written_s < LOG_PERIOD_S:
             return
-        self._drawn_s = now_s
+        self._written_s = now_s
         if (passed_s := now_s - self._rated_s) > 0:
             current = (self._bytes - self._rated_bytes) / passed_s
             # Within its memory the rate is the plain average since the beginning.
@@ -289,11 +304,7 @@ class TerminalProgress:
             self._rate_bytes_per_s += (current - self._rate_bytes_per_s) * min(1.0, weight)
             self._rated_s, self._rated_bytes = now_s, self._bytes
         line = self._line(now_s)
-        if self._in_place:
-            width = shutil.get_terminal_size().columns - 1
-            self._write(_CLEAR_LINE + line[:width])
-            self._on_screen = True
-        elif self._log is not None:
+        if self._log is not None:
             numbers = {
                 "files": self._files,
                 "files_total": self._files_total,
@@ -301,11 +312,12 @@ class TerminalProgress:
                 "bytes_total": self._bytes_total,
                 "bytes_per_s": int(self._rate_bytes_per_s),
             }
-            # As in `_write`.
-            with contextlib.suppress(OSError, ValueError):
-                self._log(line, numbers)
+            write = functools.partial(self._log, line, numbers)
         else:
-            self._write(line + "\n")
+            write = functools.partial(print, line, file=self._stream, flush=True)
+        # The work goes on also where nobody reads this any more.
+        with contextlib.suppress(OSError, ValueError):
+            write()
 
     def _line(self, now_s: float) -> str:
         files = f" of {self._files_total:,}" if self._files_total else ""
@@ -319,11 +331,3 @@ class TerminalProgress:
             if left > 0:
                 parts.append(f"{human_duration(int(1000 * left / self._rate_bytes_per_s))} left")
         return ", ".join(parts)
-
-    def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):
-            # The work goes on also where nobody reads this any more.
-            self._on_screen = False

@@ -23,7 +23,7 @@ from engine.cli.errors import REPOSITORY_META, describe, describe_run, place_of
 from engine.cli.notify import send
 from engine.cli.options import PERIODS, Common, Verb, misspelt_variables, take_common
 from engine.cli.output import JSON as JSON_LOG
-from engine.cli.output import SCHEMA, TerminalProgress, log, say, to_json
+from engine.cli.output import SCHEMA, ProgressLog, for_terminal, log, say, to_json
 from engine.cli.run import SIGNALS, ExitCode, RunRecord, run_of, write_refused
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.errors import EngineError, NotFoundError, TargetBusyError, UsageError
@@ -168,8 +168,15 @@ class Session:
         if self.common.quiet or not wanted or (self.common.json and not self.logs_json):
             yield self.record.counted(NO_PROGRESS)
             return
+        if sys.stderr.isatty() and not self.logs_json:
+            # Where it is seen: its library takes a while to import.
+            from engine.cli.bar import TerminalBar  # noqa: PLC0415
+
+            with TerminalBar(sys.stderr, what) as bar:
+                yield self.record.counted(bar)
+            return
         write = (lambda line, fields: log("info", self.verb, line, fields)) if self.logs_json else None
-        with TerminalProgress(sys.stderr, self.runtime.monotonic_s, what=what, log=write) as progress:
+        with ProgressLog(sys.stderr, self.runtime.monotonic_s, what=what, log=write) as progress:
             yield self.record.counted(progress)
 
     @property
@@ -232,8 +239,9 @@ class Session:
         if self.common.json:
             click.echo(msgspec.json.encode({"schema": SCHEMA, "verb": self.verb, **to_json(view)}))
         elif not self.common.quiet:
+            is_seen = sys.stdout.isatty()
             for line in lines:
-                click.echo(line)
+                click.echo(for_terminal(line) if is_seen else line)
 
     def warn(self, text: str) -> None:
         """Warn of what changes nothing of the result."""

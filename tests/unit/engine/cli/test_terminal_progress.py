@@ -1,12 +1,14 @@
 import io
+import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from typing_extensions import override
 
-from engine.cli.output import TerminalProgress
+from engine.cli.bar import TerminalBar
+from engine.cli.output import ProgressLog, for_terminal, styled
 
 
 class _Clock:
@@ -23,48 +25,67 @@ class _Screen(io.StringIO):
         return True
 
 
-class _Broken(io.StringIO):
-    @override
-    def isatty(self) -> bool:
-        return True
-
+class _Broken(_Screen):
     @override
     def write(self, text: str) -> int:
         raise BrokenPipeError
 
 
-def test_a_terminal_gets_one_line_that_is_drawn_in_place_and_goes_at_the_end() -> None:
-    clock, screen = _Clock(), _Screen()
-    with TerminalProgress(screen, clock, what="backup") as progress:
+def lines_of(screen: io.StringIO) -> list[str]:
+    """Each state of the line, without its control sequences."""
+    return [line.strip() for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()))]
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_a_terminal_gets_a_bar_at_once_which_is_gone_at_the_end() -> None:
+    screen = _Screen()
+    with TerminalBar(screen, "backup") as progress:
+        # Before anything is known.
+        assert lines_of(screen)[0].startswith("backup ")
         progress.total(files=4, bytes_=4096)
-        clock.now_s += 1
         progress.add(files=1, bytes_=1024)
-        assert screen.getvalue() == "\r\x1b[Kbackup: 1 of 4 files, 1.0 KiB of 4.0 KiB, 25%, 1.0 KiB/s, 3s left"
-    assert screen.getvalue().endswith("\r\x1b[K")
-    assert "\n" not in screen.getvalue()
+    *_, last, end = lines_of(screen)
+    assert re.fullmatch(r"backup 1/4 files [^ ]+ +25% 1.0 KiB/4.0 KiB", last.rstrip()), lines_of(screen)
+    assert end == ""
+    assert screen.getvalue().endswith("\x1b[2K")
 
 
-def test_a_terminal_is_not_drawn_on_more_often_than_the_eye_can_see() -> None:
-    clock, screen = _Clock(), _Screen()
-    progress = TerminalProgress(screen, clock, what="backup")
-    for _ in range(1000):
-        clock.now_s += 0.001
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_line_is_never_longer_than_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    screen = _Screen()
+    with TerminalBar(screen, "restore") as progress:
+        progress.total(files=123_456, bytes_=10**15)
+        progress.add(files=99_999, bytes_=10**14)
+    assert max(map(len, lines_of(screen))) <= width
+
+
+def test_a_bar_has_a_rate_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _Screen()
+    with TerminalBar(screen, "restore") as progress:
+        progress.total(files=4, bytes_=4 << 20)
+        monkeypatch.setattr("engine.cli.bar.RATE_AGE_S_MIN", 0)
+        progress.add(files=1, bytes_=1 << 20)
+    assert re.search(r"25% 1.0 MiB/4.0 MiB [0-9.]+ [KMGT]iB/s \d+.* left$", lines_of(screen)[-2])
+
+
+def test_a_bar_has_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen = _Screen()
+    with TerminalBar(screen, "backup") as progress:
         progress.add(files=1, bytes_=1)
-    assert screen.getvalue().count("\r") <= 10
-
-
-def test_a_line_is_never_longer_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    clock, screen = _Clock(), _Screen()
-    progress = TerminalProgress(screen, clock, what="backup")
-    clock.now_s += 5
-    progress.add(files=1, bytes_=1)
-    assert len(screen.getvalue().removeprefix("\r\x1b[K")) == 19
+    assert "\x1b[3" not in screen.getvalue()
 
 
 def test_a_log_gets_a_line_each_ten_seconds_and_no_control_characters() -> None:
     clock, log = _Clock(), io.StringIO()
-    with TerminalProgress(log, clock, what="restore") as progress:
+    with ProgressLog(log, clock, what="restore") as progress:
         progress.total(files=100, bytes_=100 * 1024)
         for _ in range(35):
             clock.now_s += 1
@@ -79,7 +100,7 @@ def test_a_log_gets_a_line_each_ten_seconds_and_no_control_characters() -> None:
 
 def test_short_work_writes_nothing_to_a_log() -> None:
     clock, log = _Clock(), io.StringIO()
-    with TerminalProgress(log, clock, what="backup") as progress:
+    with ProgressLog(log, clock, what="backup") as progress:
         progress.total(files=1, bytes_=1)
         clock.now_s += 9
         progress.add(files=1, bytes_=1)
@@ -88,7 +109,7 @@ def test_short_work_writes_nothing_to_a_log() -> None:
 
 def test_work_of_unknown_size_has_no_share_and_no_time_left() -> None:
     clock, log = _Clock(), io.StringIO()
-    progress = TerminalProgress(log, clock, what="verify")
+    progress = ProgressLog(log, clock, what="verify")
     clock.now_s += 10
     progress.add(files=2, bytes_=10 * 1024)
     assert log.getvalue() == "verify: 2 files, 10.0 KiB, 1.0 KiB/s\n"
@@ -96,7 +117,7 @@ def test_work_of_unknown_size_has_no_share_and_no_time_left() -> None:
 
 def test_the_rate_follows_what_happened_lately() -> None:
     clock, log = _Clock(), io.StringIO()
-    progress = TerminalProgress(log, clock, what="backup")
+    progress = ProgressLog(log, clock, what="backup")
     for _ in range(10):
         clock.now_s += 10
         progress.add(bytes_=10 * 1024)
@@ -106,10 +127,15 @@ def test_the_rate_follows_what_happened_lately() -> None:
     assert log.getvalue().splitlines()[-1].endswith("1.0 MiB/s")
 
 
-def test_a_stream_that_nobody_reads_any_more_stops_no_work() -> None:
-    clock = _Clock()
-    with TerminalProgress(_Broken(), clock, what="backup") as progress:
-        clock.now_s += 1
+@pytest.mark.parametrize(
+    "make", [lambda: ProgressLog(_Broken(), _Clock(), what="x"), lambda: TerminalBar(_Broken(), "x")]
+)
+def test_a_stream_that_nobody_reads_any_more_stops_no_work(
+    make: Callable[[], ProgressLog | TerminalBar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.cli.output.LOG_PERIOD_S", 0)
+    with make() as progress:
+        progress.total(files=1, bytes_=1)
         progress.add(files=1, bytes_=1)
 
 
@@ -124,7 +150,7 @@ def test_a_structured_log_that_nobody_reads_any_more_stops_no_work_and_not_the_t
         raise BrokenPipeError
 
     clock = _Clock()
-    with TerminalProgress(io.StringIO(), clock, what="backup", log=report) as progress:
+    with ProgressLog(io.StringIO(), clock, what="backup", log=report) as progress:
         clock.now_s += 10
         progress.add(files=1, bytes_=1)
         assert shown.acquire(timeout=10)
@@ -136,7 +162,7 @@ def test_a_structured_log_that_nobody_reads_any_more_stops_no_work_and_not_the_t
 def test_a_log_gets_its_line_also_while_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.cli.output.TICK_PERIOD_S", 0.001)
     clock, log = _Clock(), io.StringIO()
-    with TerminalProgress(log, clock, what="restore") as progress:
+    with ProgressLog(log, clock, what="restore") as progress:
         progress.total(files=1, bytes_=1024)
         for _ in range(3):
             clock.now_s += 10
@@ -147,10 +173,10 @@ def test_a_log_gets_its_line_also_while_nothing_moves(monkeypatch: pytest.Monkey
     assert log.getvalue() == 3 * "restore: 0 of 1 files, 0 B of 1.0 KiB, 0%\n"
 
 
-def test_a_structured_log_gets_the_numbers_and_is_never_drawn_in_place() -> None:
+def test_a_structured_log_gets_the_numbers() -> None:
     clock, screen = _Clock(), _Screen()
     shown: list[tuple[str, Mapping[str, int]]] = []
-    progress = TerminalProgress(screen, clock, what="backup", log=lambda line, fields: shown.append((line, fields)))
+    progress = ProgressLog(screen, clock, what="backup", log=lambda line, fields: shown.append((line, fields)))
     progress.total(files=4, bytes_=4096)
     for _ in range(12):
         clock.now_s += 1
@@ -158,3 +184,22 @@ def test_a_structured_log_gets_the_numbers_and_is_never_drawn_in_place() -> None
     numbers = {"files": 0, "files_total": 4, "bytes": 1000, "bytes_total": 4096, "bytes_per_s": 100}
     assert shown == [("backup: 0 of 4 files, 1000 B of 4.0 KiB, 24%, 100 B/s, 30s left", numbers)]
     assert screen.getvalue() == ""
+
+
+def test_prose_is_broken_between_words_and_a_table_is_left_as_it_is() -> None:
+    prose = "of this plan " * 10
+    shown = for_terminal(prose.strip()).splitlines()
+    assert max(map(len, shown)) <= 80
+    assert " ".join(line.strip() for line in shown) == prose.strip()
+    row = "a   " * 30
+    assert for_terminal(row) == row
+    long = "/a-path-without-a-blank" * 8
+    assert for_terminal(long) == long
+
+
+def test_what_is_bad_is_coloured_but_where_no_colour_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert for_terminal("store  DAMAGED") == "store  \x1b[31m\x1b[1mDAMAGED\x1b[0m"
+    assert for_terminal("undamaged UNSAFELY") == "undamaged UNSAFELY"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert for_terminal("store  DAMAGED") == "store  DAMAGED"
+    assert styled("error", "error") == "error"

@@ -1,0 +1,86 @@
+"""Draw progress on a terminal: a bar with share, rate and time left. The only importer of rich."""
+
+import contextlib
+import shutil
+from types import TracebackType
+from typing import Final, Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+from typing_extensions import override
+
+from engine.cli.output import RATE_AGE_S_MIN
+from index.display import human_bytes, human_duration
+
+# Over how long a rate is taken.
+RATE_PERIOD_S: Final = 10.0
+
+
+class TerminalBar:
+    """Shows files, bytes, rate and time left in one line, from the first moment on; at the end it is gone."""
+
+    def __init__(self, stream: TextIO, what: str) -> None:
+        """Begin to count; `what` begins the line."""
+        self._what, self._files, self._files_total = what, 0, 0
+        width = shutil.get_terminal_size().columns
+        # What the other columns take of it, at their widest.
+        bar = BarColumn(bar_width=max(6, min(40, width - 68)))
+        columns = (TextColumn("{task.description}"), bar, TaskProgressColumn(), _Bytes(), _Left())
+        console = _Screen(file=stream, width=width)
+        self._bar = Bar(*columns, console=console, transient=True, speed_estimate_period=RATE_PERIOD_S)
+        self._task = self._bar.add_task(what, total=None)
+
+    def __enter__(self) -> Self:
+        # The work goes on also where nobody reads this any more; so below.
+        with contextlib.suppress(OSError, ValueError):
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._bar.stop()
+
+    def total(self, *, files: int, bytes_: int) -> None:
+        self._files_total = files
+        self._bar.update(self._task, total=bytes_ or None, description=self._description)
+
+    def add(self, *, files: int = 0, bytes_: int = 0) -> None:
+        self._files += files
+        self._bar.update(self._task, advance=bytes_, description=self._description)
+
+    @property
+    def _description(self) -> str:
+        of = f"/{self._files_total:,}" if self._files_total else ""
+        return f"{self._what} {self._files:,}{of} files"
+
+
+class _Screen(Console):
+    @override
+    def on_broken_pipe(self) -> None:
+        # The library's own would end the process.
+        self.quiet = True
+
+
+class _Bytes(ProgressColumn):
+    @override
+    def render(self, task: Task) -> Text:
+        of = f"/{human_bytes(int(task.total))}" if task.total else ""
+        return Text(f"{human_bytes(int(task.completed))}{of}", no_wrap=True)
+
+
+class _Left(ProgressColumn):
+    @override
+    def render(self, task: Task) -> Text:
+        elapsed_s = task.elapsed or 0.0
+        # What moved within the last seconds; before there are any, the plain average.
+        rate = (
+            task.speed if elapsed_s > RATE_PERIOD_S else task.completed / elapsed_s if elapsed_s > RATE_AGE_S_MIN else 0
+        )
+        if not rate:
+            return Text("")
+        left = f" {human_duration(1000 * int(task.remaining / rate))} left" if task.remaining else ""
+        return Text(f"{human_bytes(int(rate))}/s{left}", no_wrap=True)
