@@ -31,11 +31,11 @@ from engine.inspect.history import (
     format_offsets,
     read_history,
 )
-from engine.inspect.verify import ProblemKind, VerifyReport, verify
+from engine.inspect.verify import Problem, ProblemKind, VerifyReport, verify
 from engine.records.log import list_all_logs
 from engine.repository.repository import Repository
 from engine.runtime import NO_PROGRESS, Progress, read_now_ms
-from index.display import count, format_seconds, human_bytes, iso_time, printable, shortened
+from index.display import count, format_seconds, human_bytes, human_duration, iso_time, printable, shortened
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.plan.plan_format import AuditRecord, decode_audit
@@ -274,79 +274,159 @@ def make_page(facts: ReportFacts) -> str:
     made_with = f"Made with {count(sum(facts.requests.values()), 'request')} to the store: {requests}."
     return Template(files("engine.report").joinpath("page.html").read_text(encoding="utf-8")).substitute(
         about=_paragraph(facts.request.location) + _paragraph(f"{about}tidemark {facts.release}", "note"),
+        verdict="".join(_verdict(facts)),
+        cards="".join(_card(facts, job, place) for place, job in enumerate(facts.jobs)),
+        jobs="".join(part for place, job in enumerate(facts.jobs) for part in _job(facts, job, place)),
+        checked="".join(_checked(facts)),
         tiles="".join(_tiles(facts)),
-        jobs="".join(_jobs(facts)),
-        risks="".join(_risks(facts)),
-        commits="".join(part for job in facts.jobs for part in _commits(job)),
-        drills="".join(_drills(facts)),
         collections="".join(_collections(facts)),
         state="".join(_state(facts.request.state)),
         requests=_paragraph(made_with, "note"),
     )
 
 
-def _tiles(facts: ReportFacts) -> Iterator[str]:
-    entries = [entry for job in facts.jobs for entry in job.history.entries]
-    risks = facts.risks_count
-    for figure, name, style in (
-        (f"{len(facts.jobs) + facts.jobs_left_out:,}", "jobs", ""),
-        (f"{len(entries):,}", "records", ""),
-        (human_bytes(sum(e.share.bytes_uploaded for e in entries if e.share is not None)), "uploaded for them", ""),
-        (human_bytes(sum(map(_freed_bytes, facts.audits))), "freed by collections", ""),
-        ("unknown" if risks is None else f"{risks:,}", "at risk", "good" if risks == 0 else "bad"),
-    ):
-        yield f"<li><b class={style or 'figure'}>{_text(figure)}</b>{_text(name)}</li>"
+def _risks_of(facts: ReportFacts, job: JobFacts) -> tuple[Problem, ...]:
+    problems = facts.verified.problems if facts.verified is not None else ()
+    return tuple(problem for problem in problems if problem.scope == str(job.scope))
 
 
-def _jobs(facts: ReportFacts) -> Iterator[str]:
-    headers = ("job", "records", "newest", "version", "time (UTC)", "size", "last restore drill")
-    yield _table(headers, map(_job_row, facts.jobs), "Jobs")
+def _verdict(facts: ReportFacts) -> Iterator[str]:
+    """Say in one line whether all can be restored, with links to what cannot."""
+    if facts.verified is None:
+        yield _paragraph(f"It is unknown what is missing: {facts.verify_missing}", "bad verdict")
+        return
+    risks = [(place, _risks_of(facts, job), job) for place, job in enumerate(facts.jobs)]
+    at_risk = [(place, found, job) for place, found, job in risks if found or job.damaged]
+    if not at_risk:
+        text = f"All of {count(len(facts.jobs), 'job')} can be restored." if facts.jobs else "There is no job yet."
+        if others := len(facts.verified.problems):
+            text = f"{count(others, 'key')} at risk."
+        yield _paragraph(text, f"{'bad' if others else 'good'} verdict")
+        return
+    names = ", ".join(
+        f'<a href="#job-{place}">{_text(str(job.scope))}</a> ({_text(_describe_risks(found, job))})'
+        for place, found, job in at_risk
+    )
+    yield f"<p class='bad verdict'>{len(at_risk)} of {count(len(facts.jobs), 'job')} at risk: {names}</p>\n"
+
+
+def _describe_risks(found: Sequence[Problem], job: JobFacts) -> str:
+    damage = [problem for problem in found if problem.kind.is_damage]
+    parts = []
+    if damage:
+        newest = max((e.number for e in job.history.entries if e.restores), default=0)
+        hurt = sorted({problem.number for problem in damage})
+        which = "its newest commit too" if newest in hurt else f"up to commit {hurt[-1]}, the newest is whole"
+        parts.append(f"{count(len(damage), 'key')} missing or damaged: {which}")
+    if len(found) > len(damage):
+        parts.append(f"{count(len(found) - len(damage), 'key')} with a TTL")
+    if job.damaged:
+        parts.append(f"{count(len(job.damaged), 'record')} damaged")
+    return "; ".join(parts)
+
+
+def _card(facts: ReportFacts, job: JobFacts, place: int) -> str:
+    """Show one job at a glance: its newest commit and its age, its size and how it went, its last drill."""
+    found = _risks_of(facts, job)
+    newest = next((e.commit for e in job.history.entries if e.commit is not None and e.restores), None)
+    lines = ["no commit"]
+    if newest is not None:
+        record = newest.record
+        age = _age(facts.made_at_ms, newest.committed_at_ms)
+        lines = [f"commit {record.number}, version {record.version}", f"{age}, {human_bytes(record.state_bytes)}"]
+    drill = job.drills[-1] if job.drills else None
+    slo = format_slo(drill) if isinstance(drill, RestoreDrill) else "failed" if drill else ""
+    drilled = (
+        f"drill {_age(facts.made_at_ms, drill.began_at_ms)}{f', {slo}' if slo else ''}" if drill else "never drilled"
+    )
+    is_bad = bool(found or job.damaged) or facts.verified is None
+    state = _describe_risks(found, job) if found or job.damaged else "whole" if facts.verified else "unknown"
+    return (
+        f'<li><a href="#job-{place}"><b>{_text(str(job.scope))}</b></a>{_sparkline(job)}'
+        + "".join(f"<span>{_text(line)}</span>" for line in (*lines, drilled))
+        + f"<span class={'bad' if is_bad else 'good'}>{_text(state)}</span></li>\n"
+    )
+
+
+def _sparkline(job: JobFacts) -> str:
+    """Draw the size of the state over the commits."""
+    sizes = [e.commit.record.state_bytes for e in reversed(job.history.entries) if e.commit is not None and e.restores]
+    if len(sizes) < 2:  # noqa: PLR2004  (a line has two ends)
+        return ""
+    step, top = 120 / (len(sizes) - 1), max(*sizes, 1)
+    points = " ".join(f"{step * n:.1f},{28 - 26 * size / top:.1f}" for n, size in enumerate(sizes))
+    title = f"from {human_bytes(sizes[0])} to {human_bytes(sizes[-1])}"
+    return (
+        f'<svg class=spark viewBox="0 0 120 30" preserveAspectRatio="none" role="img"><title>{_text(title)}</title>'
+        f'<polyline points="{points}"/></svg>'
+    )
+
+
+def _job(facts: ReportFacts, job: JobFacts, place: int) -> Iterator[str]:
+    """Show all of one job: what is at risk, its commits and its drills. Several sound ones are folded."""
+    found = _risks_of(facts, job)
+    is_open = len(facts.jobs) == 1 or found or job.damaged or job.history.problems
+    yield f"<details class=job{' open' if is_open else ''}><summary><h2>{_text(str(job.scope))}</h2></summary>\n"
+    # Inside, so that a link to it opens it.
+    yield f'<div id="job-{place}">\n'
+    if found:
+        yield _paragraph(f"At risk: {_describe_risks(found, job)}.", "bad")
+        yield from _problems(found, f"Blobs of {job.scope} at risk")
+    if job.damaged:
+        damaged = ((key, why, _RECORD_HINT) for key, why in job.damaged)
+        yield _table(("key", "why", "what helps"), damaged, f"Damaged records of {job.scope}", folds=False)
+    yield from _commits(facts, job)
+    yield from _drills(facts, job)
+    yield "</div></details>\n"
+
+
+def _problems(found: Sequence[Problem], label: str) -> Iterator[str]:
+    rows = (
+        (p.kind.value, str(p.number), f"{p.task}/{p.store}", p.key, p.path, _HINTS[p.kind])
+        for p in found[:PROBLEMS_SHOWN_MAX]
+    )
+    yield _table(("what", "commit", "store", "key", "file", "what helps"), rows, label, folds=False)
+    if len(found) > PROBLEMS_SHOWN_MAX:
+        yield _paragraph(f"The first {PROBLEMS_SHOWN_MAX}; `tidemark verify` lists all.", "note")
+
+
+def _checked(facts: ReportFacts) -> Iterator[str]:
+    """Say what was looked at, and what is at risk of no job that is shown."""
+    shown = {str(job.scope) for job in facts.jobs}
+    others = [p for p in (facts.verified.problems if facts.verified else ()) if p.scope not in shown]
+    if others:
+        yield from _problems(others, "Blobs of other jobs at risk")
     if facts.jobs_left_out:
         yield _paragraph(f"{count(facts.jobs_left_out, 'more job')}: see one with --job.", "note")
-
-
-def _job_row(job: JobFacts) -> tuple[str, ...]:
-    entries = job.history.entries
-    newest = next((e.commit for e in entries if e.commit is not None and e.restores), None)
-    commit = ("", "", "", "")
-    if newest is not None:
-        size_bytes = newest.record.state_bytes
-        at = _short_time(newest.committed_at_ms)
-        commit = (str(newest.record.number), str(newest.record.version), at, human_bytes(size_bytes))
-    last = _short_time(job.drills[-1].began_at_ms) if job.drills else "never"
-    return (str(job.scope), f"{len(entries) + job.history.older_count:,}", *commit, last)
-
-
-def _risks(facts: ReportFacts) -> Iterator[str]:
-    verified = facts.verified
-    if verified is None:
-        yield _paragraph(f"Unknown: {facts.verify_missing}", "bad")
-    elif not verified.problems:
-        yield _paragraph("Nothing that these commits need is missing, and nothing of it has a TTL.", "good")
-    else:
-        damage = sum(p.kind.is_damage for p in verified.problems)
-        left = len(verified.problems) - damage
-        yield _paragraph(f"{count(damage, 'key')} missing or damaged, {count(left, 'key')} with a TTL.", "bad")
-        rows = (
-            (p.kind.value, p.scope, str(p.number), f"{p.task}/{p.store}", p.key, p.path, _HINTS[p.kind])
-            for p in verified.problems[:PROBLEMS_SHOWN_MAX]
-        )
-        headers = ("what", "job", "commit", "store", "key", "file", "what helps")
-        yield _table(headers, rows, "Blobs at risk", folds=False)
-        if len(verified.problems) > PROBLEMS_SHOWN_MAX:
-            yield _paragraph(f"The first {PROBLEMS_SHOWN_MAX}; `tidemark verify` lists all.", "note")
-    if verified is not None:
-        looked_at = f"{count(verified.commits_count, 'commit')}, {count(verified.indexes_count, 'index', 'indexes')}"
-        blobs = count(verified.blobs_count, "blob")
+    if facts.verified is not None:
+        indexes = count(facts.verified.indexes_count, "index", "indexes")
+        looked_at = f"{count(facts.verified.commits_count, 'commit')}, {indexes}"
+        blobs = count(facts.verified.blobs_count, "blob")
         yield _paragraph(f"Checked by name and size, without reading files: {looked_at} and {blobs}.", "note")
-    damaged = [(key, why, _RECORD_HINT) for job in facts.jobs for key, why in job.damaged]
-    if damaged:
-        yield _table(("key", "why", "what helps"), damaged, "Damaged records", folds=False)
+    if broken := facts.request.drills.broken:
+        lines = count(len(broken), "line of the history", "lines of the history")
+        yield _paragraph(f"Of restore drills left out, and still there: {lines}.", "bad")
+        yield _list(map(str, broken[:BROKEN_SHOWN_MAX]))
 
 
-def _commits(job: JobFacts) -> Iterator[str]:
+def _age(now_ms: int, at_ms: int) -> str:
+    # With one unit: it is to be taken in at a glance. What another clock says may be ahead.
+    return f"{human_duration(max(0, now_ms - at_ms)).partition(' ')[0] if now_ms - at_ms >= 1000 else '0s'} ago"  # noqa: PLR2004
+
+
+def _tiles(facts: ReportFacts) -> Iterator[str]:
+    entries = [entry for job in facts.jobs for entry in job.history.entries]
+    for figure, name in (
+        (f"{len(facts.jobs) + facts.jobs_left_out:,}", "jobs"),
+        (f"{len(entries):,}", "records"),
+        (human_bytes(sum(e.share.bytes_uploaded for e in entries if e.share is not None)), "uploaded for them"),
+        (human_bytes(sum(map(_freed_bytes, facts.audits))), "freed by collections"),
+    ):
+        yield f"<li><b class=figure>{_text(figure)}</b>{_text(name)}</li>"
+
+
+def _commits(facts: ReportFacts, job: JobFacts) -> Iterator[str]:
     entries = job.history.entries
-    yield f"<h3>{_text(str(job.scope))}</h3>"
     if job.history.problems:
         yield _paragraph("What follows leaves out what cannot be read:", "bad") + _list(job.history.problems)
     if not entries:
@@ -363,21 +443,23 @@ def _commits(job: JobFacts) -> Iterator[str]:
     ]
     yield _plot(bars, f"New and retained bytes of {job.scope}")
     sizes = ("size", "new", "retained", "files")
-    headers = ("commit", "version", "time (UTC)", *sizes, "offsets", "names", "what")
-    yield _table(headers, (_commit_row(entry, job.scope) for entry in entries), f"Commits of {job.scope}")
+    headers = ("commit", "version", "time (UTC)", "age", *sizes, "offsets", "names", "what")
+    rows = (_commit_row(entry, job.scope, facts.made_at_ms) for entry in entries)
+    yield _table(headers, rows, f"Commits of {job.scope}")
     if job.history.older_count:
         yield _paragraph(f"{count(job.history.older_count, 'older record')} not shown here.", "note")
 
 
-def _commit_row(entry: HistoryEntry, scope: Scope) -> tuple[str, ...]:
+def _commit_row(entry: HistoryEntry, scope: Scope, now_ms: int) -> tuple[str, ...]:
     what = describe_entry(entry, scope)
     if entry.commit is None:
-        return (str(entry.number), *[""] * 8, what)
+        return (str(entry.number), *[""] * 9, what)
     record, share = entry.commit.record, entry.share
     return (
         str(entry.number),
         str(record.version),
         _short_time(entry.commit.committed_at_ms),
+        _age(now_ms, entry.commit.committed_at_ms).removesuffix(" ago"),
         human_bytes(record.state_bytes),
         human_bytes(share.bytes_new) if share is not None else "",
         human_bytes(share.bytes_retained) if share is not None else "",
@@ -388,21 +470,13 @@ def _commit_row(entry: HistoryEntry, scope: Scope) -> tuple[str, ...]:
     )
 
 
-def _drills(facts: ReportFacts) -> Iterator[str]:
-    broken = facts.request.drills.broken
-    if broken:
-        lines = count(len(broken), "line of the history", "lines of the history")
-        yield _paragraph(f"Left out, and still there: {lines}.", "bad") + _list(map(str, broken[:BROKEN_SHOWN_MAX]))
-    headers = ("began (UTC)", "time", "find", "restore", "open", "size", "to", "SLO")
-    for job in facts.jobs:
-        if job.drills:
-            shown = job.drills[: -DRILLS_SHOWN_MAX - 1 : -1]
-            yield f"<h3>{_text(str(job.scope))}</h3>"
-            yield _table(headers, map(_drill_row, shown), f"Restore drills of {job.scope}")
-    missing = ", ".join(str(job.scope) for job in facts.jobs if not job.drills)
-    if missing:
-        where = f" in {facts.request.drills_from}" if facts.request.drills_from else ""
-        yield _paragraph(f"No drill in the history{where}: {missing}. Run one with `tidemark bench restore`.", "note")
+def _drills(facts: ReportFacts, job: JobFacts) -> Iterator[str]:
+    if not job.drills:
+        where = f" in the history in {facts.request.drills_from}" if facts.request.drills_from else ""
+        yield _paragraph(f"No restore drill{where}: run one with `tidemark bench restore`.", "note")
+        return
+    headers = ("drill began (UTC)", "time", "find", "restore", "open", "size", "to", "SLO")
+    yield _table(headers, map(_drill_row, job.drills[: -DRILLS_SHOWN_MAX - 1 : -1]), f"Restore drills of {job.scope}")
 
 
 def _drill_row(entry: Entry) -> tuple[str, ...]:
@@ -525,7 +599,8 @@ def _short_time(at_ms: int) -> str:
 
 
 def _paragraph(text: str, style: str = "") -> str:
-    return f"<p{f' class={style}' if style else ''}>{_text(text)}</p>\n"
+    kind = f' class="{style}"' if style else ""
+    return f"<p{kind}>{_text(text)}</p>\n"
 
 
 def _list(texts: Iterable[str]) -> str:
@@ -583,5 +658,5 @@ def _plot(bars: Sequence[tuple[str, str, Sequence[tuple[int, str]]]], label: str
         if number % every == 0:
             drawn.append(f'<text x="{x:.1f}" y="{height - 4}" text-anchor="middle">{_text(name)}</text>')
         drawn.append("</g>")
-    box = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    box = f'class=plot viewBox="0 0 {width} {height}"'
     return _framed(f'<svg {box} role="img"><title>{_text(label)}</title>{"".join(drawn)}</svg>', label)

@@ -34,7 +34,7 @@ ALONE = "--host-resolver-rules=MAP * ~NOTFOUND"
 # What a page asks for, as the log of the network has it.
 _ASKED = re.compile(r'"network_isolation_key":"file://[^\n]*?"url":"([^"]*)"')
 WIDTHS = (1280, 400)
-SECTIONS = ["jobs", "risks", "commits", "drills", "collections"]
+SECTIONS = ["jobs", "collections"]
 
 # What of the page sticks out of it, at each width; what scrolls inside its own frame does not count.
 _MEASURE = """
@@ -131,28 +131,29 @@ def test_every_section_has_the_figures_of_the_repository(world: Shell, monkeypat
     assert shown["size_bytes"] == len(text.encode())
     page = _Page(text)
     assert [section for section in SECTIONS if f'<section id="{section}">' in text] == SECTIONS
-    assert [row[0] for row in page.tables["Jobs"]] == ["job", "flights", FORKED]
+    assert page.links == {"#job-0", "#job-1"}
+    assert text.index('<a href="#job-0">') < text.index("<ul class=cards>") < text.index('<div id="job-0">')
     commits = page.tables["Commits of flights"]
     # Of the first the record is gone; the third was left behind by the rewind.
-    assert [(row[0], row[1], row[9]) for row in commits[1:]] == [
+    assert [(row[0], row[1], row[10]) for row in commits[1:]] == [
         ("4", "9", "rewind to 2"),
         ("3", "10", "left behind by 4"),
         ("2", "9", "commit"),
     ]
-    assert commits[3][8] == "before-upgrade"
-    assert HOSTILE in commits[1][7] or HOSTILE[:20] in commits[3][7]
-    sizes = {row[0]: row[4:6] for row in commits}
+    assert commits[3][9] == "before-upgrade"
+    assert HOSTILE in commits[1][8] or HOSTILE[:20] in commits[3][8]
+    sizes = {row[0]: row[5:7] for row in commits}
     assert sizes["3"] == ["195.3 KiB", "690.4 KiB"]
     assert sizes["4"][0] == "0 B"
-    assert page.tables[f"Commits of {FORKED}"][1][9] == "fork from 3 of flights"
+    assert page.tables[f"Commits of {FORKED}"][1][10] == "fork from 3 of flights"
     failed, done = page.tables["Restore drills of flights"][1:]
     assert (failed[1], done[1], done[7]) == ("failed", "12.6 s", "1m: met")
     freed = page.tables["Collections"][1]
     assert (freed[1], freed[4]) == ("done", "4")
-    (problem,) = page.tables["Blobs at risk"][1:]
-    assert (problem[0], problem[5]) == ("blob missing", "000003.sst")
-    assert problem[4].startswith("blobs/")
-    assert "--check-retained" in problem[6]
+    (problem,) = page.tables["Blobs of flights at risk"][1:]
+    assert (problem[0], problem[4]) == ("blob missing", "000003.sst")
+    assert problem[3].startswith("blobs/")
+    assert "--check-retained" in problem[5]
     assert shown["risks_count"] == 1
     assert f"Made with {shown['requests_count']} requests" in text
 
@@ -162,7 +163,7 @@ def test_the_page_asks_nobody_for_anything_and_all_in_it_is_text(world: Shell) -
     text = path.read_text()
     page = _Page(text)
     assert page.seen.isdisjoint({"script", "img", "link", "iframe", "object", "use", "image", "base", "form"})
-    assert page.links == {f"#{section}" for section in SECTIONS}
+    assert page.links == {"#job-0"}
     assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in text
     assert "url(" not in text
     assert "@import" not in text
@@ -178,7 +179,7 @@ def test_a_report_changes_nothing_and_reports_one_job_alone(world: Shell) -> Non
     shown, path = _report(world)
     assert look() == before
     assert shown["jobs_count"] == 1
-    assert f"<h3>{html.escape(FORKED)}" not in path.read_text()
+    assert f"<h2>{html.escape(FORKED)}" not in path.read_text()
     assert "1 job, 3 records, 2 restore drills, 1 collection, 1 at risk" in world.run(*REPORT).stdout
     assert world.refused("report", "--job", "absent", code=7)["error"] == "NotFoundError"
     assert world.refused("report", "-o", "absent/page.html", code=9)["hint"] == "make it"
@@ -187,7 +188,7 @@ def test_a_report_changes_nothing_and_reports_one_job_alone(world: Shell) -> Non
 def test_jobs_without_a_drill_are_named(world: Shell) -> None:
     shown = world.result("report", "--drills", "nowhere")
     text = (world.directory / shown["page"]).read_text()
-    assert "No drill in the history in nowhere: flights." in text
+    assert "No restore drill in the history in nowhere: run one" in text
 
 
 def test_a_damaged_record_is_at_risk(world: Shell) -> None:
@@ -195,8 +196,8 @@ def test_a_damaged_record_is_at_risk(world: Shell) -> None:
     record.write_bytes(b"no record")
     shown, path = _report(world)
     page = _Page(path.read_text())
-    assert page.tables["Damaged records"][1][0] == "log/flights/00000000000000000003.commit"
-    what = [row[9] for row in page.tables["Commits of flights"][1:]]
+    assert page.tables["Damaged records of flights"][1][0] == "log/flights/00000000000000000003.commit"
+    what = [row[10] for row in page.tables["Commits of flights"][1:]]
     assert what == ["rewind to 2", "left behind by 4, DAMAGED", "commit"]
     # What was new in commit 3 and is not gone: the pack of its small files is in an earlier blob.
     assert shown["risks_count"] == 1
@@ -230,7 +231,7 @@ def test_chromium_shows_it_without_an_error_a_request_or_an_overflow(
         assert seen["scroll"] <= seen["width"] <= width
         assert seen["sections"] == SECTIONS
         assert (seen["untitled"], seen["nowhere"]) == (0, 0)
-        assert seen["headings"][:2] == ["Jobs", "At risk"]
+        assert seen["headings"][0] == "flights"
         assert seen["text"] > 1500
 
 

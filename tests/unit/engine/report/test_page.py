@@ -153,8 +153,8 @@ def _verified(*problems: Problem) -> VerifyReport:
     )
 
 
-def _problem(kind: ProblemKind, text: str = "blobs/x") -> Problem:
-    return Problem(kind=kind, scope=text, number=1, task=text, store=text, key=text, path=text)
+def _problem(kind: ProblemKind, text: str = "blobs/x", job: str = "") -> Problem:
+    return Problem(kind=kind, scope=job or text, number=1, task=text, store=text, key=text, path=text)
 
 
 def test_names_of_others_are_nothing_but_text() -> None:
@@ -229,20 +229,43 @@ def test_a_name_is_never_taken_for_a_place_of_the_template() -> None:
 
 
 def test_every_kind_of_risk_says_what_helps() -> None:
-    page = make_page(_facts(verified=_verified(*map(_problem, ProblemKind))))
-    assert f"{len(ProblemKind) - 1} keys missing or damaged, 1 key with a TTL." in page
+    verified = _verified(*(_problem(kind, job="job") for kind in ProblemKind))
+    page = make_page(_facts(_job("job", _entry(1, scope=Scope("job"))), _job("sound"), verified=verified))
+    risks = f"{len(ProblemKind) - 1} keys missing or damaged: its newest commit too; 1 key with a TTL"
+    verdict = page.partition("verdict'>")[2].partition("</p>")[0]
+    assert verdict == f'1 of 2 jobs at risk: <a href="#job-0">job</a> ({risks})'
+    assert page.count(risks) == 3
+    assert page.count("<details class=job open>") == 1
     for hint in ("--check-retained", "--or-newest-complete", "verify --heal"):
         assert hint in page
-    assert f"<b class=bad>{len(ProblemKind)}</b>at risk" in page
+    # Of a job that is not shown.
+    assert f">{len(ProblemKind)} keys at risk.<" in make_page(_facts(verified=verified))
 
 
 def test_a_sound_repository_says_so() -> None:
-    page = make_page(_facts(verified=_verified()))
-    assert "Nothing that these commits need is missing" in page
-    assert "<b class=good>0</b>at risk" in page
-    unknown = make_page(_facts(verify_missing="UnsafeStoreError: it changed"))
-    assert "Unknown: UnsafeStoreError: it changed" in unknown
-    assert "<b class=bad>unknown</b>at risk" in unknown
+    job = _job("job", *(_entry(n, scope=Scope("job")) for n in (3, 2, 1)))
+    page = make_page(_facts(job, verified=_verified(), made_at_ms=1_700_000_000_000 + 4 * 86_400_000 + 7_200_000))
+    assert '<p class="good verdict">All of 1 job can be restored.</p>' in page
+    card = page.partition("<ul class=cards>")[2].partition("</ul>")[0]
+    for text in (
+        "commit 3, version 3",
+        "1d ago, 5.0 MiB",
+        "never drilled",
+        "<span class=good>whole</span>",
+        "<polyline",
+    ):
+        assert text in card, card
+    assert "There is no job yet." in make_page(_facts(verified=_verified()))
+    unknown = make_page(_facts(job, verify_missing="UnsafeStoreError: it changed"))
+    assert "It is unknown what is missing: UnsafeStoreError: it changed" in unknown
+    assert "<span class=bad>unknown</span>" in unknown
+
+
+def test_a_card_shows_the_last_drill_and_whether_it_met_its_slo() -> None:
+    job = _job("job", _entry(1, scope=Scope("job")))
+    for last, shown in ((drill(slo_ms=1), "SLO 1 ms: MISSED"), (failed(), "failed")):
+        page = make_page(_facts(msgspec.structs.replace(job, drills=(last,)), verified=_verified()))
+        assert f"ago, {shown}</span>" in page.partition("<ul class=cards>")[2]
 
 
 def test_collections_are_shown_with_what_they_freed_and_how_they_ended() -> None:
@@ -258,7 +281,7 @@ def test_collections_are_shown_with_what_they_freed_and_how_they_ended() -> None
 def test_a_repository_with_nothing_in_it_makes_a_page() -> None:
     page = make_page(_facts(_job("job")))
     _Tags(page)
-    for text in ("nobody has collected", "It has no commits.", "No drill in the history: job."):
+    for text in ("nobody has collected", "It has no commits.", "No restore drill: run one"):
         assert text in page
 
 
@@ -284,12 +307,12 @@ def test_commits_say_where_they_are_from_and_what_became_of_them() -> None:
         "3 more jobs: see one with --job.",
     ):
         assert text in page
-    assert page.count("<svg ") == 2
+    assert page.count("<svg class=plot ") == 2
 
 
 def test_long_tables_are_folded_and_risks_never() -> None:
     scope = Scope("job")
-    problems = [_problem(ProblemKind.BLOB_MISSING, f"blobs/{n}") for n in range(30)]
+    problems = [_problem(ProblemKind.BLOB_MISSING, f"blobs/{n}", "job") for n in range(30)]
     page = make_page(
         _facts(_job("job", *(_entry(n, scope=scope) for n in range(30, 0, -1))), verified=_verified(*problems))
     )
