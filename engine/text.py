@@ -77,6 +77,16 @@ def _hide(url: re.Match[str]) -> str:
     return f"{url['begin']}{_HIDDEN}@{after}" if at else f"{url['begin']}{after}"
 
 
+class TableLine(str):
+    """A line of a table that knows its cells, for a terminal that is too narrow for it."""
+
+    __slots__ = ("cells", "right")
+
+    cells: tuple[str, ...]
+    # Of each column, whether it is one of numbers.
+    right: tuple[bool, ...]
+
+
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> list[str]:
     """Align cells in lines, two spaces between columns; the columns named in `right` are numbers."""
     cells = [headers, *rows]
@@ -85,7 +95,10 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Itera
     for header, *column in zip(*cells, strict=True):
         width = max(map(len, (header, *column)))
         columns.append([cell.rjust(width) if header in to_right else cell.ljust(width) for cell in (header, *column)])
-    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+    lines = [TableLine("  ".join(row).rstrip()) for row in zip(*columns, strict=True)]
+    for line, row in zip(lines, cells, strict=True):
+        line.cells, line.right = tuple(row), tuple(header in to_right for header in headers)
+    return [*lines]
 
 
 def parse_duration_ms(text: str) -> int:

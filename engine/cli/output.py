@@ -13,12 +13,13 @@ Everything is output of schema 1: fields are only ever added, and sizes are in b
 
 import contextlib
 import functools
+import itertools
 import os
 import re
 import shutil
 import textwrap
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from pathlib import PurePath
 from types import TracebackType
@@ -28,6 +29,7 @@ import click
 import msgspec
 
 from engine.runtime import Runtime
+from engine.text import TableLine
 from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.plan.commits import Commit
 from index.snapshot.model import NameRecord, Scope
@@ -223,13 +225,24 @@ def styled(text: str, style: str) -> str:
     return text if os.environ.get("NO_COLOR") else click.style(text, **_STYLES[style])
 
 
-def for_terminal(line: str) -> str:
-    """Return a line of a result as a terminal shows it: what is bad in colour, and prose broken between words."""
+def for_terminal(lines: Sequence[str]) -> Iterator[str]:
+    """Yield a result as a terminal shows it: what is bad in colour, prose and tables broken where it is too narrow."""
     width = shutil.get_terminal_size().columns
-    # A table has its columns two spaces apart.
-    if len(line) > width and "  " not in line.strip():
-        line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return _BAD.sub(lambda found: styled(found[0], "bad"), line)
+    for is_table, group in itertools.groupby(lines, key=lambda line: isinstance(line, TableLine)):
+        rows = [*group]
+        if is_table and max(map(len, rows)) > width:
+            # Its library takes a while to import.
+            from engine.cli.terminal import fit_table  # noqa: PLC0415
+
+            rows = [*fit_table([row for row in rows if isinstance(row, TableLine)], width)]
+        for line in rows:
+            shown = line
+            # What has columns without being a table is left as it is.
+            if len(line) > width and not is_table and "  " not in line.strip():
+                shown = textwrap.fill(
+                    line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+                )
+            yield _BAD.sub(lambda found: styled(found[0], "bad"), shown)
 
 
 Log = Callable[[str, Mapping[str, int]], None]
@@ -244,7 +257,7 @@ RATE_AGE_S_MIN: Final = 0.5
 
 
 class ProgressLog:
-    """Writes files, bytes, rate and time left to a stream other than a terminal (for which there is `bar.TerminalBar`).
+    """Writes files, bytes, rate and time left to a log; a terminal has `terminal.TerminalBar`.
 
     It gets a line each ten seconds, also while nothing moves: within a `with`, a thread sees to that.
     """

@@ -170,7 +170,7 @@ class Session:
             return
         if sys.stderr.isatty() and not self.logs_json:
             # Where it is seen: its library takes a while to import.
-            from engine.cli.bar import TerminalBar  # noqa: PLC0415
+            from engine.cli.terminal import TerminalBar  # noqa: PLC0415
 
             with TerminalBar(sys.stderr, what) as bar:
                 yield self.record.counted(bar)
@@ -239,9 +239,8 @@ class Session:
         if self.common.json:
             click.echo(msgspec.json.encode({"schema": SCHEMA, "verb": self.verb, **to_json(view)}))
         elif not self.common.quiet:
-            is_seen = sys.stdout.isatty()
-            for line in lines:
-                click.echo(for_terminal(line) if is_seen else line)
+            for line in for_terminal(lines) if sys.stdout.isatty() else lines:
+                click.echo(line)
 
     def warn(self, text: str) -> None:
         """Warn of what changes nothing of the result."""

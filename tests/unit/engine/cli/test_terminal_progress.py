@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 import pytest
 from typing_extensions import override
 
-from engine.cli.bar import TerminalBar
 from engine.cli.output import ProgressLog, for_terminal, styled
+from engine.cli.terminal import TerminalBar
+from engine.text import table
 
 
 class _Clock:
@@ -70,7 +71,7 @@ def test_a_bar_has_a_rate_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> 
     screen = _Screen()
     with TerminalBar(screen, "restore") as progress:
         progress.total(files=4, bytes_=4 << 20)
-        monkeypatch.setattr("engine.cli.bar.RATE_AGE_S_MIN", 0)
+        monkeypatch.setattr("engine.cli.terminal.RATE_AGE_S_MIN", 0)
         progress.add(files=1, bytes_=1 << 20)
     assert re.search(r"25% 1.0 MiB/4.0 MiB [0-9.]+ [KMGT]iB/s \d+.* left$", lines_of(screen)[-2])
 
@@ -186,20 +187,39 @@ def test_a_structured_log_gets_the_numbers() -> None:
     assert screen.getvalue() == ""
 
 
-def test_prose_is_broken_between_words_and_a_table_is_left_as_it_is() -> None:
+def test_prose_is_broken_between_words_and_what_has_columns_is_left_as_it_is() -> None:
     prose = "of this plan " * 10
-    shown = for_terminal(prose.strip()).splitlines()
+    shown = next(for_terminal([prose.strip()])).splitlines()
     assert max(map(len, shown)) <= 80
     assert " ".join(line.strip() for line in shown) == prose.strip()
-    row = "a   " * 30
-    assert for_terminal(row) == row
-    long = "/a-path-without-a-blank" * 8
-    assert for_terminal(long) == long
+    for line in ("a   " * 30, "/a-path-without-a-blank" * 8):
+        assert [*for_terminal([line])] == [line]
+
+
+def test_a_table_that_is_too_wide_is_laid_out_again() -> None:
+    key = "blobs/75/fraud-eu/b43f64a098b428048c9d-000000 " * 3
+    rows = [("flights[b]", "1,024", key, "-"), ("x", "7", "short", "")]
+    lines = table(("job", "size", "key", "names"), rows, right=("size",))
+    assert [*for_terminal(table(("job",), [("x",)]))] == ["job", "x"]
+    shown = [*for_terminal(["before", *lines, "after"])]
+    assert (shown[0], shown[-1]) == ("before", "after")
+    assert max(map(len, shown)) <= 80
+    assert shown[1].split() == ["job", "size", "key"]
+    assert shown[2].startswith("flights[b] 1,024 blobs/75/")
+    assert shown[-2] == "x              7 short"
+    for _, _, key, _ in rows:
+        assert key.replace(" ", "") in "".join(line[17:] for line in shown[2:-1]).replace(" ", "")
+
+
+def test_a_table_that_fits_in_no_way_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    lines = table(("one", "two", "three"), [("a" * 15, "b" * 15, "c")])
+    assert [*for_terminal(lines)] == lines
 
 
 def test_what_is_bad_is_coloured_but_where_no_colour_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert for_terminal("store  DAMAGED") == "store  \x1b[31m\x1b[1mDAMAGED\x1b[0m"
-    assert for_terminal("undamaged UNSAFELY") == "undamaged UNSAFELY"
+    assert [*for_terminal(["store  DAMAGED"])] == ["store  \x1b[31m\x1b[1mDAMAGED\x1b[0m"]
+    assert [*for_terminal(["undamaged UNSAFELY"])] == ["undamaged UNSAFELY"]
     monkeypatch.setenv("NO_COLOR", "1")
-    assert for_terminal("store  DAMAGED") == "store  DAMAGED"
+    assert [*for_terminal(["store  DAMAGED"])] == ["store  DAMAGED"]
     assert styled("error", "error") == "error"

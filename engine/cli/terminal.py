@@ -1,17 +1,23 @@
-"""Draw progress on a terminal: a bar with share, rate and time left. The only importer of rich."""
+"""Draw on a terminal: progress as a bar with share, rate and time left, and tables as wide as it is.
+
+The only importer of rich.
+"""
 
 import contextlib
 import shutil
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Final, Self, TextIO
+from typing import Final, Literal, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
 from engine.cli.output import RATE_AGE_S_MIN
+from engine.text import TableLine
 from index.display import human_bytes, human_duration
 
 # Over how long a rate is taken.
@@ -56,6 +62,36 @@ class TerminalBar:
     def _description(self) -> str:
         of = f"/{self._files_total:,}" if self._files_total else ""
         return f"{self._what} {self._files:,}{of} files"
+
+
+# A column that is not wider is not broken, but for the last one.
+_UNBROKEN_MAX: Final = 20
+# A column is not broken into less than this; where that is too much, the terminal breaks the lines.
+_BROKEN_MIN: Final = 8
+_NOTHING: Final = frozenset({"", "-"})
+
+
+def fit_table(lines: Sequence[TableLine], width: int) -> Iterator[str]:
+    """Lay a table out again, in lines of at most `width` as far as it goes.
+
+    Columns with nothing in them are left out, and what is too wide for its column goes on below, within it.
+    """
+    made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
+    columns = list(zip(*(line.cells for line in lines), strict=True))
+    shown = [n for n, (_, *cells) in enumerate(columns) if not _NOTHING.issuperset(cells)]
+    widths = {n: max(map(len, columns[n])) for n in shown}
+    whole = {n for n in shown[:-1] if widths[n] <= _UNBROKEN_MAX}
+    if sum(widths[n] + 1 if n in whole else _BROKEN_MIN for n in shown) > width:
+        yield from lines
+        return
+    for n in shown:
+        side: Literal["left", "right"] = "right" if lines[0].right[n] else "left"
+        made.add_column(Text(columns[n][0]), justify=side, overflow="fold", no_wrap=n in whole)
+    for line in lines[1:]:
+        made.add_row(*(Text(line.cells[n]) for n in shown))
+    console = Console(width=width, color_system=None)
+    for parts in console.render_lines(made, pad=False):
+        yield "".join(part.text for part in parts).rstrip()
 
 
 class _Screen(Console):
