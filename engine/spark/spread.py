@@ -30,10 +30,11 @@ from engine.runtime import Runtime
 from engine.settings import TransferSettings, share_among
 from engine.spark.access import Access, SparkOptions, in_context, open_on_driver
 from engine.spark.claims import ReadyStore
-from engine.spark.errors import SENT, TaskFailedError, encode_error, last_error
+from engine.spark.errors import TaskFailedError, encode_error, last_error
 from engine.spark.store_task import JobRun, state_of
 from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope, StoreReference
+from tidemark.errors import TidemarkError
 
 T = TypeVar("T")
 ArrowTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -125,7 +126,7 @@ async def carry_out_one(do: CarryOut, repository: Repository, work: StoreWork) -
     try:
         outcome = await do(repository, work)
     except Exception as error:  # noqa: BLE001  # it goes into the store's row, and the others go on
-        result = encode_error(error) if isinstance(error, SENT) else b""
+        result = encode_error(error) if isinstance(error, TidemarkError) else b""
         outcome = StoreOutcome(ok=False, error=f"{type(error).__name__}: {error}", result=result)
     seconds = runtime.monotonic_s() - started_s
     return msgspec.structs.replace(

@@ -15,7 +15,7 @@ import pytest
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("blobstore", "engine", "index")
+PACKAGES: Final = ("blobstore", "engine", "index", "tidemark")
 # What a build reads of the checkout.
 SOURCES: Final = ("pyproject.toml", "README.md", "LICENSE", *PACKAGES)
 

@@ -7,24 +7,23 @@ from typing import ClassVar, TypeVar
 import click
 import msgspec
 
-from blobstore.errors import StoreError
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure, describe
 from engine.cli.output import CommitView, view_commit
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
-from engine.errors import DamagedError, EngineError, UsageError
+from engine.errors import DamagedError, UsageError
 from engine.records.find import Choice, find_complete, key_of
 from engine.restore.restore import RestoreOptions, RestoreResult, check_patterns
 from engine.restore.write import OwnerPolicy
 from engine.text import table
 from index.display import human_bytes, human_duration, printable
-from index.errors import FormatError
 from index.plan.commits import Commit
 from index.plan.restore import RestorePlan, ReusedFile
 from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope, StoreReference
+from tidemark.errors import TidemarkError
 
 
 class RestoreArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,7 +318,7 @@ def _store_by_store(
     for reference, target in targets:
         try:
             views.append(do(reference, target))
-        except (StoreError, EngineError, FormatError, OSError) as error:
+        except (TidemarkError, OSError) as error:
             named = error
             if first is None and isinstance(error, DamagedError):
                 # Of the first one alone: to find out which commit is whole may take long.
