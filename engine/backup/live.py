@@ -39,18 +39,17 @@ class LiveRocksDb(WholeDirectory):
 
     Example:
         ```python
-        with LiveRocksDb(Path("/var/state/db")) as source:
-            result = repository.backup(scope, source, task="0", store="facts")
+        with LiveRocksDb("/var/state/db") as source:
+            result = repository.backup("flights", source, task="0", store="facts")
         ```
     """
 
     is_lasting = False
 
-    def __init__(self, directory: Path, *, scratch: Path | None = None) -> None:
-        self._reader = LiveReader(directory)
-        scratch = (scratch or self._reader.directory.parent).absolute()
-        super().__init__(scratch)
-        self._scratch = scratch
+    def __init__(self, directory: str | Path, *, scratch: str | Path | None = None) -> None:
+        self._reader = LiveReader(Path(directory))
+        self._scratch = Path(scratch or self._reader.directory.parent).absolute()
+        super().__init__(self._scratch)
         self._prefix = f".{self._reader.directory.name}.tidemark-live-"
         # Of the directory that is held; -1: none is.
         self._held = -1

@@ -34,7 +34,7 @@ from index.errors import FormatError, UnknownFormatError
 from index.plan.commits import Commit
 from index.plan.restore import FetchedRun, RestoredFile, plan_restore
 from index.snapshot.keys import encode_component
-from index.snapshot.model import FileBlob, Scope, StoreReference
+from index.snapshot.model import FileBlob, Scope, StoreReference, as_scope
 
 SCHEMA: Final = 1
 HISTORY_NAME: Final = "restore-drills.jsonl"
@@ -150,7 +150,7 @@ Entry = RestoreDrill | FailedDrill
 
 async def run_restore_drill(
     repository: Repository,
-    scope: Scope,
+    scope: str | Scope,
     options: DrillOptions,
     *,
     runtime: Runtime | None = None,
@@ -168,7 +168,7 @@ async def run_restore_drill(
             removed, a note names it.
         StoreError: As the store says.
     """
-    runtime = runtime or Runtime()
+    scope, runtime = as_scope(scope), runtime or Runtime()
     began_at_ms, began_s = runtime.local_now_ms(), runtime.monotonic_s()
     find = repository.find_pinned(scope, purpose="restore drill", **choice)
     async with naming_complete(repository.store, lambda: repository.commits(scope)), find as (commit, lease):

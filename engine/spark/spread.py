@@ -33,7 +33,7 @@ from engine.spark.claims import ReadyStore
 from engine.spark.errors import TaskFailedError, encode_error, last_error
 from engine.spark.store_task import JobRun, state_of
 from index.snapshot.keys import encode_component
-from index.snapshot.model import Scope, StoreReference
+from index.snapshot.model import Scope, StoreReference, as_scope
 from tidemark.errors import TidemarkError
 
 T = TypeVar("T")
@@ -346,7 +346,7 @@ def _reference_of(work: StoreWork) -> StoreReference:
 def backup_stores(
     spark: SparkSession,
     url: str,
-    scope: Scope,
+    scope: str | Scope,
     stores: DataFrame | Iterable[tuple[str, str, str | Path]],
     *,
     version: int | None = None,
@@ -386,7 +386,7 @@ def backup_stores(
             for task, store, path in stores
         ]
         next_version = version if version is not None else (newest.record.version + 1 if newest else 1)
-        task = BackupStores(access=access, scope=scope, version=next_version, check_retained=check_retained)
+        task = BackupStores(access=access, scope=as_scope(scope), version=next_version, check_retained=check_retained)
         return spread(spark, task, work, options.partitions_max)
 
 
@@ -399,7 +399,7 @@ def backup_results(outcomes: DataFrame) -> tuple[BackupResult, ...]:
 def restore_stores(
     spark: SparkSession,
     url: str,
-    scope: Scope,
+    scope: str | Scope,
     target_root: str | Path,
     *,
     replace: bool = False,
@@ -444,4 +444,6 @@ def restore_stores(
             )
             for reference in commit.record.stores
         ]
-        return spread(spark, RestoreStores(access=access, scope=scope, replace=replace), work, options.partitions_max)
+        return spread(
+            spark, RestoreStores(access=access, scope=commit.scope, replace=replace), work, options.partitions_max
+        )
