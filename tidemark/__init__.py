@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from engine.repository.repository import Repository as Repository
     from engine.repository.repository import SyncRepository as SyncRepository
     from engine.restore.restore import Restored as Restored
+    from engine.restore.restore import RestoredAll as RestoredAll
     from engine.restore.restore import RestoreOptions as RestoreOptions
     from engine.restore.restore import RestoreResult as RestoreResult
     from engine.settings import TransferSettings as TransferSettings

@@ -78,6 +78,10 @@ class LiveRocksDb(WholeDirectory):
         shutil.rmtree(self.directory, ignore_errors=True)
 
     @override
+    async def release(self) -> None:
+        await run_blocking(self.clear)
+
+    @override
     async def look(self, previous: SnapshotIndex | None, believed: LocalDir) -> LocalDir:
         if self._held < 0:
             hint = "use it in a `with` block"

@@ -22,7 +22,7 @@ from engine.records.find import Choice, naming_complete
 from engine.records.repository import OpenRepository
 from engine.repository.repository import Repository
 from engine.restore.download import fetch_right
-from engine.restore.restore import read_index_of, restore_store
+from engine.restore.restore import read_index_of, restore_store, target_below
 from engine.restore.staging import find_lack_of_space, remove_tree, target_errors
 from engine.restore.write import PackReader
 from engine.rocksdb.store import StoreReader, spark_settings
@@ -33,7 +33,6 @@ from index.display import DisplayMixin, count, format_seconds, human_bytes, huma
 from index.errors import FormatError, UnknownFormatError
 from index.plan.commits import Commit
 from index.plan.restore import FetchedRun, RestoredFile, plan_restore
-from index.snapshot.keys import encode_component
 from index.snapshot.model import FileBlob, Scope, StoreReference, as_scope
 
 SCHEMA: Final = 1
@@ -226,8 +225,7 @@ class _Drill(msgspec.Struct, kw_only=True):
         if self.directory is None:
             await self._restore_to_nowhere(reference)
             return
-        # Names of tasks and stores come from the store.
-        target = self.directory / encode_component(reference.task) / encode_component(reference.store)
+        target = target_below(self.directory, reference)
         result = await restore_store(self.repository, reference, target, progress=self.progress)
         self.requests += result.requests
         self.bytes_fetched += result.bytes_fetched

@@ -2,8 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 import msgspec
 
 from blobstore.base import BlobStore
+from blobstore.concurrency import map_bounded
 from blobstore.tracing import traced
 from engine.backup.backup import (
     LATEST,
@@ -71,16 +72,19 @@ from engine.restore.ranges import SnapshotRanges
 from engine.restore.restore import (
     EarlyReading,
     Restored,
+    RestoredAll,
+    RestoredStore,
     RestoreOptions,
     RestoreResult,
     plan_restore_store,
     read_index_of,
     restore_chosen,
     restore_store,
+    restore_stores,
 )
 from engine.rocksdb.in_place import StoreInPlace
-from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
-from engine.settings import TransferSettings
+from engine.runtime import NO_PROGRESS, Progress, Runtime, SummedProgress, read_now_ms
+from engine.settings import TASKS_AT_ONCE, TransferSettings, share_among
 from engine.state.restore import IndexStateFiles, RestoredState, StateRestoreOptions, find_state_commit, restore_state
 from engine.text import without_credentials
 from index.plan.backup import BackupPlan
@@ -312,6 +316,29 @@ class Repository:
         return await self._with_base(
             address, options, lambda base: plan_backup_source(self.opened, found, base, options)
         )
+
+    async def backup_many(
+        self,
+        scope: str | Scope,
+        sources: Mapping[str, str | Path | BackupSource],
+        *,
+        store: str = "default",
+        options: BackupOptions = BackupOptions(),
+        progress: Progress = NO_PROGRESS,
+    ) -> tuple[BackupResult, ...]:
+        """Do `backup` for the store of each task, several at once, for one `commit`; `sources` are by task.
+
+        All together stay within the memory and requests of one. The first failure cancels the others: nothing is
+        visible, and from the same machine the next call does not send again what was uploaded. Errors as of `backup`.
+        """
+        parts = SummedProgress(progress)
+        at_once, share = share_among(options.settings or self.settings, min(TASKS_AT_ONCE, len(sources)))
+        how = msgspec.structs.replace(options, settings=share)
+
+        async def back_up(task: str) -> BackupResult:
+            return await self.backup(scope, sources[task], task=task, store=store, options=how, progress=parts.part())
+
+        return tuple(await map_bounded(back_up, sources, in_flight_max=at_once))
 
     async def _with_base(
         self, address: StoreAddress, options: BackupOptions, use: Callable[[StoreReference | None], Awaitable[Result]]
@@ -639,6 +666,46 @@ class Repository:
         """As `restore`, for a caller that holds the pin and the reference: no log is read."""
         return await restore_store(self.opened, reference, Path(target), options, progress)
 
+    async def restore_all(
+        self,
+        of: Commit | Scope | str,
+        target: str | Path,
+        *,
+        options: RestoreOptions = RestoreOptions(),
+        progress: Progress = NO_PROGRESS,
+        **choice: Unpack[Choice],
+    ) -> RestoredAll:
+        """Restore every store of a commit to `<target>/<task>/<store>`, several at once, the commit pinned.
+
+        Of a job or task it is the newest commit, or the one of the choice, as for `find`. Each store is restored whole
+        or not at all; after a failure the others go on, and then the first is raised. Errors as of `restore`.
+        """
+        async with AsyncExitStack() as stack:
+            if isinstance(of, Commit):
+                commit, lease = of, await stack.enter_async_context(self.pinned(of, purpose="restore all"))
+            else:
+                found = self.find_pinned(of, purpose="restore all", **choice)
+                commit, lease = await stack.enter_async_context(found)
+            async with self._naming_complete(commit.scope):
+                stores = await self.restore_stores(commit, target, options, progress)
+                for failure in [one.failure for one in stores if one.failure is not None][:1]:
+                    restored = sum(one.failure is None for one in stores)
+                    failure.add_note(f"{restored} of {len(stores)} stores were restored below {target}")
+                    raise failure
+        return RestoredAll(commit=commit, stores=stores, pinned=lease.pinned)
+
+    async def restore_stores(
+        self,
+        commit: Commit,
+        target: str | Path,
+        options: RestoreOptions = RestoreOptions(),
+        progress: Progress = NO_PROGRESS,
+        *,
+        replaced: Collection[Path] = (),
+    ) -> tuple[RestoredStore, ...]:
+        """As `restore_all`, for a caller that holds the pin and looks at each store's failure itself."""
+        return await restore_stores(self.opened, commit, Path(target), options, progress, replaced=replaced)
+
     async def restore_state(
         self,
         commit: Commit,
@@ -839,6 +906,7 @@ class SyncRepository(Facade[Repository]):
             yield lease
 
     backup = Blocking(Repository.backup)
+    backup_many = Blocking(Repository.backup_many)
     plan_backup = Blocking(Repository.plan_backup)
     commit = Blocking(Repository.commit)
     settle = Blocking(Repository.settle)
@@ -858,6 +926,8 @@ class SyncRepository(Facade[Repository]):
     name_complete = Blocking(Repository.name_complete)
     find_and_restore = Blocking(Repository.find_and_restore)
     restore = Blocking(Repository.restore)
+    restore_all = Blocking(Repository.restore_all)
+    restore_stores = Blocking(Repository.restore_stores)
     restore_reference = Blocking(Repository.restore_reference)
     follow = Blocking(Repository.follow)
     follow_status = Blocking(Repository.follow_status)

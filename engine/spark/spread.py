@@ -25,14 +25,13 @@ from engine.backup.backup import BackupOptions, BackupResult
 from engine.errors import TargetBusyError, TargetError, UsageError
 from engine.records.find import Choice
 from engine.repository.repository import Repository
-from engine.restore.restore import RestoreOptions, RestoreResult, plan_restore_store
+from engine.restore.restore import RestoreOptions, RestoreResult, plan_restore_store, target_below
 from engine.runtime import Runtime
 from engine.settings import TransferSettings, share_among
 from engine.spark.access import Access, SparkOptions, in_context, open_on_driver
 from engine.spark.claims import ReadyStore
 from engine.spark.errors import TaskFailedError, encode_error, last_error
 from engine.spark.store_task import JobRun, state_of
-from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope, StoreReference, as_scope
 from tidemark.errors import TidemarkError
 
@@ -437,10 +436,7 @@ def restore_stores(
         commit, _ = stack.enter_context(repository.find_pinned(scope, purpose=PURPOSE, **choice))
         work = [
             StoreWork(
-                task=reference.task,
-                store=reference.store,
-                path=str(root / encode_component(reference.task) / encode_component(reference.store)),
-                reference=reference,
+                task=reference.task, store=reference.store, path=str(target_below(root, reference)), reference=reference
             )
             for reference in commit.record.stores
         ]
