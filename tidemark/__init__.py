@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from engine.errors import UnsafeSourceError as UnsafeSourceError
     from engine.errors import UsageError as UsageError
     from engine.inspect.history import History as History
+    from engine.inspect.verify import Level as Level
     from engine.inspect.verify import VerifyReport as VerifyReport
     from engine.repository.repository import Repository as Repository
     from engine.repository.repository import SyncRepository as SyncRepository
@@ -73,6 +74,7 @@ _NAMES = {
     "blobstore.opening": "StoreSettings",
     "engine.errors": "CommitUnknownError ConflictError DamagedError EngineError IncompleteError LeaseExpiredError "
     "NotFoundError ShrunkError StaleResultError TargetError TooMuchToDeleteError UnsafeSourceError UsageError",
+    "engine.inspect.verify": "Level",
     "engine.settings": "TransferSettings",
     "index.errors": "FormatError",
     "index.plan.commits": "Retention RetentionPolicy",

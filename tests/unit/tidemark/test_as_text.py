@@ -9,6 +9,7 @@ import pytest
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from tidemark import Commit, LiveRocksDb, Repository, RestoreOptions, Retention, Scope, SyncRepository
 
+ROOT: Final = Path(__file__).parents[3]
 WHAT_PEOPLE_NAME: Final = ("scope", "source", "target", "directory", "cache_dir")
 
 
@@ -59,6 +60,16 @@ def test_a_repository_is_used_with_text_alone(tmp_path: Path) -> None:
         repository.collect(Retention(keep_last=1), dry_run=True)
     assert sorted(path.read_bytes() for path in target.rglob("file")) == [b"x" * 5000] * 4
     assert list((tmp_path / "cache").iterdir())
+
+
+def test_the_readme_shows_what_works(tmp_path: Path) -> None:
+    _, _, rest = (ROOT / "README.md").read_text().partition("## From Python\n\n```python\n")
+    code = rest.partition("```")[0].replace("/tmp/", f"{tmp_path}/").replace("/var/", f"{tmp_path}/")
+    (tmp_path / "state" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "state" / "checkpoint" / "file").write_bytes(b"x")
+    assert code.count("\n") <= 8
+    exec(code, {})
+    assert (tmp_path / "state" / "again" / "file").read_bytes() == b"x"
 
 
 def test_a_rocksdb_in_use_is_named_by_text(tmp_path: Path) -> None:
