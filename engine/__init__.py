@@ -1,4 +1,4 @@
-"""Back up, commit, restore and collect: the use cases. Begin with `from engine import Repository`.
+"""Back up, commit, restore and collect: the use cases. Begin with `Repository`; programs import it of `tidemark`.
 
 The packages, from the bottom up, are in design/architecture.md; each imports only those above it there, and
 import-linter keeps that. The file named like its package is where to begin: `engine/backup/backup.py`. A module that

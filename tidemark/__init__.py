@@ -98,16 +98,19 @@ def _check_packages() -> None:
 _check_packages()
 
 
-def __getattr__(name: str) -> object:
-    if name == "__version__":
-        return importlib.import_module("blobstore").installed_release()
-    # It imports nothing by itself, and knows where its own names are.
-    names = importlib.import_module("engine").__all__
-    if name == "__all__":
-        return [*names, *_MODULES]
-    if name not in _MODULES and name not in names:
-        raise AttributeError(f"module 'tidemark' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES.get(name, "engine")), name)
+# Type checkers see the names above, and report any other.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return importlib.import_module("blobstore").installed_release()
+        # It imports nothing by itself, and knows where its own names are.
+        names = importlib.import_module("engine").__all__
+        if name == "__all__":
+            return [*names, *_MODULES]
+        if name not in _MODULES and name not in names:
+            raise AttributeError(f"module 'tidemark' has no attribute {name!r}")
+        return getattr(importlib.import_module(_MODULES.get(name, "engine")), name)
 
 
 def __dir__() -> list[str]:

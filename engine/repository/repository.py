@@ -138,9 +138,8 @@ class Repository:
     Example:
         ```python
         async with await Repository.open("file:///backups/state") as repository:
-            scope = Scope("flights")
-            result = await repository.backup(scope, checkpoint_dir, task="0", store="facts")
-            commit = await repository.commit(scope, [result], offsets="2013-08")
+            result = await repository.backup("flights", checkpoint_dir, task="0", store="facts")
+            commit = await repository.commit("flights", [result], offsets="2013-08")
             await repository.restore(commit, target_dir, task="0", store="facts")
         ```
     """

@@ -43,7 +43,7 @@ from tests.spark.counting import SUMS_DDL, add, read_sums
 from tests.spark.short_lived import SHORT_LIVED
 
 SCOPE = Scope("stores")
-PACKAGES = ("index", "blobstore", "engine", "tidemark")
+PACKAGES = ("index", "blobstore", "engine")
 # Spark's own profile for sessions of Python says little, whatever level is asked for.
 LOG4J = """
 rootLogger.level = info
