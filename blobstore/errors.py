@@ -19,25 +19,21 @@ The last two are raised by `checkpoint_files` alone: in the contract itself a ra
 
 from typing import Final
 
+from tidemark.errors import TidemarkError
 
-class StoreError(Exception):
-    """Base of all errors of a store.
+
+class StoreError(TidemarkError):
+    """Base of all errors of a store; `operation` is the method of the contract that failed, such as "put_if_absent".
 
     Attributes:
-        operation: The method of the contract that failed, such as "put_if_absent".
-        key: The key or prefix that it was called with.
-        hint: What an operator can do about it; never empty.
+        key: The key or prefix that it was called with: its subject.
         attempts: How often it was tried.
     """
 
-    default_hint = "see the cause below"
-
     def __init__(self, message: str, *, operation: str, key: str = "", hint: str = "") -> None:
-        self.operation = operation
+        super().__init__(message, operation=operation, subject=key, hint=hint)
         self.key = key
-        self.hint = hint or self.default_hint
         self.attempts = 1
-        super().__init__(f"{operation} {key}: {message}" if key else f"{operation}: {message}")
 
 
 class StoreUnavailableError(StoreError):

@@ -1,4 +1,4 @@
-"""Back up, commit, restore and collect: the use cases. Begin with `from engine import Repository`.
+"""Back up, commit, restore and collect: the use cases. Begin with `Repository`; programs import it of `tidemark`.
 
 The packages, from the bottom up, are in design/architecture.md; each imports only those above it there, and
 import-linter keeps that. The file named like its package is where to begin: `engine/backup/backup.py`. A module that
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from engine.repository.repository import Repository as Repository
     from engine.repository.repository import SyncRepository as SyncRepository
     from engine.restore.restore import Restored as Restored
+    from engine.restore.restore import RestoredAll as RestoredAll
     from engine.restore.restore import RestoreOptions as RestoreOptions
     from engine.restore.restore import RestoreResult as RestoreResult
     from engine.state.query import StreamingCheckpoint as StreamingCheckpoint
@@ -52,7 +53,7 @@ _NAMES = {
     "engine.inspect.history": "History",
     "engine.inspect.verify": "VerifyReport",
     "engine.repository.repository": "Repository SyncRepository",
-    "engine.restore.restore": "Restored RestoreOptions RestoreResult",
+    "engine.restore.restore": "Restored RestoredAll RestoreOptions RestoreResult",
     "engine.state.query": "StreamingCheckpoint",
     "engine.state.restore": "StateRestoreOptions",
     "engine.state.settings": "StateStoreSettings",

@@ -33,27 +33,17 @@ EngineError
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from index.errors import FormatError
+from tidemark.errors import TidemarkError
 
 if TYPE_CHECKING:
     from index.plan.commits import Commit
 
 
-class EngineError(Exception):
-    """Base of all errors of the engine.
-
-    Attributes:
-        operation: The use case that failed, such as "commit".
-        subject: The key, path or scope concerned.
-        hint: What an operator can do about it; never empty.
-    """
-
-    default_hint = "see the cause below"
+class EngineError(TidemarkError):
+    """Base of all errors of the engine; `operation` is the use case that failed, such as "commit"."""
 
     def __init__(self, message: str, *, operation: str, subject: str = "", hint: str = "") -> None:
-        self.operation = operation
-        self.subject = subject
-        self.hint = hint or self.default_hint
-        super().__init__(f"{operation} {subject}: {message}" if subject else f"{operation}: {message}")
+        super().__init__(message, operation=operation, subject=subject, hint=hint)
 
 
 class ConflictError(EngineError):
@@ -218,8 +208,7 @@ E = TypeVar("E", bound=EngineError | FormatError)
 
 def bare_message(error: EngineError | FormatError) -> str:
     """Return an error's message without its operation and its subject."""
-    operation = error.operation if isinstance(error, EngineError) else ""
-    return str(error).removeprefix(" ".join(filter(None, (operation, error.subject))) + ": ")
+    return str(error).removeprefix(" ".join(filter(None, (error.operation, error.subject))) + ": ")
 
 
 def restated(error: E, *, subject: str, message: str = "", hint: str = "") -> E:
@@ -228,11 +217,7 @@ def restated(error: E, *, subject: str, message: str = "", hint: str = "") -> E:
     A message or a hint that is given takes the place of its own.
     """
     message, hint = message or bare_message(error), hint or error.hint
-    again: EngineError | FormatError
-    if isinstance(error, EngineError):
-        again = type(error)(message, operation=error.operation, subject=subject, hint=hint)
-    else:
-        again = type(error)(message, subject=subject, hint=hint)
+    again = type(error)(message, operation=error.operation, subject=subject, hint=hint)
     for note in getattr(error, "__notes__", ()):
         again.add_note(note)
     return cast("E", again.with_traceback(error.__traceback__))

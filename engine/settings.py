@@ -66,6 +66,8 @@ class TransferSettings(BackupLimits, frozen=True, kw_only=True, forbid_unknown_f
 
 # State stores of one checkpoint, unless the caller knows better.
 STORES_AT_ONCE: Final = 8
+# Stores of a job: fewer, as each may be large, and has its share of the requests to the end.
+TASKS_AT_ONCE: Final = 4
 
 
 def share_among(settings: TransferSettings, at_once_max: int) -> tuple[int, TransferSettings]:

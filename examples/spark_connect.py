@@ -17,11 +17,8 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from engine.checkpoint.backup import BackupChoice
-from engine.checkpoint.restore import RestoreChoice
-from engine.repository.repository import SyncRepository
-from engine.spark import backup_checkpoint, check_checkpoint, collect, register_sources, restore_checkpoint
-from index.plan.commits import Retention
+from tidemark import BackupChoice, RestoreChoice, Retention, SyncRepository
+from tidemark.spark import backup_checkpoint, check_checkpoint, collect, register_sources, restore_checkpoint
 
 BATCHES: Final = 2
 WORDS: Final = 50

@@ -25,9 +25,8 @@ import pyarrow.parquet
 import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation has it)
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from engine.checkpoint.restore import RestoreChoice
-from engine.repository.repository import SyncRepository
-from engine.spark import BackupListener, restore_checkpoint
+from tidemark import RestoreChoice, SyncRepository
+from tidemark.spark import BackupListener, restore_checkpoint
 
 SCHEMA: Final = "carrier string, month int, arr_delay double"
 MONTHS: Final = 12

@@ -33,7 +33,7 @@ def main() -> None:
     """Run the job once. `rescale` imports this module, and needs no Spark."""
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    from engine.spark import StatefulJob  # noqa: PLC0415
+    from tidemark.spark import StatefulJob  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("repository")

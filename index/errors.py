@@ -4,22 +4,16 @@ from typing import Final
 
 import msgspec
 
+from tidemark.errors import TidemarkError
+
 # What msgspec raises for bytes that are not what they should be.
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class FormatError(Exception):
-    """Base of everything that this package refuses.
+class FormatError(TidemarkError):
+    """Base of everything that this package refuses; `subject` is what was being read."""
 
-    Attributes:
-        subject: What was being read: a key, a path or the name of a value.
-        hint: What an operator can do about it; never empty.
-    """
-
-    def __init__(self, message: str, *, subject: str = "", hint: str = "") -> None:
-        self.subject = subject
-        self.hint = hint or "the stored bytes are not what this version of tidemark writes; run `tidemark verify`"
-        super().__init__(f"{subject}: {message}" if subject else message)
+    default_hint = "the stored bytes are not what this version of tidemark writes; run `tidemark verify`"
 
 
 class CorruptIndexError(FormatError):

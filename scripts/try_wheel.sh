@@ -14,7 +14,7 @@ trap 'rm -rf "$elsewhere"' EXIT
 
 # From a copy: a build leaves files behind that the next one would pack again.
 mkdir "$elsewhere/source" "$elsewhere/state" "$elsewhere/store"
-cp -R pyproject.toml README.md LICENSE blobstore engine index "$elsewhere/source"
+cp -R pyproject.toml README.md LICENSE blobstore engine index tidemark "$elsewhere/source"
 "$python" -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir "$elsewhere/dist" "$elsewhere/source"
 wheel=$(echo "$elsewhere"/dist/tidemark-*.whl)
 
@@ -29,7 +29,7 @@ cd "$elsewhere"
 du -sh bare
 export PATH="$elsewhere/bare/bin:$PATH" TIDEMARK_REPOSITORY="file://$elsewhere/store" TIDEMARK_JOB=job
 tidemark --version
-python -c 'import blobstore.s3.store, engine, index; print(engine.__file__)'
+python -c 'import blobstore.s3.store, tidemark; print(tidemark.Repository, tidemark.__file__)'
 python -c 'import time, subprocess; t = time.time(); subprocess.run(["tidemark", "--version"], stdout=-3); print(f"starts in {time.time() - t:.2f} s")'
 for package in numpy pandas pyarrow pyspark; do
     test ! -e "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/$package"
@@ -45,4 +45,4 @@ if tidemark collect --keep-last 1 --on-spark 2> refused; then exit 1; fi
 grep -F "pip install '.[spark]'" refused
 
 install with-spark "$wheel[spark]"
-with-spark/bin/python -c 'import engine.spark; print(engine.spark.__file__)'
+with-spark/bin/python -c 'import tidemark.spark; print(tidemark.spark.StatefulJob)'

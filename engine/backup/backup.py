@@ -93,6 +93,10 @@ class BackupSource(Protocol):
         """
         ...
 
+    async def release(self) -> None:
+        """Give up what was made for one backup, such as a copy: the backup has ended, well or not."""
+        return
+
 
 class WholeDirectory(BackupSource):
     """A rocksdb_checkpoint, or any directory that nobody writes to: everything in it. A link at its end is refused."""
@@ -252,6 +256,7 @@ async def backup_source(
     annotate(job=address.scope.job, task=address.task, store=address.store)
     repository = _as_asked(repository, source, options)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(source.release)
         cache = await stack.enter_async_context(repository.digests.of(source.directory))
         facts = await _gather_facts(repository, source, _Base(reference=base, previous=previous), options, cache)
         watch.end_phase("diff")

@@ -39,18 +39,17 @@ class LiveRocksDb(WholeDirectory):
 
     Example:
         ```python
-        with LiveRocksDb(Path("/var/state/db")) as source:
-            result = repository.backup(scope, source, task="0", store="facts")
+        with LiveRocksDb("/var/state/db") as source:
+            result = repository.backup("flights", source, task="0", store="facts")
         ```
     """
 
     is_lasting = False
 
-    def __init__(self, directory: Path, *, scratch: Path | None = None) -> None:
-        self._reader = LiveReader(directory)
-        scratch = (scratch or self._reader.directory.parent).absolute()
-        super().__init__(scratch)
-        self._scratch = scratch
+    def __init__(self, directory: str | Path, *, scratch: str | Path | None = None) -> None:
+        self._reader = LiveReader(Path(directory))
+        self._scratch = Path(scratch or self._reader.directory.parent).absolute()
+        super().__init__(self._scratch)
         self._prefix = f".{self._reader.directory.name}.tidemark-live-"
         # Of the directory that is held; -1: none is.
         self._held = -1
@@ -77,6 +76,10 @@ class LiveRocksDb(WholeDirectory):
     def clear(self) -> None:
         """Remove the copy: until then its links hold the space of files that RocksDB has deleted."""
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    @override
+    async def release(self) -> None:
+        await run_blocking(self.clear)
 
     @override
     async def look(self, previous: SnapshotIndex | None, believed: LocalDir) -> LocalDir:

@@ -17,10 +17,8 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 import msgspec
 
 from blobstore.concurrency import run_blocking, shielded
-from blobstore.errors import StoreError
-from engine.errors import EngineError
 from engine.settings import MIB
-from index.errors import FormatError
+from tidemark.errors import TidemarkError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,5 +112,5 @@ def _begin() -> None:
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
     try:
         return function(*args, **kwargs)
-    except (EngineError, StoreError, FormatError) as error:
+    except TidemarkError as error:
         return _Refused(type(error), error.args, vars(error))

@@ -15,7 +15,6 @@ from typing import ClassVar, Final
 import msgspec
 
 from blobstore.concurrency import map_bounded, run_blocking
-from blobstore.errors import StoreError
 from blobstore.local.files import flush
 from blobstore.opening import StoreSettings, local_path_of
 from blobstore.tracing import traced
@@ -34,15 +33,7 @@ from engine.checkpoint.processes import Processes
 from engine.checkpoint.rescale_stores import Here, look_here, of_backup, rescale_here
 from engine.checkpoint.store import StoreRestored, StoreToRestore, read_row_schema, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart, files_below
-from engine.errors import (
-    CollectedError,
-    DamagedError,
-    EngineError,
-    IncompleteError,
-    NotFoundError,
-    TargetError,
-    UsageError,
-)
+from engine.errors import CollectedError, DamagedError, IncompleteError, NotFoundError, TargetError, UsageError
 from engine.records.find import CHOICES_MAX, find_complete, name_commit, naming_complete, require_store
 from engine.records.leases import PinLease
 from engine.repository.repository import Repository
@@ -55,7 +46,6 @@ from engine.state.key_rules import Partitioner, partitions_of
 from engine.state.query import StreamingCheckpoint
 from engine.state.restore import IndexStateFiles, StateRestoreOptions, choose_state
 from index.display import DisplayMixin, iso_time
-from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
 from index.snapshot.keys import check_file_name
@@ -81,6 +71,7 @@ from index.spark.checkpoint import (
 from index.spark.names import check_store_dir
 from index.spark.query_logs import decode_offsets
 from index.spark.retention import SCHEMA_PATH
+from tidemark.errors import TidemarkError
 
 
 class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,7 +232,7 @@ async def run_restore(
     except BaseException as error:
         if aside := target.moved_aside:
             error.add_note(f"the former content of {target.location} is at {aside}, whole")
-            if isinstance(error, EngineError | StoreError | FormatError):
+            if isinstance(error, TidemarkError):
                 error.hint = f"its former content is at {aside}: keep it, and restore again; {error.hint}"
         raise
     finally:

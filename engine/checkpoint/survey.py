@@ -13,18 +13,17 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded
-from blobstore.errors import StoreError
 from blobstore.opening import StoreSettings
-from engine.errors import EngineError, NotFoundError
+from engine.errors import NotFoundError
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint, provider_of
 from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER
-from index.errors import FormatError
 from index.spark.checkpoint import COMMITS, OFFSETS, STATE
 from index.spark.query_logs import parse_batch_name
 from index.spark.requests import DAYS_PER_MONTH, GB, Prices, log_times, measure_requests
 from index.spark.waste import WasteReason, find_waste
+from tidemark.errors import TidemarkError
 
 LIST_PRICES: Final = Prices()
 _AT_ONCE: Final = 8
@@ -175,7 +174,7 @@ def _noting(findings: list[str]) -> Iterator[None]:
     """Note what a block raises of one checkpoint: it ends no survey (W1)."""
     try:
         yield
-    except (EngineError, FormatError, StoreError) as error:
+    except TidemarkError as error:
         findings.append(str(error))
 
 

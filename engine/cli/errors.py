@@ -11,17 +11,17 @@ from typing import Any, Final
 import click
 import msgspec
 
-from blobstore.errors import InvalidRequestError, StoreError
+from blobstore.errors import InvalidRequestError
 from blobstore.s3.settings import may_hold_credentials
 from engine.cli.notify import Notice
 from engine.cli.options import origin_hint
 from engine.cli.output import JSON, SCHEMA, log, styled
 from engine.cli.run import MEANINGS, ExitCode, choose_exit_code, innermost, is_wrong_setting, public_class
-from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
+from engine.errors import CommitUnknownError, TargetError, UsageError
 from engine.runtime import Runtime
 from engine.text import without_credentials
 from index.display import printable
-from index.errors import FormatError
+from tidemark.errors import TidemarkError
 
 CAUSES_SHOWN_MAX: Final = 8
 # Where a run notes in click's context which repository it works on.
@@ -70,7 +70,7 @@ def describe(error: BaseException, verb: str, repository: str = "") -> Failure:
         message=without_credentials(_message(error)),
         hint=_hint(error, verb),
         causes=tuple(map(without_credentials, _causes(error))),
-        repository=repository if isinstance(error, (EngineError, StoreError, FormatError)) else "",
+        repository=repository if isinstance(error, TidemarkError) else "",
     )
 
 
@@ -131,10 +131,8 @@ def trace_of(error: BaseException) -> str:
 
 def _subject(error: BaseException) -> str:
     match error:
-        case EngineError() | FormatError():
+        case TidemarkError():
             return error.subject
-        case StoreError():
-            return error.key
         case click.BadParameter() if error.param is not None:
             return max(error.param.opts, key=len) if error.param.opts else error.param.human_readable_name
         case OSError():
@@ -147,7 +145,7 @@ def _message(error: BaseException) -> str:
     match error:
         case click.ClickException():
             return error.format_message()
-        case EngineError() | StoreError() | FormatError():
+        case TidemarkError():
             return str(error)
         case KeyboardInterrupt():
             return "interrupted"

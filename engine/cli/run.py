@@ -62,10 +62,10 @@ MEANINGS: Final = {
 # test walks the trees. Errors of engine.spark are not among them: verbs load it only when they are asked to, and its
 # errors have the code of the class above them.
 _NAMES: Final = {
-    ExitCode.UNEXPECTED: "StoreError InvalidRequestError EngineError",
+    ExitCode.UNEXPECTED: "TidemarkError StoreError InvalidRequestError EngineError",
     # Names and files that people give are checked before, as usage; a name that is wrong later was in the store. A
     # plan is where people put it, and is only ever read because they name it.
-    ExitCode.USAGE: "UsageError NotLoadedError SamzaFormatError PlanFileError UnsupportedRecordError",
+    ExitCode.USAGE: "ShadowedError UsageError NotLoadedError SamzaFormatError PlanFileError UnsupportedRecordError",
     ExitCode.DAMAGED: "BlobCorruptError DamagedError CommitDamagedError IncompleteError MisplacedKeyError "
     "ManifestError SnapshotRepairError FormatError CorruptIndexError IndexInvariantError UnsafeNameError BatchLogError "
     "DamagedChangelogError FileChecksumError LineageError RowChecksumError StateMetadataError",
@@ -125,7 +125,7 @@ def choose_exit_code(error: BaseException) -> ExitCode:
     return ExitCode.UNEXPECTED
 
 
-_OURS: Final = ("blobstore.", "engine.", "index.")
+_OURS: Final = ("blobstore.", "engine.", "index.", "tidemark.")
 
 
 class RunRecord:

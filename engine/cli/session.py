@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.errors import InvalidRequestError, StoreError
+from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.tracing import incoming, span
 from engine.blocking import LoopThread
@@ -26,16 +26,17 @@ from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, ProgressLog, for_terminal, log, say, to_json
 from engine.cli.run import SIGNALS, ExitCode, RunRecord, run_of, write_refused
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
-from engine.errors import EngineError, NotFoundError, TargetBusyError, UsageError
+from engine.errors import NotFoundError, TargetBusyError, UsageError
 from engine.records.find import Choice
 from engine.records.leases import PinLease
 from engine.repository.repository import Repository, SyncRepository
 from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
 from engine.text import Moment
-from index.errors import FormatError, UnsafeNameError
+from index.errors import UnsafeNameError
 from index.plan.commits import Commit, RetentionPolicy
 from index.snapshot.keys import encode_scope
 from index.snapshot.model import Scope, StoreReference
+from tidemark.errors import TidemarkError
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store
@@ -213,7 +214,7 @@ class Session:
             while not SIGNALS:
                 try:
                     step()
-                except (EngineError, FormatError, StoreError) as error:
+                except TidemarkError as error:
                     is_final = isinstance(error, final) and not isinstance(error, TargetBusyError)
                     # What is wrong from the start is not waited for.
                     if is_final or (stays := staying()) is None:

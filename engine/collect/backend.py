@@ -10,11 +10,8 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, BytesBody, RequestMetadata
-from blobstore.errors import StoreError
-from engine.errors import EngineError
 from engine.records.roots import Damage, References, Roots, Unread, list_prefix, reachable_keys
 from engine.runtime import NO_PROGRESS, Progress
-from index.errors import FormatError
 from index.plan.collect import (
     DeleteReason,
     PlannedDelete,
@@ -33,6 +30,7 @@ from index.plan.commits import RetentionPolicy
 from index.plan.plan_format import LINES_SUFFIX, encode_line
 from index.snapshot.keys import BLOBS, INDEXES, RunId
 from index.snapshot.model import Boundary, IndexReference, RepositoryRecord
+from tidemark.errors import TidemarkError
 
 __all__ = ["KEYS_LISTED_MAX", "CollectBackend", "Deleted", "Listing", "SweepResult"]
 
@@ -300,9 +298,6 @@ async def delete_keys(
     return tuple(tally.left)
 
 
-CollectError = EngineError | FormatError | StoreError
-
-
 class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to collect."""
 
@@ -376,7 +371,7 @@ class Marked(msgspec.Struct, frozen=True, kw_only=True):
     # Indexes that are missing or altered.
     broken: dict[IndexReference, Unread]
     # Why newest commits could not be settled.
-    unsettled: tuple[CollectError, ...]
+    unsettled: tuple[TidemarkError, ...]
 
 
 class Deletion(msgspec.Struct, kw_only=True):

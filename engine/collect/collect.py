@@ -23,7 +23,6 @@ from engine.collect.backend import (
     KEYS_LISTED_MAX,
     NO_OPTIONS,
     CollectBackend,
-    CollectError,
     CollectOptions,
     DeleteTally,
     Deletion,
@@ -62,6 +61,7 @@ from index.plan.commits import Retention, RetentionPolicy, as_policy
 from index.plan.plan_format import PLAN_HEADER_NAME, PLAN_SUMMARY_NAME, Outcome, encode_indented
 from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id
 from index.snapshot.model import Boundary, IndexReference, RepositoryRecord, Scope
+from tidemark.errors import TidemarkError
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -70,7 +70,6 @@ PLANS_MAX: Final = 3
 # Unfinished puts that are given up in one call, which has the deadline of a short request.
 ABORT_BATCH_MAX: Final = 100
 
-_ERRORS: Final = (EngineError, FormatError, StoreError)
 _MAY_ARRIVE: Final = (
     "collect again before you change the retention: the boundary may still arrive, and closes what this one gave up"
 )
@@ -116,7 +115,7 @@ async def collect(
     rules = Rules(run=run, repository=repository, policy=as_policy(retention), now_ms=now_ms, options=options)
     audit, began_s = report.Audit(rules=rules), runtime.monotonic_s()
 
-    async def write_record(outcome: Outcome, error: CollectError | None) -> str:
+    async def write_record(outcome: Outcome, error: TidemarkError | None) -> str:
         seconds = runtime.monotonic_s() - began_s
         return await report.write_audit(store, report.make_audit(audit, outcome, seconds=seconds, error=error))
 
@@ -137,7 +136,7 @@ async def collect(
         audit.sweep_result = deletion.sweep_result
         audit.deletion = deletion
         await _delete(store, deletion, backend, progress)
-    except _ERRORS as error:
+    except TidemarkError as error:
         if not options.dry_run:
             refused = isinstance(error, TooMuchToDeleteError)
             if missing := await write_record("refused" if refused else "failed", error):
@@ -324,7 +323,7 @@ async def _delete(store: BlobStore, deletion: Deletion, backend: CollectBackend,
             continue
         try:
             deletion.uploads[prefix] = await backend.delete(prefix)
-        except _ERRORS:
+        except TidemarkError:
             # The audit record says what is known to be gone, and of how much nobody knows.
             deletion.uploads[prefix] = backend.so_far(prefix)
             raise
@@ -355,9 +354,9 @@ async def _end(backend: CollectBackend) -> str:
 # ---------------------------------------------------------------------- errors
 
 
-def _left_alone(marked: Marked, damage: Damage) -> CollectError | None:
+def _left_alone(marked: Marked, damage: Damage) -> TidemarkError | None:
     """Return why something was left alone: it cannot be read, or a newest commit could not be settled."""
-    errors: list[CollectError] = list(marked.unsettled)
+    errors: list[TidemarkError] = list(marked.unsettled)
     if damage.errors:
         stayed = ", ".join(damage.protected.scope_names()).replace("*", "all jobs")
         errors.insert(0, _damaged(damage, f"nothing was deleted of {stayed}; the rest was done"))
@@ -389,16 +388,16 @@ def _damaged(damage: Damage, consequence: str) -> DamagedError | UnknownFormatEr
 # ---------------------------------------------------------------------- the parts of a step
 
 
-async def _settle(store: BlobStore, log: ScopeLog) -> CollectError | None:
+async def _settle(store: BlobStore, log: ScopeLog) -> TidemarkError | None:
     try:
         if log.newest is not None:
             await settle_record(store, log.newest.record)
-    except _ERRORS as error:
+    except TidemarkError as error:
         return error
     return None
 
 
-async def settle_newest(store: BlobStore, roots: Roots) -> tuple[CollectError, ...]:
+async def settle_newest(store: BlobStore, roots: Roots) -> tuple[TidemarkError, ...]:
     """Complete the TTL removal of the newest valid commit of every scope (T2); return why, where that failed.
 
     Requests: one `stat` for each index that is new in a newest commit; more only where a TTL is left.
@@ -414,7 +413,7 @@ async def settle_each(store: BlobStore) -> None:
     """
 
     async def settle(scope: Scope) -> None:
-        with contextlib.suppress(*_ERRORS):
+        with contextlib.suppress(TidemarkError):
             await _settle(store, await load_log(store, scope, past_damage=True))
 
     with contextlib.suppress(StoreError):

@@ -9,16 +9,7 @@ from typing_extensions import override
 from blobstore import installed_release
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
-from engine.collect.backend import (
-    KEYS_LISTED_MAX,
-    NOTHING_LISTED,
-    CollectError,
-    Deletion,
-    Kept,
-    Listed,
-    Rules,
-    SweepResult,
-)
+from engine.collect.backend import KEYS_LISTED_MAX, NOTHING_LISTED, Deletion, Kept, Listed, Rules, SweepResult
 from engine.records.log import ScopeLog
 from engine.records.roots import Roots
 from index.display import DisplayMixin, count, format_value, human_bytes, printable, shortened
@@ -38,6 +29,7 @@ from index.plan.plan_format import (
 )
 from index.snapshot.keys import RunId, audit_key, parse_name_key
 from index.snapshot.model import Boundary, Scope
+from tidemark.errors import TidemarkError
 
 # For other programs; audit records and plans are written by a collection alone.
 __all__ = ["CollectReport", "KeptCommit"]
@@ -241,7 +233,7 @@ class Audit(msgspec.Struct, kw_only=True):
     deletion: Deletion | None = None
 
 
-def make_audit(audit: Audit, outcome: Outcome, *, seconds: float, error: CollectError | None = None) -> AuditRecord:
+def make_audit(audit: Audit, outcome: Outcome, *, seconds: float, error: TidemarkError | None = None) -> AuditRecord:
     """Return the record of a run that has come so far; what it did not come to is 0 or empty."""
     listed = audit.listed or Listed(rules=audit.rules, listing=NOTHING_LISTED, clock_ahead_ms=0, age_now_ms=0)
     rules, listing, sweep_result, deletion = listed.rules, listed.listing, audit.sweep_result, audit.deletion
@@ -299,7 +291,7 @@ async def write_audit(store: BlobStore, record: AuditRecord) -> str:
     return "" if isinstance(answer, Created) else f"no answer for {key}: {answer}"
 
 
-def _describe(error: CollectError) -> str:
+def _describe(error: TidemarkError) -> str:
     """Describe an error for a record that stays for years and that others read: of a store's, only what was asked.
 
     What a server or a library says of a request may repeat parts of it, such as the address or the account.

@@ -22,7 +22,7 @@ from engine.records.find import Choice, naming_complete
 from engine.records.repository import OpenRepository
 from engine.repository.repository import Repository
 from engine.restore.download import fetch_right
-from engine.restore.restore import read_index_of, restore_store
+from engine.restore.restore import read_index_of, restore_store, target_below
 from engine.restore.staging import find_lack_of_space, remove_tree, target_errors
 from engine.restore.write import PackReader
 from engine.rocksdb.store import StoreReader, spark_settings
@@ -33,8 +33,7 @@ from index.display import DisplayMixin, count, format_seconds, human_bytes, huma
 from index.errors import FormatError, UnknownFormatError
 from index.plan.commits import Commit
 from index.plan.restore import FetchedRun, RestoredFile, plan_restore
-from index.snapshot.keys import encode_component
-from index.snapshot.model import FileBlob, Scope, StoreReference
+from index.snapshot.model import FileBlob, Scope, StoreReference, as_scope
 
 SCHEMA: Final = 1
 HISTORY_NAME: Final = "restore-drills.jsonl"
@@ -150,7 +149,7 @@ Entry = RestoreDrill | FailedDrill
 
 async def run_restore_drill(
     repository: Repository,
-    scope: Scope,
+    scope: str | Scope,
     options: DrillOptions,
     *,
     runtime: Runtime | None = None,
@@ -168,7 +167,7 @@ async def run_restore_drill(
             removed, a note names it.
         StoreError: As the store says.
     """
-    runtime = runtime or Runtime()
+    scope, runtime = as_scope(scope), runtime or Runtime()
     began_at_ms, began_s = runtime.local_now_ms(), runtime.monotonic_s()
     find = repository.find_pinned(scope, purpose="restore drill", **choice)
     async with naming_complete(repository.store, lambda: repository.commits(scope)), find as (commit, lease):
@@ -226,8 +225,7 @@ class _Drill(msgspec.Struct, kw_only=True):
         if self.directory is None:
             await self._restore_to_nowhere(reference)
             return
-        # Names of tasks and stores come from the store.
-        target = self.directory / encode_component(reference.task) / encode_component(reference.store)
+        target = target_below(self.directory, reference)
         result = await restore_store(self.repository, reference, target, progress=self.progress)
         self.requests += result.requests
         self.bytes_fetched += result.bytes_fetched

@@ -21,17 +21,8 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.concurrency import map_bounded, run_blocking
-from blobstore.errors import StoreError
 from blobstore.local.files import flush, make_durable, sync_dir, write_all_at
-from engine.errors import (
-    DamagedError,
-    EngineError,
-    NotFoundError,
-    PromotedError,
-    TargetBusyError,
-    TargetError,
-    UnsafeSourceError,
-)
+from engine.errors import DamagedError, NotFoundError, PromotedError, TargetBusyError, TargetError, UnsafeSourceError
 from engine.local.digests import hash_content, read_own_file
 from engine.local.scan import scan_dir
 from engine.records.find import CHOICES_MAX, find_commit, find_pinned
@@ -49,12 +40,13 @@ from engine.restore.restore import (
 from engine.restore.staging import look_at_target, target_errors
 from engine.runtime import Progress, read_now_ms
 from index.display import DisplayMixin, count, format_seconds, human_bytes
-from index.errors import UNDECODABLE, FormatError
+from index.errors import UNDECODABLE
 from index.plan.commits import Commit
 from index.plan.restore import plan_restore
 from index.snapshot.dir_diff import LocalDir, LocalFile, pairs_to_identify
 from index.snapshot.keys import encode_component
 from index.snapshot.model import DirIndex, FilePath, Scope, SnapshotIndex, StoreReference
+from tidemark.errors import TidemarkError
 
 INDEXES_IN_FLIGHT_MAX: Final = 8
 # An exchange takes milliseconds, and the removal of the old directory of many files seconds.
@@ -253,7 +245,7 @@ class Standby:
             raise TargetBusyError(message, operation="promote", subject=str(self._target))
         if status is None:
             status = FollowStatus(commit=held.commit, newest=None)
-            with contextlib.suppress(StoreError, EngineError, FormatError):
+            with contextlib.suppress(TidemarkError):
                 status = await self._lag_of(held, await self._newest())
         return msgspec.structs.replace(status, promoted=True)
 

@@ -11,17 +11,9 @@ import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import map_bounded
-from blobstore.errors import BlobNotFoundError, StoreError
+from blobstore.errors import BlobNotFoundError
 from blobstore.local.files import write_whole
-from engine.errors import (
-    CollectedError,
-    DamagedError,
-    EngineError,
-    IncompleteError,
-    NotFoundError,
-    UsageError,
-    bare_message,
-)
+from engine.errors import CollectedError, DamagedError, IncompleteError, NotFoundError, UsageError, bare_message
 from engine.local.digests import read_own_file
 from engine.records.indexes import read_index
 from engine.records.leases import PinLease, hold_pin, list_names, read_name
@@ -33,6 +25,7 @@ from index.plan.commits import Commit, commit_of_name, fits
 from index.snapshot.contents import blobs_needed
 from index.snapshot.keys import BLOBS, INDEXES, parse_log_key
 from index.snapshot.model import BlobKey, Scope, StoreReference
+from tidemark.errors import TidemarkError
 
 STATS_IN_FLIGHT_MAX: Final = 16
 COMMITS_MAX: Final = 1_000
@@ -333,7 +326,7 @@ async def name_complete(
     hint = "no commit of the job is whole: `tidemark repair` says what can be done"
     try:
         complete = await find_complete(store, await read_commits(), [*damaged, key])
-    except (StoreError, EngineError, FormatError) as other:
+    except TidemarkError as other:
         hint = error.hint
         notes.append(f"which commit is whole could not be found out: {other}")
     if complete is not None:

@@ -2,8 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 import msgspec
 
 from blobstore.base import BlobStore
+from blobstore.concurrency import map_bounded
 from blobstore.tracing import traced
 from engine.backup.backup import (
     LATEST,
@@ -71,16 +72,19 @@ from engine.restore.ranges import SnapshotRanges
 from engine.restore.restore import (
     EarlyReading,
     Restored,
+    RestoredAll,
+    RestoredStore,
     RestoreOptions,
     RestoreResult,
     plan_restore_store,
     read_index_of,
     restore_chosen,
     restore_store,
+    restore_stores,
 )
 from engine.rocksdb.in_place import StoreInPlace
-from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
-from engine.settings import TransferSettings
+from engine.runtime import NO_PROGRESS, Progress, Runtime, SummedProgress, read_now_ms
+from engine.settings import TASKS_AT_ONCE, TransferSettings, share_among
 from engine.state.restore import IndexStateFiles, RestoredState, StateRestoreOptions, find_state_commit, restore_state
 from engine.text import without_credentials
 from index.plan.backup import BackupPlan
@@ -99,6 +103,7 @@ from index.snapshot.model import (
     SnapshotIndex,
     StoreReference,
     UniqueId,
+    as_scope,
 )
 
 Result = TypeVar("Result")
@@ -133,9 +138,8 @@ class Repository:
     Example:
         ```python
         async with await Repository.open("file:///backups/state") as repository:
-            scope = Scope("flights")
-            result = await repository.backup(scope, checkpoint_dir, task="0", store="facts")
-            commit = await repository.commit(scope, [result], offsets="2013-08")
+            result = await repository.backup("flights", checkpoint_dir, task="0", store="facts")
+            commit = await repository.commit("flights", [result], offsets="2013-08")
             await repository.restore(commit, target_dir, task="0", store="facts")
         ```
     """
@@ -147,11 +151,11 @@ class Repository:
         *,
         settings: TransferSettings | None = None,
         runtime: Runtime | None = None,
-        cache_dir: Path | None = None,
+        cache_dir: str | Path | None = None,
     ) -> None:
         settings = settings or TransferSettings()
         # The id comes from the store: as one component it cannot lead out of the directory.
-        digests_dir = cache_dir / encode_component(record.id) if cache_dir is not None else None
+        digests_dir = Path(cache_dir) / encode_component(record.id) if cache_dir is not None else None
         self.opened = OpenRepository(
             store=store,
             record=record,
@@ -176,7 +180,7 @@ class Repository:
         collection_period_ms: int = DAY_MS,
         settings: TransferSettings | None = None,
         runtime: Runtime | None = None,
-        cache_dir: Path | None = None,
+        cache_dir: str | Path | None = None,
     ) -> Self:
         """Make a store a repository (design 0002, K1).
 
@@ -212,7 +216,7 @@ class Repository:
         *,
         settings: TransferSettings | None = None,
         runtime: Runtime | None = None,
-        cache_dir: Path | None = None,
+        cache_dir: str | Path | None = None,
     ) -> Self:
         """Open a repository: one GET.
 
@@ -266,8 +270,8 @@ class Repository:
     @traced("backup")
     async def backup(
         self,
-        scope: Scope,
-        source: Path | BackupSource,
+        scope: str | Scope,
+        source: str | Path | BackupSource,
         *,
         task: str = "0",
         store: str = "default",
@@ -284,8 +288,8 @@ class Repository:
             UnsafeSourceError: The directory is in use, changed meanwhile, or has entries that cannot be kept; or a file
                 of which bytes are missing has others here.
         """
-        address = StoreAddress(scope, task, store)
-        found = WholeDirectory(source) if isinstance(source, Path) else source
+        address = StoreAddress(as_scope(scope), task, store)
+        found = WholeDirectory(Path(source)) if isinstance(source, str | Path) else source
 
         async def use(base: StoreReference | None) -> BackupResult:
             opened = self.opened
@@ -298,19 +302,42 @@ class Repository:
 
     async def plan_backup(
         self,
-        scope: Scope,
-        source: Path | BackupSource,
+        scope: str | Scope,
+        source: str | Path | BackupSource,
         *,
         task: str = "0",
         store: str = "default",
         options: BackupOptions = BackupOptions(),
     ) -> BackupPlan:
         """Plan what `backup` would do; nothing is written. Arguments and errors as there."""
-        address = StoreAddress(scope, task, store)
-        found = WholeDirectory(source) if isinstance(source, Path) else source
+        address = StoreAddress(as_scope(scope), task, store)
+        found = WholeDirectory(Path(source)) if isinstance(source, str | Path) else source
         return await self._with_base(
             address, options, lambda base: plan_backup_source(self.opened, found, base, options)
         )
+
+    async def backup_many(
+        self,
+        scope: str | Scope,
+        sources: Mapping[str, str | Path | BackupSource],
+        *,
+        store: str = "default",
+        options: BackupOptions = BackupOptions(),
+        progress: Progress = NO_PROGRESS,
+    ) -> tuple[BackupResult, ...]:
+        """Do `backup` for the store of each task, several at once, for one `commit`; `sources` are by task.
+
+        All together stay within the memory and requests of one. The first failure cancels the others: nothing is
+        visible, and from the same machine the next call does not send again what was uploaded. Errors as of `backup`.
+        """
+        parts = SummedProgress(progress)
+        at_once, share = share_among(options.settings or self.settings, min(TASKS_AT_ONCE, len(sources)))
+        how = msgspec.structs.replace(options, settings=share)
+
+        async def back_up(task: str) -> BackupResult:
+            return await self.backup(scope, sources[task], task=task, store=store, options=how, progress=parts.part())
+
+        return tuple(await map_bounded(back_up, sources, in_flight_max=at_once))
 
     async def _with_base(
         self, address: StoreAddress, options: BackupOptions, use: Callable[[StoreReference | None], Awaitable[Result]]
@@ -337,7 +364,7 @@ class Repository:
 
     async def commit(
         self,
-        scope: Scope,
+        scope: str | Scope,
         results: Sequence[BackupResult],
         *,
         version: int | None = None,
@@ -353,7 +380,7 @@ class Repository:
             )
         except DamagedError as error:
             self.missing_blobs.note([key_of(error)])
-            await self._note_missing(scope)
+            await self._note_missing(as_scope(scope))
             raise
         addresses = [StoreAddress(r.scope, r.reference.task, r.reference.store) for r in results]
         await self.opened.journals.forget([journal_name(address) for address in addresses])
@@ -381,7 +408,7 @@ class Repository:
                 needed = blobs_needed(await self.read_index(reference.index))
                 self.missing_blobs.note(await find_missing(self.store, needed))
 
-    async def head(self, scope: Scope) -> Commit | None:
+    async def head(self, scope: str | Scope) -> Commit | None:
         """Load the newest commit again: what the next `commit` of this object builds on."""
         return (await self._writer(scope).head(reload=True)).newest
 
@@ -389,11 +416,13 @@ class Repository:
         """Make an older commit the newest again, as a new commit (design 0002, C6)."""
         return await self._writer(target.scope).rewind(target)
 
-    async def fork(self, target: Commit, scope: Scope) -> Commit:
+    async def fork(self, target: Commit, scope: str | Scope) -> Commit:
         """Begin a new scope with the stores of a commit; no bytes are copied."""
         return await self._writer(scope).fork(target)
 
-    async def rescale(self, scope: Scope, options: RescaleOptions, *, progress: Progress = NO_PROGRESS) -> RescaledJob:
+    async def rescale(
+        self, scope: str | Scope, options: RescaleOptions, *, progress: Progress = NO_PROGRESS
+    ) -> RescaledJob:
         """Give a job of `StatefulJob` another number of tasks, by one commit of its newest state (design 0010, T).
 
         Version and offsets stay. Who commits for the job meanwhile is refused, or refuses this.
@@ -408,26 +437,27 @@ class Repository:
             TargetError: The scratch directory cannot be written.
             DamagedError, LeaseExpiredError, CommitUnknownError, StoreError: As `restore`, `backup` and `commit`.
         """
-        return await rescale_job(self, scope, options, progress)
+        return await rescale_job(self, as_scope(scope), options, progress)
 
-    async def forget(self, scope: Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:
+    async def forget(self, scope: str | Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:
         """Close every commit of a job or task for ever; see `engine.commit.forget.forget`."""
-        report = await forget(self.store, scope, with_names=with_names, dry_run=dry_run)
+        report = await forget(self.store, as_scope(scope), with_names=with_names, dry_run=dry_run)
         if not dry_run:
             # What its writer remembers is below the boundary, answered or not: the next one begins without it. Where no
             # boundary is known to be there, only this writer can find out what became of its records (design 0002, C3).
-            self._writers.pop(scope, None)
+            self._writers.pop(as_scope(scope), None)
         return report
 
     async def name(self, commit: Commit, name: str) -> NameRecord:
         """Keep a commit under a name until the name is released; see `engine.records.leases.give_name`."""
         return await give_name(self.store, self.record, self.opened.runtime, commit, name)
 
-    async def release_name(self, scope: Scope, name: str) -> None:
+    async def release_name(self, scope: str | Scope, name: str) -> None:
         """Give up a name; see `engine.records.leases.release_name`."""
-        await release_name(self.store, scope, name)
+        await release_name(self.store, as_scope(scope), name)
 
-    def _writer(self, scope: Scope) -> CommitWriter:
+    def _writer(self, scope: str | Scope) -> CommitWriter:
+        scope = as_scope(scope)
         return self._writers.setdefault(scope, CommitWriter(self.store, self.record, scope, self.opened.runtime))
 
     # ------------------------------------------------------------------ finding and reading
@@ -436,22 +466,22 @@ class Repository:
         """List every job or task that has commits."""
         return await list_scopes(self.store)
 
-    async def latest(self, scope: Scope) -> Commit | None:
+    async def latest(self, scope: str | Scope) -> Commit | None:
         """Return the newest commit, None if there is none."""
-        return (await load_log(self.store, scope)).newest
+        return (await load_log(self.store, as_scope(scope))).newest
 
-    async def commits(self, scope: Scope, *, with_named: bool = False) -> tuple[Commit, ...]:
+    async def commits(self, scope: str | Scope, *, with_named: bool = False) -> tuple[Commit, ...]:
         """Return every commit, newest first, and then, if asked for, what only names still hold; a GET for each."""
         log = await self.log(scope)
         return await commits_with_named(self.store, log) if with_named else log.commits[::-1]
 
-    async def log(self, scope: Scope) -> ScopeLog:
+    async def log(self, scope: str | Scope) -> ScopeLog:
         """Return the whole log of a scope: its commits, and its records that are not commits."""
-        return await load_scope(self.store, scope)
+        return await load_scope(self.store, as_scope(scope))
 
     async def history(
         self,
-        scope: Scope,
+        scope: str | Scope,
         *,
         entries_max: int = ENTRIES_MAX,
         since_ms: int | None = None,
@@ -461,36 +491,42 @@ class Repository:
         """Read the newest records of a scope, what each brought and what became of it; see `engine.inspect.history`."""
         store, record = self.store, self.record
         return await read_history(
-            store, record, scope, entries_max=entries_max, since_ms=since_ms, shares=shares, progress=progress
+            store, record, as_scope(scope), entries_max=entries_max, since_ms=since_ms, shares=shares, progress=progress
         )
 
-    async def names(self, scope: Scope) -> tuple[NameRecord, ...]:
+    async def names(self, scope: str | Scope) -> tuple[NameRecord, ...]:
         """Return the names that hold in a scope, sorted: a LIST, and a GET for each name."""
-        return await list_names(self.store, scope)
+        return await list_names(self.store, as_scope(scope))
 
-    async def find(self, scope: Scope, **choice: Unpack[Choice]) -> Commit:
+    async def find(self, scope: str | Scope, **choice: Unpack[Choice]) -> Commit:
         """Find the newest commit that fits everything given; see `engine.records.find.find_commit`.
 
         What can be given are `number`, `version`, `unique_id` and `at_ms`; or `name`, and nothing else.
         """
-        return await find_commit(self.store, scope, **choice)
+        return await find_commit(self.store, as_scope(scope), **choice)
 
     def pinned(self, commit: Commit, purpose: str = "read") -> AbstractAsyncContextManager[PinLease]:
         """Keep a commit from being collected while the block runs (design 0002, D5)."""
         return hold_pin(self.store, self.opened.runtime, commit, purpose=purpose)
 
     def find_pinned(
-        self, scope: Scope, *, purpose: str, **choice: Unpack[Choice]
+        self, scope: str | Scope, *, purpose: str, **choice: Unpack[Choice]
     ) -> AbstractAsyncContextManager[tuple[Commit, PinLease]]:
         """Find a commit and pin it while the block runs; see `engine.records.find.find_pinned`."""
-        return find_pinned(self.store, self.opened.runtime, scope, purpose=purpose, **choice)
+        return find_pinned(self.store, self.opened.runtime, as_scope(scope), purpose=purpose, **choice)
 
-    async def choose_complete(self, scope: Scope, **choice: Unpack[Choice]) -> Choice:
+    async def choose_complete(self, scope: str | Scope, **choice: Unpack[Choice]) -> Choice:
         """Choose the same commit, or where something of it is missing the newest one that is whole (M2)."""
-        return await choose_complete(self.store, scope, choice)
+        return await choose_complete(self.store, as_scope(scope), choice)
 
     async def find_state(
-        self, scope: Scope, *, version: int, unique_id: UniqueId | None = None, task: str = "0", store: str = "default"
+        self,
+        scope: str | Scope,
+        *,
+        version: int,
+        unique_id: UniqueId | None = None,
+        task: str = "0",
+        store: str = "default",
     ) -> Commit:
         """Find the commit to restore a version of a Spark state store from: its own, or a later one that still has it.
 
@@ -498,7 +534,7 @@ class Repository:
         """
         commits = await self.commits(scope)
         return await find_state_commit(
-            self.store, scope, commits, task=task, store_name=store, version=version, unique_id=unique_id
+            self.store, as_scope(scope), commits, task=task, store_name=store, version=version, unique_id=unique_id
         )
 
     @asynccontextmanager
@@ -559,7 +595,7 @@ class Repository:
     async def restore(
         self,
         commit: Commit,
-        target: Path,
+        target: str | Path,
         *,
         task: str = "0",
         store: str = "default",
@@ -581,13 +617,15 @@ class Repository:
         async with self._naming_complete(commit.scope), EarlyReading(self.opened, address, options) as early:
             early.begin(commit)
             async with self.pinned(commit, purpose=f"restore {task}/{store}"):
-                return await restore_store(self.opened, reference, target, options, progress, reading=early.reading)
+                return await restore_store(
+                    self.opened, reference, Path(target), options, progress, reading=early.reading
+                )
 
     @traced("restore")
     async def find_and_restore(
         self,
-        scope: Scope,
-        target: Path,
+        scope: str | Scope,
+        target: str | Path,
         *,
         task: str = "0",
         store: str = "default",
@@ -601,12 +639,14 @@ class Repository:
         With `or_newest_complete`, where something of the commit is missing or altered, the newest one of the scope that
         can be restored is, if there is one (design 0006, M2). All else as `find` and `restore`.
         """
-        address = StoreAddress(scope, task, store)
+        address = StoreAddress(as_scope(scope), task, store)
         because, damaged = "", set[str]()
         while True:
             try:
                 async with naming_complete(self.store, lambda: self.commits(scope), damaged=damaged):
-                    restored = await restore_chosen(self.opened, address, target, choice, options, progress=progress)
+                    restored = await restore_chosen(
+                        self.opened, address, Path(target), choice, options, progress=progress
+                    )
                     return msgspec.structs.replace(restored, instead_because=because)
             except IncompleteError as error:
                 if not or_newest_complete or error.complete is None or key_of(error) in damaged:
@@ -618,17 +658,57 @@ class Repository:
     async def restore_reference(
         self,
         reference: StoreReference,
-        target: Path,
+        target: str | Path,
         options: RestoreOptions = RestoreOptions(),
         progress: Progress = NO_PROGRESS,
     ) -> RestoreResult:
         """As `restore`, for a caller that holds the pin and the reference: no log is read."""
-        return await restore_store(self.opened, reference, target, options, progress)
+        return await restore_store(self.opened, reference, Path(target), options, progress)
+
+    async def restore_all(
+        self,
+        of: Commit | Scope | str,
+        target: str | Path,
+        *,
+        options: RestoreOptions = RestoreOptions(),
+        progress: Progress = NO_PROGRESS,
+        **choice: Unpack[Choice],
+    ) -> RestoredAll:
+        """Restore every store of a commit to `<target>/<task>/<store>`, several at once, the commit pinned.
+
+        Of a job or task it is the newest commit, or the one of the choice, as for `find`. Each store is restored whole
+        or not at all; after a failure the others go on, and then the first is raised. Errors as of `restore`.
+        """
+        async with AsyncExitStack() as stack:
+            if isinstance(of, Commit):
+                commit, lease = of, await stack.enter_async_context(self.pinned(of, purpose="restore all"))
+            else:
+                found = self.find_pinned(of, purpose="restore all", **choice)
+                commit, lease = await stack.enter_async_context(found)
+            async with self._naming_complete(commit.scope):
+                stores = await self.restore_stores(commit, target, options, progress)
+                for failure in [one.failure for one in stores if one.failure is not None][:1]:
+                    restored = sum(one.failure is None for one in stores)
+                    failure.add_note(f"{restored} of {len(stores)} stores were restored below {target}")
+                    raise failure
+        return RestoredAll(commit=commit, stores=stores, pinned=lease.pinned)
+
+    async def restore_stores(
+        self,
+        commit: Commit,
+        target: str | Path,
+        options: RestoreOptions = RestoreOptions(),
+        progress: Progress = NO_PROGRESS,
+        *,
+        replaced: Collection[Path] = (),
+    ) -> tuple[RestoredStore, ...]:
+        """As `restore_all`, for a caller that holds the pin and looks at each store's failure itself."""
+        return await restore_stores(self.opened, commit, Path(target), options, progress, replaced=replaced)
 
     async def restore_state(
         self,
         commit: Commit,
-        target: Path,
+        target: str | Path,
         *,
         task: str = "0",
         store: str = "default",
@@ -645,15 +725,15 @@ class Repository:
         """
         reference = require_store(commit, task, store)
         async with self.pinned(commit, purpose=f"restore {task}/{store}"):
-            return await restore_state(self.opened, reference, target, options, progress)
+            return await restore_state(self.opened, reference, Path(target), options, progress)
 
     async def plan_restore(
-        self, reference: StoreReference, target: Path, options: RestoreOptions = RestoreOptions()
+        self, reference: StoreReference, target: str | Path, options: RestoreOptions = RestoreOptions()
     ) -> RestorePlan:
         """Plan what `restore_reference` would do; nothing is written. Arguments and errors as there."""
-        return await plan_restore_store(self.opened, reference, target, options)
+        return await plan_restore_store(self.opened, reference, Path(target), options)
 
-    async def name_complete(self, scope: Scope, error: DamagedError) -> DamagedError:
+    async def name_complete(self, scope: str | Scope, error: DamagedError) -> DamagedError:
         """Make an error of `restore_reference` say which commit is whole, if something is missing (M2)."""
         return await name_complete(error, self.store, lambda: self.commits(scope))
 
@@ -664,8 +744,8 @@ class Repository:
 
     async def follow(
         self,
-        scope: Scope,
-        directory: Path,
+        scope: str | Scope,
+        directory: str | Path,
         *,
         task: str | None = None,
         store: str | None = None,
@@ -692,22 +772,22 @@ class Repository:
             TargetError: The directory has content that is not a follower's, is in use, or cannot be written.
             DamagedError: Something of the newest commit is missing or altered.
         """
-        return await Standby(self._following, scope, directory, task, store).follow(progress)
+        return await Standby(self._following, as_scope(scope), Path(directory), task, store).follow(progress)
 
     async def follow_status(
-        self, scope: Scope, directory: Path, *, task: str | None = None, store: str | None = None
+        self, scope: str | Scope, directory: str | Path, *, task: str | None = None, store: str | None = None
     ) -> FollowStatus:
         """Read which commit a directory is of, and how far it is behind (design 0011, F11). Arguments as of `follow`.
 
         Nothing is written. Errors as of `follow`, but for promoted directories and damage: of a commit that cannot be
         read the lag is all bytes of its stores.
         """
-        return await Standby(self._following, scope, directory, task, store).status()
+        return await Standby(self._following, as_scope(scope), Path(directory), task, store).status()
 
     async def promote(
         self,
-        scope: Scope,
-        directory: Path,
+        scope: str | Scope,
+        directory: str | Path,
         *,
         task: str | None = None,
         store: str | None = None,
@@ -720,7 +800,9 @@ class Repository:
         newest commit is brought there first, and a step of another process is waited for. Arguments and errors as of
         `follow`; a PromotedError says that somebody else was first.
         """
-        return await Standby(self._following, scope, directory, task, store).promote(progress, catch_up=catch_up)
+        return await Standby(self._following, as_scope(scope), Path(directory), task, store).promote(
+            progress, catch_up=catch_up
+        )
 
     # ------------------------------------------------------------------ collection and checks
 
@@ -761,7 +843,7 @@ class Repository:
         self,
         commits: Sequence[Commit] | None = None,
         *,
-        scope: Scope | None = None,
+        scope: str | Scope | None = None,
         level: Level = Level.EXISTENCE,
         sample: float = 1.0,
         seed: int = 0,
@@ -776,7 +858,7 @@ class Repository:
         logs: tuple[ScopeLog, ...] = ()
         noted = Noted()
         if commits is None:
-            scopes = (scope,) if scope is not None else await self.scopes()
+            scopes = (as_scope(scope),) if scope is not None else await self.scopes()
             logs = tuple([await self.log(scope) for scope in scopes])
             commits = [commit for log in logs for commit in await commits_with_named(self.store, log, noted)]
             # Whose a damaged pin is nobody can say: it stops the collection of every job.
@@ -809,7 +891,9 @@ class SyncRepository(Facade[Repository]):
         return self.asynchronous.record
 
     @contextmanager
-    def find_pinned(self, scope: Scope, *, purpose: str, **choice: Unpack[Choice]) -> Iterator[tuple[Commit, PinLease]]:
+    def find_pinned(
+        self, scope: str | Scope, *, purpose: str, **choice: Unpack[Choice]
+    ) -> Iterator[tuple[Commit, PinLease]]:
         """As `Repository.find_pinned`."""
         with self.inside(self.asynchronous.find_pinned(scope, purpose=purpose, **choice)) as found:
             yield found
@@ -821,6 +905,7 @@ class SyncRepository(Facade[Repository]):
             yield lease
 
     backup = Blocking(Repository.backup)
+    backup_many = Blocking(Repository.backup_many)
     plan_backup = Blocking(Repository.plan_backup)
     commit = Blocking(Repository.commit)
     settle = Blocking(Repository.settle)
@@ -840,6 +925,8 @@ class SyncRepository(Facade[Repository]):
     name_complete = Blocking(Repository.name_complete)
     find_and_restore = Blocking(Repository.find_and_restore)
     restore = Blocking(Repository.restore)
+    restore_all = Blocking(Repository.restore_all)
+    restore_stores = Blocking(Repository.restore_stores)
     restore_reference = Blocking(Repository.restore_reference)
     follow = Blocking(Repository.follow)
     follow_status = Blocking(Repository.follow_status)

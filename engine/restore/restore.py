@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.concurrency import ByteBudget, give_up, run_blocking
+from blobstore.concurrency import ByteBudget, give_up, map_bounded, run_blocking
 from blobstore.errors import CapabilityMissingError
 from blobstore.tracing import traced
 from blobstore.wrappers.forwarding import UndeletingStore
@@ -34,14 +34,17 @@ from engine.restore.download import Downloader
 from engine.restore.staging import Staging, look_at_target, target_errors
 from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
-from engine.runtime import NO_PROGRESS, Pace, Progress, Stopwatch
+from engine.runtime import NO_PROGRESS, Pace, Progress, Stopwatch, SummedProgress
+from engine.settings import TASKS_AT_ONCE, share_among
 from engine.text import Where
 from index.display import DisplayMixin, format_files, format_seconds, format_texts
 from index.plan.commits import Commit
 from index.plan.restore import GAP_BYTES_FIRST, RestorePlan, choose_gap_bytes, plan_restore
 from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.dir_diff import LocalFile, pairs_to_identify
+from index.snapshot.keys import encode_component
 from index.snapshot.model import CommitPointer, FilePath, SnapshotIndex, StoreReference
+from tidemark.errors import TidemarkError
 
 _LOG: Final = logging.getLogger(__name__)
 # An index, and the GETs that it took.
@@ -117,6 +120,58 @@ class Restored(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool
     # Why it is not the commit that was chosen, but the newest of which everything is there; empty if it is.
     instead_because: str = ""
+
+
+class RestoredStore(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """One store of a commit, where it is restored to, and how that went: a result, or the failure."""
+
+    reference: StoreReference
+    target: Path
+    result: RestoreResult | None = None
+    failure: Exception | None = None
+
+
+class RestoredAll(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """Which commit was restored, and each of its stores."""
+
+    commit: Commit
+    stores: tuple[RestoredStore, ...]
+    # False: no pin could be written, so that nothing protected the restore from a collection.
+    pinned: bool
+
+
+def target_below(root: Path, reference: StoreReference) -> Path:
+    """Return where a store goes below a directory, `<task>/<store>`: safe as in keys, as the store names both."""
+    return root / encode_component(reference.task) / encode_component(reference.store)
+
+
+async def restore_stores(
+    repository: OpenRepository,
+    commit: Commit,
+    root: Path,
+    options: RestoreOptions = RestoreOptions(),
+    progress: Progress = NO_PROGRESS,
+    *,
+    replaced: Collection[Path] = (),
+) -> tuple[RestoredStore, ...]:
+    """Restore all stores of a pinned commit to `target_below`, several at once; go on after a failure.
+
+    They share memory and requests of one. Targets that are `replaced` may have content, whatever the options say.
+    """
+    stores, parts = commit.record.stores, SummedProgress(progress)
+    at_once, settings = share_among(repository.settings, min(TASKS_AT_ONCE, len(stores)))
+    repository = msgspec.structs.replace(repository, settings=settings)
+
+    async def restore(reference: StoreReference) -> RestoredStore:
+        target = target_below(root, reference)
+        how = msgspec.structs.replace(options, replace=options.replace or target in replaced)
+        try:
+            result = await restore_store(repository, reference, target, how, parts.part())
+        except (TidemarkError, OSError) as error:
+            return RestoredStore(reference=reference, target=target, failure=error)
+        return RestoredStore(reference=reference, target=target, result=result)
+
+    return tuple(await map_bounded(restore, stores, in_flight_max=at_once))
 
 
 @traced("restore_store")

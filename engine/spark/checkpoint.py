@@ -61,12 +61,13 @@ from engine.repository.repository import Repository
 from engine.runtime import Runtime, Stopwatch
 from engine.spark import spread
 from engine.spark.access import SparkOptions, absolute, in_context, open_on_driver
-from engine.spark.errors import SENT, TaskFailedError, decode_error, encode_error
+from engine.spark.errors import TaskFailedError, decode_error, encode_error
 from engine.state.checkpoint_dir import CheckpointDir, store_url
 from engine.state.query import StoreAt
 from index.errors import FormatError, PartitionKeyError, StoreMergeError, UnknownFormatError, VersionMissingError
 from index.snapshot.model import Scope, StoreReference
 from index.spark.checkpoint import StoreId
+from tidemark.errors import TidemarkError
 
 _ERRORS_SHOWN_MAX: Final = 3
 
@@ -464,7 +465,7 @@ class _DoWork(msgspec.Struct, Generic[W], frozen=True, kw_only=True):
             async def one(number: int) -> msgspec.Struct | bytes:
                 try:
                     return await self.make(source, self.work[number])
-                except SENT as error:  # of a task that fails, the driver hears the text alone
+                except TidemarkError as error:  # of a task that fails, the driver hears the text alone
                     return encode_error(error)
 
             return await map_bounded(one, numbers, in_flight_max=_STORES_AT_ONCE)

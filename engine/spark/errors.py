@@ -1,23 +1,20 @@
 """What a run on Spark can end with, and how a task's error comes to the driver."""
 
 from collections.abc import Iterator
-from typing import Final
 
 import msgspec
 from pyspark.errors import PySparkException
 
-from blobstore.errors import BlobNotFoundError, StoreError
+from blobstore.errors import BlobNotFoundError
 from engine.errors import ConflictError, DamagedError, EngineError, UsageError
 from engine.records.indexes import is_missing
-from index.errors import FormatError
+from tidemark.errors import TidemarkError
 
 __all__ = ["BatchMismatchError", "PartitioningError", "RunEndedError", "TaskFailedError"]
 
 # An exception that leaves a task is tried again by Spark, up to four times, and comes back as the text of a traceback.
 # What tidemark refuses would be refused each time, and what a store does not answer was tried again already: these
 # travel as data, and the driver raises the same error that one process would.
-SENT: Final = (EngineError, StoreError, FormatError)
-SentError = EngineError | StoreError | FormatError
 
 
 class TaskFailedError(EngineError):
@@ -55,9 +52,9 @@ class _Failure(msgspec.Struct, frozen=True, kw_only=True):
     is_missing: bool
 
 
-def encode_error(error: SentError) -> bytes:
+def encode_error(error: TidemarkError) -> bytes:
     """Return an error as data for the driver."""
-    kinds = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, SENT))
+    kinds = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, TidemarkError))
     failure = _Failure(
         kinds=tuple(kind for kind in kinds if not kind.startswith("_")),
         text=str(error),
@@ -68,10 +65,10 @@ def encode_error(error: SentError) -> bytes:
     return msgspec.msgpack.encode(failure)
 
 
-def decode_error(data: bytes) -> SentError:
+def decode_error(data: bytes) -> TidemarkError:
     """Invert `encode_error`: an error of the class that it had in the task."""
     failure = msgspec.msgpack.decode(data, type=_Failure)
-    known = {kind.__name__: kind for root in SENT for kind in _tree(root)}
+    known = {kind.__name__: kind for kind in _tree(TidemarkError)}
     kind = next(known[name] for name in failure.kinds if name in known)
     # As it was: its text and its attributes are what `__init__` made of other arguments.
     error = kind.__new__(kind, failure.text)
@@ -84,7 +81,7 @@ def decode_error(data: bytes) -> SentError:
     return error
 
 
-def _tree(kind: type[SentError]) -> Iterator[type[SentError]]:
+def _tree(kind: type[TidemarkError]) -> Iterator[type[TidemarkError]]:
     yield kind
     for below in kind.__subclasses__():
         yield from _tree(below)

@@ -25,15 +25,15 @@ from engine.backup.backup import BackupOptions, BackupResult
 from engine.errors import TargetBusyError, TargetError, UsageError
 from engine.records.find import Choice
 from engine.repository.repository import Repository
-from engine.restore.restore import RestoreOptions, RestoreResult, plan_restore_store
+from engine.restore.restore import RestoreOptions, RestoreResult, plan_restore_store, target_below
 from engine.runtime import Runtime
 from engine.settings import TransferSettings, share_among
 from engine.spark.access import Access, SparkOptions, in_context, open_on_driver
 from engine.spark.claims import ReadyStore
-from engine.spark.errors import SENT, TaskFailedError, encode_error, last_error
+from engine.spark.errors import TaskFailedError, encode_error, last_error
 from engine.spark.store_task import JobRun, state_of
-from index.snapshot.keys import encode_component
-from index.snapshot.model import Scope, StoreReference
+from index.snapshot.model import Scope, StoreReference, as_scope
+from tidemark.errors import TidemarkError
 
 T = TypeVar("T")
 ArrowTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -125,7 +125,7 @@ async def carry_out_one(do: CarryOut, repository: Repository, work: StoreWork) -
     try:
         outcome = await do(repository, work)
     except Exception as error:  # noqa: BLE001  # it goes into the store's row, and the others go on
-        result = encode_error(error) if isinstance(error, SENT) else b""
+        result = encode_error(error) if isinstance(error, TidemarkError) else b""
         outcome = StoreOutcome(ok=False, error=f"{type(error).__name__}: {error}", result=result)
     seconds = runtime.monotonic_s() - started_s
     return msgspec.structs.replace(
@@ -345,7 +345,7 @@ def _reference_of(work: StoreWork) -> StoreReference:
 def backup_stores(
     spark: SparkSession,
     url: str,
-    scope: Scope,
+    scope: str | Scope,
     stores: DataFrame | Iterable[tuple[str, str, str | Path]],
     *,
     version: int | None = None,
@@ -385,7 +385,7 @@ def backup_stores(
             for task, store, path in stores
         ]
         next_version = version if version is not None else (newest.record.version + 1 if newest else 1)
-        task = BackupStores(access=access, scope=scope, version=next_version, check_retained=check_retained)
+        task = BackupStores(access=access, scope=as_scope(scope), version=next_version, check_retained=check_retained)
         return spread(spark, task, work, options.partitions_max)
 
 
@@ -398,7 +398,7 @@ def backup_results(outcomes: DataFrame) -> tuple[BackupResult, ...]:
 def restore_stores(
     spark: SparkSession,
     url: str,
-    scope: Scope,
+    scope: str | Scope,
     target_root: str | Path,
     *,
     replace: bool = False,
@@ -436,11 +436,10 @@ def restore_stores(
         commit, _ = stack.enter_context(repository.find_pinned(scope, purpose=PURPOSE, **choice))
         work = [
             StoreWork(
-                task=reference.task,
-                store=reference.store,
-                path=str(root / encode_component(reference.task) / encode_component(reference.store)),
-                reference=reference,
+                task=reference.task, store=reference.store, path=str(target_below(root, reference)), reference=reference
             )
             for reference in commit.record.stores
         ]
-        return spread(spark, RestoreStores(access=access, scope=scope, replace=replace), work, options.partitions_max)
+        return spread(
+            spark, RestoreStores(access=access, scope=commit.scope, replace=replace), work, options.partitions_max
+        )

@@ -76,7 +76,7 @@ class StateStore:
     async def open(
         cls,
         files: StateFiles | str | Path,
-        directory: Path,
+        directory: str | Path,
         settings: StateStoreSettings | None = None,
         *,
         runtime: Runtime | None = None,
@@ -102,7 +102,7 @@ class StateStore:
         owns_files = owns_files or opened is not files
         places: list[WorkingDir] = []
         try:
-            await run_blocking(lambda: places.append(WorkingDir.open(directory)))
+            await run_blocking(lambda: places.append(WorkingDir.open(Path(directory))))
             settings, runtime = settings or StateStoreSettings(), runtime or Runtime()
             return cls(opened, places[0], settings, runtime, owns_files=owns_files)
         except BaseException:
@@ -436,7 +436,7 @@ class StateStore:
 
 async def open_query_state(
     location: str | Path,
-    directory: Path,
+    directory: str | Path,
     *,
     batch: int | None = None,
     operator: int = 0,

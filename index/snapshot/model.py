@@ -180,6 +180,11 @@ class Scope(msgspec.Struct, frozen=True, order=True):
         return self.job if self.task is None else f"{self.job}/{self.task}"
 
 
+def as_scope(scope: str | Scope) -> Scope:
+    """Return the scope that a caller means: a name alone is that of a whole job."""
+    return Scope(scope) if isinstance(scope, str) else scope
+
+
 class ScopeLayout(msgspec.Struct, frozen=True, kw_only=True):
     """How keys are spread over the tasks of a scope; who changes it replaces every store (design 0002, K3)."""
 

@@ -20,12 +20,13 @@ import click
 import msgspec
 
 import blobstore.errors
-import engine
 import engine.drill
 import engine.errors
-import engine.spark
 import index.errors
-from engine.cli.app import tidemark
+import tidemark
+import tidemark.errors
+import tidemark.spark
+from engine.cli.app import tidemark as main_command
 from engine.cli.errors import Failure
 from engine.cli.options import Setting, Verb, table_name, walk_verbs
 from engine.cli.output import SCHEMA, CommitView, JsonField, LogLineView, json_fields
@@ -69,7 +70,7 @@ documentation. The names alone are in [surface.txt](../../tests/golden/surface.t
 def _first() -> str:
     """The verbs, the contract of `--json` and the exit codes."""
     lines = ["# Reference", "", MADE, "", _PAGES, "", "## Commands", ""]
-    lines += [f"- `tidemark {verb.words}`: {verb.get_short_help_str(limit=200)}" for verb in walk_verbs(tidemark)]
+    lines += [f"- `tidemark {verb.words}`: {verb.get_short_help_str(limit=200)}" for verb in walk_verbs(main_command)]
     # Here there is nothing to link to, nor below.
     contract = _CONTRACT.replace("[Failure](#failure)", "`Failure`").replace("that is below", "in `json.md`")
     lines += ["", "## JSON", "", contract, "", "## Exit codes and error classes", ""]
@@ -85,9 +86,9 @@ def _first() -> str:
 
 def _commands() -> str:
     """Every verb with its help, its variables and its keys."""
-    verbs = list(walk_verbs(tidemark))
-    settings = {**tidemark.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
-    root = click.Context(tidemark, info_name="tidemark", **settings)
+    verbs = list(walk_verbs(main_command))
+    settings = {**main_command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    root = click.Context(main_command, info_name="tidemark", **settings)
     lines = ["# Commands", "", MADE, "", "Each verb as `tidemark VERB --help` has it.", ""]
     lines += [
         f"- [{verb.words}](#{verb.words.replace(' ', '-')}): {verb.get_short_help_str(limit=200)}" for verb in verbs
@@ -110,7 +111,7 @@ def _commands() -> str:
 def _context_of(verb: Verb, root: click.Context) -> click.Context:
     *groups, name = verb.words.split()
     parent = root
-    group: click.Group = tidemark
+    group: click.Group = main_command
     for word in groups:
         command = group.commands[word]
         assert isinstance(command, click.Group)
@@ -150,11 +151,11 @@ ten seconds, with its numbers in `fields`), warnings, and errors, whose `fields`
 def _json() -> str:
     """The contract, and the structs behind it."""
     by_view: dict[type[msgspec.Struct], list[str]] = {}
-    for verb in walk_verbs(tidemark):
+    for verb in walk_verbs(main_command):
         for view in verb.prints:
             by_view.setdefault(view, []).append(verb.words)
     lines = ["# What `--json` prints", "", MADE, "", _CONTRACT, "", "## Verbs", "", "| verb | prints |", "|---|---|"]
-    lines += [f"| `{verb.words}` | {_views(verb.prints).replace('json.md', '')} |" for verb in walk_verbs(tidemark)]
+    lines += [f"| `{verb.words}` | {_views(verb.prints).replace('json.md', '')} |" for verb in walk_verbs(main_command)]
     lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
     lines += [f"| {int(code)} | {meaning} |" for code, meaning in MEANINGS.items()]
     lines += [
@@ -181,7 +182,7 @@ def _json() -> str:
 
 def codes_of_errors() -> dict[type[Exception], ExitCode]:
     """Return the exit code of each error, sorted by the name of the error."""
-    modules = (engine.errors, blobstore.errors, index.errors)
+    modules = (tidemark.errors, engine.errors, blobstore.errors, index.errors)
     found = {
         error.__name__: error
         for module in modules
@@ -316,7 +317,7 @@ def _comments(struct: type[msgspec.Struct]) -> dict[str, str]:
 def _python() -> str:
     """The public names with their signatures and docstrings."""
     lines = ["# Python", "", MADE, "", "What is not listed here may change with any release."]
-    for module in (engine, engine.spark, engine.drill):
+    for module in (tidemark, tidemark.spark, engine.drill):
         lines += ["", f"## `{module.__name__}`", "", *_docstring(module)]
         for name in sorted(module.__all__):
             lines += list(_name(module, name))

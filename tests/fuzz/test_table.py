@@ -11,7 +11,7 @@ from tests.fuzz.seeds import seeds_of
 from tests.fuzz.table import TARGETS, UNFUZZED
 
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("index", "blobstore", "engine")
+PACKAGES: Final = ("index", "blobstore", "engine", "tidemark")
 # How functions are called that turn bytes or texts of somebody else's into values.
 _NAMES: Final = (
     "decode_",

@@ -15,7 +15,7 @@ import pytest
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("blobstore", "engine", "index")
+PACKAGES: Final = ("blobstore", "engine", "index", "tidemark")
 # What a build reads of the checkout.
 SOURCES: Final = ("pyproject.toml", "README.md", "LICENSE", *PACKAGES)
 
@@ -93,8 +93,16 @@ def test_its_packages_are_imported_from_there(elsewhere: Elsewhere) -> None:
         path = Path(file)
         assert path.is_relative_to(elsewhere.bin.parent)
         assert not path.is_relative_to(ROOT)
-    asked = "from importlib.metadata import version; print(version('tidemark'))"
-    assert elsewhere.python(asked) == [elsewhere.tidemark("--version").split()[-1]]
+    asked = "import tidemark; print(tidemark.__version__, tidemark.SyncRepository.__name__)"
+    assert elsewhere.python(asked) == [f"{elsewhere.tidemark('--version').split()[-1]} SyncRepository"]
+
+
+def test_beside_a_file_that_hides_a_package_it_says_which(elsewhere: Elsewhere) -> None:
+    shadow = elsewhere.work / "index.py"
+    shadow.touch()
+    code = "try: import tidemark\nexcept ImportError as error: print(error)"
+    assert elsewhere.python(code)[0].startswith(f"import index: {shadow} hides {elsewhere.bin.parent}/")
+    shadow.unlink()
 
 
 def content(directory: Path) -> Mapping[bytes, bytes]:

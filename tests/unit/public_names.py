@@ -17,16 +17,17 @@ from typing_extensions import override
 
 from engine.blocking import Blocking, Direct, Opening
 
-OURS: Final = ("index", "blobstore", "engine")
+OURS: Final = ("index", "blobstore", "engine", "tidemark")
 # Those with `__all__` export it; of the others all that is defined in them and has no underscore is public.
 MODULES: Final = (
-    "engine",
+    "tidemark",
+    "tidemark.errors",
     "engine.collect.backend",
     "engine.collect.report",
     "engine.errors",
     "engine.drill",
     "engine.rocksdb.store",
-    "engine.spark",
+    "tidemark.spark",
     "engine.spark.errors",
     "engine.settings",
     "blobstore.base",

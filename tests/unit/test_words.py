@@ -15,7 +15,7 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 FILES: Final = ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "Makefile", "pyproject.toml", ".ci/run")
-DIRECTORIES: Final = ("engine", "index", "blobstore", "tests", "benchmarks", "demo", "examples", "scripts")
+DIRECTORIES: Final = ("tidemark", "engine", "index", "blobstore", "tests", "benchmarks", "demo", "examples", "scripts")
 
 # In identifiers and in text: each word with what is written instead.
 WORDS: Final = {

@@ -1,7 +1,7 @@
 """The verb `backup`."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -254,17 +254,11 @@ class _Sources:
             self._live[path] = self._open_for_all.enter_context(source)
         return self._live[path]
 
-    def back_up(self) -> list[BackupResult]:
+    def back_up(self) -> tuple[BackupResult, ...]:
         """Upload what changed in each."""
         scope, how, store = self._options.scope, self._options.how, self._options.store
-        made, backup = [], self._session.repository.backup
-        for task, source in self.find().items():
-            try:
-                with self._session.progress("backup") as progress:
-                    made.append(backup(scope, source, task=task, store=store, options=how, progress=progress))
-            finally:
-                if isinstance(source, LiveRocksDb):
-                    source.clear()
+        with self._session.progress("backup") as progress:
+            made = self._session.repository.backup_many(scope, self.find(), store=store, options=how, progress=progress)
         taken = [source.taken.bytes_copied for source in self._live.values() if source.taken is not None]
         if bytes_copied := sum(taken):
             advice = "give a --scratch on the file system of DIR, and run as its owner"
@@ -312,7 +306,7 @@ def _has_changed(stats: BackupStats) -> bool:
     return bool(stats.files_added or stats.files_removed or stats.files_repacked)
 
 
-def _tasks_table(made: list[BackupResult]) -> list[str]:
+def _tasks_table(made: Sequence[BackupResult]) -> list[str]:
     cells = [
         (printable(one.reference.task), f"{one.stats.files_added:,}", human_bytes(one.stats.bytes_uploaded))
         for one in made

@@ -10,19 +10,18 @@ import click
 import msgspec
 
 from blobstore import installed_release
-from blobstore.errors import StoreError
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice, user_dir
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.drill import drill as restore_drill
 from engine.drill.drill import DrillHistory, history_path, read_history
-from engine.errors import EngineError, NotFoundError, TargetError, UsageError
+from engine.errors import NotFoundError, TargetError, UsageError
 from engine.report.report import ENTRIES_MAX, ReportRequest, ReportResult, gather_report, write_report
 from engine.settings import STORES_AT_ONCE
 from index.display import count, human_bytes, printable, shortened
-from index.errors import FormatError
 from index.snapshot.model import Scope
+from tidemark.errors import TidemarkError
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +134,7 @@ def _run(session: Session, options: BenchOptions, history: Path | None) -> resto
             return repository.loop.run(work)
     except (NotFoundError, UsageError):
         raise
-    except (StoreError, EngineError, FormatError, OSError) as error:
+    except (TidemarkError, OSError) as error:
         failed = restore_drill.FailedDrill(
             began_at_ms=began_at_ms,
             release=installed_release(),

@@ -6,16 +6,15 @@ from pathlib import Path
 import click
 import msgspec
 
-from blobstore.errors import StoreError
 from engine.cli import options as cli
 from engine.cli.output import extend, view_commit
 from engine.cli.session import EVERY_S_MIN, Session, verb
-from engine.errors import EngineError, TargetError, UsageError
+from engine.errors import TargetError, UsageError
 from engine.follow.follow import FollowStatus, FollowStep
 from engine.restore.restore import RestoreResult
 from index.display import format_files, human_duration, printable
-from index.errors import FormatError
 from index.snapshot.model import Scope
+from tidemark.errors import TidemarkError
 
 
 class FollowView(FollowStatus, frozen=True, kw_only=True):
@@ -117,7 +116,7 @@ def _follow(session: Session, options: FollowArguments) -> None:
     def stay() -> str | None:
         if last is None:
             return None
-        with contextlib.suppress(EngineError, FormatError, StoreError):
+        with contextlib.suppress(TidemarkError):
             session.record.note(session.repository.follow_status(scope, directory, **options.stores))
         return f"stays at commit {last[0].commit_number}"
 

@@ -7,24 +7,22 @@ from typing import ClassVar, TypeVar
 import click
 import msgspec
 
-from blobstore.errors import StoreError
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure, describe
 from engine.cli.output import CommitView, view_commit
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
-from engine.errors import DamagedError, EngineError, UsageError
+from engine.errors import DamagedError, UsageError
 from engine.records.find import Choice, find_complete, key_of
-from engine.restore.restore import RestoreOptions, RestoreResult, check_patterns
+from engine.restore.restore import RestoredStore, RestoreOptions, RestoreResult, check_patterns, target_below
 from engine.restore.write import OwnerPolicy
 from engine.text import table
 from index.display import human_bytes, human_duration, printable
-from index.errors import FormatError
 from index.plan.commits import Commit
 from index.plan.restore import RestorePlan, ReusedFile
-from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope, StoreReference
+from tidemark.errors import TidemarkError
 
 
 class RestoreArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,27 +207,27 @@ def _restore_one(session: Session, options: RestoreArguments) -> RestoreView:
 def _restore_all(session: Session, options: RestoreArguments) -> RestoreView:
     repository = session.repository
     damaged, restored = set[str](), set[Path]()
+    outcomes: dict[Path, RestoredStore] = {}
 
-    def restore(reference: StoreReference, target: Path) -> RestoredStoreView:
-        # What an attempt at a newer commit has brought back, and nothing else, is replaced without being asked to.
-        how = msgspec.structs.replace(options.how, replace=options.how.replace or target in restored)
-        try:
-            # One store after the other; each by itself already uses all that it may of network and memory.
-            with session.progress("restore") as progress:
-                result = repository.restore_reference(reference, target, options=how, progress=progress)
-        except DamagedError as error:
-            damaged.add(key_of(error))
-            raise
-        restored.add(target)
-        return RestoredStoreView(reference=reference, target=target, result=result)
+    def view(reference: StoreReference, target: Path) -> RestoredStoreView:
+        one = outcomes[target]
+        if one.failure is not None:
+            raise one.failure
+        return RestoredStoreView(reference=reference, target=target, result=one.result)
 
     choice, because = _choose_complete(session, options)
     while True:
         known, failure = len(damaged), None
         stores: tuple[RestoredStoreView, ...] = ()
         with session.pinned(options.scope, choice, purpose="restore") as (commit, lease):
+            with session.progress("restore") as progress:
+                # What an attempt at a newer commit has brought back, and nothing else, is replaced without being asked.
+                done = repository.restore_stores(commit, options.target, options.how, progress, replaced=restored)
+            outcomes = {one.target: one for one in done}
+            restored.update(one.target for one in done if one.failure is None)
+            damaged.update(key_of(one.failure) for one in done if isinstance(one.failure, DamagedError))
             try:
-                stores = _store_by_store(session, options, commit, restore, RestoredStoreView)
+                stores = _store_by_store(session, options, commit, view, RestoredStoreView)
             except DamagedError as error:
                 failure = error
         whole = None
@@ -326,9 +324,7 @@ def _store_by_store(
 ) -> tuple[ViewT, ...]:
     """Do something for one store after the other, and go on after a failure; raise the first if all fail."""
     if options.all_stores:
-        # Names of tasks and stores are made safe as in keys: they come from the store.
-        names = ((s, encode_component(s.task), encode_component(s.store)) for s in commit.record.stores)
-        targets = [(s, options.target / task / store) for s, task, store in names]
+        targets = [(store, target_below(options.target, store)) for store in commit.record.stores]
     else:
         targets = [(session.choose_stores(commit, options.task, options.store)[0], options.target)]
     views: list[ViewT] = []
@@ -336,7 +332,7 @@ def _store_by_store(
     for reference, target in targets:
         try:
             views.append(do(reference, target))
-        except (StoreError, EngineError, FormatError, OSError) as error:
+        except (TidemarkError, OSError) as error:
             named = error
             if first is None and isinstance(error, DamagedError):
                 # Of the first one alone: to find out which commit is whole may take long.

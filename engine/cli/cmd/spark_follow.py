@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from blobstore.errors import StoreError
 from engine.checkpoint import cutover, follower, replica
 from engine.cli import options as cli
 from engine.cli.cmd.spark import partitioner
 from engine.cli.errors import describe
 from engine.cli.output import extend
 from engine.cli.session import EVERY_S_MIN, Session, verb
-from engine.errors import EngineError, MisplacedKeyError, TargetBusyError, TargetError, UsageError
+from engine.errors import MisplacedKeyError, TargetBusyError, TargetError, UsageError
 from index.display import count, human_bytes, printable
-from index.errors import FormatError, PartitionKeyError
+from index.errors import PartitionKeyError
+from tidemark.errors import TidemarkError
 
 # What is the same the next time.
 _FINAL = (TargetError, UsageError, MisplacedKeyError, PartitionKeyError)
@@ -99,7 +99,7 @@ async def _follow(
             while True:
                 try:
                     step = await following.step()
-                except (EngineError, FormatError, StoreError) as error:
+                except TidemarkError as error:
                     is_final = isinstance(error, _FINAL) and not isinstance(error, TargetBusyError)
                     # What is wrong from the start is not waited for.
                     if is_final or not views:

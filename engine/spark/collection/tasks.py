@@ -21,11 +21,12 @@ from engine.collect.backend import COLLECT, KEYS_LISTED_MAX, Deleted, Listing, S
 from engine.errors import DamagedError, UnsafeStoreError
 from engine.records.roots import reachable_keys
 from engine.spark.access import Access
-from engine.spark.errors import SENT, RunEndedError, encode_error
+from engine.spark.errors import RunEndedError, encode_error
 from index.plan.collect import PlannedUpload, Protection, Upload, choose_uploads, sum_totals, waiting_until_ms
 from index.plan.plan_format import SHARDS, Shard, decode_lines, digest_of, encode_line, group_by_shard
 from index.snapshot.keys import RunId, run_key
 from index.snapshot.model import IndexReference
+from tidemark.errors import TidemarkError
 
 # What is in `data`. An inventory or a plan is in it only where nothing may be written to the repository (P2).
 ITEM: Final = "item"
@@ -189,7 +190,7 @@ def failures_to(rows: list[Row]) -> Iterator[None]:
     """Append the error of the block to a list, as a row for the driver."""
     try:
         yield
-    except SENT as error:
+    except TidemarkError as error:
         rows.append(Row(0, FAILED, encode_error(error)))
 
 

@@ -55,5 +55,5 @@ def test_an_import_names_what_is_missing(missing: str) -> None:
 
 
 def test_the_error_is_an_import_error() -> None:
-    done = run("pyspark", "\ntry:\n    import engine.spark\nexcept ImportError as error:\n    print(error.hint)")
+    done = run("pyspark", "\ntry:\n    import tidemark.spark\nexcept ImportError as error:\n    print(error.hint)")
     assert "pip install '.[spark]'" in done.stdout

@@ -340,7 +340,7 @@ async def test_a_store_that_the_query_has_and_the_backup_lacks_is_named(world: W
     left = [r for r in commit.record.stores if r.task != "0-1"]
     torn = msgspec.structs.replace(commit, record=msgspec.structs.replace(commit.record, stores=tuple(left)))
 
-    async def latest(scope: Scope) -> Any:
+    async def latest(scope: str | Scope) -> Any:
         return torn
 
     repository.latest = latest  # type: ignore[method-assign]

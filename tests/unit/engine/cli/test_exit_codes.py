@@ -11,7 +11,7 @@ from blobstore.errors import InvalidRequestError, StoreError, StoreUnavailableEr
 from engine.cli.errors import describe
 from engine.cli.run import CODES, MEANINGS, ExitCode, choose_exit_code
 from engine.errors import CommitUnknownError, DamagedError, EngineError, TargetError, UsageError
-from index.errors import FormatError
+from tidemark import TidemarkError
 
 
 def _load_everything() -> None:
@@ -31,8 +31,7 @@ def _tree(kind: type[Exception]) -> Iterator[type[Exception]]:
 _load_everything()
 ALL_KINDS = {
     kind
-    for root in (StoreError, EngineError, FormatError)
-    for kind in _tree(root)
+    for kind in _tree(TidemarkError)
     # Verbs load it only when they are asked to.
     if not kind.__module__.startswith(("engine.spark", "tests"))
 }

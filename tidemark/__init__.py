@@ -1,0 +1,117 @@
+"""Back up and restore the RocksDB state of jobs: `from tidemark import SyncRepository`. On Spark: `tidemark.spark`.
+
+It has the names that programs need, `engine.__all__` among them, and nothing of its own but the base of all errors.
+Each is imported when somebody asks for it (PEP 562): `index` and `blobstore` import `tidemark.errors` from here.
+"""
+
+import importlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidemark.errors import ShadowedError
+from tidemark.errors import TidemarkError as TidemarkError
+
+if TYPE_CHECKING:
+    from blobstore import installed_release
+    from blobstore.errors import AccessDeniedError as AccessDeniedError
+    from blobstore.errors import StoreError as StoreError
+    from blobstore.errors import StoreUnavailableError as StoreUnavailableError
+    from blobstore.opening import StoreSettings as StoreSettings
+    from engine.backup.backup import BackupOptions as BackupOptions
+    from engine.backup.backup import BackupResult as BackupResult
+    from engine.backup.live import LiveRocksDb as LiveRocksDb
+    from engine.checkpoint.backup import BackupChoice as BackupChoice
+    from engine.checkpoint.backup import backup_checkpoint as backup_checkpoint
+    from engine.checkpoint.check import check_checkpoint as check_checkpoint
+    from engine.checkpoint.convert import ConvertChoice as ConvertChoice
+    from engine.checkpoint.convert import convert_checkpoint as convert_checkpoint
+    from engine.checkpoint.restore import RestoreChoice as RestoreChoice
+    from engine.checkpoint.restore import restore_checkpoint as restore_checkpoint
+    from engine.collect.report import CollectReport as CollectReport
+    from engine.errors import CommitUnknownError as CommitUnknownError
+    from engine.errors import ConflictError as ConflictError
+    from engine.errors import DamagedError as DamagedError
+    from engine.errors import EngineError as EngineError
+    from engine.errors import IncompleteError as IncompleteError
+    from engine.errors import LeaseExpiredError as LeaseExpiredError
+    from engine.errors import NotFoundError as NotFoundError
+    from engine.errors import ShrunkError as ShrunkError
+    from engine.errors import StaleResultError as StaleResultError
+    from engine.errors import TargetError as TargetError
+    from engine.errors import TooMuchToDeleteError as TooMuchToDeleteError
+    from engine.errors import UnsafeSourceError as UnsafeSourceError
+    from engine.errors import UsageError as UsageError
+    from engine.inspect.history import History as History
+    from engine.inspect.verify import Level as Level
+    from engine.inspect.verify import VerifyReport as VerifyReport
+    from engine.repository.repository import Repository as Repository
+    from engine.repository.repository import SyncRepository as SyncRepository
+    from engine.restore.restore import Restored as Restored
+    from engine.restore.restore import RestoredAll as RestoredAll
+    from engine.restore.restore import RestoreOptions as RestoreOptions
+    from engine.restore.restore import RestoreResult as RestoreResult
+    from engine.settings import TransferSettings as TransferSettings
+    from engine.state.query import StreamingCheckpoint as StreamingCheckpoint
+    from engine.state.restore import StateRestoreOptions as StateRestoreOptions
+    from engine.state.settings import StateStoreSettings as StateStoreSettings
+    from engine.state.store import StateStore as StateStore
+    from engine.state.store import SyncStateStore as SyncStateStore
+    from engine.state.store import open_query_state as open_query_state
+    from index.errors import FormatError as FormatError
+    from index.plan.commits import Commit as Commit
+    from index.plan.commits import Retention as Retention
+    from index.plan.commits import RetentionPolicy as RetentionPolicy
+    from index.snapshot.delta import IndexDifference as IndexDifference
+    from index.snapshot.model import Scope as Scope
+
+    __all__: list[str]
+    __version__ = installed_release()
+
+# Beside those of `engine`, by the module that defines them.
+_NAMES = {
+    "blobstore.errors": "AccessDeniedError StoreError StoreUnavailableError",
+    "blobstore.opening": "StoreSettings",
+    "engine.errors": "CommitUnknownError ConflictError DamagedError EngineError IncompleteError LeaseExpiredError "
+    "NotFoundError ShrunkError StaleResultError TargetError TooMuchToDeleteError UnsafeSourceError UsageError",
+    "engine.inspect.verify": "Level",
+    "engine.settings": "TransferSettings",
+    "index.errors": "FormatError",
+    "index.plan.commits": "Retention RetentionPolicy",
+    "index.snapshot.model": "Scope",
+    "tidemark.errors": "ShadowedError TidemarkError",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def _check_packages() -> None:
+    """Refuse to go on with somebody else's `index.py`: what is beside a script comes first on Python's path."""
+    root = Path(__file__).parents[1]
+    for name in ("blobstore", "engine", "index"):
+        found = find_spec(name)
+        if found is not None and found.origin is not None and root not in Path(found.origin).parents[1:2]:
+            # Where an import fails people see the message alone.
+            message = f"{found.origin} hides {root / name}: {ShadowedError.default_hint}"
+            raise ShadowedError(message, operation="import", subject=name)
+
+
+_check_packages()
+
+
+# Type checkers see the names above, and report any other.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return importlib.import_module("blobstore").installed_release()
+        # It imports nothing by itself, and knows where its own names are.
+        names = importlib.import_module("engine").__all__
+        if name == "__all__":
+            return [*names, *_MODULES]
+        if name not in _MODULES and name not in names:
+            raise AttributeError(f"module 'tidemark' has no attribute {name!r}")
+        return getattr(importlib.import_module(_MODULES.get(name, "engine")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*importlib.import_module("engine").__all__, *_MODULES])

@@ -1,0 +1,26 @@
+"""The base of every error of Tidemark. It imports nothing, so that every package may import it."""
+
+
+class TidemarkError(Exception):
+    """Base of everything that Tidemark refuses or could not do; `except TidemarkError` catches all of it.
+
+    Attributes:
+        operation: What was being done, such as "restore"; empty where a value itself is refused.
+        subject: The key, path, scope or name concerned; may be empty.
+        hint: What an operator can do about it; never empty.
+    """
+
+    default_hint = "see the cause below"
+
+    def __init__(self, message: str, *, operation: str = "", subject: str = "", hint: str = "") -> None:
+        self.operation = operation
+        self.subject = subject
+        self.hint = hint or self.default_hint
+        about = " ".join(filter(None, (operation, subject)))
+        super().__init__(f"{about}: {message}" if about else message)
+
+
+class ShadowedError(TidemarkError, ImportError):
+    """A file of somebody else's, found first, has the name of a package of Tidemark."""
+
+    default_hint = "rename that file, or start elsewhere: Python looks beside the script first"
