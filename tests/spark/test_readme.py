@@ -1,4 +1,4 @@
-"""The programs of the README run as they stand, in a directory with what its first commands have made."""
+"""Run the programs of the README without a change, in a directory with what its first commands have made."""
 
 import re
 import subprocess
