@@ -4,6 +4,8 @@ Such a URL is a credential: anyone who has it can send. It is shown without its 
 """
 
 import http.client
+import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Final
@@ -15,8 +17,8 @@ from typing_extensions import override
 from engine.cli.output import SCHEMA
 from engine.errors import UsageError
 
-# For each step of a request. The run is over, and its caller waits.
-TIMEOUT_S: Final = 5
+# The run is over, and its caller waits.
+TIMEOUT_S: Final = 10
 
 
 class Hook(msgspec.Struct, frozen=True):
@@ -61,16 +63,27 @@ def parse_hook(text: str) -> Hook:
 
 def send(hook: Hook, notice: Notice, warn: Callable[[str], None]) -> None:
     """Send a notice; if that fails it is a warning, and changes nothing of the run."""
+    answers: list[str] = []
+    # A server that answers drop by drop would hold the caller past each timeout of its own.
+    sending = threading.Thread(target=lambda: answers.append(_post(hook, notice)), name="tidemark hook", daemon=True)
+    sending.start()
+    sending.join(TIMEOUT_S)
+    if reason := answers[0] if answers else f"no answer within {TIMEOUT_S} s":
+        warn(f"{hook} was not informed of how the run ended: {reason}")
+
+
+def _post(hook: Hook, notice: Notice) -> str:
+    """Return what went wrong; empty if nothing did."""
     headers = {"Content-Type": "application/json", "User-Agent": "tidemark"}
     request = urllib.request.Request(hook.url, msgspec.json.encode(notice), headers)  # noqa: S310  (parse_hook)
     try:
         with _OPENER.open(request, timeout=TIMEOUT_S):
-            pass
-    # An address with an umlaut that no host can have is a ValueError.
+            return ""
+    except urllib.error.HTTPError as error:
+        return f"it answered {error.code}"
+    # An address that no host can have is a ValueError.
     except (OSError, http.client.HTTPException, ValueError) as error:
-        status = getattr(error, "code", None)
-        reason = f"it answered {status}" if status else type(getattr(error, "reason", None) or error).__name__
-        warn(f"{hook} was not informed of how the run ended: {reason}")
+        return type(getattr(error, "reason", None) or error).__name__
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -21,7 +22,7 @@ class Receiver(HTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.status = 200
+        self.status, self.delay_s = 200, 0.0
         self.received: list[tuple[str, dict[str, Any]]] = []
 
     def url(self, path: str) -> str:
@@ -33,6 +34,7 @@ class _Handler(BaseHTTPRequestHandler):
         receiver = self.server
         assert isinstance(receiver, Receiver)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        time.sleep(receiver.delay_s)
         receiver.received.append((self.path.rpartition("/")[2], body))
         self.send_response(receiver.status)
         self.send_header("Location", receiver.url("elsewhere"))
@@ -121,6 +123,15 @@ def test_a_server_that_is_not_there_changes_nothing_of_the_run(hooked: Shell) ->
     result = hooked.run("backup", str(hooked.directory / "source"), "--on-success", f"http://127.0.0.1:1/{SECRET}")
     assert "was not informed of how the run ended: ConnectionRefusedError" in result.stderr
     assert SECRET not in result.output
+
+
+def test_a_server_that_answers_for_ever_is_not_waited_for(
+    hooked: Shell, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.cli.notify.TIMEOUT_S", 0.2)
+    receiver.delay_s = 1
+    result = hooked.run("backup", str(hooked.directory / "source"))
+    assert "was not informed of how the run ended: no answer within 0.2 s" in result.stderr
 
 
 @pytest.mark.parametrize(
