@@ -496,13 +496,22 @@ def _choose_kept(header: PlanHeader, named: set[RootId]) -> set[RootId]:
     places: defaultdict[model.Scope, int] = defaultdict(int)
     kept: set[RootId] = set()
     periods: defaultdict[tuple[model.Scope, str], set[str]] = defaultdict(set)
+    # Commits whose time is that of the one before, as after a step of the clock.
+    timeless: set[tuple[model.Scope, int]] = set()
+    before_ms: dict[model.Scope, int] = {}
+    for commit in sorted(header.commits, key=lambda c: c.number):
+        if commit.committed_at_ms <= before_ms.get(commit.scope, -1):
+            timeless.add((commit.scope, commit.number))
+        before_ms[commit.scope] = commit.committed_at_ms
     for commit in sorted(header.commits, key=lambda c: c.number, reverse=True):
         scope = commit.scope
         rule = next((r for r in header.retention.rules if fnmatch.fnmatchcase(scope.job, r.pattern)), None)
         retention = rule.retention if rule is not None else None
         since_ms = retention.keep_since_ms if retention is not None else None
-        is_first = False
-        for form, count in _counted_periods(retention):
+        is_timeless = (scope, commit.number) in timeless
+        counted = [(form, count) for form, count in _counted_periods(retention) if count]
+        is_first = is_timeless and bool(counted)
+        for form, count in [] if is_timeless else counted:
             at_s = min(commit.committed_at_ms // 1000, _SECONDS_MAX)
             period = f"{datetime.fromtimestamp(at_s, UTC):{form}}"
             seen = periods[scope, form]

@@ -573,7 +573,10 @@ def test_periods_are_understood_alike(seed: int) -> None:
     random = Random(seed)
     span_ms = random.choice((86_400_000, 90 * 86_400_000, 3000 * 86_400_000))
     times = [1_600_000_000_000 + random.randrange(span_ms) for _ in range(60)]
-    times = times if seed % 2 else sorted(times)
+    # As along a chain (C7), some after a step of the clock.
+    times = sorted(times)
+    times = [max(times[: n + 1]) if n % 7 else times[n - n % 3] for n in range(len(times))]
+    times = [max(times[: n + 1]) for n in range(len(times))]
     scopes = [Scope("a"), Scope("b")]
     commits = [
         Commit(

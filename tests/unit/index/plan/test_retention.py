@@ -134,10 +134,13 @@ def test_the_newest_of_each_period_is_kept(retention: Retention, kept: list[int]
     assert sorted(pointer.number for pointer in found) == sorted(kept)
 
 
-def test_a_clock_that_went_back_and_forth_uses_up_no_period() -> None:
-    days = ("2026-01-01", "2026-01-02", "2026-01-01", "2026-01-02", "2026-01-01", "2026-01-02")
+def test_commits_after_a_step_of_the_clock_fill_no_period_and_stay() -> None:
+    """The clock was 40 days ahead for the fourth commit, whose time all that follow have (0002, C7)."""
+    days = ("2026-01-01", "2026-01-02", "2026-01-03", *("2026-02-12",) * 20, "2026-02-13")
     commits = [commit_at(number, f"{day}T00:00") for number, day in enumerate(days, start=1)]
-    assert sorted(p.number for p in choose_kept(commits, Retention(keep_daily=2))) == [5, 6]
+    kept = sorted(p.number for p in choose_kept(commits, Retention(keep_daily=2)))
+    assert kept == [4, *range(5, 24), 24]
+    assert sorted(p.number for p in choose_kept(commits, Retention(keep_last=1))) == [24]
 
 
 def test_each_reason_is_that_of_its_period() -> None:
