@@ -125,6 +125,8 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
     # None: `verify_missing` says why.
     verified: VerifyReport | None = None
     verify_missing: str = ""
+    # What each job needs of it: several may need one key.
+    problems_by_job: Mapping[str, tuple[Problem, ...]] = msgspec.field(default_factory=dict)
     # Requests that the report took, by operation.
     requests: Mapping[str, int] = msgspec.field(default_factory=dict)
 
@@ -165,7 +167,7 @@ async def gather_report(
         chosen = tuple(sorted((log.scope for log in newest[:JOBS_MAX]), key=str))
         left_out = len(logs) - len(chosen)
     histories = [await read(scope) for scope in chosen]
-    verified, verify_missing = await _verify(store, histories, read)
+    verified, verify_missing, by_job = await _verify(store, histories, read)
     audits, audits_count, audits_broken = await _read_audits(store)
     own = [entry for entry in request.drills.entries if entry.repository_id == repository.record.id]
     return ReportFacts(
@@ -183,26 +185,32 @@ async def gather_report(
         audits_broken=audits_broken,
         verified=verified,
         verify_missing=verify_missing,
+        problems_by_job=by_job,
         requests=dict(sorted(store.meter.requests.items())),
     )
 
 
 async def _verify(
     store: BlobStore, histories: Sequence[History], read: Callable[..., Awaitable[History]]
-) -> tuple[VerifyReport | None, str]:
-    """Find what is missing or still has a TTL; or return why that is unknown."""
+) -> tuple[VerifyReport | None, str, dict[str, tuple[Problem, ...]]]:
+    """Find what is missing or still has a TTL, of all jobs and of each; or return why that is unknown."""
     commits = commits_of(histories)
     try:
         report = await verify(store, commits)
         if not report.problems:
-            return report, ""
+            return report, "", {}
         # What a concurrent collection took since is fine: only commits that are still there count.
         now = [await read(history.scope, shares=False) for history in histories]
         there = {(commit.scope, commit.pointer) for commit in commits_of(now)}
         left = [commit for commit in commits if (commit.scope, commit.pointer) in there]
-        return (report if len(left) == len(commits) else await verify(store, left)), ""
+        if len(left) < len(commits):
+            report = await verify(store, left)
+        # A fork may need what another job has lost.
+        own = {scope: [c for c in left if c.scope == scope] for scope in {c.scope for c in left}}
+        several = len(own) > 1 and report.problems
+        return report, "", {str(s): (await verify(store, c) if several else report).problems for s, c in own.items()}
     except (EngineError, FormatError) as error:
-        return None, f"{type(error).__name__}: {error}"
+        return None, f"{type(error).__name__}: {error}", {}
 
 
 async def _read_audits(store: BlobStore) -> tuple[tuple[AuditRecord, ...], int, tuple[str, ...]]:
@@ -285,9 +293,33 @@ def make_page(facts: ReportFacts) -> str:
     )
 
 
-def _risks_of(facts: ReportFacts, job: JobFacts) -> tuple[Problem, ...]:
-    problems = facts.verified.problems if facts.verified is not None else ()
-    return tuple(problem for problem in problems if problem.scope == str(job.scope))
+def _trouble(facts: ReportFacts, job: JobFacts) -> tuple[str, ...]:
+    """Say what keeps a job from being restored, or may; nothing if all is well, as far as it was looked at."""
+    found = facts.problems_by_job.get(str(job.scope), ())
+    damage = [problem for problem in found if problem.kind.is_damage]
+    parts = []
+    if damage:
+        newest = max((e.number for e in job.history.entries if e.restores), default=0)
+        last = max(problem.number for problem in damage)
+        which = "its newest commit too" if last == newest else f"up to commit {last}, the newest is whole"
+        parts.append(f"{count(len(damage), 'key')} missing or damaged: {which}")
+    if len(found) > len(damage):
+        parts.append(f"{count(len(found) - len(damage), 'key')} with a TTL")
+    if job.damaged:
+        parts.append(f"{count(len(job.damaged), 'record')} damaged")
+    if job.history.problems:
+        parts.append(
+            f"{count(len(job.history.problems), 'name, pin or boundary', 'names, pins or boundaries')} unreadable"
+        )
+    if any(e.state is State.VOID for e in job.history.entries) and not _newest(job):
+        parts.append("none of its records counts: they are late")
+    if job.drills and not isinstance(job.drills[-1], RestoreDrill):
+        parts.append("its last restore drill failed")
+    return tuple(parts)
+
+
+def _newest(job: JobFacts) -> Commit | None:
+    return next((e.commit for e in job.history.entries if e.commit is not None and e.restores), None)
 
 
 def _verdict(facts: ReportFacts) -> Iterator[str]:
@@ -295,40 +327,25 @@ def _verdict(facts: ReportFacts) -> Iterator[str]:
     if facts.verified is None:
         yield _paragraph(f"It is unknown what is missing: {facts.verify_missing}", "bad verdict")
         return
-    risks = [(place, _risks_of(facts, job), job) for place, job in enumerate(facts.jobs)]
-    at_risk = [(place, found, job) for place, found, job in risks if found or job.damaged]
-    if not at_risk:
-        text = f"All of {count(len(facts.jobs), 'job')} can be restored." if facts.jobs else "There is no job yet."
-        if others := len(facts.verified.problems):
-            text = f"{count(others, 'key')} at risk."
-        yield _paragraph(text, f"{'bad' if others else 'good'} verdict")
+    left_out = f"; {count(facts.jobs_left_out, 'more job')} not looked at" if facts.jobs_left_out else ""
+    troubles = [(place, job, found) for place, job in enumerate(facts.jobs) if (found := _trouble(facts, job))]
+    if troubles:
+        names = ", ".join(
+            f'<a href="#job-{place}">{_text(str(job.scope))}</a> ({_text("; ".join(found))})'
+            for place, job, found in troubles
+        )
+        total = count(len(facts.jobs), "job")
+        yield f'<p class="bad verdict">{len(troubles)} of {total} at risk: {names}{left_out}</p>\n'
         return
-    names = ", ".join(
-        f'<a href="#job-{place}">{_text(str(job.scope))}</a> ({_text(_describe_risks(found, job))})'
-        for place, found, job in at_risk
-    )
-    yield f"<p class='bad verdict'>{len(at_risk)} of {count(len(facts.jobs), 'job')} at risk: {names}</p>\n"
-
-
-def _describe_risks(found: Sequence[Problem], job: JobFacts) -> str:
-    damage = [problem for problem in found if problem.kind.is_damage]
-    parts = []
-    if damage:
-        newest = max((e.number for e in job.history.entries if e.restores), default=0)
-        hurt = sorted({problem.number for problem in damage})
-        which = "its newest commit too" if newest in hurt else f"up to commit {hurt[-1]}, the newest is whole"
-        parts.append(f"{count(len(damage), 'key')} missing or damaged: {which}")
-    if len(found) > len(damage):
-        parts.append(f"{count(len(found) - len(damage), 'key')} with a TTL")
-    if job.damaged:
-        parts.append(f"{count(len(job.damaged), 'record')} damaged")
-    return "; ".join(parts)
+    held = sum(_newest(job) is not None for job in facts.jobs)
+    none = f", {count(len(facts.jobs) - held, 'job')} without a commit" if held < len(facts.jobs) else ""
+    text = f"{count(held, 'job')} can be restored{none}{left_out}" if facts.jobs else "there is no job yet"
+    yield _paragraph(f"{text[0].upper()}{text[1:]}.", "verdict" if none or left_out or not held else "good verdict")
 
 
 def _card(facts: ReportFacts, job: JobFacts, place: int) -> str:
     """Show one job at a glance: its newest commit and its age, its size and how it went, its last drill."""
-    found = _risks_of(facts, job)
-    newest = next((e.commit for e in job.history.entries if e.commit is not None and e.restores), None)
+    found, newest = _trouble(facts, job), _newest(job)
     lines = ["no commit"]
     if newest is not None:
         record = newest.record
@@ -339,12 +356,15 @@ def _card(facts: ReportFacts, job: JobFacts, place: int) -> str:
     drilled = (
         f"drill {_age(facts.made_at_ms, drill.began_at_ms)}{f', {slo}' if slo else ''}" if drill else "never drilled"
     )
-    is_bad = bool(found or job.damaged) or facts.verified is None
-    state = _describe_risks(found, job) if found or job.damaged else "whole" if facts.verified else "unknown"
+    state, style = (
+        ("; ".join(found), "bad") if found else ("whole", "good") if newest else ("nothing to restore", "note")
+    )
+    if facts.verified is None:
+        state, style = "unknown", "bad"
     return (
         f'<li><a href="#job-{place}"><b>{_text(str(job.scope))}</b></a>{_sparkline(job)}'
         + "".join(f"<span>{_text(line)}</span>" for line in (*lines, drilled))
-        + f"<span class={'bad' if is_bad else 'good'}>{_text(state)}</span></li>\n"
+        + f"<span class={style}>{_text(state)}</span></li>\n"
     )
 
 
@@ -364,13 +384,14 @@ def _sparkline(job: JobFacts) -> str:
 
 def _job(facts: ReportFacts, job: JobFacts, place: int) -> Iterator[str]:
     """Show all of one job: what is at risk, its commits and its drills. Several sound ones are folded."""
-    found = _risks_of(facts, job)
-    is_open = len(facts.jobs) == 1 or found or job.damaged or job.history.problems
+    trouble, found = _trouble(facts, job), facts.problems_by_job.get(str(job.scope), ())
+    is_open = len(facts.jobs) == 1 or trouble
     yield f"<details class=job{' open' if is_open else ''}><summary><h2>{_text(str(job.scope))}</h2></summary>\n"
     # Inside, so that a link to it opens it.
     yield f'<div id="job-{place}">\n'
+    if trouble:
+        yield _paragraph(f"At risk: {'; '.join(trouble)}.", "bad")
     if found:
-        yield _paragraph(f"At risk: {_describe_risks(found, job)}.", "bad")
         yield from _problems(found, f"Blobs of {job.scope} at risk")
     if job.damaged:
         damaged = ((key, why, _RECORD_HINT) for key, why in job.damaged)
@@ -417,8 +438,8 @@ def _age(now_ms: int, at_ms: int) -> str:
 def _tiles(facts: ReportFacts) -> Iterator[str]:
     entries = [entry for job in facts.jobs for entry in job.history.entries]
     for figure, name in (
-        (f"{len(facts.jobs) + facts.jobs_left_out:,}", "jobs"),
-        (f"{len(entries):,}", "records"),
+        (f"{len(facts.jobs) + facts.jobs_left_out:,}", "jobs in all"),
+        (f"{len(entries):,}", "records shown"),
         (human_bytes(sum(e.share.bytes_uploaded for e in entries if e.share is not None)), "uploaded for them"),
         (human_bytes(sum(map(_freed_bytes, facts.audits))), "freed by collections"),
     ):

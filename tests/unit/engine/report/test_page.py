@@ -230,22 +230,22 @@ def test_a_name_is_never_taken_for_a_place_of_the_template() -> None:
 
 def test_every_kind_of_risk_says_what_helps() -> None:
     verified = _verified(*(_problem(kind, job="job") for kind in ProblemKind))
-    page = make_page(_facts(_job("job", _entry(1, scope=Scope("job"))), _job("sound"), verified=verified))
+    by_job = {"job": verified.problems}
+    job, sound = (_job(name, _entry(1, scope=Scope(name))) for name in ("job", "sound"))
+    page = make_page(_facts(job, sound, verified=verified, problems_by_job=by_job))
     risks = f"{len(ProblemKind) - 1} keys missing or damaged: its newest commit too; 1 key with a TTL"
-    verdict = page.partition("verdict'>")[2].partition("</p>")[0]
+    verdict = page.partition('bad verdict">')[2].partition("</p>")[0]
     assert verdict == f'1 of 2 jobs at risk: <a href="#job-0">job</a> ({risks})'
     assert page.count(risks) == 3
     assert page.count("<details class=job open>") == 1
     for hint in ("--check-retained", "--or-newest-complete", "verify --heal"):
         assert hint in page
-    # Of a job that is not shown.
-    assert f">{len(ProblemKind)} keys at risk.<" in make_page(_facts(verified=verified))
 
 
 def test_a_sound_repository_says_so() -> None:
     job = _job("job", *(_entry(n, scope=Scope("job")) for n in (3, 2, 1)))
     page = make_page(_facts(job, verified=_verified(), made_at_ms=1_700_000_000_000 + 4 * 86_400_000 + 7_200_000))
-    assert '<p class="good verdict">All of 1 job can be restored.</p>' in page
+    assert '<p class="good verdict">1 job can be restored.</p>' in page
     card = page.partition("<ul class=cards>")[2].partition("</ul>")[0]
     for text in (
         "commit 3, version 3",
@@ -256,9 +256,23 @@ def test_a_sound_repository_says_so() -> None:
     ):
         assert text in card, card
     assert "There is no job yet." in make_page(_facts(verified=_verified()))
+    some = make_page(_facts(job, _job("new"), verified=_verified(), jobs_left_out=3))
+    assert '<p class="verdict">1 job can be restored, 1 job without a commit; 3 more jobs not looked at.</p>' in some
+    assert "<span class=note>nothing to restore</span>" in some
     unknown = make_page(_facts(job, verify_missing="UnsafeStoreError: it changed"))
     assert "It is unknown what is missing: UnsafeStoreError: it changed" in unknown
     assert "<span class=bad>unknown</span>" in unknown
+
+
+def test_whatever_keeps_a_job_from_being_restored_is_in_the_verdict() -> None:
+    scope = Scope("job")
+    late = _job("job", HistoryEntry(number=1, state=State.VOID, commit=None))
+    odd = _job("job", _entry(1, scope=scope), problems=("names/x cannot be read",))
+    undrilled = msgspec.structs.replace(_job("job", _entry(1, scope=scope)), drills=(failed(),))
+    for job, why in ((late, "they are late"), (odd, "1 name, pin or boundary unreadable"), (undrilled, "drill failed")):
+        page = make_page(_facts(job, verified=_verified()))
+        assert why in page.partition('<p class="bad verdict">')[2].partition("</p>")[0]
+        assert "<span class=good>" not in page
 
 
 def test_a_card_shows_the_last_drill_and_whether_it_met_its_slo() -> None:
@@ -313,9 +327,9 @@ def test_commits_say_where_they_are_from_and_what_became_of_them() -> None:
 def test_long_tables_are_folded_and_risks_never() -> None:
     scope = Scope("job")
     problems = [_problem(ProblemKind.BLOB_MISSING, f"blobs/{n}", "job") for n in range(30)]
-    page = make_page(
-        _facts(_job("job", *(_entry(n, scope=scope) for n in range(30, 0, -1))), verified=_verified(*problems))
-    )
+    verified = _verified(*problems)
+    job = _job("job", *(_entry(n, scope=scope) for n in range(30, 0, -1)))
+    page = make_page(_facts(job, verified=verified, problems_by_job={"job": verified.problems}))
     _Tags(page)
     assert "<summary>Commits of job: 30 rows</summary>" in page
     assert page.count("<details>") == 1
