@@ -77,11 +77,19 @@ def _hide(url: re.Match[str]) -> str:
     return f"{url['begin']}{_HIDDEN}@{after}" if at else f"{url['begin']}{after}"
 
 
+class Prose(str):
+    """A line of words alone, which a terminal that is too narrow may break between them."""
+
+    __slots__ = ()
+
+
 class TableLine(str):
     """A line of a table that knows its cells, for a terminal that is too narrow for it."""
 
-    __slots__ = ("cells", "right")
+    __slots__ = ("cells", "right", "table_id")
 
+    # The same for the lines of one table.
+    table_id: object
     cells: tuple[str, ...]
     # Of each column, whether it is one of numbers.
     right: tuple[bool, ...]
@@ -96,8 +104,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Itera
         width = max(map(len, (header, *column)))
         columns.append([cell.rjust(width) if header in to_right else cell.ljust(width) for cell in (header, *column)])
     lines = [TableLine("  ".join(row).rstrip()) for row in zip(*columns, strict=True)]
+    table_id, numbers = object(), tuple(header in to_right for header in headers)
     for line, row in zip(lines, cells, strict=True):
-        line.cells, line.right = tuple(row), tuple(header in to_right for header in headers)
+        line.cells, line.right, line.table_id = tuple(row), numbers, table_id
     return [*lines]
 
 

@@ -29,7 +29,7 @@ import click
 import msgspec
 
 from engine.runtime import Runtime
-from engine.text import TableLine
+from engine.text import Prose, TableLine
 from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.plan.commits import Commit
 from index.snapshot.model import NameRecord, Scope
@@ -201,13 +201,21 @@ def log(level: Level, verb: str, message: str, fields: Mapping[str, Any] | None 
     click.echo(msgspec.json.encode(line), err=True)
 
 
+# Where a bar is on the screen, what writes a line above it.
+above_bar: Final[list[Callable[[str], None]]] = []
+
+
 def say(level: Level, verb: str, text: str, *, log_format: LogFormat) -> None:
     """Write on stderr what changes nothing of the result, also where nobody reads this any more: the work goes on."""
     with contextlib.suppress(OSError, ValueError):
         if log_format == JSON:
             log(level, verb, text)
         else:
-            click.echo(f"{'' if level == 'info' else f'{styled(level, level)}: '}{printable(text)}", err=True)
+            line = f"{'' if level == 'info' else f'{styled(level, level)}: '}{printable(text)}"
+            if above_bar:
+                above_bar[-1](line)
+            else:
+                click.echo(line, err=True)
 
 
 _STYLES: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -217,7 +225,9 @@ _STYLES: Final[Mapping[str, Mapping[str, Any]]] = {
     "bad": {"fg": "red", "bold": True},
 }
 # What a reader of a result must not overlook.
-_BAD: Final = re.compile(r"\b(DAMAGED|FAILED|MISSED|UNSAFE|WOULD BE REFUSED)\b")
+_BAD: Final = re.compile(
+    r"\b(CANNOT BE READ|DAMAGED|FAILED|MISSED|NOT committed|NOT deleted|UNSAFE|WOULD BE REFUSED|WRONG)\b"
+)
 
 
 def styled(text: str, style: str) -> str:
@@ -226,19 +236,19 @@ def styled(text: str, style: str) -> str:
 
 
 def for_terminal(lines: Sequence[str]) -> Iterator[str]:
-    """Yield a result as a terminal shows it: what is bad in colour, prose and tables broken where it is too narrow."""
+    """Yield a result as a terminal shows it: what is bad in colour, prose and tables as wide as it is."""
     width = shutil.get_terminal_size().columns
-    for is_table, group in itertools.groupby(lines, key=lambda line: isinstance(line, TableLine)):
+    for table_id, group in itertools.groupby(lines, key=lambda line: getattr(line, "table_id", None)):
         rows = [*group]
-        if is_table and max(map(len, rows)) > width:
-            # Its library takes a while to import.
+        if table_id is not None and max(map(len, rows)) * 2 > width:
+            # Its library takes a while to import. A character may be two columns wide.
             from engine.cli.terminal import fit_table  # noqa: PLC0415
 
             rows = [*fit_table([row for row in rows if isinstance(row, TableLine)], width)]
         for line in rows:
             shown = line
-            # What has columns without being a table is left as it is.
-            if len(line) > width and not is_table and "  " not in line.strip():
+            # Anything else may be data, or a command to be copied.
+            if isinstance(line, Prose):
                 shown = textwrap.fill(
                     line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
                 )

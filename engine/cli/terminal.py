@@ -4,11 +4,11 @@ The only importer of rich.
 """
 
 import contextlib
-import shutil
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
-from engine.cli.output import RATE_AGE_S_MIN
+from engine.cli.output import RATE_AGE_S_MIN, above_bar
 from engine.text import TableLine
 from index.display import human_bytes, human_duration
 
@@ -30,23 +30,31 @@ class TerminalBar:
     def __init__(self, stream: TextIO, what: str) -> None:
         """Begin to count; `what` begins the line."""
         self._what, self._files, self._files_total = what, 0, 0
-        width = shutil.get_terminal_size().columns
+        self._console = _Screen(file=stream)
         # What the other columns take of it, at their widest.
-        bar = BarColumn(bar_width=max(6, min(40, width - 68)))
-        columns = (TextColumn("{task.description}"), bar, TaskProgressColumn(), _Bytes(), _Left())
-        console = _Screen(file=stream, width=width)
-        self._bar = Bar(*columns, console=console, transient=True, speed_estimate_period=RATE_PERIOD_S)
+        bar = BarColumn(bar_width=max(6, min(40, self._console.width - 68)))
+        columns = (TextColumn("{task.description}", markup=False), bar, TaskProgressColumn(), _Bytes(), _Left())
+        self._bar = Bar(
+            *columns,
+            console=self._console,
+            transient=True,
+            speed_estimate_period=RATE_PERIOD_S,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self._task = self._bar.add_task(what, total=None)
 
     def __enter__(self) -> Self:
         # The work goes on also where nobody reads this any more; so below.
         with contextlib.suppress(OSError, ValueError):
             self._bar.start()
+        above_bar.append(lambda line: self._console.print(Text.from_ansi(line), soft_wrap=True))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        above_bar.pop()
         with contextlib.suppress(OSError, ValueError):
             self._bar.stop()
 
@@ -77,9 +85,12 @@ def fit_table(lines: Sequence[TableLine], width: int) -> Iterator[str]:
     Columns with nothing in them are left out, and what is too wide for its column goes on below, within it.
     """
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
+    if max(map(cell_len, lines)) <= width:
+        yield from lines
+        return
     columns = list(zip(*(line.cells for line in lines), strict=True))
     shown = [n for n, (_, *cells) in enumerate(columns) if not _NOTHING.issuperset(cells)]
-    widths = {n: max(map(len, columns[n])) for n in shown}
+    widths = {n: max(map(cell_len, columns[n])) for n in shown}
     whole = {n for n in shown[:-1] if widths[n] <= _UNBROKEN_MAX}
     if sum(widths[n] + 1 if n in whole else _BROKEN_MIN for n in shown) > width:
         yield from lines
@@ -118,5 +129,9 @@ class _Left(ProgressColumn):
         )
         if not rate:
             return Text("")
-        left = f" {human_duration(1000 * int(task.remaining / rate))} left" if task.remaining else ""
+        left = (
+            f" {human_duration(1000 * int(task.remaining / rate))} left"
+            if task.remaining and task.remaining > 0
+            else ""
+        )
         return Text(f"{human_bytes(int(rate))}/s{left}", no_wrap=True)

@@ -21,7 +21,7 @@ from engine.collect.policy import PolicyFile
 from engine.collect.report import CollectReport, format_shrinking
 from engine.errors import TooMuchToDeleteError, UsageError, restated
 from engine.inspect.explain import Explanation, Fate, KeyPath, RootKind
-from engine.text import table
+from engine.text import Prose, table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.errors import UnsafeNameError
 from index.plan.commits import RetentionPolicy
@@ -211,7 +211,7 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
     Example: tidemark collect -r file:///backups --keep-last 30 --keep-since 7d -n
     """
     if options.rules is None:
-        hint = "say --keep-last N, --keep-since TIME, or both; or --policy FILE"
+        hint = "say --keep-last N, --keep-since TIME, --keep-daily N, or several of them; or --policy FILE"
         raise UsageError("this would keep nothing but the newest commits", operation="collect", hint=hint)
     new_id = make_run_id(session.runtime.local_now_ms(), session.runtime.session())
     plan_dir = choose_plan_dir(options.plan, session.cache_dir(), new_id, dry_run=options.dry_run)
@@ -304,7 +304,7 @@ def collect_lines(report: CollectView, *, verbose: bool = False) -> list[str]:
         f"the plan: {printable(report.plan)}": report.plan,
         **{f"{printable(job.job)} would shrink from {format_shrinking(job)}": True for job in report.shrunk},
     }
-    return [*lines, *(note for note, is_so in notes.items() if is_so), report.summary]
+    return [*lines, *(note for note, is_so in notes.items() if is_so), Prose(report.summary)]
 
 
 def _details(report: CollectReport) -> list[str]:

@@ -13,7 +13,7 @@ from engine.errors import NotFoundError
 from engine.inspect.history import ENTRIES_MAX, NAMES_SHOWN_MAX, HistoryEntry, State, describe_entry, format_offsets
 from engine.records.leases import list_names
 from engine.records.log import Noted, load_log
-from engine.text import Moment, table
+from engine.text import Moment, Prose, table
 from index.display import count, human_bytes, iso_time, printable, shortened
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope
@@ -233,5 +233,5 @@ def _history_lines(view: HistoryView) -> list[str]:
         *lines,
         "",
         f"restore one: tidemark restore TARGET {options};",
-        "`rewind` makes it the newest again, `fork` begins another job with it, `keys` looks into it",
+        Prose("`rewind` makes it the newest again, `fork` begins another job with it, `keys` looks into it"),
     ]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import pytest
 from typing_extensions import override
 
-from engine.cli.output import ProgressLog, for_terminal, styled
+from engine.cli.output import ProgressLog, for_terminal, say, styled
 from engine.cli.terminal import TerminalBar
-from engine.text import table
+from engine.text import Prose, table
 
 
 class _Clock:
@@ -189,10 +189,11 @@ def test_a_structured_log_gets_the_numbers() -> None:
 
 def test_prose_is_broken_between_words_and_what_has_columns_is_left_as_it_is() -> None:
     prose = "of this plan " * 10
-    shown = next(for_terminal([prose.strip()])).splitlines()
+    shown = next(for_terminal([Prose(prose.strip())])).splitlines()
     assert max(map(len, shown)) <= 80
     assert " ".join(line.strip() for line in shown) == prose.strip()
-    for line in ("a   " * 30, "/a-path-without-a-blank" * 8):
+    assert [*for_terminal([prose])] == [prose]
+    for line in ("a   " * 30, "/a-path-without-a-blank" * 8, '{"a value": "as it is"} ' * 9):
         assert [*for_terminal([line])] == [line]
 
 
@@ -209,6 +210,26 @@ def test_a_table_that_is_too_wide_is_laid_out_again() -> None:
     assert shown[-2] == "x              7 short"
     for _, _, key, _ in rows:
         assert key.replace(" ", "") in "".join(line[17:] for line in shown[2:-1]).replace(" ", "")
+
+
+def test_two_tables_one_after_the_other_stay_two() -> None:
+    lines = [*table(("one", "two"), [("a" * 70, "b" * 30)]), *table(("three",), [("c" * 90,)])]
+    shown = [*for_terminal(lines)]
+    assert [line.split()[0] for line in shown if line.split()[0] in {"one", "three"}] == ["one", "three"]
+
+
+def test_wide_characters_hide_no_column() -> None:
+    lines = table(("job", "task", "key"), [("状態" * 9, "保存" * 9, "blobs/75/" * 6)])
+    shown = " ".join(for_terminal(lines))
+    assert "key" in shown
+    assert "blobs" in shown
+
+
+def test_a_warning_is_written_above_the_bar() -> None:
+    screen = _Screen()
+    with TerminalBar(screen, "backup"):
+        say("warning", "backup", "no answer [from] it", log_format="text")
+    assert "warning: no answer [from] it" in [line.strip() for line in lines_of(screen)]
 
 
 def test_a_table_that_fits_in_no_way_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
