@@ -201,6 +201,7 @@ def tidemark(ctx: click.Context) -> None:
 
 def main() -> int:
     """Run the command line of this process; SIGTERM and SIGHUP end it as Ctrl-C does, so that it cleans up."""
+    SIGNALS.clear()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it

@@ -29,7 +29,7 @@ class Hook(msgspec.Struct, frozen=True):
     @override
     def __repr__(self) -> str:
         place = urlsplit(self.url)
-        return f"{place.scheme}://{place.hostname}/***"
+        return f"{place.scheme}://{place.netloc}/***"
 
     __str__ = __repr__
 
@@ -53,7 +53,9 @@ def parse_hook(text: str) -> Hook:
     """Parse a URL; `UsageError`, which does not repeat it, if nothing can be sent there."""
     try:
         place = urlsplit(text)
-        is_right = place.scheme in {"http", "https"} and bool(place.hostname) and (place.port or 1) > 0
+        is_right = (
+            place.scheme in {"http", "https"} and bool(place.hostname) and place.port != 0 and "@" not in place.netloc
+        )
     except ValueError:
         is_right = False
     if not is_right or not text.isprintable() or " " in text:

@@ -298,6 +298,9 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None)
     ctx.default_map = {option: config.tables[at[0]][at[1]] for option, at in places.items() if at is not None}
     for param in ctx.command.params:
         value = ctx.default_map.get(param.name or "", "")
+        if isinstance(param.type, click.types.IntParamType) and isinstance(value, bool | float):
+            message, hint = f"{param.name} is {value!r}", "write a whole number"
+            raise UsageError(message, operation="settings", subject=str(path), hint=hint)
         is_text = isinstance(param.type, click.types.StringParamType | click.Path) and param.name not in _NUMBERS_TOO
         if is_text and not isinstance(value, str | tuple):
             message, hint = f"{param.name} is {value!r}, which is not text", f'write it in quotes: {param.name} = "..."'

@@ -169,7 +169,7 @@ class Session:
         if self.common.quiet or not wanted or (self.common.json and not self.logs_json):
             yield self.record.counted(NO_PROGRESS)
             return
-        if sys.stderr.isatty() and not self.logs_json:
+        if sys.stderr.isatty() and not self.logs_json and os.environ.get("TERM") != "dumb":
             # Where it is seen: its library takes a while to import.
             from engine.cli.terminal import TerminalBar  # noqa: PLC0415
 

@@ -174,10 +174,13 @@ class UploadJournals:
         self._cache_dir = cache_dir
         # What the store created before is not used again.
         self._usable_from_ms = usable_from_ms
+        self._is_tidy = False
 
     def since(self, closed_at_ms: int) -> "UploadJournals":
         """Return journals of which no upload from before a job was forgotten is used: a commit refuses it (D8)."""
-        return UploadJournals(self._cache_dir, usable_from_ms=closed_at_ms)
+        journals = UploadJournals(self._cache_dir, usable_from_ms=closed_at_ms)
+        journals._is_tidy, self._is_tidy = self._is_tidy, True
+        return journals
 
     async def open(
         self,
@@ -203,7 +206,9 @@ class UploadJournals:
         lease_ms = record.ttl_ms - record.margin_ms
         path = self._path(self._cache_dir, journal.store)
         await run_blocking(journal.open, path, lease_ms, uploads_count, spent)
-        await run_blocking(_remove_older, path, lease_ms)
+        if not self._is_tidy:
+            self._is_tidy = True
+            await run_blocking(_remove_older, path, lease_ms)
         if journal.goes_on:
             # Without an answer nothing is young enough; whether that fails the backup is for the upload to say.
             with contextlib.suppress(StoreError):

@@ -65,6 +65,7 @@ def test_text_from_the_store_cannot_steer_the_terminal(shell: Shell) -> None:
 def test_the_repository_may_be_given_as_an_argument_of_init(shell: Shell) -> None:
     assert shell.result("init", f"file://{shell.directory}/elsewhere")["repository_id"]
     assert [path.name for path in shell.directory.iterdir()] == ["elsewhere"]
+    assert shell.refused("init", "a", "-r", "b", code=2)["hint"] == "give one of them"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,14 @@ def test_what_is_no_text_in_a_settings_file_is_refused(shell: Shell, text: str) 
     refused = shell.refused("list", "--config", str(file), code=2)
     assert refused["hint"].startswith("write it in quotes: ")
     assert str(file) in refused["subject"]
+
+
+@pytest.mark.parametrize("value", ["true", "2.9"])
+@pytest.mark.parametrize("key", ["keep_last", "keep_daily"])
+def test_what_decides_what_is_deleted_is_a_whole_number(shell: Shell, key: str, value: str) -> None:
+    file = shell.directory / "settings.toml"
+    file.write_text(f"[collect]\n{key} = {value}\n")
+    assert shell.refused("collect", "-n", "--config", str(file), code=2)["hint"] == "write a whole number"
 
 
 def test_names_in_a_settings_file_may_be_numbers(shell: Shell) -> None:

@@ -149,7 +149,9 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
         # Stores that are there may be of another commit than those that are not.
         hint = "leave it out; restore each store by itself"
         raise UsageError("--if-absent is for one store, and not for --replace", operation="restore", hint=hint)
-    if options.if_absent and options.target.is_dir() and any(options.target.iterdir()):
+    # A new volume has a directory of its own: as a mount point it is refused, with a hint.
+    is_volume = options.target.is_mount()
+    if options.if_absent and not is_volume and options.target.is_dir() and any(options.target.iterdir()):
         target = options.target
         session.show(PresentView(target=target), [f"{printable(str(target))} has content: left as it is"])
         return ExitCode.OK

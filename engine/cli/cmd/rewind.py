@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice, check_new_name
@@ -13,6 +14,7 @@ from engine.cli.run import ExitCode
 from engine.cli.session import Session, check_fits, choose_scope, verb
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
+from engine.text import Prose
 from index.display import count, human_duration, iso_time, printable
 from index.plan.commits import Commit
 from index.snapshot.keys import encode_component
@@ -44,11 +46,14 @@ def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> 
 
     Example: tidemark init file:///backups --ttl 2d
     """
+    ctx = click.get_current_context()
+    if ctx.params["url"] and ctx.get_parameter_source("repository") is ParameterSource.COMMANDLINE:
+        raise UsageError("URL and --repository", operation="init", hint="give one of them")
     with session.initialised(ttl_ms=ttl, margin_ms=margin, collection_period_ms=collection_period) as repository:
         record = repository.record
     times = f"TTL {human_duration(record.ttl_ms)}, margin {human_duration(record.margin_ms)}"
     period = f"collect every {human_duration(record.collection_period_ms)}"
-    session.show(InitView(record=record), [f"repository {printable(record.id)}: {times}, {period}"])
+    session.show(InitView(record=record), [Prose(f"repository {printable(record.id)}: {times}, {period}")])
 
 
 class NameView(msgspec.Struct, frozen=True, kw_only=True):

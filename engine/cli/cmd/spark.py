@@ -29,6 +29,7 @@ from engine.state.key_rules import Partitioner, partitions_of
 from engine.text import Moment, table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.snapshot.keys import REPOSITORY
+from tidemark.errors import TidemarkError
 
 if TYPE_CHECKING:
     from engine.spark.session import SparkSession
@@ -454,7 +455,10 @@ def _open(session: Session, checkpoint: str, order: str) -> Iterator[SyncReposit
         try:
             repository = stack.enter_context(session.open())
         except NotFoundError:
-            if not asyncio.run(is_repository(checkpoint, session.store_settings())):
+            is_other = False
+            with contextlib.suppress(TidemarkError):  # of the second look; the first error is raised
+                is_other = asyncio.run(is_repository(checkpoint, session.store_settings()))
+            if not is_other:
                 raise
             message = "is a repository, where a checkpoint is expected"
             hint = f"exchange the two: tidemark {session.verb} {order}"
