@@ -296,6 +296,12 @@ async def test_what_is_kept_is_compared_with_what_is_meant(planned: Planned) -> 
     await planned.make(seven_days(planned.world.clock.now_ms - 1000))
     assert await findings_of(seven_days) == ()
     assert len(await findings_of(lambda now_ms: seven_days(now_ms - 86_400_000))) == 1
+    # As where the clock may have stepped (D11).
+    daily = as_policy(Retention(keep_daily=7))
+    planned.plan = MemoryStore(clock=planned.world.clock)
+    await planned.make(daily.ageless())
+    assert await findings_of(lambda _: daily) == ()
+    assert len(await findings_of(lambda _: as_policy(Retention(keep_daily=7, keep_last=2)))) == 1
 
 
 async def test_a_root_that_the_plan_lacks_is_reported(planned: Planned) -> None:
