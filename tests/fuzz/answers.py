@@ -12,7 +12,7 @@ from blobstore.s3.bucket_rules import backstop_rules, plan_lifecycle, threats
 from blobstore.s3.client import _failure, read_time
 from blobstore.s3.errors import BrokenError, answers, read_promised_bytes, read_ttl_ms
 from blobstore.s3.store import S3Store
-from engine.cli import config
+from engine.cli import config, notify
 from engine.errors import UsageError
 from engine.inspect.browse import KeyPlace, escape_bytes, parse_bytes, parse_place, write_place
 from engine.metrics import exposition
@@ -31,6 +31,7 @@ _WORDS: Final[tuple[Callable[[str], Any], ...]] = (
     config.parse_store,
     config.parse_version,
     config.parse_commit,
+    notify.parse_hook,
     parse_bytes,
     parse_place,
 )

@@ -62,16 +62,6 @@ def test_a_repository_is_used_with_text_alone(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir())
 
 
-def test_the_readme_shows_what_works(tmp_path: Path) -> None:
-    _, _, rest = (ROOT / "README.md").read_text().partition("## From Python\n\n```python\n")
-    code = rest.partition("```")[0].replace("/tmp/", f"{tmp_path}/").replace("/var/", f"{tmp_path}/")
-    (tmp_path / "state" / "checkpoint").mkdir(parents=True)
-    (tmp_path / "state" / "checkpoint" / "file").write_bytes(b"x")
-    assert code.count("\n") <= 8
-    exec(code, {})
-    assert (tmp_path / "state" / "again" / "file").read_bytes() == b"x"
-
-
 def test_a_rocksdb_in_use_is_named_by_text(tmp_path: Path) -> None:
     with (
         SyncRepository.init("memory://text") as repository,
