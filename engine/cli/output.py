@@ -222,7 +222,6 @@ _STYLES: Final[Mapping[str, Mapping[str, Any]]] = {
     "error": {"fg": "red", "bold": True},
     "warning": {"fg": "yellow", "bold": True},
     "hint": {"fg": "cyan"},
-    "bad": {"fg": "red", "bold": True},
 }
 # What a reader of a result must not overlook.
 _BAD: Final = re.compile(
@@ -240,8 +239,9 @@ def for_terminal(lines: Sequence[str]) -> Iterator[str]:
     width = shutil.get_terminal_size().columns
     for table_id, group in itertools.groupby(lines, key=lambda line: getattr(line, "table_id", None)):
         rows = [*group]
-        if table_id is not None and max(map(len, rows)) * 2 > width:
-            # Its library takes a while to import. A character may be two columns wide.
+        # A character that is not ASCII may be two columns wide.
+        if table_id is not None and any(len(row) > width or not row.isascii() for row in rows):
+            # Its library takes a while to import.
             from engine.cli.terminal import fit_table  # noqa: PLC0415
 
             rows = [*fit_table([row for row in rows if isinstance(row, TableLine)], width)]
@@ -252,7 +252,7 @@ def for_terminal(lines: Sequence[str]) -> Iterator[str]:
                 shown = textwrap.fill(
                     line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
                 )
-            yield _BAD.sub(lambda found: styled(found[0], "bad"), shown)
+            yield _BAD.sub(lambda found: styled(found[0], "error"), shown)
 
 
 Log = Callable[[str, Mapping[str, int]], None]

@@ -484,12 +484,13 @@ def _counted_periods(retention: Retention | None) -> tuple[tuple[str, int], ...]
     """Return how many hours, days, ISO weeks and months count, each by the form that a time in it has (P10)."""
     if retention is None:
         return ()
-    return (
+    counts = (
         ("%Y-%m-%d %H", retention.keep_hourly),
         ("%Y-%m-%d", retention.keep_daily),
         ("%G-%V", retention.keep_weekly),
         ("%Y-%m", retention.keep_monthly),
     )
+    return tuple((form, count) for form, count in counts if count)
 
 
 def _choose_kept(header: PlanHeader, named: set[RootId]) -> set[RootId]:
@@ -512,9 +513,9 @@ def _choose_kept(header: PlanHeader, named: set[RootId]) -> set[RootId]:
         retention = rule.retention if rule is not None else None
         since_ms = retention.keep_since_ms if retention is not None else None
         is_timeless = (scope, commit.number) in timeless
-        counted = [(form, count) for form, count in _counted_periods(retention) if count]
+        counted = _counted_periods(retention)
         is_first = is_timeless and bool(counted)
-        for form, count in [] if is_timeless else counted:
+        for form, count in () if is_timeless else counted:
             at_s = min(commit.committed_at_ms // 1000, _SECONDS_MAX)
             period = f"{datetime.fromtimestamp(at_s, UTC):{form}}"
             seen = periods[scope, form]

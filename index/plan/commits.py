@@ -585,6 +585,8 @@ def _keep_by_time(commits: Sequence[Commit], retention: Retention) -> Iterator[t
     if retention.keep_since_ms is not None:
         older = [c for c in commits if c.committed_at_ms < retention.keep_since_ms]
         yield from ((commit, KeepReason.SINCE) for commit in (*older[-1:], *commits[len(older) :]))
+    if not retention.periods:
+        return
     # One that has the time of the commit before has no time of its own: the clock was ahead then (C7).
     own_time = [c for n, c in enumerate(commits) if not n or c.committed_at_ms > commits[n - 1].committed_at_ms]
     for kind, count in retention.periods:
@@ -592,6 +594,5 @@ def _keep_by_time(commits: Sequence[Commit], retention: Retention) -> Iterator[t
         for commit in reversed(own_time):
             newest.setdefault(_PERIODS[kind](commit.committed_at_ms), commit)
         yield from ((commit, kind) for commit in itertools.islice(newest.values(), count))
-    if retention.periods:
-        timed = {commit.pointer for commit in own_time}
-        yield from ((commit, retention.periods[0][0]) for commit in commits if commit.pointer not in timed)
+    timed = {commit.pointer for commit in own_time}
+    yield from ((commit, retention.periods[0][0]) for commit in commits if commit.pointer not in timed)
