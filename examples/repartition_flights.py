@@ -200,15 +200,16 @@ class Sink:
 
 @contextlib.contextmanager
 def following(checkpoint: Path, replica: Path) -> Iterator[None]:
-    """Follow while the block runs; then stop it as Ctrl-C does, as a cut-over wants to work there alone."""
+    """Follow while the block runs; then stop it, as a cut-over wants to work there alone."""
     follower = subprocess.Popen(command("follow", checkpoint, replica, "--quiet"))  # noqa: S603  # our own words
     try:
         yield
     finally:
-        follower.send_signal(signal.SIGINT)
+        # Ctrl-C would do, too, but Python ends with 1 if that comes while it starts.
+        follower.terminate()
         follower.wait(WAIT_S)
     # One that is still at its start ends by the signal.
-    if follower.returncode not in {0, -signal.SIGINT}:
+    if follower.returncode not in {0, 128 + signal.SIGTERM, -signal.SIGTERM}:
         raise SystemExit(f"the follower ended with {follower.returncode}")
 
 

@@ -1,14 +1,18 @@
 import importlib
 import pkgutil
+import signal
 from collections.abc import Iterator
 
+import click
 import pytest
 
 import blobstore
 import engine
 import index
 from blobstore.errors import InvalidRequestError, StoreError, StoreUnavailableError
+from engine.cli.app import tidemark
 from engine.cli.errors import describe
+from engine.cli.options import Verbs
 from engine.cli.run import CODES, MEANINGS, ExitCode, choose_exit_code
 from engine.errors import CommitUnknownError, DamagedError, EngineError, TargetError, UsageError
 from tidemark import TidemarkError
@@ -88,6 +92,17 @@ def test_other_errors_have_a_code_and_a_hint_too(error: BaseException, code: int
     failure = describe(error, "backup")
     assert (failure.code, failure.operation) == (code, "backup")
     assert failure.hint
+
+
+def test_a_run_that_is_interrupted_while_its_verb_loads_ends_as_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(_self: Verbs, _name: str) -> click.Command:
+        raise KeyboardInterrupt(signal.SIGTERM)
+
+    monkeypatch.setattr(Verbs, "__getitem__", load)
+    assert tidemark.main(["backup", "state"], standalone_mode=False) == ExitCode.TERMINATED
+    assert "error: interrupted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("operation, code", [("open", 2), ("connect", 2), ("sign", 2), ("put", 1), ("get", 1)])
