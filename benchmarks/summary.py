@@ -1,9 +1,9 @@
 """The table and the plot of the newest results: `python -m benchmarks.summary`, or `make bench PART=summary`.
 
 Reads `benchmarks/results/*.json`; writes `benchmarks/results/README.md` and `summary.svg` beside it, a page and a plot
-of each work, and the table into `benchmarks/README.md`, between its two marks. Git keeps these, and of each work the
-newest JSON. Only whole runs count: those on another scale, of some contestants or with settings of ours are passed
-over. What was not measured says so.
+of each work, and tables into `benchmarks/README.md` and `README.md`, between two marks. Git keeps these, and of each
+work the newest JSON. Only whole runs count: those on another scale, of some contestants or with settings of ours are
+passed over. What was not measured says so.
 """
 
 import argparse
@@ -16,13 +16,16 @@ import msgspec
 
 from benchmarks import bench_replay
 from benchmarks.peers import report
+from benchmarks.peers.contestants import OURS
+from benchmarks.peers.figures import Ratio
 from benchmarks.peers.outcome import Outcome
 from benchmarks.peers.processes import ROOT
 from benchmarks.peers.report import result_name, table
-from benchmarks.summary_rows import MISSED, REACHED, Newest, Row, all_ratios, all_rows, memory_rows, memory_text
+from benchmarks.summary_rows import MISSED, REACHED, Newest, Row, all_rows, charted, memory_rows, memory_text
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = RESULTS.parent / "README.md"
+FRONT = ROOT / "README.md"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 _HEAD = ("work", "goal", "tidemark", "rival", "ratio", "bound", "goal is", "run")
 _LEGEND = (
@@ -66,6 +69,21 @@ def goals_table(rows: Sequence[Row], directory: str = "") -> str:
     return "\n".join(table(_HEAD, lines))
 
 
+def times_text(found: Ratio) -> str:
+    """Say how many times as long as ours a rival took: "3.3x", with an "≈" where neither is ahead."""
+    median = found.quartiles.median
+    return f"{'≈ ' if found.equal else ''}{median:.{1 if median >= 1.95 else 2}f}x"
+
+
+def programs_table(newest: Newest) -> str:
+    """Show what the chart shows: each work, our time, and how many times as long each program took."""
+    lines = []
+    for one in charted(newest):
+        rivals = "; ".join(f"{name} {times_text(found)}" for name, found in one.ratios.items())
+        lines.append((one.label, f"{one.took_s[OURS]:.2f} s", rivals))
+    return "\n".join(table(("work", "Tidemark", "times as long"), lines))
+
+
 def machines_text(newest: Newest) -> str:
     """On which machines the runs were, in one sentence: figures of different ones do not compare."""
     runs: dict[str, list[str]] = {}
@@ -98,7 +116,7 @@ def markdown(newest: Newest) -> str:
     """The page of the results."""
     rows = all_rows(newest)
     lines = ["# Results", "", _LEGEND, "", machines_text(newest), "", goals_table(rows)]
-    lines += ["", "![How many times longer others took](summary.svg)"]
+    lines += ["", "![How long each work took with each program](summary.svg)"]
     held = [(row.work, row.step, row.contestant, *memory_text(row.held)) for row in memory_rows(newest)]
     rule = "The peak over idle of ours; allowed are 128 MiB, the bytes in flight, and 3 KiB for each file. MiB."
     head = ("work", "step", "contestant", "over idle", "allowed", "rule is")
@@ -127,7 +145,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.summary", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--readme", type=Path, default=README, help="gets the table between its marks")
-    parser.add_argument("--any-scale", action="store_true", help="take scaled runs too, and leave the README alone")
+    parser.add_argument("--front", type=Path, default=FRONT, help="gets the table of programs between its marks")
+    parser.add_argument("--any-scale", action="store_true", help="take scaled runs too, and leave both README alone")
     options = parser.parse_args()
     newest = load_newest(options.results, any_scale=options.any_scale)
     options.results.mkdir(parents=True, exist_ok=True)
@@ -139,14 +158,18 @@ def main() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         sys.stdout.write("no plot: matplotlib is not installed\n")
     else:
-        from benchmarks.peers.plot import Line, plot_lines  # noqa: PLC0415  # matplotlib is in an extra
+        from benchmarks.peers.plot import Panel, plot_panels  # noqa: PLC0415  # matplotlib is in an extra
 
-        lines = [Line(label, others) for label, others in all_ratios(newest).items()]
-        plot_lines(lines, options.results / "summary.svg")
-    if not options.any_scale and options.readme.exists():
-        text = options.readme.read_text(encoding="utf-8")
+        panels = [
+            Panel(one.label, one.took_s, {name: times_text(found) for name, found in one.ratios.items()})
+            for one in charted(newest)
+        ]
+        plot_panels(panels, options.results / "summary.svg")
+    if not options.any_scale:
         shown = f"{goals_table(all_rows(newest), 'results/')}\n\n{machines_text(newest)}"
-        options.readme.write_text(put_between_marks(text, shown), encoding="utf-8")
+        for page, content in ((options.readme, shown), (options.front, programs_table(newest))):
+            if page.exists():
+                page.write_text(put_between_marks(page.read_text(encoding="utf-8"), content), encoding="utf-8")
 
 
 if __name__ == "__main__":

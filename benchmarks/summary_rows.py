@@ -23,8 +23,17 @@ from benchmarks.peers.trees import SHAPES
 
 REACHED, MISSED, NOT_MEASURED, NO_GOAL = "reached", "missed", "not measured", "shown"
 LARGE = {"mid": "40 files of 32 MiB", "big": "one file of 1 GiB", "state": "RocksDB state of 4 GiB"}
-# What the plot shows, and how it is called there.
-PLOTTED = {"small": "2,000 files of 64 KiB, ", **{work: f"{name}, " for work, name in LARGE.items()}, "incremental": ""}
+# What the README shows: work and step, and how they are called there.
+CHARTED = {
+    ("small", UP): "upload 2,000 files of 64 KiB",
+    ("small", DOWN): "restore 2,000 files of 64 KiB",
+    ("big", DOWN): "restore one file of 1 GiB",
+    ("state", DOWN): "restore a RocksDB of 4 GiB",
+    ("incremental", changed(COUNTS[1])): f"back up 1 % of {COUNTS[1]:,} files",
+    ("replay", bench_replay.label_of(200, 5)): "restore 256 MB, or replay it",
+}
+# Whole programs, of which people choose one; libraries are in the tables of each run.
+PROGRAMS = ("s5cmd", "rclone", "restic", bench_replay.BATCHED, bench_replay.ONE)
 # How many times faster than a full restore one onto 90 % is, by tree: trusted by stat, verified by hash. Above these,
 # the new directory that is built beside the old one is the limit.
 PRESENT_TIMES = {"small": ((TRUSTED, 2.0), (VERIFIED, 1.15)), "mid": ((TRUSTED, 8.0),)}
@@ -62,6 +71,14 @@ class MemoryRow(NamedTuple):
     held: Memory
 
 
+class Charted(NamedTuple):
+    """One panel of the chart: the seconds of each, and how many times longer than ours each rival took."""
+
+    label: str
+    took_s: Mapping[str, float]
+    ratios: Mapping[str, Ratio]
+
+
 # By work, or by work and target where trees go both to disk and to memory.
 Newest = Mapping[tuple[str, str], Outcome]
 
@@ -69,6 +86,10 @@ Newest = Mapping[tuple[str, str], Outcome]
 def wall_s(sample: Sample) -> float:
     """Of the work itself."""
     return sample.work_s
+
+
+def _process_s(sample: Sample) -> float:
+    return sample.wall_s
 
 
 def durable_s(sample: Sample) -> float:
@@ -114,15 +135,19 @@ def memory_rows(newest: Newest) -> list[MemoryRow]:
     return rows
 
 
-def all_ratios(newest: Newest) -> dict[str, dict[str, Ratio]]:
-    """How many times longer everybody took than ours, by what was to be done: what the plot shows."""
-    found: dict[str, dict[str, Ratio]] = {}
-    for (work, target), outcome in newest.items():
-        for step in outcome.steps():
-            others = {name: times(outcome, step, name) for name in outcome.contestants if name != OURS}
-            known = {name: one for name, one in others.items() if one is not None}
-            if work in PLOTTED and known:
-                found[f"{PLOTTED[work]}{step}, {target}"] = known
+def charted(newest: Newest) -> list[Charted]:
+    """Return what the README shows, as far as it was measured."""
+    found = []
+    for (work, step), label in CHARTED.items():
+        outcome = newest.get((work, "tmpfs"))
+        if outcome is None or not good(outcome.of(step, OURS)):
+            continue
+        # An increment is a process of its own each time.
+        key = _process_s if work == "incremental" else wall_s
+        rivals = {name: times(outcome, step, name, key) for name in PROGRAMS}
+        ratios = {name: one for name, one in rivals.items() if one is not None}
+        took = {name: _median_s(outcome, step, name, key) for name in (OURS, *ratios)}
+        found.append(Charted(label, took, ratios))
     return found
 
 
@@ -142,9 +167,12 @@ def _any(newest: Newest, work: str) -> Outcome | None:
     return max(found, key=lambda outcome: outcome.began_at, default=None)
 
 
+def _median_s(outcome: Outcome, step: str, name: str, key: Key) -> float:
+    return quartiles([key(sample) for sample in good(outcome.of(step, name))]).median
+
+
 def _seconds(outcome: Outcome, step: str, name: str, key: Key = wall_s) -> str:
-    samples = good(outcome.of(step, name))
-    return f"{quartiles([key(sample) for sample in samples]).median:.3g} s" if samples else "failed"
+    return f"{_median_s(outcome, step, name, key):.3g} s" if good(outcome.of(step, name)) else "failed"
 
 
 def _text(found: Ratio | None) -> str:
@@ -228,7 +256,7 @@ def _incremental(outcome: Outcome | None) -> Iterator[Row]:
             if outcome is None or not outcome.of(step, OURS) or not outcome.of(step, rival):
                 yield Row(*work)
             else:
-                yield _row(outcome, step, work, rival, wanted, lambda sample: sample.wall_s)
+                yield _row(outcome, step, work, rival, wanted, _process_s)
     few, many = (outcome.requests_of(changed(count), OURS) if outcome else None for count in COUNTS)
     label = f"incremental, requests for {COUNTS[1]:,} files"
     goal = f"at most {REQUESTS_TIMES_MAX} times those for {COUNTS[0]:,}"

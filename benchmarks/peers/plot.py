@@ -9,12 +9,11 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks.peers.contestants import OURS
-from benchmarks.peers.figures import Ratio, good, quartiles
+from benchmarks.peers.figures import good, quartiles
 from benchmarks.peers.outcome import Outcome
 
 _OURS, _THEIRS = "#1b6ca8", "#b9c4cc"
 _COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#8f5ba8", "#d09a2d", "#3a9ca6", "#7d6b5d", "#d0649a", "#333333")
-_MARKERS = "osD^vPX*<"
 
 
 class Curve(NamedTuple):
@@ -24,11 +23,12 @@ class Curve(NamedTuple):
     points: Sequence[tuple[float, Sequence[float]]]
 
 
-class Line(NamedTuple):
-    """One line of the summary: how many times longer than ours each took."""
+class Panel(NamedTuple):
+    """One work: the seconds of each, and in words how many times as long as ours each rival took."""
 
     label: str
-    others: Mapping[str, Ratio]
+    took_s: Mapping[str, float]
+    times: Mapping[str, str]
 
 
 @contextlib.contextmanager
@@ -85,27 +85,31 @@ def plot_curves(panels: Mapping[str, Sequence[Curve]], path: Path, *, title: str
         figure.suptitle(title)
 
 
-def plot_lines(lines: Sequence[Line], path: Path) -> None:
-    """How many times longer than ours: medians with quartiles, ours is the line at 1."""
-    names = list(dict.fromkeys(name for line in lines for name in line.others))
-    with _drawn(path, 8.6, 1.4 + 0.36 * max(2, len(lines))) as figure:
-        panel = figure.subplots()
-        for number, name in enumerate(names):
-            colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
-            rows = [(row, line.others[name].quartiles) for row, line in enumerate(lines[::-1]) if name in line.others]
-            middles = [q.median for _, q in rows]
-            reach = [[q.median - q.low for _, q in rows], [q.high - q.median for _, q in rows]]
-            panel.errorbar(middles, [row for row, _ in rows], xerr=reach, fmt="none", ecolor=colour, alpha=0.5)
-            panel.plot(middles, [row for row, _ in rows], marker, color=colour, markersize=5, label=name)
-        panel.axvline(1, color=_OURS, linewidth=1.5)
-        panel.set_yticks(range(len(lines)), [line.label for line in lines[::-1]])
-        panel.set_ylim(-0.6, max(1, len(lines)) - 0.4)
-        panel.set_xscale("log")
-        panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        panel.set_xlabel(f"times as long as {OURS} took (right of the line: slower)")
-        panel.grid(axis="x", color="#e5e5e5")
-        panel.spines[["top", "right"]].set_visible(False)
-        if names:
-            panel.legend(frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
-        else:
-            panel.annotate("not measured", (0.5, 0.5), xycoords="axes fraction", ha="center")
+def plot_panels(panels: Sequence[Panel], path: Path, *, across: int = 3) -> None:
+    """Draw a small panel for each work, one bar per contestant, with its seconds and how many times longer it took."""
+    down = -(-len(panels) // across)
+    with _drawn(path, 3.0 * across, 1.45 * max(1, down)) as figure:
+        figure.set_layout_engine("constrained", hspace=0.08, wspace=0.04)
+        grid = list(figure.subplots(max(1, down), across, squeeze=False).flat)
+        for axes in grid[len(panels) :]:
+            axes.axis("off")
+        for axes, panel in zip(grid, panels, strict=False):
+            rows = list(panel.took_s.items())[::-1]
+            longest_s = max(panel.took_s.values())
+            for row, (name, took_s) in enumerate(rows):
+                axes.barh(row, took_s, height=0.7, color=_OURS if name == OURS else _THEIRS)
+                text = f" {took_s:.3g} s" + (f", {panel.times[name]}" if name in panel.times else "")
+                inside = took_s > 0.6 * longest_s
+                colour = "white" if inside and name == OURS else "black"
+                axes.annotate(
+                    text.strip() + " " if inside else text,
+                    (took_s, row),
+                    va="center",
+                    ha="right" if inside else "left",
+                    color=colour,
+                )
+            axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+            axes.tick_params(length=0)
+            axes.set_xticks([])
+            axes.set_title(panel.label, fontsize=9, loc="left", fontweight="bold")
+            axes.spines[["top", "right", "bottom"]].set_visible(False)

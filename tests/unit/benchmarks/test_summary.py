@@ -18,8 +18,8 @@ from benchmarks.peers.outcome import Outcome, Requests
 from benchmarks.peers.present import READING, TRUSTED, VERIFIED, step_of
 from benchmarks.peers.report import result_name
 from benchmarks.peers.trees import SHAPES
-from benchmarks.summary import BEGIN, END, load_newest, machines_text, markdown, put_between_marks
-from benchmarks.summary_rows import MISSED, NOT_MEASURED, REACHED, Row, all_rows
+from benchmarks.summary import BEGIN, END, load_newest, machines_text, markdown, programs_table, put_between_marks
+from benchmarks.summary_rows import MISSED, NOT_MEASURED, REACHED, Row, all_rows, charted
 
 CHECKED = "at least 1.2 times s5cmd and b3sum, wall time"
 
@@ -161,6 +161,23 @@ def test_the_table_goes_between_its_marks_and_nowhere_else() -> None:
     page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
     assert put_between_marks(page, "new") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
     assert put_between_marks("no marks\n", "new") == "no marks\n"
+
+
+def test_the_chart_has_whole_programs_and_what_was_measured() -> None:
+    times = {OURS: [2.0, 2.0, 2.0], "s5cmd": [1.0, 1.1, 1.0], "restic": [9.0, 8.0, 8.0], "boto3": [1.0, 1.0, 1.0]}
+    newest = {("big", "tmpfs"): outcome("big", DOWN, times)}
+    (panel,) = charted(newest)
+    assert panel.took_s == {OURS: 2.0, "s5cmd": 1.0, "restic": 8.0}
+    assert programs_table(newest).splitlines()[2:] == [
+        "| restore one file of 1 GiB | 2.00 s | s5cmd 0.50x; restic 4.0x |"
+    ]
+
+
+def test_an_increment_is_a_whole_process() -> None:
+    step = changed(COUNTS[1])
+    runs = [msgspec.structs.replace(sample(step, name, 1, 4.0), open_s=3.0) for name in (OURS, "rclone")]
+    (panel,) = charted({("incremental", "tmpfs"): outcome("incremental", step, {OURS: []}, samples=runs)})
+    assert panel.took_s == {OURS: 4.0, "rclone": 4.0}
 
 
 def test_it_is_reported_which_runs_were_on_another_machine() -> None:
