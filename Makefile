@@ -47,6 +47,7 @@ demo: $(STAMP)  ## Lose a machine in the middle of a streaming job, and get its 
 	$(WITH_JAVA) $(PYTHON) demo/flights.py
 
 lint: $(STAMP)  ## Check style, types and the import rule
+	! git grep -nE '^(<{7}|>{7}) ' # left by a merge
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy

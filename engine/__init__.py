@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+# First of all, as tasks on Spark begin here: it finds our own `index` where a file of that name lies beside a script.
+import tidemark.errors  # noqa: F401
+
 if TYPE_CHECKING:
     from engine.backup.backup import BackupOptions as BackupOptions
     from engine.backup.backup import BackupResult as BackupResult

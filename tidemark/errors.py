@@ -21,6 +21,6 @@ class TidemarkError(Exception):
 
 
 class ShadowedError(TidemarkError, ImportError):
-    """A file of somebody else's, found first, has the name of a package of Tidemark."""
+    """A module of somebody else's, imported first, has the name of a package of Tidemark."""
 
-    default_hint = "rename that file, or start elsewhere: Python looks beside the script first"
+    default_hint = "rename that file: a process has one module of a name"

@@ -44,5 +44,15 @@ def test_the_program_of_a_job_on_spark(tmp_path: Path, monkeypatch: pytest.Monke
     assert 1 <= len(commit.record.stores) <= 2
 
 
+def test_the_job_runs_beside_a_file_that_is_called_as_one_of_our_packages(tmp_path: Path, spark: SparkSession) -> None:
+    """On the workers, too, which look into the directory of the driver first."""
+    assert spark  # has set the environment
+    (tmp_path / "index.py").touch()
+    (tmp_path / "job.py").write_text(PROGRAMS[1])
+    subprocess.run([sys.executable, "job.py"], cwd=tmp_path, check=True, capture_output=True)
+    with SyncRepository.open(f"{tmp_path}/words-backups") as repository:
+        assert [commit.record.version for commit in repository.commits("words")] == [1]
+
+
 def test_these_are_all_programs() -> None:
     assert len(PROGRAMS) == 2

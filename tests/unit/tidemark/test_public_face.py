@@ -13,6 +13,7 @@ import tidemark
 import tidemark.spark
 from blobstore.errors import BlobNotFoundError, StoreError
 from engine.errors import EngineError, NotFoundError
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark import MissingExtraError, StatefulJob
 from engine.spark.errors import TaskFailedError
 from index.errors import CorruptIndexError, FormatError
@@ -72,16 +73,44 @@ def test_every_error_says_the_same_things_of_itself(error: tidemark.TidemarkErro
     assert str(error) == " ".join(filter(None, (error.operation, "s: "))) + str(error).rpartition(": ")[2]
 
 
-@pytest.mark.parametrize("shadow", ["index.py", "engine/__init__.py", "blobstore.py"])
-def test_a_script_beside_a_file_of_the_same_name_reads_which_file_it_is(tmp_path: Path, shadow: str) -> None:
-    (tmp_path / shadow).parent.mkdir(exist_ok=True)
-    (tmp_path / shadow).write_text("")
-    name = shadow.partition("/")[0].removesuffix(".py")
+HIDING = ["index.py", "engine/__init__.py", "blobstore.py"]
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_a_script_beside_a_file_of_the_same_name_runs(tmp_path: Path, name: str) -> None:
+    """With every module that a backup, a restore and a collection load, also those that load late."""
+    hide(tmp_path, name)
+    with StoreWriter.open(tmp_path / "state", RocksDbSettings()) as store:
+        store.write_batch({b"a": b"1"})
+        store.flush()
+    (tmp_path / "job.py").write_text(f"""from tidemark import Retention, SyncRepository
+with SyncRepository.init("{tmp_path}/repository") as repository:
+    repository.commit("flights", [repository.backup("flights", "{tmp_path}/state", task="0", store="facts")])
+    repository.restore_all("flights", "{tmp_path}/restored")
+    repository.collect(Retention(keep_last=1))
+""")
+    done = run(tmp_path / "job.py")
+    assert done.stderr == ""
+    with StoreReader.open(tmp_path / "restored" / "0" / "facts") as restored:
+        assert dict(restored.items()) == {b"a": b"1"}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_a_script_that_has_imported_its_own_module_reads_which_file_it_is(tmp_path: Path, name: str) -> None:
+    shadow = hide(tmp_path, name)
+    module = name.partition("/")[0].removesuffix(".py")
     (tmp_path / "job.py").write_text(
+        f"import {module}\n"
         "try:\n    import tidemark\nexcept ImportError as error:\n    print(type(error).__name__, error)\n"
     )
-    expected = f"ShadowedError import {name}: {tmp_path / shadow} hides {ROOT / name}: rename that file"
+    expected = f"ShadowedError import {module}: {shadow} was imported, and hides {ROOT / module}: rename that file"
     assert run(tmp_path / "job.py").stdout.startswith(expected)
+
+
+def hide(directory: Path, name: str) -> Path:
+    (directory / name).parent.mkdir(exist_ok=True)
+    (directory / name).write_text("")
+    return directory / name
 
 
 def test_a_directory_of_data_beside_a_script_is_no_package(tmp_path: Path) -> None:
