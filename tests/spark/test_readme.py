@@ -46,7 +46,7 @@ def test_the_program_of_a_job_on_spark(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_job_runs_beside_a_file_that_is_called_as_one_of_our_packages(tmp_path: Path, spark: SparkSession) -> None:
     """On the workers, too, which look into the directory of the driver first."""
-    assert spark  # has set the environment
+    assert spark.version  # the fixture has set the environment
     (tmp_path / "index.py").touch()
     (tmp_path / "job.py").write_text(PROGRAMS[1])
     subprocess.run([sys.executable, "job.py"], cwd=tmp_path, check=True, capture_output=True)
