@@ -10,6 +10,8 @@ import msgspec
 import pandas as pd
 import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation has it)
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from typing_extensions import override
@@ -116,28 +118,28 @@ class StatefulQuery:
         Raises:
             StreamingQueryException: The query failed.
         """
-        session = self.session(conf)
-        sources = [
-            session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self._input(source)))
-            for source in range(self.query.sources)
-        ]
-        writer = (build or self.query.build)(sources).writeStream
+        writer = self._writer(self.session(conf), build or self.query.build)
         if sink is not None:
             writer = writer.foreachBatch(sink)
         elif foreach is not None:
             writer = writer.foreach(foreach)
-        else:
-            writer = writer.format("noop")
-        query = (
-            writer.option("checkpointLocation", str(self.checkpoint))
-            .outputMode(self.query.mode)
-            .trigger(availableNow=True)
-            .start()
-        )
+        query = writer.trigger(availableNow=True).start()
         try:
             query.awaitTermination()
         finally:
             query.stop()
+
+    def start(self, every: str) -> StreamingQuery:
+        """Start it with a batch that often, if there is a file, to run until it is stopped."""
+        return self._writer(self.session(), self.query.build).trigger(processingTime=every).start()
+
+    def _writer(self, session: SparkSession, build: Callable[[Sequence[DataFrame]], DataFrame]) -> DataStreamWriter:
+        sources = [
+            session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self._input(source)))
+            for source in range(self.query.sources)
+        ]
+        writer = build(sources).writeStream.format("noop").outputMode(self.query.mode)
+        return writer.option("checkpointLocation", str(self.checkpoint))
 
     def committed(self) -> tuple[int, ...]:
         """The batches that Spark says are committed."""

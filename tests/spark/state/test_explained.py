@@ -1,6 +1,7 @@
 """What `spark explain` says of Spark's own queries: against Spark SQL over all rows, and requests that were counted."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Final
 
@@ -104,6 +105,33 @@ def test_a_price_is_within_a_tenth_of_requests_that_were_counted(
     batches = len(query.committed()) - len(before)
     found_usd = rate.requests_usd_per_day(prices) / rate.batches_per_day * batches
     assert found_usd == pytest.approx(counted_usd, rel=0.1), dict(events.counts)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3 * HOUR_MS // 1000)
+def test_a_price_is_within_a_tenth_of_requests_that_were_counted_over_an_hour(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Of a query that runs all the time, with a batch every ten seconds and Spark's own intervals of maintenance."""
+    usual = {f"{STORE}maintenanceInterval": "60s", f"{STORE}minDeltasForSnapshot": "10"}
+    conf = {FORMAT: "2", "spark.sql.shuffle.partitions": "5", **usual}
+    query = StatefulQuery(spark, WINDOWS, tmp_path, conf)
+    query.feed(3)
+    query.run()
+    stop_maintenance(spark)
+    live = query.start("10 seconds")
+    try:
+        with FileEvents(query.checkpoint) as events:
+            ends_at_s = time.monotonic() + HOUR_MS / 1000
+            while time.monotonic() < ends_at_s:
+                query.feed()
+                time.sleep(10)
+    finally:
+        live.stop()
+    counted_usd = sum(count * USD[name] for name, count in events.counts.items()) / 1000
+    cost = explained(query).cost
+    assert cost is not None
+    assert cost.requests_usd_per_day / 24 == pytest.approx(counted_usd, rel=0.1), (dict(events.counts), cost)
 
 
 async def listing(query: StatefulQuery) -> tuple[FileStatus, ...]:
