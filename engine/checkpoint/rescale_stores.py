@@ -25,7 +25,7 @@ from engine.local.checksums import crc32c
 from engine.restore.restore import read_index_of
 from engine.restore.staging import Staging, target_errors
 from engine.rocksdb.merge import merge_stores, read_parent
-from engine.rocksdb.sst_run import SstRun
+from engine.rocksdb.sst_run import SstRun, put_by_target
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime
 from engine.settings import MIB, STORES_AT_ONCE, TransferSettings
@@ -384,21 +384,23 @@ def _placed_rows(
     """
     before, here = work.rules.operator.partitions_count, source.partition
     common = math.lcm(before, work.partitions)
+    old, new = ([of % number for of in range(common)] for number in (before, work.partitions))
     checked = 0
     with redact_paths(source.location, source.directory), StoreReader.open(source.directory, _rocksdb(work)) as reader:
         bytes_max = min(_CHUNK_BYTES_MAX, _CHUNK_BYTES // side_by_side)
         for chunk in reader.chunks(rows_max=_CHUNK_ROWS_MAX, bytes_max=bytes_max):
             for family, rows in _by_family(chunk, source.families):
-                prefix_bytes = len(family.prefix)
-                keys = [key[prefix_bytes:] for key, _ in rows]
+                keys = [*map(itemgetter(0), rows)]
+                if prefix_bytes := len(family.prefix):
+                    keys = [key[prefix_bytes:] for key in keys]
                 rule = work.rules.families.get(family.name)
                 among = [here] * len(keys) if rule is None else partitioner(rule, keys, common)
-                check_keys(work.rules, family.name, keys, [of % before for of in among], here, checked=checked)
+                check_keys(work.rules, family.name, keys, [*map(old.__getitem__, among)], here, checked=checked)
                 checked += len(keys)
                 if work.settings.row_checksums:
                     for key, value in rows:
                         split_values(key, value, delimiter=work.settings.merge_delimiter or b"", crc32c=crc32c)
-                yield _Placed(family, rows, [of % work.partitions for of in among])
+                yield _Placed(family, rows, [*map(new.__getitem__, among)])
 
 
 def _check_rows(work: GroupToRescale, partitioner: Partitioner, sources: Sequence[_Source]) -> int:
@@ -485,13 +487,9 @@ def _split(
                 counts[target].add(family, number)
             yield rows, partitions
 
-    def put(rows: Sequence[tuple[bytes, bytes]], partitions: Sequence[int]) -> None:
-        for target in set(partitions):
-            runs[target].put(list(itertools.compress(rows, map(target.__eq__, partitions))))
-
     if len(sources) == 1:
         for placed in placed_rows(sources[0]):
-            put(*placed)
+            put_by_target(*placed, runs)
     else:
         # All sources side by side: the files of a target follow each other, and overlap nowhere.
         keyed = (
@@ -500,7 +498,7 @@ def _split(
         )
         for merged in merge_runs([*keyed]):
             _, rows, partitions = zip(*merged, strict=True)
-            put(rows, partitions)
+            put_by_target(rows, partitions, runs)
     made = []
     for target in targets:
         with StoreWriter.open(scratch / f"store-{target}", rocksdb, compactions_wait=True) as store:

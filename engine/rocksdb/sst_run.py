@@ -1,11 +1,13 @@
 """Sorted rows as SSTs of the usual size, to be ingested into a store."""
 
-import itertools
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from engine.rocksdb.store import RocksDbSettings, SstWriter
+
+# After so many rows it is asked whether a file has its size.
+_ROWS_AT_ONCE: Final = 256
 
 
 class SstRun:
@@ -15,25 +17,19 @@ class SstRun:
         self._directory, self._target, self._settings = directory, target, settings
         self._files: list[Path] = []
         self._writer: SstWriter | None = None
-        self._left_bytes = 0
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Write the next rows."""
-        # Where each row ends, behind its key and its value.
-        ends = list(itertools.accumulate(map(len, itertools.chain.from_iterable(rows))))[1::2]
-        at = done_bytes = 0
-        while at < len(rows):
-            if self._writer is None or self._left_bytes <= 0:
-                self.finish()
-                path = self._directory / f"{self._target}-{len(self._files)}.sst"
-                self._writer = SstWriter(path, self._settings)
-                self._files.append(path)
-                self._left_bytes = self._settings.file_bytes
-            # With the row that fills the file.
-            end = min(bisect_left(ends, done_bytes + self._left_bytes) + 1, len(rows))
-            self._writer.put(rows[at:end])
-            self._left_bytes -= ends[end - 1] - done_bytes
-            at, done_bytes = end, ends[end - 1]
+        put_by_target(rows, [self._target] * len(rows), {self._target: self})
+
+    def writer(self) -> SstWriter:
+        """Return what takes the next row: of another file, once this one has its size."""
+        if self._writer is None or self._writer.size_bytes >= self._settings.file_bytes:
+            self.finish()
+            path = self._directory / f"{self._target}-{len(self._files)}.sst"
+            self._writer = SstWriter(path, self._settings)
+            self._files.append(path)
+        return self._writer
 
     def finish(self) -> list[Path]:
         """Finish the file that is being written; return all of them."""
@@ -41,3 +37,11 @@ class SstRun:
             self._writer.finish()
             self._writer = None
         return self._files
+
+
+def put_by_target(rows: Sequence[tuple[bytes, bytes]], targets: Sequence[int], runs: Mapping[int, SstRun]) -> None:
+    """Write each of the next rows by the run of its target."""
+    for at in range(0, len(rows), _ROWS_AT_ONCE):
+        next_targets = targets[at : at + _ROWS_AT_ONCE]
+        writers = {target: runs[target].writer() for target in set(next_targets)}
+        SstWriter.put_each(rows[at : at + _ROWS_AT_ONCE], [*map(writers.__getitem__, next_targets)])

@@ -526,28 +526,30 @@ class StoreWriter(StoreReader):
 
 
 class SstWriter:
-    """Writes one SST of rows that come in the order of their keys, for `StoreWriter.ingest`."""
+    """Writes one SST of rows that come in the order of their keys, for `StoreWriter.ingest`. It has to get one."""
 
     def __init__(self, path: Path, settings: RocksDbSettings) -> None:
         self.path = path
-        self.rows = 0
-        self._writer = rocksdict.SstFileWriter(options=_make_options(settings))
+        self.raw = rocksdict.SstFileWriter(options=_make_options(settings))
         with _typing("write SST", path):
-            self._writer.open(str(path))
+            self.raw.open(str(path))
 
-    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write the next rows; an `EngineError` if a key is not above the last."""
-        writer = self._writer
-        with _typing("write SST", self.path):
-            for key, value in rows:
-                writer[key] = value
-        self.rows += len(rows)
+    @staticmethod
+    def put_each(rows: Sequence[tuple[bytes, bytes]], writers: Sequence["SstWriter"]) -> None:
+        """Write the next rows, each by its own writer; an `EngineError` if a key is not above its last."""
+        with _typing("write SST", writers[0].path.parent):
+            for (key, value), raw in zip(rows, [each.raw for each in writers], strict=True):
+                raw[key] = value
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the blocks that are complete."""
+        return int(self.raw.file_size())
 
     def finish(self) -> None:
-        """Write what makes it a file. Without rows there is none."""
-        if self.rows:
-            with _typing("write SST", self.path):
-                self._writer.finish()
+        """Write what makes it a file."""
+        with _typing("write SST", self.path):
+            self.raw.finish()
 
 
 def _open(

@@ -1,6 +1,7 @@
 """Another number of partitions has the same rows (design 0010, section 3); Spark's view is in tests/spark/state."""
 
 import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -154,12 +155,14 @@ def test_runs_are_merged_by_key(sets: list[set[int]], size: int) -> None:
 
 
 def test_rows_are_written_to_files_of_the_usual_size(tmp_path: Path) -> None:
-    run = SstRun(tmp_path, 3, RocksDbSettings(file_bytes=1000))
-    rows = [(b"key-%04d" % n, b"x" * 92) for n in range(35)]
+    run = SstRun(tmp_path, 3, RocksDbSettings(file_bytes=50_000))
+    rng = random.Random(3)
+    rows = [(b"key-%04d" % n, rng.randbytes(92)) for n in range(2000)]
     run.put(rows[:7])
     run.put(rows[7:])
     files = run.finish()
-    assert [path.name for path in files] == ["3-0.sst", "3-1.sst", "3-2.sst", "3-3.sst"]
+    assert [path.name for path in files] == [f"3-{number}.sst" for number in range(4)]
+    assert all(50_000 <= path.stat().st_size <= 100_000 for path in files[:-1])
     with StoreWriter.open(tmp_path / "store") as store:
         store.ingest(files)
         assert list(store.items()) == rows
