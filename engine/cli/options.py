@@ -233,21 +233,19 @@ def walk_verbs(group: click.Group) -> Iterator[Verb]:
 
 
 def misspelt_variables(ctx: click.Context) -> dict[str, str]:
-    """Return the variables of the environment that nobody reads, each with the known one that it looks like.
+    """Return the variables of the environment that nobody reads, each with the one of this verb that it looks like.
 
-    One that looks like none may be another program's.
+    One that looks like none may be another verb's, or another program's.
     """
     group = ctx.find_root().command
+    own = _variables([ctx.command])
     set_here = {name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX)}
-    unknown = set_here - _variables([ctx.command])
-    if not unknown or not isinstance(group, click.Group):
+    nearest = {name: difflib.get_close_matches(name, sorted(own), n=1, cutoff=0.8) for name in sorted(set_here - own)}
+    if not any(nearest.values()) or not isinstance(group, click.Group):
         return {}
     # Only now: it loads all verbs.
     known = _variables(walk_verbs(group))
-    nearest = {
-        name: difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8) for name in sorted(unknown - known)
-    }
-    return {f"{PREFIX}{name}": f"{PREFIX}{found[0]}" for name, found in nearest.items() if found}
+    return {f"{PREFIX}{name}": f"{PREFIX}{found[0]}" for name, found in nearest.items() if found and name not in known}
 
 
 def _variables(commands: Iterable[click.Command]) -> set[str]:

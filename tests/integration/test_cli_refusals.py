@@ -93,14 +93,16 @@ def test_a_backup_names_the_verb_that_its_directory_is_for(shell: Shell) -> None
     assert shell.run("backup", str(one), "--job", "one").stderr == ""
 
 
-def test_a_misspelt_variable_is_reported_and_others_are_let_be(shell: Shell) -> None:
+def test_a_misspelt_variable_of_the_verb_is_reported_and_others_are_let_be(shell: Shell) -> None:
     shell.run("init")
-    del shell.environment["TIDEMARK_JOB"]
     wrong = {"TIDEMARK_IN_FLIGTH_MAX": "3", "TIDEMARK_BACKUP_SHRINKMAX": "1%", "TIDEMARK_SOMETHING": "x"}
     shell.environment |= wrong
-    lines = shell.run("list").stderr.splitlines()
+    state = shell.tree("state", {"CURRENT": b"MANIFEST-1\n"})
+    lines = shell.run("backup", str(state)).stderr.splitlines()
     assert [line.split()[5].rstrip(":") for line in lines] == ["TIDEMARK_BACKUP_SHRINKMAX", "TIDEMARK_IN_FLIGTH_MAX"]
     assert "TIDEMARK_BACKUP_SHRINK_MAX" in lines[0]
+    assert shell.run("list").stderr == ""
+    del shell.environment["TIDEMARK_JOB"]
     for name in ("TIDEMARK_REPOSITORY", *wrong):
         del shell.environment[name]
     hint = shell.refused("list", code=2)["hint"]
