@@ -6,7 +6,7 @@ from typing import Final
 
 from engine.rocksdb.store import RocksDbSettings, SstWriter
 
-# After so many rows it is asked whether a file has its size.
+# The number of rows after which the size of a file is compared.
 _ROWS_AT_ONCE: Final = 256
 
 
