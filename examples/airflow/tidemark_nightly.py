@@ -1,8 +1,8 @@
 """A DAG for Airflow 3 that takes care of a repository every night: backup, verification, restore drill, collection.
 
 Copy it into the folder of DAGs. Tidemark is a command in an environment of its own, so that its packages and those of
-Airflow do not meet; nothing of it is imported here. The chain of AWS's tools finds credentials on the worker: they
-stand in no variable. Airflow's variables, all of them optional:
+Airflow do not meet; nothing of it is imported here. The chain of AWS's tools finds credentials on the worker: no
+variable holds them. Airflow's variables, all of them optional:
 
     tidemark_command     the command                      default: /opt/tidemark/bin/tidemark
     tidemark_repository  the repository                   default: s3://backups/state
@@ -41,7 +41,7 @@ def run_tidemark(*words: str) -> None:
         case 0:
             return
         case 3:
-            logging.getLogger(__name__).warning("done in part (3): the next run takes up what is left")
+            logging.getLogger(__name__).warning("done in part (3): the next run does the rest")
         case 5:
             raise AirflowException("the store was unavailable or full (5)")
         case code:  # damage (4), too much to delete (10), a slow restore (11), and all others

@@ -1,7 +1,7 @@
 """The example for Airflow: what it does with each exit code, and, where Airflow is installed, whole runs of it.
 
 Airflow has an environment of its own. Its command `airflow` on the PATH is enough for the test that needs it; the
-others have stand-ins for the few names that the example imports.
+others have doubles of the few names that the example imports.
 """
 
 import importlib.util
@@ -43,7 +43,7 @@ class AirflowSkipException(AirflowException):
 
 
 class Night:
-    """The example, loaded with stand-ins for Airflow: its settings, its tasks in their order, and its variables."""
+    """The example, loaded with doubles of Airflow: its settings, its tasks in their order, and its variables."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.variables: dict[str, str] = {}
@@ -91,7 +91,7 @@ def night(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Night:
     night.command(tmp_path, f'exec {shlex.quote(sys.executable)} -m engine.cli "$@"')
     monkeypatch.setenv("PYTHONPATH", os.fspath(EXAMPLE.parents[2]))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return night
 
 
@@ -162,7 +162,7 @@ def test_who_stops_a_task_stops_its_command(night: Night, tmp_path: Path, monkey
 
 
 def test_every_task_runs_where_all_is_well(
-    night: Night, repository: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    night: Night, repository: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(AirflowSkipException):
         night.tasks["backup"]()
@@ -171,6 +171,7 @@ def test_every_task_runs_where_all_is_well(
     for task, expected in zip(night.tasks.values(), said, strict=True):
         task()
         assert expected in capfd.readouterr().out
+    assert not caplog.records
 
 
 def test_what_would_delete_too_much_waits_for_a_person(
