@@ -149,7 +149,7 @@ def test_each_exit_code_is_done_tried_again_or_left_to_a_person(
 
 
 def test_who_stops_a_task_stops_its_command(night: Night, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    night.command(tmp_path, "trap 'touch stopped; exit 143' TERM; echo begun; while :; do sleep 0.1; done")
+    night.command(tmp_path, "trap 'touch stopped; exit 143' TERM; echo begun; for _ in $(seq 100); do sleep 0.1; done")
     monkeypatch.chdir(tmp_path)
 
     def stop(*_: Any, **__: Any) -> None:
