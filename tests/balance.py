@@ -45,6 +45,7 @@ LONGEST_FIRST: Final = (
 SLOW: Final = (
     "tests/integration/test_checkpoint_backup_s3.py::test_a_query_on_s3_is_backed_up_while_it_goes_on",
     "tests/integration/test_checkpoint_restore_s3.py",
+    "tests/integration/test_example_airflow.py",
     "tests/integration/test_memory.py",
     "tests/integration/test_moving_s3.py",
     "tests/integration/test_s3_doctor.py::test_a_busy_server_is_never_called_unsafe",
