@@ -44,7 +44,7 @@ class StoreUnavailableError(StoreError):
         asks_for_less: The store said that it gets too many requests, or is too slow for as many as there are.
     """
 
-    default_hint = "the store is unreachable or busy; try again"
+    default_hint = "the blob store is unreachable or busy; try again"
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class BlobNotFoundError(StoreError):
 class BlobDeletedError(BlobNotFoundError):
     """The blob was there and was deleted; `read_into(..., deleted=True)` may still serve it."""
 
-    default_hint = "the blob was deleted; while the store retains it, it can be read with deleted=True"
+    default_hint = "the blob was deleted; while the blob store retains it, it can be read with deleted=True"
 
 
 class AccessDeniedError(StoreError):
@@ -100,7 +100,7 @@ class BlobCorruptError(StoreError):
 class CapabilityMissingError(StoreError):
     """The store lacks what the call needs, see `Capabilities`."""
 
-    default_hint = "this store does not support the operation"
+    default_hint = "this blob store does not support the operation"
 
 
 class InvalidRequestError(StoreError):

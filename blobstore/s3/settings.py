@@ -108,7 +108,7 @@ def decode_profile(data: bytes) -> StoreProfile:
         profile = msgspec.json.decode(data, type=StoreProfile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(
-            f"is not a valid profile of a store: {error}",
+            f"is not a valid profile of a blob store: {error}",
             operation="open",
             key=PROFILE_KEY,
             hint="`tidemark doctor` writes a new one",

@@ -572,7 +572,7 @@ def make_target(
     parent, _, name = store_url(location).rpartition("/")
     if not name or parent.endswith("/"):
         hint = "restore to s3://bucket/prefix"
-        raise TargetError("not a prefix of a store", operation="restore", subject=location, hint=hint)
+        raise TargetError("not a prefix of a bucket", operation="restore", subject=location, hint=hint)
     return ObjectTarget(parent, name, location=location, runtime=runtime, move_aside=move_aside, settings=settings)
 
 

@@ -124,7 +124,9 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "younger than the TTL": _format_keys(self.waiting_count, self.waiting_bytes),
             "failed": f"{self.failed_count:,}" if self.failed_count else "",
             "refused": "yes" if self.refused else "",
-            "store's clock ahead": format_value("clock_ahead_ms", self.clock_ahead_ms) if self.clock_ahead_ms else "",
+            "blob store's clock ahead": format_value("clock_ahead_ms", self.clock_ahead_ms)
+            if self.clock_ahead_ms
+            else "",
             "no audit record": format_value("audit_missing", self.audit_missing),
             **{total.reason.value: _format_keys(total.count, total.size_bytes) for total in self.totals},
         }

@@ -500,7 +500,7 @@ def summary_lines(drill: RestoreDrill) -> list[str]:
         *([slo] if slo else []),
         "",
         *table(("forecast", *(count(number, "executor") for number in EXECUTORS)), rows),
-        "From a store that gives each executor what it gave this machine, to one that gives all of them that together.",
+        "From a blob store that gives each executor what it gave this machine, to one that gives that to all together.",
     ]
 
 
