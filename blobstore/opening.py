@@ -68,7 +68,7 @@ _memory_stores: dict[str, MemoryStore] = {}
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of any store."""
+    """Settings of any blob store."""
 
     # Requests under way at once, while the store does not ask for less.
     in_flight_max: int = 16

@@ -80,7 +80,7 @@ def may_hold_credentials(endpoint_url: str) -> bool:
 
 
 class StoreProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the abilities that matter a store has. A field added later has a default that takes nothing away."""
+    """Which abilities that matter a blob store has. A field added later has a default that takes nothing away."""
 
     schema: int = PROFILE_SCHEMA
     # Of several concurrent creates of one key exactly one succeeds.

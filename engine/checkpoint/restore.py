@@ -176,8 +176,8 @@ async def restore_checkpoint(
         TargetError: The target may not be written, has content that may not be moved aside, or is the repository's
             place, above it or below it.
         DamagedError, FormatError: Something is missing or altered; the error names the file, and the blob.
-        StoreError: As a store says. After any error the target is as it was, or, on an object store, lacks `commits/`;
-            if what was there is aside already, the error's hint and a note say where.
+        StoreError: As a blob store says. After any error the target is as it was, or, on an object store, lacks
+            `commits/`; if what was there is aside already, the error's hint and a note say where.
     """
     choice, runtime = choice or RestoreChoice(), runtime or Runtime()
     at_once, transfer = share_among(repository.settings, choice.stores_at_once)

@@ -103,7 +103,7 @@ class PlanCheck(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     missed_count: int
     missed_bytes: int
     missed: tuple[str, ...]
-    # Where header or totals say something else than the store, the rules or the lines do.
+    # Where header or totals say something else than the blob store, the rules or the lines do.
     contradictions: tuple[str, ...]
     # Roots of the plan that are gone by now: what only they kept looks missed.
     changed: tuple[str, ...]

@@ -77,7 +77,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     # As in `Evidence`.
     figure: str = ""
-    # What it means for the users of the store.
+    # What it means for the users of the blob store.
     meaning: str = ""
     # As in `Evidence`.
     has_backstop: bool = False
@@ -90,12 +90,12 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     json_properties: ClassVar = {"safe": "safe", "verdict": "verdict", "profile_error": "profile_error"}
 
     checks: tuple[CheckResult, ...]
-    # Null: too little is known, or a store of this kind has none.
+    # Null: too little is known, or a blob store of this kind has none.
     profile: StoreProfile | None
     profile_written: bool
     # Why it was not, if it should have been.
     error: StoreError | None
-    # Requests that the store did not answer, or with "try again".
+    # Requests that the blob store did not answer, or with "try again".
     hiccups_count: int
     # The prefix of this run; what could not be deleted below it at the end, and why.
     root: str

@@ -89,7 +89,7 @@ class KeyPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
-    """One key; times by the store's clock."""
+    """One key; times by the blob store's clock."""
 
     key: str
     kind: KeyKind
