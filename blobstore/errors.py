@@ -23,7 +23,7 @@ from tidemark.errors import TidemarkError
 
 
 class StoreError(TidemarkError):
-    """Base of all errors of a store; `operation` is the method of the contract that failed, such as "put_if_absent".
+    """Base of all errors of a blob store; `operation` is its method that failed, such as "put_if_absent".
 
     Attributes:
         key: The key or prefix that it was called with: its subject.
@@ -37,14 +37,14 @@ class StoreError(TidemarkError):
 
 
 class StoreUnavailableError(StoreError):
-    """The store did not answer, or asked to come back later.
+    """The blob store did not answer, or asked to come back later.
 
     Attributes:
-        retry_after_s: How long the store asked to wait; None if it did not say.
-        asks_for_less: The store said that it gets too many requests, or is too slow for as many as there are.
+        retry_after_s: How long the blob store asked to wait; None if it did not say.
+        asks_for_less: The blob store said that it gets too many requests, or is too slow for as many as there are.
     """
 
-    default_hint = "the store is unreachable or busy; try again"
+    default_hint = "the blob store is unreachable or busy; try again"
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class BlobNotFoundError(StoreError):
 class BlobDeletedError(BlobNotFoundError):
     """The blob was there and was deleted; `read_into(..., deleted=True)` may still serve it."""
 
-    default_hint = "the blob was deleted; while the store retains it, it can be read with deleted=True"
+    default_hint = "the blob was deleted; while the blob store retains it, it can be read with deleted=True"
 
 
 class AccessDeniedError(StoreError):
@@ -98,9 +98,9 @@ class BlobCorruptError(StoreError):
 
 
 class CapabilityMissingError(StoreError):
-    """The store lacks what the call needs, see `Capabilities`."""
+    """The blob store lacks what the call needs, see `Capabilities`."""
 
-    default_hint = "this store does not support the operation"
+    default_hint = "this blob store does not support the operation"
 
 
 class InvalidRequestError(StoreError):
@@ -116,7 +116,7 @@ class CheckpointFileExistsError(StoreError):
 
 
 class CheckpointUnknownError(StoreError):
-    """The store never said whether it wrote the file."""
+    """The blob store never said whether it wrote the file."""
 
     default_hint = "read the file: it is there whole or not at all; while it is absent it may still arrive"
 

@@ -68,7 +68,7 @@ _memory_stores: dict[str, MemoryStore] = {}
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of any store."""
+    """Settings of any blob store."""
 
     # Requests under way at once, while the store does not ask for less.
     in_flight_max: int = 16
@@ -224,7 +224,7 @@ def open_bare(url: str, settings: StoreSettings | None = None) -> BlobStore:
 def _split_remote(url: str) -> SplitResult:
     parts = _split(url)
     if parts.scheme not in {"memory", "s3"}:
-        raise _refused(parts.scheme, "there is no store of this scheme")
+        raise _refused(parts.scheme, "there is no blob store of this scheme")
     if parts.scheme == "memory" and (parts.path or not _MEMORY_NAME.fullmatch(parts.netloc)):
         raise _refused("memory", "the URL is not memory:// and a name of letters, digits, `_`, `.` and `-`")
     return parts
@@ -234,7 +234,7 @@ def _split(url: str) -> SplitResult:
     found = _SCHEME.match(url)
     scheme = found[1].lower() if found else ""
     if hint := _FOREIGN.get(_FOREIGN_LIKE.get(scheme, scheme)):
-        raise _refused(scheme, "there is no store of this scheme", hint=hint)
+        raise _refused(scheme, "there is no blob store of this scheme", hint=hint)
     if not url[len(scheme) :].startswith("://"):
         raise _refused(scheme, "the scheme is not followed by `://`")
     try:

@@ -156,9 +156,9 @@ class TargetBusyError(TargetError):
 
 
 class UnsafeStoreError(EngineError):
-    """The store, or what it answered, cannot be trusted with this operation; nothing was deleted."""
+    """The blob store, or what it answered, cannot be trusted with this operation; nothing was deleted."""
 
-    default_hint = "run again; if it persists, this store is not safe for the operation"
+    default_hint = "run again; if it persists, this blob store is not safe for the operation"
 
 
 class TooMuchToDeleteError(EngineError):

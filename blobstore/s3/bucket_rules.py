@@ -112,7 +112,7 @@ def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: boo
         if not _is_tagged_expiring(rule):
             why = "whether it is committed or not"
         elif ttls_stay:
-            why = "and commits cannot take the tag away on this store"
+            why = "and commits cannot take the tag away on this blob store"
         elif any(days is None for _, days in ends):
             why = "by a date, however young it is"
         elif any(days is not None and days < days_min for _, days in ends):

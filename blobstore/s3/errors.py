@@ -58,9 +58,9 @@ _MEANINGS: Final[tuple[tuple[str, Container[int], type[StoreError], str], ...]] 
         "MethodNotAllowed|MissingContentLength|NotImplemented|UnsupportedArgument",
         {405, 411, 501},
         CapabilityMissingError,
-        "run `tidemark doctor` to learn what this store can do",
+        "run `tidemark doctor` to learn what this blob store can do",
     ),
-    ("RequestTimeTooSkewed", (), StoreUnavailableError, "set this machine's clock: it is too far from the store's"),
+    ("RequestTimeTooSkewed", (), StoreUnavailableError, "set this machine's clock: it is too far from the server's"),
     (f"{_TOO_MANY}|{_DAMAGED}|{_AGAIN}", {409, 429, *range(500, 1000)}, StoreUnavailableError, ""),
     ("NoSuchBucket", (), StoreMissingError, ""),
     ("|".join(ELSEWHERE), {301, 302, 303, 307, 308}, InvalidRequestError, _ELSEWHERE_HINT),
@@ -192,7 +192,7 @@ def classify(refusal: Refusal, *, operation: str, key: str) -> StoreError:
     if refusal.is_deleted and status in {404, 405}:
         return BlobDeletedError(str(refusal), operation=operation, key=key)
     fits = (row[2:] for row in _MEANINGS if status in row[1] or (row[0] and re.fullmatch(row[0], code)))
-    kind, hint = next(fits, (InvalidRequestError, "the store does not understand the request"))
+    kind, hint = next(fits, (InvalidRequestError, "the blob store does not understand the request"))
     if kind is StoreUnavailableError:
         return StoreUnavailableError(
             str(refusal),

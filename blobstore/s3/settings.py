@@ -80,7 +80,7 @@ def may_hold_credentials(endpoint_url: str) -> bool:
 
 
 class StoreProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the abilities that matter a store has. A field added later has a default that takes nothing away."""
+    """Which abilities that matter a blob store has. A field added later has a default that takes nothing away."""
 
     schema: int = PROFILE_SCHEMA
     # Of several concurrent creates of one key exactly one succeeds.
@@ -108,7 +108,7 @@ def decode_profile(data: bytes) -> StoreProfile:
         profile = msgspec.json.decode(data, type=StoreProfile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(
-            f"is not a valid profile of a store: {error}",
+            f"is not a valid profile of a blob store: {error}",
             operation="open",
             key=PROFILE_KEY,
             hint="`tidemark doctor` writes a new one",

@@ -255,7 +255,7 @@ class S3Writer:
         is_multipart = may_go_in_parts and blob.body.size_bytes > self._settings.single_put_bytes_max
         if blob.body.size_bytes > PUT_BYTES_MAX and not is_multipart:
             raise CapabilityMissingError(
-                "is larger than one PUT can be, and this store cannot complete a multipart upload conditionally",
+                "is larger than one PUT can be, and this blob store cannot complete a multipart upload conditionally",
                 operation=blob.operation,
                 key=blob.key,
                 hint="lower blob_bytes_max to 5 GiB or less",

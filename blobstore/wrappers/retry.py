@@ -233,7 +233,7 @@ class RetryingStore(ForwardingStore):
                         f"came at {came_bytes / waited_s:.0f} bytes/s, which is less than {settings.bytes_per_s_min}",
                         operation="get",
                         key=key,
-                        hint="the store, or the way to it, is too slow for this many requests at once",
+                        hint="the blob store, or the way to it, is too slow for this many requests at once",
                         asks_for_less=True,
                     )
                 if came_bytes:
@@ -289,7 +289,7 @@ class RetryingStore(ForwardingStore):
             if tries.failed > 1:
                 error.add_note(f"this was attempt {tries.failed} of at most {self._settings.attempts_max}")
             if tries.is_out_of_budget:
-                why = "the retry budget is spent: too many requests to this store failed"
+                why = "the retry budget is spent: too many requests to this blob store failed"
                 error.add_note(f"it was not tried again because {why}")
             raise
         finally:

@@ -151,8 +151,8 @@ class BackupStats(DiffStats, frozen=True, kw_only=True):
     # Requests that it took if no answer was lost on the way.
     requests: int
     seconds: float
-    # Retained files that were sent again because bytes of them were missing in the store (design 0006, M1). They count
-    # as packed again too, unless the base's index was missing: then all files are added again, and all count here.
+    # Retained files that were sent again because bytes of them were missing in the blob store (design 0006, M1). They
+    # count as packed again too, unless the base's index was missing: then all are added again, and all count here.
     files_healed: int = 0
     bytes_healed: int = 0
     # Of `seconds`, what it took to look at the directory and to find out what has changed.

@@ -155,7 +155,7 @@ class BackupTotals(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     bytes_added: int = 0
     # With what was packed again.
     bytes_uploaded: int = 0
-    # Of the repository, and of the checkpoint if that is on another store than a file system.
+    # Of the repository, and of the checkpoint if that is on another blob store than a file system.
     requests: int = 0
     source_requests: int = 0
 
@@ -220,7 +220,7 @@ async def backup_checkpoint(
     """Back up a query's newest committed batch. The query may run meanwhile.
 
     Requests: section 7 of design 0005. `location` is the checkpointLocation: a path, a URL as `open_store` takes it, or
-    a store that has it as its root.
+    a blob store that has it as its root.
 
     Raises:
         NotFoundError: There is no checkpoint, or no batch is committed.
@@ -231,7 +231,7 @@ async def backup_checkpoint(
         QueryMovedOnError: The query took away what was being read, again and again (P6).
         ConflictError: Another backup of the query was committed meanwhile.
         ShrunkError: The stores shrink by more than they may; nothing was committed.
-        StoreError: As the stores say.
+        StoreError: As the blob stores say.
     """
     choice = choice or BackupChoice()
     async with opened_checkpoint(location, choice.checkpoint_settings) as root:
@@ -486,7 +486,7 @@ async def backup_store(
         UnsafeSourceError, VersionMissingError: The query has taken away a part, or it was never there.
         DamagedError, FormatError: A file is not whole.
         StaleResultError: Another backup was committed meanwhile.
-        StoreError: As the stores say.
+        StoreError: As the blob stores say.
     """
     store = work.store
     options = BackupOptions(

@@ -88,7 +88,7 @@ async def check_checkpoint(
         NotFoundError: There is no checkpoint here.
         ProviderError: Its state is not RocksDB's (K8).
         TargetError: The scratch directory cannot be written, or this machine lacks what it takes to read a file.
-        StoreError: The store did not answer.
+        StoreError: The blob store did not answer.
     """
     watch = Stopwatch(runtime or Runtime())
     root = await CheckpointDir.open(location, settings=store_settings)

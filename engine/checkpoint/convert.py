@@ -143,7 +143,7 @@ async def convert_checkpoint(
         NotFoundError: There is no checkpoint, or the batch is not committed.
         TargetError: The target has content, or is the source's place, above it or below it.
         DamagedError, FormatError: A file of the source is not whole, or not there; the error names it.
-        StoreError: As the stores say. After any error the target is as it was.
+        StoreError: As the blob stores say. After any error the target is as it was.
     """
     choice, runtime = choice or ConvertChoice(), runtime or Runtime()
 

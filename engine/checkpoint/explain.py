@@ -166,7 +166,7 @@ async def explain_checkpoint(
         NotFoundError: There is no checkpoint, or no such batch.
         ProviderError, FormatError, EngineError: As `StreamingCheckpoint.at`. What of a store cannot be read is a
             problem of the answer.
-        StoreError: The store did not answer.
+        StoreError: The blob store did not answer.
     """
     choice, watch = choice or ExplainChoice(), Stopwatch(Runtime())
     async with opened_checkpoint(location, choice.store_settings) as opened:

@@ -176,8 +176,8 @@ async def restore_checkpoint(
         TargetError: The target may not be written, has content that may not be moved aside, or is the repository's
             place, above it or below it.
         DamagedError, FormatError: Something is missing or altered; the error names the file, and the blob.
-        StoreError: As a store says. After any error the target is as it was, or, on an object store, lacks `commits/`;
-            if what was there is aside already, the error's hint and a note say where.
+        StoreError: As a blob store says. After any error the target is as it was, or, on an object store, lacks
+            `commits/`; if what was there is aside already, the error's hint and a note say where.
     """
     choice, runtime = choice or RestoreChoice(), runtime or Runtime()
     at_once, transfer = share_among(repository.settings, choice.stores_at_once)
@@ -572,7 +572,7 @@ def make_target(
     parent, _, name = store_url(location).rpartition("/")
     if not name or parent.endswith("/"):
         hint = "restore to s3://bucket/prefix"
-        raise TargetError("not a prefix of a store", operation="restore", subject=location, hint=hint)
+        raise TargetError("not a prefix of a bucket", operation="restore", subject=location, hint=hint)
     return ObjectTarget(parent, name, location=location, runtime=runtime, move_aside=move_aside, settings=settings)
 
 

@@ -39,7 +39,7 @@ class SurveyedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     # Empty where `metadata` cannot be read.
     query_id: str = ""
-    # The newest committed batch; -1 before the first. With its age by the store's clock; -1 where that is unknown.
+    # The newest committed batch; -1 before the first. With its age by the blob store's clock; -1 where that is unknown.
     batch: int = -1
     age_ms: int = -1
     # `RocksDB`, `HDFS-backed`, or the class of another one; empty where the offsets of the batch cannot be read.
@@ -83,7 +83,7 @@ async def survey_checkpoints(
 
     Raises:
         NotFoundError: There is nothing at this place.
-        StoreError: The store did not answer the listing. What then fails for one checkpoint is a finding of it.
+        StoreError: The blob store did not answer the listing. What then fails for one checkpoint is a finding of it.
     """
     now_ms = (runtime or Runtime()).local_now_ms()
     root = await CheckpointDir.open(location, settings=store_settings)

@@ -54,7 +54,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     hint: str
     causes: tuple[str, ...] = ()
-    # Of an error about a store or what is in it: which, with endpoint and profile as far as they are set.
+    # Of an error about a blob store or what is in it: which, with endpoint and profile as far as they are set.
     repository: str = ""
 
 

@@ -103,7 +103,7 @@ class PlanCheck(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     missed_count: int
     missed_bytes: int
     missed: tuple[str, ...]
-    # Where header or totals say something else than the store, the rules or the lines do.
+    # Where header or totals say something else than the blob store, the rules or the lines do.
     contradictions: tuple[str, ...]
     # Roots of the plan that are gone by now: what only they kept looks missed.
     changed: tuple[str, ...]
@@ -277,7 +277,7 @@ def _compare_times(
     if header.ttl_ms != (ttl_ms := repository.ttl_ms):
         yield f"the plan has a TTL of {header.ttl_ms} ms, and the repository one of {ttl_ms} ms"
     if header.now_ms > now_ms + late_ms:
-        yield "the plan was made later than it is now by the store's clock"
+        yield "the plan was made later than it is now by the blob store's clock"
     if header.now_ms != run_began_at_ms(header.run):
         yield "the plan was made at another time than its run began"
     # A run is resumed for so long (R3).

@@ -87,7 +87,7 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True):
             since_ms = rule.retention.keep_since_ms if rule.retention is not None else None
             if since_ms is not None and since_ms > now_ms:
                 raise UsageError(
-                    f"is yet to come, and would keep the newest commits alone: it is {iso_time(now_ms)} by the store",
+                    f"is yet to come, and would keep the newest commits alone: the blob store says {iso_time(now_ms)}",
                     operation="policy",
                     subject=f"keep_since {iso_time(since_ms)}",
                     hint="write a time that is over, such as 7d or 'yesterday 18:00' (UTC); or keep_last alone",

@@ -77,7 +77,7 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     listed_count: int
     listed_bytes: int
     # Unreachable uploads that stay because they are younger than the TTL, and when the youngest of them no longer is,
-    # by the store's clock; 0: there are none.
+    # by the blob store's clock; 0: there are none.
     waiting_count: int
     waiting_bytes: int
     waiting_until_ms: int = 0
@@ -107,8 +107,8 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     audit_missing: str = ""
     # Why the run's own working objects are still there; a later collection removes them.
     run_left: str = ""
-    # How far the store's clock is ahead of this machine's and of the newest upload, where that is more than a margin:
-    # then nothing was deleted for its age.
+    # How far the blob store's clock is ahead of this machine's and of the newest upload, where that is more than a
+    # margin: then nothing was deleted for its age.
     clock_ahead_ms: int = 0
     # Jobs that no rule matches: everything of them is kept (P5).
     unruled: tuple[str, ...] = ()
@@ -124,7 +124,9 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "younger than the TTL": _format_keys(self.waiting_count, self.waiting_bytes),
             "failed": f"{self.failed_count:,}" if self.failed_count else "",
             "refused": "yes" if self.refused else "",
-            "store's clock ahead": format_value("clock_ahead_ms", self.clock_ahead_ms) if self.clock_ahead_ms else "",
+            "blob store's clock ahead": format_value("clock_ahead_ms", self.clock_ahead_ms)
+            if self.clock_ahead_ms
+            else "",
             "no audit record": format_value("audit_missing", self.audit_missing),
             **{total.reason.value: _format_keys(total.count, total.size_bytes) for total in self.totals},
         }

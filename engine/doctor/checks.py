@@ -426,7 +426,7 @@ async def check_clock(probe: StoreProbe, local_now_ms: Callable[[], int]) -> Evi
     key = probe.key("clock")
     store = probe.client(0)
     if not store.capabilities.shared:
-        raise NotApplicableError("a store in this process has a clock of its own")
+        raise NotApplicableError("a blob store in this process has a clock of its own")
     aheads: list[float] = []
     for _ in range(3):
         before_ms = local_now_ms()
@@ -448,9 +448,11 @@ def judge_clock(*, ahead_ms: int, skew_ms: int) -> Evidence:
     """Judge a store's clock by how far it is ahead of this machine's, and how far a creation time was off it."""
     seconds = f"{ahead_ms / 1000:+.1f} s"
     return Evidence(
-        figure=f"store {seconds} of this machine",
-        broken=f"an object was created {skew_ms / 1000:+.0f} s off the store's clock" if skew_ms > SKEW_MS_MAX else "",
-        lacking=f"the store's clock is {seconds} of this machine's" if abs(ahead_ms) > SKEW_MS_MAX else "",
+        figure=f"blob store {seconds} of this machine",
+        broken=f"an object was made {skew_ms / 1000:+.0f} s off the blob store's clock"
+        if skew_ms > SKEW_MS_MAX
+        else "",
+        lacking=f"the blob store's clock is {seconds} of this machine's" if abs(ahead_ms) > SKEW_MS_MAX else "",
     )
 
 

@@ -77,7 +77,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     # As in `Evidence`.
     figure: str = ""
-    # What it means for the users of the store.
+    # What it means for the users of the blob store.
     meaning: str = ""
     # As in `Evidence`.
     has_backstop: bool = False
@@ -90,12 +90,12 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     json_properties: ClassVar = {"safe": "safe", "verdict": "verdict", "profile_error": "profile_error"}
 
     checks: tuple[CheckResult, ...]
-    # Null: too little is known, or a store of this kind has none.
+    # Null: too little is known, or a blob store of this kind has none.
     profile: StoreProfile | None
     profile_written: bool
     # Why it was not, if it should have been.
     error: StoreError | None
-    # Requests that the store did not answer, or with "try again".
+    # Requests that the blob store did not answer, or with "try again".
     hiccups_count: int
     # The prefix of this run; what could not be deleted below it at the end, and why.
     root: str
@@ -348,24 +348,24 @@ _WORDS: Final = {
         "TTLs stay: what loses its commit waits for their end; no lifecycle backstop",
         "uploads would be taken for committed ones, and collected",
     ),
-    Check.MULTIPART: _Words("large bodies can go in parts", "every body goes in one PUT", "do not use this store"),
+    Check.MULTIPART: _Words("large bodies can go in parts", "every body goes in one PUT", "do not use this blob store"),
     Check.CONDITIONAL_MULTIPART: _Words("large creates go in parallel parts", "a create is one PUT, of up to 5 GiB"),
     Check.ABORT: _Words("collect frees what dead uploads hold", "only a lifecycle rule frees what dead uploads hold"),
     Check.DELETE: _Words(
         "collect deletes 1,000 keys per request",
-        "collect needs it: with these rights, or on this store, nothing is freed",
+        "collect needs it: with these rights, or on this blob store, nothing is freed",
         "collect would delete what is in use: never run it here",
     ),
     Check.LIFECYCLE: _Words(
         "`tidemark lifecycle` shows and installs the backstop",
         "no backstop: only collect frees what was never committed",
-        "the store itself takes away what is needed: change the rule now (`tidemark lifecycle` shows all)",
+        "the blob store itself takes away what is needed: change the rule now (`tidemark lifecycle` shows all)",
         "nobody could see whether a rule takes away what is needed (--policy owner may)",
     ),
     Check.CLOCK: _Words(
         "times can be compared",
-        "set this machine's clock: from 15 minutes on the store refuses every request",
-        "creation times do not follow the store's clock, by which expiry is judged",
+        "set this machine's clock: from 15 minutes on the blob store refuses every request",
+        "creation times do not follow the blob store's clock, by which expiry is judged",
     ),
 }
 # Failing these says nothing about safety: others may have the rights, and the engine can do without.

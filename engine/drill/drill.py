@@ -165,7 +165,7 @@ async def run_restore_drill(
         TargetError: The scratch directory does not exist, cannot be used, or has too little space.
         DamagedError: Something is missing or altered, or a RocksDB does not open. If the fresh directory could not be
             removed, a note names it.
-        StoreError: As the store says.
+        StoreError: As the blob store says.
     """
     scope, runtime = as_scope(scope), runtime or Runtime()
     began_at_ms, began_s = runtime.local_now_ms(), runtime.monotonic_s()
@@ -500,7 +500,7 @@ def summary_lines(drill: RestoreDrill) -> list[str]:
         *([slo] if slo else []),
         "",
         *table(("forecast", *(count(number, "executor") for number in EXECUTORS)), rows),
-        "From a store that gives each executor what it gave this machine, to one that gives all of them that together.",
+        "From a blob store that gives each executor what it gave this machine, to one that gives that to all together.",
     ]
 
 

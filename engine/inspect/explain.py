@@ -89,7 +89,7 @@ class KeyPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
-    """One key; times by the store's clock."""
+    """One key; times by the blob store's clock."""
 
     key: str
     kind: KeyKind
@@ -125,7 +125,7 @@ async def explain(
     try:
         there = await store.tagged(RequestMetadata(payload_path="explain")).stat(key)
     except InvalidRequestError as error:
-        raise UsageError("not a key that a store can hold", operation="explain", subject=repr(key)) from error
+        raise UsageError("not a key that a blob store can hold", operation="explain", subject=repr(key)) from error
     found = Explanation(key=key, kind=kind, fate=Fate.ABSENT, rule="", now_ms=now_ms)
     if there is not None:
         found = replace(

@@ -61,7 +61,7 @@ run_end_timestamp_seconds: When the last run ended, by the clock of its machine.
 run_last_success_timestamp_seconds: When the last run ended that ended with 0.
 run_seconds: How long the last run took.
 run_open_seconds: Opening the repository. | init-ns
-store_requests_total{operation}: Requests to the store, repeated ones included.
+store_requests_total{operation}: Requests to the blob store, repeated ones included.
 store_request_errors_total{operation}: Requests that failed or were refused.
 store_request_seconds_total{operation}: Seconds of requests, added up.
 store_retries_total: Requests that were made again after a failure.
@@ -93,7 +93,7 @@ backup_upload_seconds: The whole backup, up to the result that can be committed.
 backup_average_file_upload_seconds: The whole by the files uploaded. | avg-file-upload-ns
 backup_average_file_bytes: Bytes uploaded by files uploaded. | avg-file-size-bytes
 backup_upload_bytes_per_second: Bytes uploaded by the whole. | upload-rate
-bytes_healed backup_healed_bytes: Bytes that were sent again because they were missing in the store.
+bytes_healed backup_healed_bytes: Bytes that were sent again because they were missing in the blob store.
 [verb job_name]
 commit_calls_total: Commits that were asked for. | commit-calls
 commits_timed_out_total: Commits of unknown outcome. | commits-timed-out
@@ -122,7 +122,7 @@ restore_stores_failed: Stores that did not come back.
 commit_number follow_commit_number: Number of the commit that the followed directory is of; 0: nothing is there.
 lag_commits follow_lag_commits: Commits by which it is behind the newest one.
 lag_bytes follow_lag_bytes: Bytes that would be fetched to catch up.
-lag_seconds follow_lag_seconds: Seconds since the oldest commit that it lacks came to the store.
+lag_seconds follow_lag_seconds: Seconds since the oldest commit that it lacks came to the blob store.
 collect_deleted_keys_total{reason}: Keys that collections deleted.
 collect_deleted_bytes_total{reason}: Bytes of blobs and indexes deleted.
 failed_count collect_failed_keys_total: Keys that could not be deleted.
@@ -139,14 +139,14 @@ restore_drill_seconds: How long the restore drill took.
 restore_drill_slo_seconds: How long it may take (`--slo`); absent without one.
 []
 repository_up: 1: the repository could be read; 0: all else is what the last reading that went well found.
-repository_read_timestamp_seconds: When the last reading that went well began, by the store's clock.
+repository_read_timestamp_seconds: When the last reading that went well began, by the blob store's clock.
 repository_read_seconds: How long it took.
 repository_ttl_seconds: How long an upload lives that no commit takes over.
 repository_collection_period_seconds: How often collect is meant to run.
 [job_name task]
 last_commit_number: Number of the newest commit.
 last_commit_version: Its version.
-last_commit_timestamp_seconds: When it was made, by the store's clock. | last-async-commit-timestamp
+last_commit_timestamp_seconds: When it was made, by the blob store's clock. | last-async-commit-timestamp
 last_commit_age_seconds: Seconds from the last good commit to the reading.
 last_commit_bytes: Bytes of the files of all its stores.
 last_commit_files: Their files.
@@ -167,7 +167,7 @@ last_collection_seconds: How long it took.
 last_collection_deleted_bytes: Bytes that it freed.
 collections_failed: Collections since then that failed or were refused.
 [query operator partition store]
-files_fetched state_load_files_fetched: Files that came from the store. | | rocksdbFilesCopied
+files_fetched state_load_files_fetched: Files that came from the blob store. | | rocksdbFilesCopied
 files_reused state_load_files_reused: Files that were here already. | | rocksdbFilesReused
 bytes_fetched state_load_fetched_bytes: Bytes that came. | | rocksdbBytesCopied
 changelogs state_load_changelogs_replayed: Changelogs applied. | | rocksdbNumReplayChangelogFiles
@@ -183,18 +183,18 @@ replay_s state_load_replay_seconds: Applying changelogs. | | rocksdbReplayChange
 records state_save_records: Records of the changelog.
 changelog_bytes state_save_changelog_bytes: Its bytes, as stored.
 total_s state_save_seconds: The whole commit. | | rocksdbCommitFileSyncLatencyMs
-changelog_s state_save_changelog_seconds: Writing the changelog to the store. | |
+changelog_s state_save_changelog_seconds: Writing the changelog to the blob store. | |
     rocksdbChangeLogWriterCommitLatencyMs
 flush_s state_save_flush_seconds: Flushing RocksDB. | | rocksdbCommitFlushLatency
 compact_s state_save_compact_seconds: Compacting it. | | rocksdbCommitCompactLatency
 checkpoint_s state_save_checkpoint_seconds: Making the rocksdb_checkpoint. | store-checkpoint-ns |
     rocksdbCommitCheckpointLatency
 files_copied state_save_files_copied: Files of the last snapshot that were sent. | | rocksdbFilesCopied
-files_reused state_save_files_reused: Files that the store had already. | | rocksdbFilesReused
+files_reused state_save_files_reused: Files that the blob store had already. | | rocksdbFilesReused
 bytes_copied state_save_copied_bytes: Bytes that were sent. | | rocksdbBytesCopied
 zip_bytes state_save_zip_bytes: Bytes that went into its zip, uncompressed. | | rocksdbZipFileBytesUncompressed
 upload_s state_save_upload_seconds: Sending it, zip included. | | rocksdbSaveZipFilesLatencyMs
-uploads_failed state_save_uploads_failed: Uploads that failed since the store was opened.
+uploads_failed state_save_uploads_failed: Uploads that failed since the state store was opened.
 state_snapshot_uploaded_version: Version of the last snapshot sent. | | snapshotLastUploaded
 """
 

@@ -369,8 +369,8 @@ def check_commits(store: BlobStore, operation: str) -> None:
         UnsafeStoreError: It is not atomic.
     """
     if not store.capabilities.atomic_create:
-        message = "of two creates of one key the store may let both win"
-        hint = "use a store with atomic create-if-absent; `tidemark doctor` shows it, and a restore still works"
+        message = "of two creates of one key the blob store may let both win"
+        hint = "use a blob store with atomic create-if-absent; `tidemark doctor` shows it, and a restore still works"
         raise UnsafeStoreError(message, operation=operation, hint=hint)
 
 
@@ -384,6 +384,6 @@ def check_consistent_lists(
     """
     check_commits(store, operation)
     if not store.capabilities.consistent_lists:
-        message = f"the store's lists may be stale: {danger}"
-        hint = f"{operation} only on a store, or a mount of it, with consistent lists; `tidemark doctor` shows which"
+        message = f"the blob store's lists may be stale: {danger}"
+        hint = f"{operation} only on a blob store, or mount of it, with consistent lists; `tidemark doctor` shows which"
         raise UnsafeStoreError(message, operation=operation, hint=hint)

@@ -110,8 +110,8 @@ async def read_repository_record(store: BlobStore, operation: str) -> Repository
 
     def decode(data: bytes, *, subject: str) -> RepositoryRecord:
         if data == REFUSED_STORE:
-            message = "`tidemark init` has refused this store: it lets a create replace what is there"
-            hint = "run `tidemark doctor`; once the store is right, delete this object and run `tidemark init` again"
+            message = "`tidemark init` has refused this blob store: it lets a create replace what is there"
+            hint = "run `tidemark doctor`; once the blob store is right, delete this object and `tidemark init` again"
             raise UnsafeStoreError(message, operation=operation, subject=subject, hint=hint)
         return decode_repository(data, subject=subject)
 
@@ -119,7 +119,7 @@ async def read_repository_record(store: BlobStore, operation: str) -> Repository
         return await read_record(store, REPOSITORY, decode)
     except BlobNotFoundError as error:
         hint = "make it one with `tidemark init`, or check the URL"
-        raise NotFoundError("this store is not a repository", operation=operation, hint=hint) from error
+        raise NotFoundError("this blob store is not a repository", operation=operation, hint=hint) from error
 
 
 def check_times(record: RepositoryRecord) -> None:
@@ -153,7 +153,7 @@ async def write_repository_record(store: BlobStore, record: RepositoryRecord) ->
             raise UsageError(message, operation="init", subject=key, hint=hint)
     check_commits(store, "init")
     if record.margin_ms <= store.capabilities.created_late_ms:
-        message = f"a margin of {record.margin_ms} ms is within the error of the store's times"
+        message = f"a margin of {record.margin_ms} ms is within the error of the blob store's times"
         hint = f"use more than {store.capabilities.created_late_ms} ms (design 0003, C3)"
         raise UsageError(message, operation="init", hint=hint)
     match await store.put_if_absent(REPOSITORY, BytesBody(encode_record(record))):
@@ -171,15 +171,15 @@ async def _check_refuses_a_second(store: BlobStore) -> None:
     outcome = await store.put_if_absent(REPOSITORY, BytesBody(REFUSED_STORE))
     if isinstance(outcome, Created):
         raise UnsafeStoreError(
-            "the store said Created to a second create of one key: two writers could both win",
+            "the blob store said Created to a second create of one key: two writers could both win",
             operation="init",
             subject=REPOSITORY,
-            hint="run `tidemark doctor`. Nothing opens this store now: an object that says why is at this key; "
-            "once the store is right, delete it and run `tidemark init` again",
+            hint="run `tidemark doctor`. Nothing opens this blob store now: an object that says why is at this key; "
+            "once the blob store is right, delete it and run `tidemark init` again",
         )
     if isinstance(outcome, Unknown):
         raise StoreUnavailableError(
-            f"the repository is made, but whether the store refuses a second create is not known: {outcome.reason}",
+            f"the repository is made, but whether the blob store refuses a second create is unknown: {outcome.reason}",
             operation="init",
             key=REPOSITORY,
             hint="run `tidemark doctor` before you use it",

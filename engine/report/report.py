@@ -72,7 +72,7 @@ _HINTS: Final = {
     ProblemKind.CONTENT_WRONG: "tidemark restore --or-newest-complete",
     ProblemKind.UNREADABLE: "put an older version of the object back, or see tidemark discard",
     ProblemKind.ADRIFT: "bring back the records that were there beside it; docs/how-to/move-a-repository.md",
-    ProblemKind.AT_RISK: "tidemark verify --heal removes the TTL, before the store does what it says",
+    ProblemKind.AT_RISK: "tidemark verify --heal removes the TTL, before the blob store does what it says",
 }
 _RECORD_HINT: Final = "bring the record back from a copy or an older version of the object, or see tidemark discard"
 
@@ -277,9 +277,9 @@ def write_report(facts: ReportFacts, path: Path) -> ReportResult:
 
 def make_page(facts: ReportFacts) -> str:
     """Return the page as HTML."""
-    about = f"repository {facts.repository_id}; {iso_time(facts.made_at_ms)} by the store's clock; "
+    about = f"repository {facts.repository_id}; {iso_time(facts.made_at_ms)} by the blob store's clock; "
     requests = ", ".join(f"{number:,} {name}" for name, number in facts.requests.items())
-    made_with = f"Made with {count(sum(facts.requests.values()), 'request')} to the store: {requests}."
+    made_with = f"Made with {count(sum(facts.requests.values()), 'request')} to the blob store: {requests}."
     return Template(files("engine.report").joinpath("page.html").read_text(encoding="utf-8")).substitute(
         about=_paragraph(facts.request.location) + _paragraph(f"{about}tidemark {facts.release}", "note"),
         verdict="".join(_verdict(facts)),

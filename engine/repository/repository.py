@@ -129,11 +129,11 @@ def naming_repository(cls: type[C]) -> type[C]:
 
 @naming_repository
 class Repository:
-    """One repository in one store, open. Use it as an async context manager, or call `close`.
+    """One repository in one blob store, open. Use it as an async context manager, or call `close`.
 
     Attributes:
         opened: What it consists of, as every use case takes it.
-        url: Where it was opened, without credentials; empty if it was opened with a store.
+        url: Where it was opened, without credentials; empty if it was opened with a blob store.
 
     Example:
         ```python
@@ -182,21 +182,21 @@ class Repository:
         runtime: Runtime | None = None,
         cache_dir: str | Path | None = None,
     ) -> Self:
-        """Make a store a repository (design 0002, K1).
+        """Make a blob store a repository (design 0002, K1).
 
         Args:
-            store: A URL or an open store.
+            store: A URL or an open blob store.
             ttl_ms: Lifetime of an upload that no commit takes over; must exceed the longest backup plus commit.
             margin_ms: What must be left of it at a commit, for clocks and slow answers; less than half of `ttl_ms`.
             collection_period_ms: How often `collect` is meant to run.
 
-        The rest is as for `open`. Requests: a GET, and the record twice, so that a store that would let two writers win
-        is found out (design 0003, P2).
+        The rest is as for `open`. Requests: a GET, and the record twice, so that a blob store that would let two
+        writers win is found out (design 0003, P2).
 
         Raises:
-            UsageError: The store is a repository already, or the times do not fit together.
-            UnsafeStoreError: What would be committed to this store is not safe there. Nothing was written, or it let a
-                create replace what was there, and then nobody opens what was written in the record's place.
+            UsageError: The blob store is a repository already, or the times do not fit together.
+            UnsafeStoreError: What would be committed to this blob store is not safe there. Nothing was written, or it
+                let a create replace what was there, and then nobody opens what was written in the record's place.
         """
         runtime = runtime or Runtime()
         record = RepositoryRecord(
@@ -223,9 +223,9 @@ class Repository:
         `cache_dir` is where hashes of local files are kept from one process to the next; None keeps them in memory.
 
         Raises:
-            NotFoundError: The store is not a repository.
+            NotFoundError: The blob store is not a repository.
             UnknownFormatError: It was made by a newer tidemark.
-            UnsafeStoreError: `init` has refused this store.
+            UnsafeStoreError: `init` has refused this blob store.
         """
         async with opened_store(store) as opened:
             record = await read_repository_record(opened, "open")
@@ -242,7 +242,7 @@ class Repository:
         await self.close()
 
     async def close(self) -> None:
-        """Release the store."""
+        """Release the blob store."""
         await self.store.close()
 
     @property

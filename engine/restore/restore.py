@@ -57,7 +57,7 @@ class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     files_total: int
     bytes_total: int
-    # From the store; bytes as asked for, dead bytes of packs and second fetches included.
+    # From the blob store; bytes as asked for, dead bytes of packs and second fetches included.
     files_fetched: int
     bytes_fetched: int
     # From the directory that was replaced.

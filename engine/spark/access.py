@@ -106,7 +106,7 @@ def open_on_driver(
         repository = SyncRepository(loop, loop.run(Repository.open(opened, settings=transfer)))
         if not repository.asynchronous.store.capabilities.shared:
             hint = "use a file:// or s3:// URL"
-            raise UsageError("only this process can reach the store", operation="open", hint=hint)
+            raise UsageError("only this process can reach the blob store", operation="open", hint=hint)
         undo.pop_all()
     return repository, Access(url=url, record=repository.record, store=store, transfer=transfer)
 

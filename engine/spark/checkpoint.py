@@ -315,7 +315,7 @@ def restore_checkpoint(
         target: A directory that every executor sees under this path, or the URL of a prefix of an object store. Content
             of a prefix that is moved aside goes before the first store comes, and after all of them were fetched once,
             to see that they can be: they are read twice then.
-        choice: What, and how. A target that is a URL is asked as the repository's store if `target_settings` is None.
+        choice: What, and how. A target that is a URL is asked as the repository is if `target_settings` is None.
 
     Raises:
         DamagedError: Something of a store is missing or altered; the first few are named.

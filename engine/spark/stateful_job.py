@@ -189,7 +189,7 @@ class StatefulJob:
             CommitUnknownError: No answer to the commit: run again with the same version and offsets.
             LeaseExpiredError: The run took longer than the repository's TTL; nothing was committed.
             AnalysisException: Spark cannot make a plan for the rows.
-            StoreError: As the store says; nothing was committed.
+            StoreError: As the blob store says; nothing was committed.
         """
         started_s = self._runtime.monotonic_s()
         layout = self._layout(rows)
@@ -287,7 +287,7 @@ class StatefulJob:
 
         Raises:
             NotFoundError: The commit was collected before it was pinned: call again.
-            StoreError: As the store says.
+            StoreError: As the blob store says.
         """
         commit = self.latest()
         if commit is not None:

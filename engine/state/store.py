@@ -190,7 +190,7 @@ class StateStore:
             SnapshotRepairError: No snapshot opens that is near enough.
             DamagedError, FormatError: What it takes is damaged, a changelog for instance.
             TargetError: The working directory is full.
-            StoreError: The store did not answer.
+            StoreError: The blob store did not answer.
             UsageError: The arguments make no sense.
         """
         target = check_target(
@@ -344,7 +344,7 @@ class StateStore:
 
         Raises:
             CheckpointFileExistsError: With ids: a file of this name is there already.
-            CheckpointUnknownError: The store never said whether it took the changelog: the version may be there.
+            CheckpointUnknownError: The blob store never said whether it took the changelog: the version may be there.
             RowChecksumError: A row of a snapshot that is waited for is damaged.
             StoreError, EngineError: The version is not there.
         """
@@ -382,7 +382,7 @@ class StateStore:
 
         Raises:
             SnapshotUploadError: The last snapshot was not uploaded, for the reason given. Nothing was deleted.
-            StoreError: As the store says.
+            StoreError: As the blob store says.
         """
         self._check_open("maintain")
         uploads = self._commits.uploads

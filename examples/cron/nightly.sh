@@ -50,7 +50,7 @@ case $code in
 0) note "0 $last" ;;
 3) tell "3 done in part; the next run takes up what is left" "$said" ;;
 4) tell "4 DAMAGED: stored data is missing or altered; restore nothing blindly, and keep what the disks still have" "$said" ;;
-5) tell "5 the store was unavailable or full; nothing is lost, the next run tries again" "$said" ;;
+5) tell "5 the blob store was unavailable or full; nothing is lost, the next run tries again" "$said" ;;
 10) tell "10 refused: more would go than --delete-at-most; look at the plan, then run it with --delete-at-most 100%" "$said" ;;
 11) tell "11 a restore would take longer than it may" "$said" ;;
 *) tell "$code FAILED" "$said" ;;

@@ -58,7 +58,7 @@ class LogListing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
-    """A valid commit record together with what only the store knows of it."""
+    """A valid commit record together with what only the blob store knows of it."""
 
     record: model.CommitRecord
     # When the store created the record, and the time of the commit, monotone along the chain (C7).

@@ -137,8 +137,8 @@ object on standard error, [Failure](#failure); the exit code of the process is i
 
 What stays within schema {SCHEMA}: a field keeps its name, its type and its meaning, and is never taken away; an object
 may get further fields, so ignore what you do not know; a verb's exit codes keep their meaning. What would break this
-gets a new number. Sizes are bytes. Each time is given twice: `..._ms` is milliseconds since the epoch by the store's
-clock, and the field beside it is the same in ISO 8601, UTC. `null` is what is not known or not there.\
+gets a new number. Sizes are bytes. Each time is given twice: `..._ms` is milliseconds since the epoch by the blob
+store's clock, and the field beside it is the same in ISO 8601, UTC. `null` is what is not known or not there.\
 """
 
 

@@ -92,7 +92,7 @@ def verify_plan(session: Session, *, plan: Path, rules: PolicyFile | None) -> Ex
     """Check the PLAN that `tidemark collect -n --plan PLAN` wrote, by code that shares nothing with it but the format.
 
     Say what is to be kept, as for collect, to have it compared with what the plan says of it. Ends with 9 if a key is
-    planned that something needs or that was younger than the TTL, or if the plan contradicts itself, the store's
+    planned that something needs or that was younger than the TTL, or if the plan contradicts itself, the blob store's
     clock or what is to be kept; with 3 if the plan lacks keys that could go, or if all that it has is gone. What came
     later, and what is gone, makes no plan wrong.
 
@@ -335,7 +335,7 @@ def summary_line(report: CollectReport) -> str:
         parts.append(f"{count(report.waiting_count, 'upload')} waiting until {iso_time(report.waiting_until_ms)}")
     if report.clock_ahead_ms:
         ahead = human_duration(report.clock_ahead_ms)
-        parts.append(f"NOTHING deleted for its age: the store's clock is {ahead} ahead of this machine's")
+        parts.append(f"NOTHING deleted for its age: the blob store's clock is {ahead} ahead of this machine's")
     if report.failed_count:
         parts.append(f"{report.failed_count:,} NOT deleted")
     if report.audit_missing:

@@ -120,7 +120,7 @@ async def check_uploaded(repository: Repository, path: Path, result: BackupResul
     created_ms = await map_bounded(birth_ms, result.new_keys, in_flight_max=IN_FLIGHT_MAX)
     index = await repository.read_index(result.reference.index)
     if not _same_snapshot(result, index):
-        raise _refused(path, "does not say what the index in the store says")
+        raise _refused(path, "does not say what the index in the repository says")
     if not await _fits_its_base(repository, path, result, index):
         raise _refused(path, "was not made on the base that it names")
     if not _needs_nothing_missing(result, index):

@@ -47,10 +47,10 @@ _CODES: Final = {
     Verdict.UNKNOWN: ExitCode.UNAVAILABLE,
 }
 _CONCLUSIONS: Final = {
-    Verdict.OK: "this store is SAFE for tidemark",
-    Verdict.UNSAFE: "this store is NOT SAFE for tidemark",
-    Verdict.DENIED: "UNKNOWN whether this store is safe: these credentials may not find out (--policy owner may)",
-    Verdict.UNKNOWN: "UNKNOWN whether this store is safe: run it again",
+    Verdict.OK: "this blob store is SAFE for tidemark",
+    Verdict.UNSAFE: "this blob store is NOT SAFE for tidemark",
+    Verdict.DENIED: "UNKNOWN whether this blob store is safe: these credentials may not find out (--policy owner may)",
+    Verdict.UNKNOWN: "UNKNOWN whether this blob store is safe: run it again",
 }
 
 
@@ -61,20 +61,20 @@ class RolePolicy(msgspec.Struct, frozen=True, kw_only=True):
     policy: dict[str, Any]
 
 
-@verb("doctor", "Find out whether a store is safe, and what it can do.", prints=(DoctorReport, RolePolicy))
+@verb("doctor", "Find out whether a blob store is safe, and what it can do.", prints=(DoctorReport, RolePolicy))
 @click.argument("url", required=False)
 @click.option("--no-save", "--dry-run", "dry_run", is_flag=True, help="Do not write the profile.")
 @click.option(
     "--policy",
     type=click.Choice([role.value for role in Role]),
-    help="Print the least IAM policy of a role, and ask the store nothing.",
+    help="Print the least IAM policy of a role, and ask the blob store nothing.",
 )
 def doctor(session: Session, *, dry_run: bool, policy: str | None) -> ExitCode:
-    """Find out whether a store is safe and what it can do, in less than a minute.
+    """Find out whether a blob store is safe and what it can do, in less than a minute.
 
     16 clients race, read, list, tag and delete below a prefix of their own, doctor/<random>/, which is deleted at the
-    end. What was found is written to `profile`, which binds everybody who opens the store from then on. Ends with 0 if
-    the store is safe, 9 if it is not, 8 if the credentials may not find out, and 5 if it did not answer well enough.
+    end. What was found is written to `profile`, which binds everybody who opens the blob store from then on. Ends with
+    0 if it is safe, 9 if it is not, 8 if the credentials may not find out, and 5 if it did not answer well enough.
 
     \b
     --policy writer      backup, commit, rewind, fork, name, unname; never deletes
@@ -149,7 +149,7 @@ def _lines(report: DoctorReport, *, dry_run: bool) -> list[str]:
     lines = [*_table(report), "", f"{_CONCLUSIONS[report.verdict]} ({report.took_s:.0f} s)"]
     if report.profile is not None:
         why = report.profile_error or ("asked not to" if dry_run else "")
-        said = f": {printable(why)}" if why else "; it binds everybody who opens the store"
+        said = f": {printable(why)}" if why else "; it binds everybody who opens the blob store"
         lines.append(f"profile {'written to' if report.profile_written else 'NOT written to'} `profile`{said}")
         lines += [f"  {line}" for line in describe_profile(report.profile, blob_bytes_max=PUT_BYTES_MAX)]
     elif report.verdict in {Verdict.UNKNOWN, Verdict.DENIED}:
@@ -243,7 +243,7 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
     if done:
         outcome = "the rules were installed and read back"
     elif ttls_stay:
-        outcome = "nothing was changed: TTLs cannot be removed on this store, so --install is refused"
+        outcome = "nothing was changed: TTLs cannot be removed on this blob store, so --install is refused"
     elif days is None:
         outcome = "nothing to change: after how many days a rule may delete is known once there is a repository"
     view = LifecycleView(done=done, days=days, threats=found, **msgspec.structs.asdict(plan))
@@ -270,7 +270,7 @@ def _read_needs(session: Session, *, install: bool) -> tuple[int | None, bool]:
 
 def _check_harmless(session: Session, *, ttls_stay: bool) -> None:
     """Refuse rules that would delete what is committed (design 0002, T2; 0003, L4)."""
-    refused = "TTLs cannot be removed on this store: the rule would delete what is committed"
+    refused = "TTLs cannot be removed on this blob store: the rule would delete what is committed"
     hint = "`tidemark doctor` found that it has no tags; see what it says now"
     repository = session.repository
     try:

@@ -86,7 +86,7 @@ def follow(session: Session, options: FollowArguments) -> None:
                 )
     _show(session, directory, status)
     if status.newest is None:
-        session.warn("the store did not say how far it is behind the newest commit")
+        session.warn("the blob store did not say how far it is behind the newest commit")
     elif status.lag_commits:
         session.warn(f"it is not the newest commit: it lags by {status.lag}; `tidemark rewind` goes back to it")
 

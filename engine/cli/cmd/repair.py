@@ -264,7 +264,7 @@ def _remedies(view: RepairView, whole: Commit | None, commits: Sequence[Commit])
             "`tidemark repair` there"
         )
     lines += _unname_lines(view.damaged)
-    return [*lines, "  or put an older version of the object back, where the store keeps versions"]
+    return [*lines, "  or put an older version of the object back, where the bucket keeps versions"]
 
 
 def _unname_lines(damaged: Sequence[DamagedCommit]) -> list[str]:

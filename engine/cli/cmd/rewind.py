@@ -39,7 +39,7 @@ class InitView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--margin", type=cli.DURATION, default="1h", help="How much of it a commit must have left.")
 @click.option("--collection-period", type=cli.DURATION, default="24h", help="How often collect will run.")
 def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> None:
-    """Make the store at URL, or at --repository, a repository.
+    """Make the blob store at URL, or at --repository, a repository.
 
     The TTL must be longer than the longest backup with its commit takes. The three times are in the repository and
     hold for everybody who uses it.

@@ -164,7 +164,7 @@ def _backup_lines(done: backup.CheckpointBackupResult) -> list[str]:
     uploaded = human_bytes(state.bytes_uploaded + query.bytes_uploaded)
     requests = count(state.requests + query.requests, "request")
     asked = state.source_requests + query.source_requests
-    also = f" and {count(asked, 'request')} of the checkpoint's store" if asked else ""
+    also = f" and {count(asked, 'request')} of the checkpoint's blob store" if asked else ""
     again = f", after {done.attempts} attempts" if done.attempts > 1 else ""
     oldest, newest = done.backup.oldest_batch, done.backup.batch
     batches = f"batches {oldest} to {newest}" if oldest < newest else f"batch {newest}"

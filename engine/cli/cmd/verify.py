@@ -117,7 +117,7 @@ def discard_lines(problems: Sequence[Problem]) -> list[str]:
         if p.kind is ProblemKind.UNREADABLE
     ]
     if lines:
-        lines.append("or put an older version of the object back, where the store keeps versions")
+        lines.append("or put an older version of the object back, where the bucket keeps versions")
     return lines + [
         f"the next commit of {printable(p.scope)} counts; `tidemark forget` gives up what is there"
         for p in problems

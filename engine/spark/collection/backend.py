@@ -76,7 +76,7 @@ def collect(
 
     Raises:
         RunEndedError: Another collection that worked on the same run has ended it: nothing was deleted after that.
-        StoreError: As the store says: nothing was deleted after it but what the same step had begun.
+        StoreError: As the blob store says: nothing was deleted after it but what the same step had begun.
         TaskFailedError: A task failed for good by something else: nothing was deleted after that step.
         As `engine.collect.collect`.
     """

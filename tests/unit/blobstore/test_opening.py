@@ -43,7 +43,7 @@ def test_a_path_as_spark_prints_it_is_taken(tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_a_store_of_spark_s_that_is_none_here_is_refused_with_a_way_out(url: str, hint: str) -> None:
-    with pytest.raises(InvalidRequestError, match="no store of this scheme") as caught:
+    with pytest.raises(InvalidRequestError, match="no blob store of this scheme") as caught:
         open_store(url)
     assert hint in caught.value.hint
     assert "credentials" not in str(caught.value)

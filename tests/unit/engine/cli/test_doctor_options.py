@@ -30,7 +30,7 @@ def test_doctor_reports_a_table_and_ends_with_0(run: Run, tmp_path: Path, url: s
     assert lines[0].split() == ["verdict", "check", "what", "it", "means", "(what", "was", "seen)"]
     assert "ok       conditional create     of any number of writers one wins (6 races" in shown.stdout
     assert "n/a      multipart abort        only S3 has this" in shown.stdout
-    assert "this store is SAFE for tidemark" in shown.stdout
+    assert "this blob store is SAFE for tidemark" in shown.stdout
     report = json.loads(run("doctor", url, "--json").stdout)
     assert (report["schema"], report["verb"], report["safe"], report["verdict"]) == (1, "doctor", True, "ok")
     assert {"check", "verdict", "figure", "meaning", "has_backstop"} == report["checks"][0].keys()

@@ -55,7 +55,7 @@ def test_a_time_that_is_yet_to_come_keeps_nothing_and_is_refused(tmp_path: Path,
     rules = read_policy(written(tmp_path, f'[[job]]\nmatch = "a"\nkeep_last = 3\nkeep_since = "{since}"'))
     with pytest.raises(UsageError, match="is yet to come") as caught:
         rules.resolve_past(NOW_MS)
-    assert "1970-01-12T13:46:40.000Z by the store" in str(caught.value)
+    assert "the blob store says 1970-01-12T13:46:40.000Z" in str(caught.value)
 
 
 @pytest.mark.parametrize("since", ["0s", "today 13:46", "yesterday 23:59", "1970-01-12T13:46:40Z"])

@@ -95,7 +95,7 @@ async def test_init_refuses_a_store_that_creates_twice_and_leaves_nothing_to_ope
     assert [blob.key async for blob in list_blobs(store, "")] == [REPOSITORY]
     assert await read_blob(store, REPOSITORY, size_bytes_max=1000) == REFUSED_STORE
     for again in (Repository.open, Repository.init):
-        with pytest.raises(UnsafeStoreError, match="has refused this store"):
+        with pytest.raises(UnsafeStoreError, match="has refused this blob store"):
             await again(store)
     await store.delete([REPOSITORY])
     with pytest.raises(NotFoundError):
