@@ -24,7 +24,7 @@ def run_tidemark(*words: str) -> None:
     """Run one command; what it says goes to the log of the task.
 
     Raises:
-        AirflowException: The store was unavailable or full. Nothing is lost, and Airflow tries again.
+        AirflowException: The blob store was unavailable or full. Nothing is lost, and Airflow tries again.
         AirflowFailException: A person has to look. Airflow does not try again.
     """
     url = Variable.get("tidemark_repository", default="s3://backups/state")
@@ -43,7 +43,7 @@ def run_tidemark(*words: str) -> None:
         case 3:
             logging.getLogger(__name__).warning("done in part (3): the next run does the rest")
         case 5:
-            raise AirflowException("the store was unavailable or full (5)")
+            raise AirflowException("the blob store was unavailable or full (5)")
         case code:  # damage (4), too much to delete (10), a slow restore (11), and all others
             raise AirflowFailException(f"a person has to look: tidemark {words[0]} ended with {code}")
 
