@@ -61,7 +61,7 @@ def newest(log: Path) -> int:
     return -1
 
 
-def wait_for(log: Path, batch: int, seconds: float = 300) -> float:
+def wait_for(log: Path, batch: int, seconds: float = 1800) -> float:
     """Wait until a batch is there; return the moment."""
     deadline = time.monotonic() + seconds
     while newest(log) < batch:

@@ -6,9 +6,7 @@ Each is imported when somebody asks for it (PEP 562): `index` and `blobstore` im
 
 import importlib
 import sys
-from collections.abc import Collection
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,33 +88,28 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 _ROOT = Path(__file__).parents[1]
 
 
-class _OwnPackages:
-    """Finds the packages of Tidemark that a file beside a script hides (PEP 451)."""
+_PACKAGES = ("blobstore", "engine", "index")
 
-    def __init__(self, hidden: Collection[str]) -> None:
-        self._hidden = hidden
+
+class _OwnPackages:
+    """Finds the packages of Tidemark before a file of such a name that lies beside a script (PEP 451)."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, [str(_ROOT)]) if name in self._hidden else None
+        return PathFinder.find_spec(name, [str(_ROOT)]) if name in _PACKAGES else None
 
 
 def _find_packages() -> None:
-    """Import our own `index`, not an `index.py` beside a script, which comes first on Python's path.
+    """Import our own `index` from now on, not an `index.py` beside a script, which is first on Python's path.
 
     One that the script has imported already stays what it is, and is refused: a process has one module of a name.
     """
-    hidden = []
-    for name in ("blobstore", "engine", "index"):
-        found = find_spec(name)
-        if found is None or found.origin is None or _ROOT in Path(found.origin).parents[1:2]:
-            continue
-        if name in sys.modules:
+    for name in _PACKAGES:
+        found = getattr(sys.modules[name], "__file__", None) if name in sys.modules else _ROOT / name / "__init__.py"
+        if found is None or Path(found).parent != _ROOT / name:
             # Where an import fails people see the message alone.
-            message = f"{found.origin} was imported, and hides {_ROOT / name}: {ShadowedError.default_hint}"
+            message = f"{found or name} was imported, and hides {_ROOT / name}: {ShadowedError.default_hint}"
             raise ShadowedError(message, operation="import", subject=name)
-        hidden.append(name)
-    if hidden:
-        sys.meta_path.insert(0, _OwnPackages(hidden))
+    sys.meta_path.insert(0, _OwnPackages())
 
 
 _find_packages()

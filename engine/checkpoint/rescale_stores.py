@@ -384,7 +384,6 @@ def _placed_rows(
     """
     before, here = work.rules.operator.partitions_count, source.partition
     common = math.lcm(before, work.partitions)
-    old, new = ([of % number for of in range(common)] for number in (before, work.partitions))
     checked = 0
     with redact_paths(source.location, source.directory), StoreReader.open(source.directory, _rocksdb(work)) as reader:
         bytes_max = min(_CHUNK_BYTES_MAX, _CHUNK_BYTES // side_by_side)
@@ -395,12 +394,12 @@ def _placed_rows(
                     keys = [key[prefix_bytes:] for key in keys]
                 rule = work.rules.families.get(family.name)
                 among = [here] * len(keys) if rule is None else partitioner(rule, keys, common)
-                check_keys(work.rules, family.name, keys, [*map(old.__getitem__, among)], here, checked=checked)
+                check_keys(work.rules, family.name, keys, [of % before for of in among], here, checked=checked)
                 checked += len(keys)
                 if work.settings.row_checksums:
                     for key, value in rows:
                         split_values(key, value, delimiter=work.settings.merge_delimiter or b"", crc32c=crc32c)
-                yield _Placed(family, rows, [*map(new.__getitem__, among)])
+                yield _Placed(family, rows, [of % work.partitions for of in among])
 
 
 def _check_rows(work: GroupToRescale, partitioner: Partitioner, sources: Sequence[_Source]) -> int:

@@ -155,7 +155,7 @@ class Tidemark(OrderedGroup):
                 words = ["--version"]
         verb = prog_name
         try:
-            # Loads the verb, which takes most of the start: an interrupt then is to end it as any other does.
+            # Loads the verb, which takes half of the start: an interrupt then is to end it as any other does.
             verb = _verb_of(words, self) or prog_name
             try:
                 result = super().main(words, prog_name, complete_var, standalone_mode=False, obj=meta, **extra)

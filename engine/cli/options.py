@@ -237,11 +237,16 @@ def misspelt_variables(ctx: click.Context) -> dict[str, str]:
 
     One that looks like none may be another verb's, or another program's.
     """
-    group = ctx.find_root().command
-    own = _variables([ctx.command])
+    group, command = ctx.find_root().command, ctx.command
     set_here = {name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX)}
+    own = _variables([command])
+    if not isinstance(group, click.Group) or set_here <= own:
+        return {}
+    if getattr(command, "shows_settings", False):
+        # It speaks for all verbs.
+        own = _variables(walk_verbs(group))
     nearest = {name: difflib.get_close_matches(name, sorted(own), n=1, cutoff=0.8) for name in sorted(set_here - own)}
-    if not any(nearest.values()) or not isinstance(group, click.Group):
+    if not any(nearest.values()):
         return {}
     # Only now: it loads all verbs.
     known = _variables(walk_verbs(group))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from engine.rocksdb.store import RocksDbSettings, SstWriter
+from engine.rocksdb.store import RocksDbSettings, SstWriter, put_each
 
 # The number of rows after which the size of a file is compared.
 _ROWS_AT_ONCE: Final = 256
@@ -20,7 +20,8 @@ class SstRun:
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Write the next rows."""
-        put_by_target(rows, [self._target] * len(rows), {self._target: self})
+        for at in range(0, len(rows), _ROWS_AT_ONCE):
+            self.writer().put(rows[at : at + _ROWS_AT_ONCE])
 
     def writer(self) -> SstWriter:
         """Return what takes the next row: of another file, once this one has its size."""
@@ -44,4 +45,4 @@ def put_by_target(rows: Sequence[tuple[bytes, bytes]], targets: Sequence[int], r
     for at in range(0, len(rows), _ROWS_AT_ONCE):
         next_targets = targets[at : at + _ROWS_AT_ONCE]
         writers = {target: runs[target].writer() for target in set(next_targets)}
-        SstWriter.put_each(rows[at : at + _ROWS_AT_ONCE], [*map(writers.__getitem__, next_targets)])
+        put_each(rows[at : at + _ROWS_AT_ONCE], [*map(writers.__getitem__, next_targets)])

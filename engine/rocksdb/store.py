@@ -526,19 +526,23 @@ class StoreWriter(StoreReader):
 
 
 class SstWriter:
-    """Writes one SST of rows that come in the order of their keys, for `StoreWriter.ingest`. It has to get one."""
+    """Writes one SST of rows that come in the order of their keys, of which there is one at least.
+
+    It is for `StoreWriter.ingest`.
+    """
 
     def __init__(self, path: Path, settings: RocksDbSettings) -> None:
         self.path = path
+        # RocksDB's own, for `put_each`.
         self.raw = rocksdict.SstFileWriter(options=_make_options(settings))
         with _typing("write SST", path):
             self.raw.open(str(path))
 
-    @staticmethod
-    def put_each(rows: Sequence[tuple[bytes, bytes]], writers: Sequence["SstWriter"]) -> None:
-        """Write the next rows, each by its own writer; an `EngineError` if a key is not above its last."""
-        with _typing("write SST", writers[0].path.parent):
-            for (key, value), raw in zip(rows, [each.raw for each in writers], strict=True):
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write the next rows; an `EngineError` if a key is not above the last."""
+        raw = self.raw
+        with _typing("write SST", self.path):
+            for key, value in rows:
                 raw[key] = value
 
     @property
@@ -550,6 +554,14 @@ class SstWriter:
         """Write what makes it a file."""
         with _typing("write SST", self.path):
             self.raw.finish()
+
+
+def put_each(rows: Sequence[tuple[bytes, bytes]], writers: Sequence[SstWriter]) -> None:
+    """Write the next rows, each by the writer at its place; an `EngineError` if a key is not above the last there."""
+    # Which of them it was is not looked for: their files are in one directory.
+    with _typing("write SST", writers[0].path.parent):
+        for (key, value), raw in zip(rows, [each.raw for each in writers], strict=True):
+            raw[key] = value
 
 
 def _open(

@@ -7,7 +7,7 @@ variable holds them. Airflow's variables, all of them optional:
     tidemark_command     the command                      default: /opt/tidemark/bin/tidemark
     tidemark_repository  the repository                   default: s3://backups/state
     tidemark_checkpoint  a streaming checkpoint           default: none, and the backup is skipped
-    tidemark_job         the job of the drill             default: flights
+    tidemark_job         the job that it is backed up as  default: flights
     tidemark_scratch     where the drill restores to      default: /var/tmp
     tidemark_policy      the retention                    default: /etc/tidemark/retention.toml
 """
@@ -20,7 +20,7 @@ from airflow.sdk import Variable, chain, dag, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 
-def run_tidemark(*words: str) -> None:
+def run_tidemark(verb: str, *words: str) -> None:
     """Run one command; what it says goes to the log of the task.
 
     Raises:
@@ -28,8 +28,15 @@ def run_tidemark(*words: str) -> None:
         AirflowFailException: A person has to look. Airflow does not try again.
     """
     url = Variable.get("tidemark_repository", default="s3://backups/state")
-    command = [Variable.get("tidemark_command", default="/opt/tidemark/bin/tidemark"), *words, "--repository", url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:  # noqa: S603
+    program = Variable.get("tidemark_command", default="/opt/tidemark/bin/tidemark")
+    command = [program, *verb.split(), *words, "--repository", url]
+    try:
+        started = subprocess.Popen(  # noqa: S603
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+    except OSError as error:
+        raise AirflowFailException(f"a person has to look: {error}") from error
+    with started as process:
         assert process.stdout is not None  # noqa: S101  # as it is a pipe
         try:
             for line in process.stdout:
@@ -45,7 +52,12 @@ def run_tidemark(*words: str) -> None:
         case 5:
             raise AirflowException("the blob store was unavailable or full (5)")
         case code:  # damage (4), too much to delete (10), a slow restore (11), and all others
-            raise AirflowFailException(f"a person has to look: tidemark {words[0]} ended with {code}")
+            raise AirflowFailException(f"a person has to look: tidemark {verb} ended with {code}")
+
+
+def job() -> str:
+    """Return the name of the job: the one that is backed up is the one that the drill restores."""
+    return str(Variable.get("tidemark_job", default="flights"))
 
 
 @dag(
@@ -63,7 +75,7 @@ def tidemark_nightly() -> None:
         checkpoint = Variable.get("tidemark_checkpoint", default="")
         if not checkpoint:
             raise AirflowSkipException("no tidemark_checkpoint")
-        run_tidemark("spark", "backup", checkpoint)
+        run_tidemark("spark backup", checkpoint, "--job", job())
 
     @task(trigger_rule="none_failed")  # a backup that was skipped is none that failed
     def verify() -> None:
@@ -71,9 +83,8 @@ def tidemark_nightly() -> None:
 
     @task
     def drill() -> None:
-        job = Variable.get("tidemark_job", default="flights")
         scratch = Variable.get("tidemark_scratch", default="/var/tmp")  # noqa: S108  # it makes a directory of its own there
-        run_tidemark("bench", "restore", "--job", job, "--to", scratch, "--slo", "5m", "--one-line")
+        run_tidemark("bench restore", "--job", job(), "--to", scratch, "--slo", "5m", "--one-line")
 
     @task
     def collect() -> None:

@@ -135,7 +135,7 @@ def test_its_variables_are_those_that_it_names(night: Night) -> None:
 def test_each_exit_code_is_done_tried_again_or_left_to_a_person(
     night: Night, tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    night.command(tmp_path, f"echo said; echo warned >&2; exit {int(code)}")
+    night.command(tmp_path, f"echo said; echo warned >&2; printf '\\351\\n' >&2; exit {int(code)}")
     wanted = {0: None, 3: None, 5: AirflowException}.get(int(code), AirflowFailException)
     raised = None
     with caplog.at_level(logging.WARNING):
@@ -145,7 +145,7 @@ def test_each_exit_code_is_done_tried_again_or_left_to_a_person(
             raised = error
     assert (type(raised) if raised else None) is wanted
     assert bool(caplog.records) == (code == 3)
-    assert capfd.readouterr().out == "said\nwarned\n"
+    assert capfd.readouterr().out == "said\nwarned\n\ufffd\n"
 
 
 def test_who_stops_a_task_stops_its_command(night: Night, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,17 +161,29 @@ def test_who_stops_a_task_stops_its_command(night: Night, tmp_path: Path, monkey
     assert (tmp_path / "stopped").exists()
 
 
-def test_every_task_runs_where_all_is_well(
-    night: Night, repository: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+def test_every_task_runs_in_a_repository_that_was_only_initialised(
+    night: Night, shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    shell.run("init")
+    night.variables |= {
+        "tidemark_repository": shell.environment["TIDEMARK_REPOSITORY"],
+        "tidemark_policy": str(RETENTION),
+        "tidemark_scratch": str(tmp_path),
+    }
     with pytest.raises(AirflowSkipException):
         night.tasks["backup"]()
     night.variables["tidemark_checkpoint"] = str(whole_checkpoint(tmp_path / "checkpoint"))
-    said = ("commit 1 of spark-", "no damage", "SLO 5m: met", "kept 3 commits")
+    said = ("commit 1 of flights", "no damage", "SLO 5m: met", "kept 1 commit")
     for task, expected in zip(night.tasks.values(), said, strict=True):
         task()
         assert expected in capfd.readouterr().out
     assert not caplog.records
+
+
+def test_a_command_that_is_not_there_waits_for_a_person(night: Night, tmp_path: Path) -> None:
+    night.variables["tidemark_command"] = str(tmp_path / "gone")
+    with pytest.raises(AirflowFailException, match="gone"):
+        night.module.run_tidemark("verify")
 
 
 def test_what_would_delete_too_much_waits_for_a_person(
