@@ -4,7 +4,7 @@ The source is only read. Each store becomes one snapshot, as a replayed restore 
 what was made. Until all of it is there, nothing is at the target.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,11 +15,12 @@ from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
 from engine.checkpoint.errors import error_context, redact_paths
 from engine.checkpoint.file_check import check_ssts
-from engine.checkpoint.live import QueryFiles, live_files
+from engine.checkpoint.live import LiveFiles, QueryFiles, live_files
 from engine.checkpoint.restore import adapt_query_files, make_target, write_like
 from engine.checkpoint.store import SnapshotToBuild, StoreRestored, build_snapshot, check_read
 from engine.checkpoint.targets import CheckpointTarget, check_apart, dirs_below
-from engine.errors import UsageError
+from engine.errors import UnsafeSourceError, UsageError
+from engine.local.scan import refusing
 from engine.restore.staging import Staging
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, TransferSettings
@@ -35,7 +36,7 @@ from engine.state.settings import (
     StateStoreSettings,
 )
 from index.display import DisplayMixin
-from index.snapshot.model import UniqueId
+from index.snapshot.model import FilePath, UniqueId
 from index.spark.checkpoint import QUERY_ID, StoreId
 from index.spark.hdfs_rows import SplitKey, prefix_key_splitter
 from index.spark.names import SSTS, StateVersion
@@ -47,6 +48,8 @@ from index.spark.schema import SCHEMA_BYTES_MAX, decode_state_schema
 # By the name that people give it.
 PROVIDERS: Final = {"rocksdb": ROCKSDB_PROVIDER, "hdfs": HDFS_PROVIDER}
 Provider = Literal["rocksdb", "hdfs"]
+# To bring the files of a query that deletes some meanwhile.
+_TRIES: Final = 3
 
 
 class ConvertChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,29 +309,45 @@ async def bring_query(
 
     Returns:
         Number and size of the files.
+
+    Raises:
+        UnsafeSourceError: Files vanish again and again.
     """
-    async with live_files(root) as found:
-        # As if every store began with this version: nothing of older batches belongs to the new checkpoint.
-        first = at.batch + 1 if at.stores else None
-        source = QueryFiles(found, at=at, base_version_max=first, lineages={})
-        with redact_paths(found.location, found.directory):
-            paths = await source.bring()
+    written: list[Path] = []
 
-        def write() -> tuple[int, int]:
-            for path in paths:
-                here, there = found.directory.joinpath(*path), directory.joinpath(*path)
-                before = here.read_bytes()
-                is_planned = path == (OFFSETS, str(at.batch + 1))
-                if is_planned and (not planned or decode_fence(before) is not None):
-                    continue
-                there.parent.mkdir(parents=True, exist_ok=True)
-                after = metadata if path == QUERY_ID else None
-                write_like(there, after or rewrite("/".join(path), before), here.stat())
-            adapt_query_files(directory, place, {})
-            sizes = [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
-            return len(sizes), sum(sizes)
+    def write(found: LiveFiles, paths: Iterable[FilePath]) -> tuple[int, int]:
+        for path in paths:
+            here, there = found.directory.joinpath(*path), directory.joinpath(*path)
+            with refusing(here):
+                before, like = here.read_bytes(), here.stat()
+            is_planned = path == (OFFSETS, str(at.batch + 1))
+            if is_planned and (not planned or decode_fence(before) is not None):
+                continue
+            there.parent.mkdir(parents=True, exist_ok=True)
+            written.append(there)
+            after = metadata if path == QUERY_ID else None
+            write_like(there, after or rewrite("/".join(path), before), like)
+        adapt_query_files(directory, place, {})
+        sizes = [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
+        return len(sizes), sum(sizes)
 
-        return await run_blocking(write)
+    async def bring() -> tuple[int, int]:
+        async with live_files(root) as found:
+            # As if every store began with this version: nothing of older batches belongs to the new checkpoint.
+            first = at.batch + 1 if at.stores else None
+            source = QueryFiles(found, at=at, base_version_max=first, lineages={})
+            with redact_paths(found.location, found.directory):
+                return await run_blocking(write, found, await source.bring())
+
+    for _ in range(_TRIES - 1):
+        try:
+            return await bring()
+        except UnsafeSourceError:
+            # The query may be running, and deletes logs that it does not need any more.
+            for path in written:
+                await run_blocking(path.unlink, missing_ok=True)
+            written.clear()
+    return await bring()
 
 
 async def convert_store(

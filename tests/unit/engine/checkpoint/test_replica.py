@@ -16,11 +16,22 @@ from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.cutover import CutoverChoice, cut_over, plan_cutover
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.follower import FollowChoice, QueryFollower, QueryStep, opened_follower
+from engine.checkpoint.live import QueryFiles
 from engine.checkpoint.rescale_stores import Here
-from engine.errors import MisplacedKeyError, NotFoundError, PromotedError, TargetBusyError, TargetError, UsageError
+from engine.errors import (
+    MisplacedKeyError,
+    NotFoundError,
+    PromotedError,
+    TargetBusyError,
+    TargetError,
+    UnsafeSourceError,
+    UsageError,
+)
+from engine.local.scan import LocalFile
 from engine.runtime import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import BatchLogError
+from index.snapshot.model import FilePath
 from index.spark.query_logs import decode_offsets, decode_query_id, encode_offsets
 from index.spark.replica import decode_fence, decode_replica
 from tests.unit.engine.checkpoint.test_rescale import by_another_hash
@@ -422,6 +433,29 @@ async def test_a_follower_that_is_held_up_leaves_what_the_query_has_read_since(
         await elsewhere(query, target, tmp_path / "elsewhere").step()
     assert {path.name for path in (target / "sources/0").iterdir()} >= {"3", "4"}
     assert (await check_checkpoint(target)).is_sound
+
+
+async def test_logs_that_the_query_deletes_while_they_are_copied_are_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark deletes the entries of a file source's log ten minutes after it has put them into one file."""
+    query = await written(tmp_path, 2, 3)
+    bring, target = QueryFiles.bring, tmp_path / "target"
+    deleted = iter(["sources/0/0", "sources/0/1"])
+
+    async def bring_and_lose(self: QueryFiles) -> dict[FilePath, LocalFile]:
+        found = await bring(self)
+        if path := next(deleted, None):
+            (query.root / path).unlink()
+        return found
+
+    monkeypatch.setattr(QueryFiles, "bring", bring_and_lose)
+    await step(query, target)
+    assert [path.name for path in (target / "sources/0").iterdir() if path.name.isdigit()] == ["2"]
+    await query.run(1)
+    deleted = iter(["sources/0/2", "sources/0/3", "commits/3"])
+    with pytest.raises(UnsafeSourceError, match="vanished"):
+        await step(query, target)
 
 
 async def test_all_state_can_be_copied_after_the_source_was_closed(tmp_path: Path, looks: Looks) -> None:
