@@ -3,7 +3,7 @@
 Reads `benchmarks/results/*.json`; writes `benchmarks/results/README.md` and `summary.svg` beside it, a page and a plot
 of each work, and tables into `benchmarks/README.md` and `README.md`, between two marks. Git keeps these, and of each
 work the newest JSON. Only whole runs count: those on another scale, of some contestants or with settings of ours are
-passed over. What was not measured says so.
+passed over. What was not measured says so; the chart leaves it out.
 """
 
 import argparse
@@ -71,8 +71,7 @@ def goals_table(rows: Sequence[Row], directory: str = "") -> str:
 
 def times_text(found: Ratio) -> str:
     """Say how many times as long as ours a rival took: "3.3x", with an "≈" where neither is ahead."""
-    median = found.quartiles.median
-    return f"{'≈ ' if found.equal else ''}{median:.{1 if median >= 1.95 else 2}f}x"
+    return f"{'≈ ' if found.equal else ''}{float(f'{found.quartiles.median:.2g}'):g}x"
 
 
 def programs_table(newest: Newest) -> str:

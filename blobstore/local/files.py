@@ -262,13 +262,13 @@ _MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
     ),
     errno.ELOOP: (
         BlobCorruptError,
-        "there is a symbolic link at {path}: a blob store follows none below its root; put what it leads to there",
+        "there is a symbolic link at {path}: none is followed below the root; put what it leads to there",
     ),
     errno.EINVAL: (BlobCorruptError, "there is something else than a regular file at {path}"),
     # The first two are the same number on Linux, and two on macOS.
     **dict.fromkeys(
         (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK),
-        (CapabilityMissingError, "a blob store needs hard links, and all of its directory on one file system"),
+        (CapabilityMissingError, "a directory as blob store needs hard links, and all of it on one file system"),
     ),
     **dict.fromkeys(TOO_MANY_OPEN, (StoreUnavailableError, TOO_MANY_OPEN_HINT)),
 }

@@ -111,7 +111,7 @@ async def read_repository_record(store: BlobStore, operation: str) -> Repository
     def decode(data: bytes, *, subject: str) -> RepositoryRecord:
         if data == REFUSED_STORE:
             message = "`tidemark init` has refused this blob store: it lets a create replace what is there"
-            hint = "run `tidemark doctor`; once the blob store is right, delete this object and `tidemark init` again"
+            hint = "run `tidemark doctor`; once the blob store is right, delete this object, then `tidemark init` again"
             raise UnsafeStoreError(message, operation=operation, subject=subject, hint=hint)
         return decode_repository(data, subject=subject)
 
