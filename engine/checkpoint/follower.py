@@ -459,12 +459,17 @@ class QueryFollower:
         return max(1, self._choice.snapshot_every or SPARK_DEFAULTS.deltas_per_snapshot)
 
     async def _make_snapshots(self, done: QueryStep, *, is_behind: bool) -> int:
-        """Make snapshots of some stores whose are due (Q6): a share of all of them, as of the batches."""
+        """Make snapshots of some stores whose are due (Q6): a share of all of them, as of the batches.
+
+        Where they take long, the query commits meanwhile: then its batches come first, and one snapshot in each step.
+        """
         due = [of for of in self._stores if of.is_due(2 * self._every if is_behind else self._every)]
         due.sort(key=lambda of: -of.versions_since_snapshot)
         at_once = -(-len(self._stores) * max(1, done.batches) // self._every)
-        for of in due[:at_once]:
+        for number, of in enumerate(due[:at_once], 1):
             await of.snapshot()
+            if await self.newest_batch() > done.batch:
+                return number
         return len(due[:at_once])
 
     async def _delete_logs(self, batch: int) -> None:

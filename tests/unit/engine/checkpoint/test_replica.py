@@ -18,6 +18,7 @@ from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.follower import FollowChoice, QueryFollower, QueryStep, opened_follower
 from engine.checkpoint.live import QueryFiles
 from engine.checkpoint.rescale_stores import Here
+from engine.checkpoint.route import ReplicaStore
 from engine.errors import (
     MisplacedKeyError,
     NotFoundError,
@@ -27,10 +28,10 @@ from engine.errors import (
     UnsafeSourceError,
     UsageError,
 )
-from engine.local.scan import LocalFile
 from engine.runtime import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import BatchLogError
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FilePath
 from index.spark.query_logs import decode_offsets, decode_query_id, encode_offsets
 from index.spark.replica import decode_fence, decode_replica
@@ -433,6 +434,28 @@ async def test_a_follower_that_is_held_up_leaves_what_the_query_has_read_since(
         await elsewhere(query, target, tmp_path / "elsewhere").step()
     assert {path.name for path in (target / "sources/0").iterdir()} >= {"3", "4"}
     assert (await check_checkpoint(target)).is_sound
+
+
+async def test_batches_come_before_snapshots_that_take_longer_than_they_do(
+    tmp_path: Path, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One snapshot in each step, of the store that waits longest, and no more batches of lag from step to step."""
+    query = await written(tmp_path, 4)
+    target, snapshot = tmp_path / "target", ReplicaStore.snapshot
+    choice = FollowChoice(partitions=2, snapshot_every=2)
+    async with opened_follower(query.root, target, choice, partitioner=by_crc) as follower:
+        await follower.step()
+
+        async def slow(self: ReplicaStore) -> None:
+            await snapshot(self)
+            await query.run(1)
+
+        monkeypatch.setattr(ReplicaStore, "snapshot", slow)
+        await query.run(3)
+        steps = [await follower.step() for _ in range(6)]
+    assert [step.batches for step in steps] == [3, 1, 1, 1, 1, 1]
+    assert [step.snapshots for step in steps] == [1] * 6
+    assert await looks.at(target, steps[-1].batch) == await looks.at(query.root, steps[-1].batch)
 
 
 async def test_logs_that_the_query_deletes_while_they_are_copied_are_looked_for_again(
