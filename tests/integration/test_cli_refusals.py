@@ -102,6 +102,8 @@ def test_a_misspelt_variable_of_the_verb_is_reported_and_others_are_let_be(shell
     assert [line.split()[5].rstrip(":") for line in lines] == ["TIDEMARK_BACKUP_SHRINKMAX", "TIDEMARK_IN_FLIGTH_MAX"]
     assert "TIDEMARK_BACKUP_SHRINK_MAX" in lines[0]
     assert shell.run("list").stderr == ""
+    # It shows what is set for all verbs.
+    assert "TIDEMARK_BACKUP_SHRINKMAX" in shell.run("config", "show").stderr
     del shell.environment["TIDEMARK_JOB"]
     for name in ("TIDEMARK_REPOSITORY", *wrong):
         del shell.environment[name]

@@ -95,6 +95,12 @@ with SyncRepository.init("{tmp_path}/repository") as repository:
         assert dict(restored.items()) == {b"a": b"1"}
 
 
+def test_a_path_that_comes_later_hides_nothing(tmp_path: Path) -> None:
+    hide(tmp_path, "index.py")
+    code = f"import sys, tidemark; sys.path.insert(0, '{tmp_path}'); print(tidemark.Scope('flights'))"
+    assert run("-c", code).stdout == "flights\n"
+
+
 @pytest.mark.parametrize("name", HIDING)
 def test_a_script_that_has_imported_its_own_module_reads_which_file_it_is(tmp_path: Path, name: str) -> None:
     shadow = hide(tmp_path, name)
