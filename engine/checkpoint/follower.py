@@ -75,8 +75,6 @@ _OPERATION: Final = "follow"
 _LOCK: Final = "lock"
 # Of one step; after as many, entries of logs that are too old are deleted.
 _BATCHES_MAX: Final = 16
-# Times as late as it is due, a snapshot is made whatever the lag.
-_OVERDUE: Final = 4
 # How often a copy of all state is tried, while batches that were copied vanish.
 _COPIES_MAX: Final = 3
 # Of a path: `state`, operator and partition.
@@ -463,16 +461,15 @@ class QueryFollower:
     async def _make_snapshots(self, done: QueryStep, *, is_behind: bool) -> int:
         """Make snapshots of some stores whose are due (Q6): a share of all of them, as of the batches.
 
-        Once the query has gone on its batches come first, but for one snapshot in a step that is long overdue.
+        Where they take long, the query commits meanwhile: then its batches come first, and one snapshot in each step.
         """
         due = [of for of in self._stores if of.is_due(2 * self._every if is_behind else self._every)]
         due.sort(key=lambda of: -of.versions_since_snapshot)
         at_once = -(-len(self._stores) * max(1, done.batches) // self._every)
-        for number, of in enumerate(due[:at_once]):
-            is_overdue = not number and of.is_due(_OVERDUE * self._every)
-            if not is_overdue and await self.newest_batch() > done.batch:
-                return number
+        for number, of in enumerate(due[:at_once], 1):
             await of.snapshot()
+            if await self.newest_batch() > done.batch:
+                return number
         return len(due[:at_once])
 
     async def _delete_logs(self, batch: int) -> None:

@@ -30,7 +30,6 @@ from engine.errors import (
 )
 from engine.runtime import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import QueryAt
 from index.errors import BatchLogError
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FilePath
@@ -456,27 +455,6 @@ async def test_batches_come_before_snapshots_that_take_longer_than_they_do(
         steps = [await follower.step() for _ in range(6)]
     assert [step.batches for step in steps] == [3, 1, 1, 1, 1, 1]
     assert [step.snapshots for step in steps] == [1] * 6
-    assert await looks.at(target, steps[-1].batch) == await looks.at(query.root, steps[-1].batch)
-
-
-async def test_a_follower_that_is_always_behind_makes_the_snapshot_that_is_long_overdue(
-    tmp_path: Path, looks: Looks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    query = await written(tmp_path, 4)
-    target, routed = tmp_path / "target", QueryFollower._route
-    choice = FollowChoice(partitions=2, snapshot_every=1)
-    async with opened_follower(query.root, target, choice, partitioner=by_crc) as follower:
-        await follower.step()
-
-        async def meanwhile(self: QueryFollower, at: QueryAt, batches: range) -> QueryStep:
-            done = await routed(self, at, batches)
-            await query.run(1)
-            return done
-
-        monkeypatch.setattr(QueryFollower, "_route", meanwhile)
-        await query.run(1)
-        steps = [await follower.step() for _ in range(7)]
-    assert [step.snapshots for step in steps] == [0, 0, 0, 1, 1, 0, 0]
     assert await looks.at(target, steps[-1].batch) == await looks.at(query.root, steps[-1].batch)
 
 
