@@ -100,7 +100,7 @@ def test_its_packages_are_imported_from_there(elsewhere: Elsewhere) -> None:
 def test_a_script_beside_a_file_that_hides_a_package_runs(elsewhere: Elsewhere) -> None:
     shadow = elsewhere.work / "index.py"
     shadow.touch()
-    code = "from tidemark import SyncRepository; SyncRepository.init('memory://').close(); import index; print(index)"
+    code = "from tidemark import SyncRepository; SyncRepository.init('memory://x').close(); import index; print(index)"
     assert f"{elsewhere.bin.parent}/" in elsewhere.python(code)[0]
     shadow.unlink()
 

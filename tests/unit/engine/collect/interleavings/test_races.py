@@ -233,7 +233,7 @@ async def test_a_clock_that_steps_forward_makes_nothing_old(world: World) -> Non
         assert {key.split("/")[0] for key in before - await keys(world)} == {"log"}
     assert {d.reason for d in report.deletes} == {DeleteReason.CLOSED_COMMIT}
     assert report.clock_ahead_ms == 25 * 3_600_000
-    assert "store's clock ahead" in report.figures()
+    assert "blob store's clock ahead" in report.figures()
     (key,) = await world.keys(AUDIT)
     audit = decode_audit(await read_blob(world.store, key, size_bytes_max=10**6), subject=key)
     assert audit.clock_ahead_ms == report.clock_ahead_ms
