@@ -43,11 +43,14 @@ LONGEST_FIRST: Final = (
 # What `make test` leaves out, and `make check` and CI run: what takes long, where something quicker shows the same. The
 # ids of tests begin so.
 SLOW: Final = (
+    "tests/contract/test_s3.py::TestS3BelowAPrefix",
     "tests/integration/test_checkpoint_backup_s3.py::test_a_query_on_s3_is_backed_up_while_it_goes_on",
     "tests/integration/test_checkpoint_restore_s3.py",
     "tests/integration/test_example_airflow.py",
     "tests/integration/test_memory.py",
     "tests/integration/test_moving_s3.py",
+    "tests/integration/test_planted_damage.py",
+    "tests/integration/test_s3_content_faults.py",
     "tests/integration/test_s3_doctor.py::test_a_busy_server_is_never_called_unsafe",
     "tests/integration/test_s3_doctor.py::test_a_profile_that_cannot_be_written_has_the_code_of_its_reason",
     "tests/integration/test_s3_doctor.py::test_a_repository_below_another_with_a_longer_ttl_is_not_cut_short",
