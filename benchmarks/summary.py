@@ -17,7 +17,6 @@ import msgspec
 from benchmarks import bench_replay
 from benchmarks.peers import report
 from benchmarks.peers.contestants import OURS
-from benchmarks.peers.figures import Ratio
 from benchmarks.peers.outcome import Outcome
 from benchmarks.peers.processes import ROOT
 from benchmarks.peers.report import result_name, table
@@ -69,16 +68,11 @@ def goals_table(rows: Sequence[Row], directory: str = "") -> str:
     return "\n".join(table(_HEAD, lines))
 
 
-def times_text(found: Ratio) -> str:
-    """Say how many times as long as ours a rival took: "3.3x", with an "≈" where neither is ahead."""
-    return f"{'≈ ' if found.equal else ''}{float(f'{found.quartiles.median:.2g}'):g}x"
-
-
 def programs_table(newest: Newest) -> str:
     """Show what the chart shows: each work, our time, and how many times as long each program took."""
     lines = []
     for one in charted(newest):
-        rivals = "; ".join(f"{name} {times_text(found)}" for name, found in one.ratios.items())
+        rivals = "; ".join(f"{name} {times}" for name, times in one.times.items())
         lines.append((one.label, f"{one.took_s[OURS]:.2f} s", rivals))
     return "\n".join(table(("work", "Tidemark", "times as long"), lines))
 
@@ -157,13 +151,9 @@ def main() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         sys.stdout.write("no plot: matplotlib is not installed\n")
     else:
-        from benchmarks.peers.plot import Panel, plot_panels  # noqa: PLC0415  # matplotlib is in an extra
+        from benchmarks.peers.plot import plot_panels  # noqa: PLC0415  # matplotlib is in an extra
 
-        panels = [
-            Panel(one.label, one.took_s, {name: times_text(found) for name, found in one.ratios.items()})
-            for one in charted(newest)
-        ]
-        plot_panels(panels, options.results / "summary.svg")
+        plot_panels(charted(newest), options.results / "summary.svg")
     if not options.any_scale:
         shown = f"{goals_table(all_rows(newest), 'results/')}\n\n{machines_text(newest)}"
         for page, content in ((options.readme, shown), (options.front, programs_table(newest))):

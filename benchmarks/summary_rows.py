@@ -9,7 +9,7 @@ from typing import NamedTuple
 from benchmarks import bench_replay
 from benchmarks.peers.contestants import HASHING_REFERENCE, OURS, REFERENCE, S5CMD_HASHED
 from benchmarks.peers.copying import DOWN, UP
-from benchmarks.peers.figures import MIB, Key, Memory, Ratio, Sample, good, memory, percentile, quartiles, ratio
+from benchmarks.peers.figures import MIB, Key, Memory, Panel, Ratio, Sample, good, memory, percentile, quartiles, ratio
 from benchmarks.peers.hanging import HANGING
 from benchmarks.peers.hanging import STEP as HANGING_STEP
 from benchmarks.peers.incremental import COUNTS, LOOK, REQUESTS_TIMES_MAX, SAMZA, changed
@@ -71,14 +71,6 @@ class MemoryRow(NamedTuple):
     held: Memory
 
 
-class Charted(NamedTuple):
-    """One panel of the chart: the seconds of each, and how many times longer than ours each rival took."""
-
-    label: str
-    took_s: Mapping[str, float]
-    ratios: Mapping[str, Ratio]
-
-
 # By work, or by work and target where trees go both to disk and to memory.
 Newest = Mapping[tuple[str, str], Outcome]
 
@@ -135,7 +127,7 @@ def memory_rows(newest: Newest) -> list[MemoryRow]:
     return rows
 
 
-def charted(newest: Newest) -> list[Charted]:
+def charted(newest: Newest) -> list[Panel]:
     """Return what the README shows, as far as it was measured."""
     found = []
     for (work, step), label in CHARTED.items():
@@ -144,11 +136,16 @@ def charted(newest: Newest) -> list[Charted]:
             continue
         # An increment is a process of its own each time.
         key = _process_s if work == "incremental" else wall_s
-        rivals = {name: times(outcome, step, name, key) for name in PROGRAMS}
-        ratios = {name: one for name, one in rivals.items() if one is not None}
-        took = {name: _median_s(outcome, step, name, key) for name in (OURS, *ratios)}
-        found.append(Charted(label, took, ratios))
+        ratios = {name: times(outcome, step, name, key) for name in PROGRAMS}
+        texts = {name: _times_text(one) for name, one in ratios.items() if one is not None}
+        took = {name: _median_s(outcome, step, name, key) for name in (OURS, *texts)}
+        found.append(Panel(label, took, texts))
     return found
+
+
+def _times_text(found: Ratio) -> str:
+    """Say how many times as long as ours a rival took: "3.3x", with an "≈" where neither is ahead."""
+    return f"{'≈ ' if found.equal else ''}{float(f'{found.quartiles.median:.2g}'):g}x"
 
 
 def peers_of(outcome: Outcome, step: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -10,6 +10,14 @@ import msgspec
 Key = Callable[["Sample"], float]
 KIB = 1024
 MIB = 1024 * KIB
+
+
+class Panel(NamedTuple):
+    """One work: the seconds of each, and in words how many times as long as ours each rival took."""
+
+    label: str
+    took_s: Mapping[str, float]
+    times: Mapping[str, str]
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

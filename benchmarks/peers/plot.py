@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks.peers.contestants import OURS
-from benchmarks.peers.figures import good, quartiles
+from benchmarks.peers.figures import Panel, good, quartiles
 from benchmarks.peers.outcome import Outcome
 
 _OURS, _THEIRS = "#1b6ca8", "#b9c4cc"
@@ -21,14 +21,6 @@ class Curve(NamedTuple):
 
     name: str
     points: Sequence[tuple[float, Sequence[float]]]
-
-
-class Panel(NamedTuple):
-    """One work: the seconds of each, and in words how many times as long as ours each rival took."""
-
-    label: str
-    took_s: Mapping[str, float]
-    times: Mapping[str, str]
 
 
 @contextlib.contextmanager
