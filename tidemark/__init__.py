@@ -103,8 +103,8 @@ def _find_packages() -> None:
 
     One that the script has imported already stays what it is, and is refused: a process has one module of a name.
     """
-    for name in _PACKAGES:
-        found = getattr(sys.modules[name], "__file__", None) if name in sys.modules else _ROOT / name / "__init__.py"
+    for name in [name for name in _PACKAGES if name in sys.modules]:
+        found = getattr(sys.modules[name], "__file__", None)
         if found is None or Path(found).parent != _ROOT / name:
             # Where an import fails people see the message alone.
             message = f"{found or name} was imported, and hides {_ROOT / name}: {ShadowedError.default_hint}"

@@ -466,10 +466,10 @@ class QueryFollower:
         due = [of for of in self._stores if of.is_due(2 * self._every if is_behind else self._every)]
         due.sort(key=lambda of: -of.versions_since_snapshot)
         at_once = -(-len(self._stores) * max(1, done.batches) // self._every)
-        for number, of in enumerate(due[:at_once], 1):
-            await of.snapshot()
-            if await self.newest_batch() > done.batch:
+        for number, of in enumerate(due[:at_once]):
+            if number and await self.newest_batch() > done.batch:
                 return number
+            await of.snapshot()
         return len(due[:at_once])
 
     async def _delete_logs(self, batch: int) -> None:
