@@ -201,7 +201,8 @@ async def run_conversion(
         )
         ids = {item.id: item.named.unique_id for item in work}
         rewrite = renamed(at, ids, _changed(plan))
-        files, size_bytes = await bring_query(root, target.directory, target.root, at, rewrite, metadata=metadata)
+        to = Gathering(target.directory, target.root)
+        files, size_bytes = await bring_query(root, to, at, rewrite, metadata=metadata)
         made = await convert_stores(target.directory, work)
         await target.publish({store.id: store.published for store in made})
         leftovers = await target.close()
@@ -286,10 +287,19 @@ def renamed(
     return rewrite
 
 
+class Gathering(msgspec.Struct, frozen=True):
+    """A directory where the files of a query are put, and the place that they are for."""
+
+    directory: Path
+    # The new checkpoint, as its files name it.
+    root: str
+    # Whether they are to outlast the machine there: the log of a file source has hundreds of them.
+    is_synced: bool = True
+
+
 async def bring_query(
     root: CheckpointDir,
-    directory: Path,
-    place: str,
+    to: Gathering,
     at: QueryAt,
     rewrite: Callable[[str, bytes], bytes],
     *,
@@ -300,8 +310,7 @@ async def bring_query(
 
     Args:
         root: What they are brought from.
-        directory: Where they are put.
-        place: The root of the new checkpoint, as its files name it.
+        to: Where they are put.
         at: The batch.
         rewrite: Makes of the path and the content of a file the new content.
         metadata: What `metadata` is to have instead of the id of the query.
@@ -313,6 +322,7 @@ async def bring_query(
     Raises:
         UnsafeSourceError: Files vanish again and again.
     """
+    directory = to.directory
     written: list[Path] = []
 
     def write(found: LiveFiles, paths: Iterable[FilePath]) -> tuple[int, int]:
@@ -326,8 +336,8 @@ async def bring_query(
             there.parent.mkdir(parents=True, exist_ok=True)
             written.append(there)
             after = metadata if path == QUERY_ID else None
-            write_like(there, after or rewrite("/".join(path), before), like)
-        adapt_query_files(directory, place, {})
+            write_like(there, after or rewrite("/".join(path), before), like, is_synced=to.is_synced)
+        adapt_query_files(directory, to.root, {})
         sizes = [path.stat().st_size for path in directory.rglob("*") if path.is_file()]
         return len(sizes), sum(sizes)
 

@@ -23,6 +23,7 @@ from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.convert import (
     PROVIDERS,
     ConvertChoice,
+    Gathering,
     Provider,
     bring_query,
     convert_here,
@@ -299,8 +300,8 @@ class QueryFollower:
                 size_bytes += done.size_bytes
             ids = {of: version.unique_id for of, version in named.items()}
             async with self._scratch("query") as scratch:
-                rewrite = self._rewrite(at, ids)
-                await bring_query(self.source, scratch, self.target.location, at, rewrite, planned=False)
+                to = Gathering(scratch, self.target.location, is_synced=False)
+                await bring_query(self.source, to, at, self._rewrite(at, ids), planned=False)
                 await self._publish_query(scratch)
             self._at = at
         return QueryStep(batch=at.batch, batches=len(batches), records=records, changelog_bytes=size_bytes)
@@ -357,7 +358,8 @@ class QueryFollower:
         rewrite = _unchanged if is_lost else self._rewrite(at, {store.id: store.at.unique_id for store in there.stores})
         planned = await planned_batch(root, batch)
         async with self._scratch("query") as scratch:
-            await bring_query(root, scratch, self.target.location, at, rewrite, planned=planned is not None)
+            to = Gathering(scratch, self.target.location, is_synced=False)
+            await bring_query(root, to, at, rewrite, planned=planned is not None)
             await self._publish_query(scratch, cuts=True)
         return planned
 

@@ -14,7 +14,7 @@ import msgspec
 
 from blobstore.opening import StoreSettings, local_path_of
 from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
-from engine.checkpoint.convert import bring_query
+from engine.checkpoint.convert import Gathering, bring_query
 from engine.checkpoint.errors import error_context
 from engine.checkpoint.groups import (
     GroupRescaled,
@@ -136,7 +136,8 @@ async def run_rescale(
         query_id, at, work = await _prepare(root, target, choice, runtime)
         await target.open(query_id, at.batch)
         rewrite = rewritten(at, ids_of(work), choice.partitions)
-        files, size_bytes = await bring_query(root, target.directory, target.root, at, rewrite, metadata=metadata)
+        to = Gathering(target.directory, target.root)
+        files, size_bytes = await bring_query(root, to, at, rewrite, metadata=metadata)
         groups = await rescale_groups(target.directory, work)
         made = [store for group in groups for store in group.stores]
         if missing := {of for item in work for of, _ in item.targets} - {store.id for store in made}:

@@ -539,14 +539,15 @@ def _relocate(checkpoint: Path, root: str, map_paths: Mapping[str, str]) -> None
         raise UsageError(message, operation="map paths", hint=hint)
 
 
-def write_like(file: Path, data: bytes, like: os.stat_result) -> None:
-    """Write a file, synced, with the time and permissions of another one (R8)."""
+def write_like(file: Path, data: bytes, like: os.stat_result, *, is_synced: bool = True) -> None:
+    """Write a file with the time and permissions of another one; synced, if it is to stay there (R8)."""
     with file.open("wb") as opened:
         opened.write(data)
         opened.flush()
         os.fchmod(opened.fileno(), like.st_mode & 0o777)
         os.utime(opened.fileno(), ns=(like.st_atime_ns, like.st_mtime_ns))
-        flush(opened.fileno())
+        if is_synced:
+            flush(opened.fileno())
 
 
 def target_of(choice: RestoreChoice, target: str | Path, runtime: Runtime) -> CheckpointTarget:
