@@ -7,8 +7,8 @@ as a process of its own. Measured, of each size:
 - the lag: how many batches the replica is behind, looked at ten times a second;
 - the pause of the cut-over: from the moment when the source is closed, with the query still running, to the moment when
   a query can be started at the replica, and to its first commit there, which has the state loaded by Spark. Closed in
-  the middle of a batch, the query still commits it, so the pause from that commit on is reported apart. The rival is what
-  one does without it: stop the query, `tidemark spark rescale`, start it there.
+  the middle of a batch, the query still commits it, so the pause from that commit on is reported apart. The rival is
+  what one does without it: stop the query, `tidemark spark rescale`, start it there.
 
 Run `make bench PART=cutover`, or `python benchmarks/bench_cutover.py`. Environment: TIDEMARK_BENCH_SIZES_MB
 ("1000 4000").

@@ -458,6 +458,20 @@ async def test_batches_come_before_snapshots_that_take_longer_than_they_do(
     assert await looks.at(target, steps[-1].batch) == await looks.at(query.root, steps[-1].batch)
 
 
+async def test_files_of_the_query_that_are_only_compared_are_not_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step gathers the whole log of a file source, and publishes one entry of it."""
+    query, target, synced = await written(tmp_path, 2, 1), tmp_path / "target", list[int]()
+    async with opened_follower(query.root, target, FollowChoice(), partitioner=by_crc) as follower:
+        await follower.step()
+        monkeypatch.setattr("engine.checkpoint.restore.flush", synced.append)
+        await query.run(2)
+        assert (await follower.step()).batches == 2
+    assert (target / "sources/0/2").is_file()
+    assert synced == []
+
+
 async def test_logs_that_the_query_deletes_while_they_are_copied_are_looked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
