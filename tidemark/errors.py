@@ -19,6 +19,14 @@ class TidemarkError(Exception):
         about = " ".join(filter(None, (operation, subject)))
         super().__init__(f"{about}: {message}" if about else message)
 
+    def __reduce__(self) -> tuple[object, ...]:  # type: ignore[explicit-override]  # nothing is imported here
+        """Let pickle make it again as it is: `__init__` takes other arguments than it has."""
+        return _again, (type(self), self.args), vars(self)
+
+
+def _again(kind: type[TidemarkError], args: tuple[object, ...]) -> TidemarkError:
+    return kind.__new__(kind, *args)
+
 
 class ShadowedError(TidemarkError, ImportError):
     """A module of somebody else's, imported first, has the name of a package of Tidemark."""
