@@ -24,12 +24,19 @@ class QueryMovedOnError(EngineError):
     default_hint = "back up again, or let the query keep more (spark.sql.streaming.minBatchesToRetain)"
 
 
-def unreadable(path: Path, error: OSError, hint: str) -> EngineError:
-    """Make the error for a file that cannot be read: damage, unless this machine lacks something."""
-    if error.errno in LACKING:
-        hint = "check permissions, free space, memory and open files on this machine; nothing is known of the file"
-        return TargetError(f"cannot be read here: {error.strerror}", operation="check", subject=str(path), hint=hint)
-    return DamagedError(f"cannot be read: {error.strerror}", operation="check", subject=str(path), hint=hint)
+@contextmanager
+def reading(path: Path, hint: str) -> Iterator[None]:
+    """Let a file that a block cannot read be damage, unless this machine lacks something."""
+    try:
+        yield
+    except OSError as error:
+        subject, reason = str(path), error.strerror
+        if error.errno in LACKING:
+            hint = "check permissions, free space, memory and open files on this machine; nothing is known of the file"
+            raise TargetError(
+                f"cannot be read here: {reason}", operation="check", subject=subject, hint=hint
+            ) from error
+        raise DamagedError(f"cannot be read: {reason}", operation="check", subject=subject, hint=hint) from error
 
 
 def lacks(error: BaseException | None) -> bool:

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from blobstore.concurrency import run_blocking
-from engine.checkpoint.errors import unreadable
+from engine.checkpoint.errors import reading
 from engine.errors import DamagedError, bare_message
 from engine.local.checksums import BLOCK_SUMS, crc32c, sum_block
 from engine.local.scan import READ_FLAGS
@@ -95,7 +95,7 @@ def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum
             yield chunk
 
     is_snapshot = at.is_hdfs and path.name == snapshot_name(at)
-    try:
+    with reading(path, _HINT):
         for piece in decompress_chunks(codec, summed(), subject=subject):
             for start in range(0, len(piece), _CHUNK_BYTES):
                 found = decoder.feed(piece[start : start + _CHUNK_BYTES])
@@ -103,8 +103,6 @@ def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum
                 if is_snapshot and any(kind != PUT for kind, _, _ in found):
                     raise DamagedChangelogError("deletes a key, and is a snapshot", subject=subject, hint=_HINT)
         decoder.finish()
-    except OSError as error:
-        raise unreadable(path, error, _HINT) from error
     header = decoder.header
     assert header is not None  # noqa: S101 — `finish` refuses a file without one
     check_header(header, at, subject=subject)
@@ -128,10 +126,8 @@ def check_zip_file(source: Path | bytes, *, checksum: bytes | None, subject: str
         TargetError: This machine lacks what it takes to read it.
     """
     subject = subject or (str(source) if isinstance(source, Path) else "zip")
-    try:
+    with reading(Path(subject), _HINT):
         data = source if isinstance(source, bytes) else b"".join(_chunks(source, _CHUNK_BYTES))
-    except OSError as error:
-        raise unreadable(Path(subject), error, _HINT) from error
     if len(data) > ZIP_BYTES_MAX:
         raise DamagedError(f"has more than {ZIP_BYTES_MAX} bytes", operation="check", subject=subject, hint=_HINT)
     if checksum is not None:
@@ -152,12 +148,10 @@ def find_misfit(path: Path, checksum: bytes) -> str:
     Either may be the one that is right: a later Spark writes such a name again without its `.crc` (0004, N5).
     """
     sum_ = size_bytes = 0
-    try:
+    with reading(path, _HINT):
         for chunk in _chunks(path, _CHUNK_BYTES):
             sum_ = crc32c(chunk, sum_)
             size_bytes += len(chunk)
-    except OSError as error:
-        raise unreadable(path, error, _HINT) from error
     try:
         expected = checksums.decode_file_checksum(checksum, subject=path.name)
         checksums.check_file_checksum(expected, crc32c=sum_, size_bytes=size_bytes, subject=path.name)
@@ -235,13 +229,12 @@ def check_hidden(path: Path) -> None:
     DamagedError: one of them cannot be read. TargetError: this machine lacks what it takes to read them.
     """
     hidden = path.with_name(checksums.hadoop_checksum_name(path.name))
-    try:
-        source = _opened(hidden)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise unreadable(hidden, error, _HIDDEN_HINT) from error
-    try:
+    with reading(hidden, _HIDDEN_HINT):
+        try:
+            source = _opened(hidden)
+        except FileNotFoundError:
+            return
+    with reading(path, _HIDDEN_HINT):
         with io.BufferedReader(source) as buffered:
             size_bytes = path.stat().st_size
             stored = buffered.read(min(_HIDDEN_BYTES_MAX, checksums.hadoop_checksum_bytes(size_bytes, 1)) + 1)
@@ -249,8 +242,6 @@ def check_hidden(path: Path) -> None:
         for data in _chunks(path, _READ_BYTES):
             sums.update(data)
         sums.finish()
-    except OSError as error:
-        raise unreadable(path, error, _HIDDEN_HINT) from error
 
 
 _WINDOW_BYTES: Final = 1024 * 1024
@@ -291,14 +282,12 @@ def check_sst(path: Path, take: TakeBlocks | None = None) -> SstReport:
             the footer is none; or the file cannot be read, then with the `OSError` as its cause.
         TargetError: This machine lacks what it takes to read it.
     """
-    try:
+    with reading(path, _SST_HINT):
         descriptor = os.open(path, READ_FLAGS)
         try:
             return _Walk(path, descriptor, take).report()
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise unreadable(path, error, _SST_HINT) from error
 
 
 async def check_ssts(directory: Path) -> None:
@@ -467,7 +456,6 @@ class _Walk:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Pass on the data blocks that are to be taken."""
         if self._take is None:
             return
         try:
@@ -514,7 +502,8 @@ class _Walk:
             )
         if self._sum_of(handle, self._footer.checksum) != self._stored_sum(handle):
             raise self._misfit(kind, handle)
-        self._cover(handle.offset, handle.end)
+        self._blocks += 1
+        self._runs.append([handle.offset, handle.end])
 
     def _sum_of(self, handle: sst.BlockHandle, checksum: int) -> int:
         size = handle.size_bytes + 1
@@ -553,10 +542,6 @@ class _Walk:
                 raise self._shorter()
             data += more
         return data
-
-    def _cover(self, offset: int, end: int) -> None:
-        self._blocks += 1
-        self._runs.append([offset, end])
 
     def _check_coverage(self, footer_offset: int) -> None:
         """Check that there are only blocks, and zeros between them."""
