@@ -21,7 +21,7 @@ from engine.backup.backup import BackupOptions, BackupResult, check_shrinking
 from engine.checkpoint.check import check_logs, confirm_logs
 from engine.checkpoint.errors import DAMAGE_HINT, QueryMovedOnError, error_context, redact_paths
 from engine.checkpoint.findings import Finding, damaged_paths
-from engine.checkpoint.live import LiveFiles, LiveStore, QueryFiles, live_files, sst_bytes
+from engine.checkpoint.live import LiveStore, QueryFiles, StoreToBackUp, live_files, sst_bytes
 from engine.commit.writer import until_known
 from engine.errors import (
     DamagedError,
@@ -39,7 +39,7 @@ from engine.repository.repository import Repository
 from engine.runtime import NO_PROGRESS, Progress, Runtime, SummedProgress
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
+from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StreamingCheckpoint
 from index.display import DisplayMixin, count
 from index.errors import FormatError, VersionMissingError
 from index.plan.commits import SHRINK_FLOOR_BYTES, Commit
@@ -78,17 +78,6 @@ class BackupChoice(msgspec.Struct, frozen=True, kw_only=True):
     scratch: Path | None = None
     # How the checkpoint's store is asked; ignored where it is given as a store.
     checkpoint_settings: StoreSettings | None = None
-
-
-class StoreToBackUp(msgspec.Struct, frozen=True, kw_only=True):
-    """One state store at the version to back up, and what the newest backup has of it."""
-
-    store: StoreAt
-    base: StoreReference | None
-    # The versions of older batches to take too, newest first.
-    older: tuple[StateVersion, ...] = ()
-    # Nothing is believed of the newest backup, which was taken despite damage: every file is read and checked.
-    distrust: bool = False
 
 
 class CheckpointBackupPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,7 +329,7 @@ async def preview_backup(
             trusts = work.base is not None and not work.distrust
             previous = await read_index(repository.store, work.base.index) if work.base and trusts else None
             async with live_files(root.child(work.store.id.path), choice.scratch) as files:
-                live = _live_store(files, work, choice)
+                live = LiveStore(files, work, despite_damage=choice.despite_damage)
                 with error_context(files.location, private=files.directory):
                     chosen, known = await live.choose(previous)
             if work.distrust:
@@ -498,7 +487,7 @@ async def backup_store(
         settings=settings,
     )
     async with live_files(root.child(store.id.path), choice.scratch) as files:
-        live = _live_store(files, work, choice)
+        live = LiveStore(files, work, despite_damage=choice.despite_damage)
         with redact_paths(files.location, files.directory):
             result = await repository.backup(
                 scope, live, task=store.id.task, store=store.id.store, options=options, progress=progress
@@ -526,11 +515,6 @@ async def _base_sst_bytes(repository: Repository, work: StoreToBackUp) -> int:
     with contextlib.suppress(DamagedError, FormatError):
         return sst_bytes(dict(files_of((await read_index(repository.store, work.base.index)).dir)))
     return 0
-
-
-def _live_store(files: LiveFiles, work: StoreToBackUp, choice: BackupChoice) -> LiveStore:
-    despite = choice.despite_damage
-    return LiveStore(files, work.store, older=work.older, despite_damage=despite, distrust=work.distrust)
 
 
 async def finish_backup(
@@ -596,7 +580,6 @@ async def finish_backup(
 async def _commit(
     repository: Repository, plan: CheckpointBackupPlan, results: Sequence[BackupResult], backup: CheckpointBackup
 ) -> Commit:
-    """Commit the stores of a query, and its own files."""
     parent = plan.parent.pointer if plan.parent else None
     taken = {(result.reference.task, result.reference.store) for result in results}
     had = plan.parent.record.stores if plan.parent else ()

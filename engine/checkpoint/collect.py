@@ -1,17 +1,18 @@
 """Collect what a checkpoint leaves behind: two looks, a batch apart, and then a quarantine (design 0014)."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.local.files import write_whole
 from blobstore.opening import StoreSettings
+from engine.checkpoint.backup import opened_checkpoint
 from engine.errors import ConflictError, DamagedError, TooMuchToDeleteError, UsageError
 from engine.runtime import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir
@@ -86,15 +87,13 @@ async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int, is_stop
     checkpoint = StreamingCheckpoint(root)
     query_id = await checkpoint.query_id()
 
-    async def read(batch: int) -> tuple[int, bytes | None]:
-        try:
-            return batch, await root.read(f"{COMMITS}/{batch}")
-        except BlobNotFoundError:  # purged meanwhile
-            return batch, None
+    commits: dict[int, bytes] = {}
 
-    batches = await checkpoint.committed_batches()
-    read_commits = dict(await map_bounded(read, batches, in_flight_max=_AT_ONCE))
-    commits = {batch: data for batch, data in read_commits.items() if data is not None}
+    async def read(batch: int) -> None:
+        with suppress(BlobNotFoundError):  # purged meanwhile
+            commits[batch] = await root.read(f"{COMMITS}/{batch}")
+
+    await run_all(read, await checkpoint.committed_batches(), in_flight_max=_AT_ONCE)
     files = await root.walk()
     named, unread = await _read_snapshots(root)
     look = Look(
@@ -106,7 +105,7 @@ async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int, is_stop
     return CheckpointLook(
         location=root.location,
         query_id=query_id,
-        commits=commits,
+        commits=dict(sorted(commits.items())),
         planned=tuple(sorted(log_times(files, OFFSETS))),
         state_bytes=sum(file.size_bytes for file in files if file.path.startswith(f"{STATE}/")),
         collectable=find_collectable(look, older_than_ms=older_than_ms, is_stopped=is_stopped),
@@ -132,7 +131,7 @@ async def _read_snapshots(root: CheckpointDir) -> tuple[Mapping[str, frozenset[s
 
     paths = [file.path for file in await root.walk(STATE)]
     snapshots = [path for path in paths if path.endswith(".zip") and parse_state_name(path.rpartition("/")[2])]
-    await map_bounded(read, snapshots, in_flight_max=_AT_ONCE)
+    await run_all(read, snapshots, in_flight_max=_AT_ONCE)
     return {directory: frozenset(of) for directory, of in named.items()}, frozenset(unread)
 
 
@@ -164,8 +163,8 @@ async def collect_checkpoint(
         NotFoundError, BatchLogError, DamagedError, StoreError: As `look_at_checkpoint`.
     """
     choice = choice or CollectChoice()
-    root = await CheckpointDir.open(location, settings=choice.store_settings)
-    try:
+    settings = choice.store_settings
+    async with opened_checkpoint(location, settings) as root:
         here = await look_at_checkpoint(root, older_than_ms=choice.older_than_ms, is_stopped=choice.is_stopped)
         taken: tuple[Collectable, ...] = ()
         waits_for = "a second look" if before is None else ""
@@ -175,17 +174,12 @@ async def collect_checkpoint(
             taken = () if waits_for else confirm_collectable(before.collectable, here.collectable)
             check_share(taken, here.state_bytes, choice.taken_share_max, subject=root.location)
         if taken and not dry_run:
-            aside = await CheckpointDir.open(quarantine, settings=choice.store_settings)
-            try:
+            async with opened_checkpoint(quarantine, settings) as aside:
                 _check_outside(root, aside)
                 await _move(root, aside, taken, progress)
-            finally:
-                await aside.close()
             moved = frozenset(taken)
             left = tuple(each for each in here.collectable if each not in moved)
             here = msgspec.structs.replace(here, collectable=left)
-    finally:
-        await root.close()
     collected = CheckpointCollected(
         location=here.location,
         query_id=here.query_id,
@@ -241,16 +235,13 @@ async def _move(source: CheckpointDir, target: CheckpointDir, taken: Sequence[Co
     progress.total(files=len(taken), bytes_=sum(each.size_bytes for each in taken))
 
     async def move(each: Collectable) -> None:
-        try:
+        with suppress(BlobNotFoundError):  # Spark has deleted it
             data = await source.read(each.path, size_bytes_max=max(1, each.size_bytes))
-        except BlobNotFoundError:
-            data = None  # Spark has deleted it
-        if data is not None:
             await target.publish(each.path, data, overwrite=True)
             await source.delete([each.path])
         progress.add(files=1, bytes_=each.size_bytes)
 
-    await map_bounded(move, taken, in_flight_max=_MOVES_AT_ONCE)
+    await run_all(move, taken, in_flight_max=_MOVES_AT_ONCE)
     if source.local_root is not None:
         await run_blocking(_remove_empty, source.local_root, taken)
 
@@ -272,23 +263,15 @@ async def undo_collection(
     location: str | Path | BlobStore, quarantine: str | Path | BlobStore, settings: StoreSettings | None = None
 ) -> tuple[str, ...]:
     """Move all of a quarantine back to its checkpoint; return the paths. What is there again is not replaced (X8)."""
-    root, aside = await asyncio.gather(
-        CheckpointDir.open(location, settings=settings), CheckpointDir.open(quarantine, settings=settings)
-    )
-    try:
-        back = []
+    back = []
+    async with opened_checkpoint(location, settings) as root, opened_checkpoint(quarantine, settings) as aside:
         for file in await aside.walk():
             data = await aside.read(file.path, size_bytes_max=max(1, file.size_bytes))
-            try:
+            with suppress(CheckpointFileExistsError):
                 await root.publish(file.path, data, overwrite=False)
                 back.append(file.path)
-            except CheckpointFileExistsError:
-                pass
             await aside.delete([file.path])
-        return tuple(back)
-    finally:
-        await root.close()
-        await aside.close()
+    return tuple(back)
 
 
 def read_look(path: Path) -> CheckpointLook | None:

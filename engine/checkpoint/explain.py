@@ -7,10 +7,9 @@ read as make two requests a store all in all. Full, every row is read. A snapsho
 """
 
 import contextlib
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -21,7 +20,9 @@ from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from blobstore.wrappers.forwarding import MeteredStore
 from engine.checkpoint.backup import opened_checkpoint
+from engine.checkpoint.live import scratch_dir
 from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, make_target
+from engine.checkpoint.store import StoreToRestore, bring_row_schema
 from engine.errors import EngineError, NotFoundError, TargetError
 from engine.local.checksums import crc32c
 from engine.repository.repository import Repository
@@ -31,7 +32,7 @@ from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.settings import MIB
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager, resolve_with
-from engine.state.key_rules import AVRO, SCHEMA_PATH, read_forms
+from engine.state.key_rules import AVRO, read_forms
 from engine.state.load import StateLoader, check_target
 from engine.state.local_files import WorkingDir, shared_path
 from engine.state.query import QueryAt, StateOperator, StoreAt, StreamingCheckpoint
@@ -42,7 +43,6 @@ from index.errors import FormatError
 from index.rocksdb import sst
 from index.rocksdb.manifest import decode_manifest
 from index.snapshot.contents import files_of
-from index.snapshot.model import StoreReference
 from index.spark.checkpoint import STATE, StoreId
 from index.spark.lineage import Present, resolve
 from index.spark.metadata import NOT_COUNTED, StoredFile
@@ -139,20 +139,6 @@ class StoreScanned(msgspec.Struct, frozen=True, kw_only=True):
 ScanStores = Callable[[Sequence[StoreToScan]], Awaitable[Sequence[StoreScanned]]]
 
 
-class _Source(NamedTuple):
-    """Where state is: a checkpoint, or a backup of one."""
-
-    location: str
-    # The query's own files, and the schemas of stores.
-    logs: CheckpointDir
-    # Sizes of the files of each store.
-    files: Mapping[StoreId, Mapping[str, int]]
-    open: Callable[[StoreId], StateFiles]
-    requests: Callable[[], int]
-    # Of a store, unless there is none to save.
-    requests_max: int | None
-
-
 async def explain_checkpoint(
     location: str | Path | BlobStore,
     choice: ExplainChoice | None = None,
@@ -173,20 +159,27 @@ async def explain_checkpoint(
         root = opened.look()
         listed = await root.walk()
         checkpoint = StreamingCheckpoint(root)
-        most = REQUESTS_PER_STORE if root.local_root is None else None
-        source = _Source(
-            root.location, root, _by_store(listed), lambda of: root.child(of.path), lambda: root.requests, most
-        )
         query_id, query = await checkpoint.query_id(), await checkpoint.at(choice.batch)
-        before = None if choice.since is None else await checkpoint.at(choice.since)
-        explaining = _Explain(source, checkpoint, choice, scan_stores, progress)
+        explaining = _Explain(
+            location=root.location,
+            logs=root,
+            checkpoint=checkpoint,
+            files=_by_store(listed),
+            open=lambda of: root.child(of.path),
+            requests=lambda: root.requests,
+            requests_max=REQUESTS_PER_STORE if root.local_root is None else None,
+            choice=choice,
+            scan_stores=scan_stores,
+            progress=progress,
+            watch=watch,
+        )
         # Times of files that somebody copied are not those of their batches.
         oldest = min(await checkpoint.committed_batches(), default=query.batch)
         begun = [await checkpoint.offsets.get(oldest), query.offsets]
         logged = {n: of.timestamp_ms for n, of in zip((oldest, query.batch), begun, strict=True) if of is not None}
         rate = measure_requests(listed, logged_at_ms=logged, renames=choice.renames)
         unknown = "" if rate else "the times of its files are of one batch, or not those of their batches"
-        return await explaining.run(query_id, query, before, rate, unknown, watch)
+        return await explaining.run(query_id, query, rate, unknown)
 
 
 async def explain_backup(
@@ -202,80 +195,69 @@ async def explain_backup(
     Raises as `explain_checkpoint`, and as `engine.checkpoint.restore.find_checkpoint_backup`.
     """
     choice, watch = choice or ExplainChoice(), Stopwatch(Runtime())
-    scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-", dir=choice.scratch))
-    here = Path(scratch.name)
-    chosen = RestoreChoice(job=job, batch=choice.batch)
-    restore = CheckpointRestore(
-        repository, make_target(here / "target", Runtime(), move_aside=False, settings=None), chosen, Runtime()
-    )
-    try:
-        await run_blocking((here / "query").mkdir)
-        work = await restore.begin(here / "query")
+    async with scratch_dir(choice.scratch) as here, contextlib.AsyncExitStack() as stack:
+        target = make_target(here / "target", Runtime(), move_aside=False, settings=None)
+        restore = CheckpointRestore(repository, target, RestoreChoice(job=job, batch=choice.batch), Runtime())
+        stack.push_async_callback(restore.close)
+        root = here / "query"
+        await run_blocking(root.mkdir)
+        work = await restore.begin(root)
 
         metered = MeteredStore(repository.store)
 
-        async def open_files(reference: StoreReference) -> IndexStateFiles:
-            index, _ = await read_index_of(metered, reference)
+        async def open_files(item: StoreToRestore) -> IndexStateFiles:
+            index, _ = await read_index_of(metered, item.reference)
             return IndexStateFiles(metered, index, repository.settings)
 
-        references = {item.id: item.reference for item in work}
-        found = await map_bounded(open_files, references.values(), in_flight_max=_IN_FLIGHT_MAX)
-        opened = dict(zip(references, found, strict=True))
-        async with opened_checkpoint(here / "query") as logs:
-            checkpoint = StreamingCheckpoint(logs)
-            files = {
+        found = await map_bounded(open_files, work, in_flight_max=_IN_FLIGHT_MAX)
+        opened = {item.id: files for item, files in zip(work, found, strict=True)}
+        for of, files in opened.items():
+            if of.partition == 0:
+                await bring_row_schema(files, root, of)
+        logs = await stack.enter_async_context(opened_checkpoint(root))
+        explaining = _Explain(
+            location=location,
+            logs=logs,
+            checkpoint=StreamingCheckpoint(logs),
+            files={
                 of: {"/".join(path): entry.metadata.size_bytes for path, entry in files_of(each.index.dir)}
                 for of, each in opened.items()
-            }
-            source = _Source(
-                location, logs, files, opened.__getitem__, metered.meter.requests.total, 1 + REQUESTS_PER_STORE
-            )
-            await _bring_schemas(here / "query", opened)
-            before = None if choice.since is None else await checkpoint.at(choice.since)
-            explaining = _Explain(source, checkpoint, choice, None, progress)
-            unknown = "a backup has not all files of a time"
-            return await explaining.run(restore.backup.query_id, restore.query, before, None, unknown, watch)
-    finally:
-        await restore.close()
-        await run_blocking(scratch.cleanup)
+            },
+            open=opened.__getitem__,
+            requests=metered.meter.requests.total,
+            requests_max=1 + REQUESTS_PER_STORE,
+            choice=choice,
+            progress=progress,
+            watch=watch,
+        )
+        unknown = "a backup has not all files of a time"
+        return await explaining.run(restore.backup.query_id, restore.query, None, unknown)
 
 
-async def _bring_schemas(root: Path, opened: Mapping[StoreId, IndexStateFiles]) -> None:
-    for of, files in opened.items():
-        if of.partition == 0:
-            with contextlib.suppress(BlobNotFoundError):
-                data, path = await files.read(SCHEMA_PATH), root / of.path / SCHEMA_PATH
-                await run_blocking(lambda: path.parent.mkdir(parents=True, exist_ok=True))  # noqa: B023  # awaited
-                await run_blocking(path.write_bytes, data)
+class _Explain(msgspec.Struct, kw_only=True):
+    """Gathers the figures of the state of one query: in a checkpoint, or in a backup of one."""
 
+    location: str
+    # The query's own files, and the schemas of stores.
+    logs: CheckpointDir
+    checkpoint: StreamingCheckpoint
+    # Sizes of the files of each store.
+    files: Mapping[StoreId, Mapping[str, int]]
+    open: Callable[[StoreId], StateFiles]
+    requests: Callable[[], int]
+    # Of a store, unless there is none to save.
+    requests_max: int | None
+    choice: ExplainChoice
+    scan_stores: ScanStores | None = None
+    progress: Progress
+    watch: Stopwatch
+    problems: list[str] = []
 
-class _Explain:
-    """Gathers the figures of one query."""
-
-    def __init__(
-        self,
-        source: _Source,
-        checkpoint: StreamingCheckpoint,
-        choice: ExplainChoice,
-        scan_stores: ScanStores | None,
-        progress: Progress,
-    ) -> None:
-        self._source, self._checkpoint, self._choice = source, checkpoint, choice
-        self._scan_stores = scan_stores or self._scan_here
-        self._progress = progress
-        self._problems: list[str] = []
-
-    async def run(
-        self,
-        query_id: str,
-        query: QueryAt,
-        before: QueryAt | None,
-        rate: RequestRate | None,
-        unknown: str,
-        watch: Stopwatch,
-    ) -> StateExplained:
+    async def run(self, query_id: str, query: QueryAt, rate: RequestRate | None, unknown: str) -> StateExplained:
+        since = self.choice.since
+        before = None if since is None else await self.checkpoint.at(since)
         at_batches = 1 if before is None else 2
-        self._progress.total(files=at_batches * len(query.stores), bytes_=0)
+        self.progress.total(files=at_batches * len(query.stores), bytes_=0)
         stores = await self._figures(query, has_tails=True)
         older = [] if before is None else await self._figures(before, has_tails=False)
         operators = tuple(
@@ -287,41 +269,40 @@ class _Explain:
             )
             for of in query.operators
         )
-        prices = self._choice.prices
+        prices = self.choice.prices
         return StateExplained(
-            location=self._source.location,
+            location=self.location,
             query_id=query_id,
             batch=query.batch,
             watermark_ms=query.commit.next_watermark_ms or None,
-            is_full=self._choice.full,
+            is_full=self.choice.full,
             operators=operators,
             stores=tuple(stores),
             cost=None if rate is None else _cost(rate, prices),
             cost_unknown=unknown,
             advice=advise(operators, rate, prices),
-            problems=tuple(self._problems),
-            requests=self._source.requests(),
-            seconds=watch.total_s(),
+            problems=tuple(self.problems),
+            requests=self.requests(),
+            seconds=self.watch.total_s(),
         )
 
     async def _figures(self, query: QueryAt, *, has_tails: bool) -> list[StoreFigures]:
-        """Return the figures of all stores after a batch."""
-        snapshots: dict[StoreId, tuple[StateVersion, StateZip]] = {}
+        ssts: dict[StoreId, tuple[StoredFile, ...]] = {}
 
         async def look(store: StoreAt) -> StoreFigures:
-            figures = await self._look(store, query, snapshots)
-            if not self._choice.full:
-                self._progress.add(files=1, bytes_=0)
+            figures = await self._look(store, query, ssts)
+            if not self.choice.full:
+                self.progress.add(files=1, bytes_=0)
             return figures
 
         stores = list(await map_bounded(look, query.stores, in_flight_max=_IN_FLIGHT_MAX))
-        read = await self._read_tails(snapshots, len(stores)) if has_tails else {}
+        read = await self._read_tails(ssts, len(stores)) if has_tails else {}
         stores = estimate(stores, read)
-        if not self._choice.full:
+        if not self.choice.full:
             return stores
         work = await self._to_scan(query)
-        scanned = await self._scan_stores(work)
-        self._problems += [
+        scanned = await (self.scan_stores or self._scan_here)(work)
+        self.problems += [
             f"{of.id.path}: {made.problem}" for of, made in zip(stores, scanned, strict=True) if made.problem
         ]
         # Of what could not be read, the quick figures stay.
@@ -330,11 +311,9 @@ class _Explain:
             for of, made in zip(stores, scanned, strict=True)
         ]
 
-    async def _look(
-        self, store: StoreAt, query: QueryAt, snapshots: dict[StoreId, tuple[StateVersion, StateZip]]
-    ) -> StoreFigures:
-        """Read the snapshot that a version is built on, its zip alone."""
-        of, files = store.id, self._source.files.get(store.id, {})
+    async def _look(self, store: StoreAt, query: QueryAt, ssts: dict[StoreId, tuple[StoredFile, ...]]) -> StoreFigures:
+        """Read the snapshot that a version is built on, its zip alone; note its SSTs."""
+        of, files = store.id, self.files.get(store.id, {})
         present = Present.of_names(files, is_hdfs=store.at.is_hdfs)
         figures = StoreFigures(
             operator=of.operator,
@@ -356,14 +335,14 @@ class _Explain:
             if base is None or base.is_hdfs:
                 return figures
             name = snapshot_name(base)
-            data = await self._source.open(of).read(name, size_bytes_max=ZIP_BYTES_MAX)
+            data = await self.open(of).read(name, size_bytes_max=ZIP_BYTES_MAX)
             zipped = await run_blocking(read_state_zip, data, subject=f"{of.path}/{name}")
             figures = _of_snapshot(figures, base, zipped)
         except (EngineError, FormatError, BlobNotFoundError) as error:
             message = _MOVED if isinstance(error, BlobNotFoundError) else str(error)
-            self._problems.append(f"{of.path}: {message}")
+            self.problems.append(f"{of.path}: {message}")
             return figures
-        snapshots[of] = base, zipped
+        ssts[of] = zipped.metadata.sst_files
         return figures
 
     async def _base(self, store: StoreAt, present: Present, query: QueryAt) -> StateVersion | None:
@@ -378,7 +357,7 @@ class _Explain:
                 return found
             if found.unique_id is None or target.unique_id is None or found.version >= target.version:
                 continue
-            commit = await self._checkpoint.commits.get(found.version - 1)
+            commit = await self.checkpoint.commits.get(found.version - 1)
             if commit is None:
                 break
             with contextlib.suppress(KeyError, IndexError):
@@ -387,23 +366,23 @@ class _Explain:
                     return found
         if not present.snapshots:
             return None
-        manager = StateFileManager(self._source.open(store.id), store.settings)
+        manager = StateFileManager(self.open(store.id), store.settings)
         resolution = await resolve_with(
             lambda known: resolve(target.version, target.unique_id, known), present, manager.read_header
         )
         return resolution.base
 
     async def _read_tails(
-        self, snapshots: Mapping[StoreId, tuple[StateVersion, StateZip]], stores: int
+        self, ssts: Mapping[StoreId, Sequence[StoredFile]], stores: int
     ) -> dict[StoreId, tuple[int, int, int, int]]:
         """Read the ends of SSTs, the largest of each store first, as far as the requests allow."""
         ranked: list[tuple[int, int, StoreId, StoredFile]] = []
-        for of, (_, zipped) in snapshots.items():
-            ordered = sorted(zipped.metadata.sst_files, key=lambda file: -file.size_bytes)
+        for of, files in ssts.items():
+            ordered = sorted(files, key=lambda file: -file.size_bytes)
             ranked += [(rank, -file.size_bytes, of, file) for rank, file in enumerate(ordered)]
         ranked.sort(key=lambda item: item[:3])
-        most = None if self._choice.full else self._source.requests_max
-        taken = ranked[: _TAILS_MAX if most is None else max(0, most * stores - self._source.requests())]
+        most = None if self.choice.full else self.requests_max
+        taken = ranked[: _TAILS_MAX if most is None else max(0, most * stores - self.requests())]
 
         totals: dict[StoreId, tuple[int, int, int, int]] = {}
 
@@ -412,9 +391,9 @@ class _Explain:
             size = min(sst.TAIL_BYTES, file.size_bytes)
             try:
                 path = shared_path(file.stored_name)
-                tail = await self._source.open(of).read_range(path, file.size_bytes - size, size)
+                tail = await self.open(of).read_range(path, file.size_bytes - size, size)
             except (EngineError, FormatError, BlobNotFoundError) as error:
-                self._problems.append(f"{of.path}: {error}")
+                self.problems.append(f"{of.path}: {error}")
                 return
             if found := sst.parse_sst_counts(tail, file.size_bytes):
                 size, entries, tombstones, raw = totals.get(of, (0, 0, 0, 0))
@@ -446,10 +425,10 @@ class _Explain:
         if operator.column_families and query.offsets.conf.get(ENCODING_KEY, "").lower() == AVRO:
             return {}, frozenset()
         try:
-            found = await read_forms(self._source.logs, operator, store.id.store, is_hdfs=store.at.is_hdfs)
+            found = await read_forms(self.logs, operator, store.id.store, is_hdfs=store.at.is_hdfs)
             variables = decode_state_variables(operator.properties, subject=f"operator {operator.id}")
         except FormatError as error:
-            self._problems.append(f"operator {operator.id}: rows are only counted: {error}")
+            self.problems.append(f"operator {operator.id}: rows are only counted: {error}")
             return {}, frozenset()
         names = [schema.family for schema, _ in found]
         lists = frozenset(n for n in names if variables.get(n) == _LIST_STATE or n.endswith(_JOIN_LIST))
@@ -457,11 +436,11 @@ class _Explain:
 
     async def _scan_here(self, work: Sequence[StoreToScan]) -> Sequence[StoreScanned]:
         async def one(item: StoreToScan) -> StoreScanned:
-            figures = await scan_store(self._source.open(item.store.id), item, self._choice.scratch)
-            self._progress.add(files=1, bytes_=0)
+            figures = await scan_store(self.open(item.store.id), item, self.choice.scratch)
+            self.progress.add(files=1, bytes_=0)
             return figures
 
-        return await map_bounded(one, work, in_flight_max=self._choice.stores_at_once)
+        return await map_bounded(one, work, in_flight_max=self.choice.stores_at_once)
 
 
 async def scan_store(files: StateFiles, work: StoreToScan, scratch: Path | None) -> StoreScanned:
@@ -482,9 +461,9 @@ async def _scan(files: StateFiles, work: StoreToScan, scratch: Path | None) -> t
     )
     at = work.store.at
     target = check_target(at.version, at.unique_id, files, settings.format_version, read_only=True, empty=False)
-    private = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-", dir=scratch))
-    place = await run_blocking(WorkingDir.open, Path(private.name) / "store")
-    try:
+    async with scratch_dir(scratch) as private, contextlib.AsyncExitStack() as stack:
+        place = await run_blocking(WorkingDir.open, private / "store")
+        stack.push_async_callback(run_blocking, place.close)
         loader = StateLoader(StateFileManager(files, settings), place, Runtime())
         loaded, _ = await loader.load(target, {}, read_only=True, overlays=True)
 
@@ -506,17 +485,11 @@ async def _scan(files: StateFiles, work: StoreToScan, scratch: Path | None) -> t
                 found.append(counting.figures())
             return tuple(found)
 
-        try:
-            return await run_blocking(scan)
-        finally:
-            await run_blocking(loaded.db.close)
-    finally:
-        await run_blocking(place.close)
-        await run_blocking(private.cleanup)
+        stack.push_async_callback(run_blocking, loaded.db.close)
+        return await run_blocking(scan)
 
 
 def _of_snapshot(figures: StoreFigures, base: StateVersion, zipped: StateZip) -> StoreFigures:
-    """Add what the zip of a snapshot says."""
     metadata, subject = zipped.metadata, f"snapshot {base}"
     current = zipped.files.get("CURRENT", b"")
     name = parse_current(current, subject)
@@ -544,7 +517,6 @@ def _of_snapshot(figures: StoreFigures, base: StateVersion, zipped: StateZip) ->
 
 
 def _counted(of: StoreFigures, batch: int, families: tuple[FamilyFigures, ...]) -> StoreFigures:
-    """Put what was counted in the place of what was estimated."""
     return msgspec.structs.replace(
         of,
         batch=batch,

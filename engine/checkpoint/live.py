@@ -41,7 +41,7 @@ from index.plan.backup import PlannedFile
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import LocalDir, LocalFile, local_dir_of
 from index.snapshot.keys import check_file_name
-from index.snapshot.model import FileIndex, FileMetadata, FilePath, SnapshotIndex, UniqueId
+from index.snapshot.model import FileIndex, FileMetadata, FilePath, SnapshotIndex, StoreReference, UniqueId
 from index.spark import names
 from index.spark.checkpoint import (
     QUERY_ID,
@@ -174,24 +174,23 @@ class FetchedFiles:
         target = self.directory.joinpath(*path)
         listed = self._listed.get(path)
         await run_blocking(lambda: target.parent.mkdir(parents=True, exist_ok=True))
-        size_bytes = FETCHED_BYTES_MAX if listed is None else listed.metadata.size_bytes
+        size_bytes, data = FETCHED_BYTES_MAX, None
         if listed is not None:
-            modified_at_ms = listed.metadata.modified_at_ns // 1_000_000
+            size_bytes, modified_at_ms = listed.metadata.size_bytes, listed.metadata.modified_at_ns // 1_000_000
             data = self._source.known("/".join(path), size_bytes, modified_at_ms)
-            if data is not None:
-                await run_blocking(target.write_bytes, data)
-                self._brought[path] = await run_blocking(_settle, target, listed)
-                return
-        self.requests += 1
-        try:
-            got_bytes = await self._source.fetch("/".join(path), target, size_bytes_max=size_bytes)
-        except BlobNotFoundError as error:
-            message = "is not there, or vanished meanwhile"
-            raise UnsafeSourceError(message, operation="backup", subject=self._subject(path)) from error
-        except DamagedError as error:
-            raise changed_error(self._subject(path)) from error
-        if listed is not None and got_bytes != size_bytes:
-            raise changed_error(self._subject(path))
+        if data is not None:
+            await run_blocking(target.write_bytes, data)
+        else:
+            self.requests += 1
+            try:
+                got_bytes = await self._source.fetch("/".join(path), target, size_bytes_max=size_bytes)
+            except BlobNotFoundError as error:
+                message = "is not there, or vanished meanwhile"
+                raise UnsafeSourceError(message, operation="backup", subject=self._subject(path)) from error
+            except DamagedError as error:
+                raise changed_error(self._subject(path)) from error
+            if listed is not None and got_bytes != size_bytes:
+                raise changed_error(self._subject(path))
         self._brought[path] = await run_blocking(_settle, target, listed)
 
     def _subject(self, path: FilePath) -> str:
@@ -215,9 +214,17 @@ async def live_files(directory: CheckpointDir, scratch: Path | None = None) -> A
     if directory.local_root is not None:
         yield FilesInPlace(directory)
         return
-    made = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-", dir=scratch))
+    async with scratch_dir(scratch) as made:
+        yield FetchedFiles(directory, made)
+
+
+@asynccontextmanager
+async def scratch_dir(parent: Path | None = None, prefix: str = "tidemark-") -> AsyncIterator[Path]:
+    """Make a private directory for a block, in the system's place if there is no parent."""
+    make = partial(tempfile.TemporaryDirectory, prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+    made = await run_blocking(make)
     try:
-        yield FetchedFiles(directory, Path(made.name))
+        yield Path(made.name)
     finally:
         await run_blocking(made.cleanup)
 
@@ -312,26 +319,30 @@ class _LiveSource(BackupSource):
         return error_context(self._files.location, "/".join(path), private=self._files.directory)
 
 
+class StoreToBackUp(msgspec.Struct, frozen=True, kw_only=True):
+    """One state store at the version to back up, and what the newest backup has of it."""
+
+    store: StoreAt
+    base: StoreReference | None
+    # The versions of older batches to take too, newest first.
+    older: tuple[names.StateVersion, ...] = ()
+    # Nothing is believed of the newest backup, which was taken despite damage: every file is read and checked.
+    distrust: bool = False
+
+
 class LiveStore(_LiveSource):
     """The files of one store that a version takes. Made for one backup."""
 
-    def __init__(
-        self,
-        files: LiveFiles,
-        store: StoreAt,
-        *,
-        older: Sequence[names.StateVersion] = (),
-        despite_damage: bool = False,
-        distrust: bool = False,
-    ) -> None:
-        super().__init__(files, despite_damage=despite_damage, distrust=distrust, root=store.id.path)
+    def __init__(self, files: LiveFiles, work: StoreToBackUp, *, despite_damage: bool) -> None:
+        store = work.store
+        super().__init__(files, despite_damage=despite_damage, distrust=work.distrust, root=store.id.path)
         # SSTs that could not be checked, and why.
         self.unchecked: list[str] = []
         # In SSTs, of what the version takes and of what the previous backup has: changelogs come and go.
         self.sst_bytes = 0
         self.base_sst_bytes = 0
         self._store = store
-        self._older = older
+        self._older = work.older
         # Of the version, and of the older ones, newest first.
         self._resolutions: tuple[Resolution, ...] = (Resolution(store.at, None),)
         # All that the version takes, as it is in the checkpoint.

@@ -7,7 +7,6 @@ all of it is put in its place. Until then the target is as it was.
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
@@ -18,6 +17,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.local.files import flush
 from blobstore.opening import StoreSettings, local_path_of
 from blobstore.tracing import traced
+from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.beside import find_batch_commit, take_back
 from engine.checkpoint.groups import (
     GroupRescaled,
@@ -29,9 +29,10 @@ from engine.checkpoint.groups import (
     plan_groups,
     rewritten,
 )
+from engine.checkpoint.live import scratch_dir
 from engine.checkpoint.processes import Processes
 from engine.checkpoint.rescale_stores import Here, look_here, of_backup, rescale_here
-from engine.checkpoint.store import StoreRestored, StoreToRestore, read_row_schema, restore_store
+from engine.checkpoint.store import StoreRestored, StoreToRestore, bring_row_schema, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart, files_below
 from engine.errors import CollectedError, DamagedError, IncompleteError, NotFoundError, TargetError, UsageError
 from engine.records.find import CHOICES_MAX, find_complete, name_commit, naming_complete, require_store
@@ -41,7 +42,7 @@ from engine.restore.download import download_index
 from engine.restore.restore import read_index_of
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, share_among
-from engine.state.checkpoint_dir import CheckpointDir, store_url
+from engine.state.checkpoint_dir import store_url
 from engine.state.key_rules import Partitioner, partitions_of
 from engine.state.query import StreamingCheckpoint
 from engine.state.restore import IndexStateFiles, StateRestoreOptions, choose_state
@@ -70,7 +71,6 @@ from index.spark.checkpoint import (
 )
 from index.spark.names import check_store_dir
 from index.spark.query_logs import decode_offsets
-from index.spark.retention import SCHEMA_PATH
 from tidemark.errors import TidemarkError
 
 
@@ -181,14 +181,12 @@ async def restore_checkpoint(
     """
     choice, runtime = choice or RestoreChoice(), runtime or Runtime()
     at_once, transfer = share_among(repository.settings, choice.stores_at_once)
-    stores_progress = AddedProgress(progress)
+    done = AddedProgress(progress)
 
     async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
         async def one(item: StoreToRestore) -> StoreRestored:
-            directory = restore.directory / item.id.path
-            return await restore_store(
-                repository, item, directory, transfer=transfer, runtime=runtime, progress=stores_progress
-            )
+            place = restore.directory / item.id.path
+            return await restore_store(repository, item, place, transfer=transfer, runtime=runtime, progress=done)
 
         files = sum(item.reference.files_count for item in work)
         progress.total(files=files, bytes_=sum(item.reference.size_bytes for item in work))
@@ -257,17 +255,13 @@ async def plan_checkpoint_restore(
     place = target_of(choice, target, runtime) if isinstance(target, str | Path) else target
     restore = CheckpointRestore(repository, place, choice, runtime)
     try:
-        scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
-        try:
-            work = await restore.begin(Path(scratch.name))
+        async with scratch_dir() as scratch:
+            work = await restore.begin(scratch)
             if choice.partitions is not None:
-                groups = await restore.groups(work, choice.partitions)
                 at_once, transfer = share_among(repository.settings, choice.stores_at_once)
                 how = Here(partitioner=partitioner, groups_at_once=at_once, processes=processes, runtime=runtime)
-                opened = of_backup(repository.store, transfer)
-                restore.add_up(groups, await look_here(opened, groups, Path(scratch.name, "stores"), how))
-        finally:
-            await run_blocking(scratch.cleanup)
+                opened, below = of_backup(repository.store, transfer), scratch / "stores"
+                await restore.rescale(work, choice.partitions, lambda _, groups: look_here(opened, groups, below, how))
 
         async def look(item: StoreToRestore) -> StoreRestored:
             at = item.store.at
@@ -275,12 +269,7 @@ async def plan_checkpoint_restore(
             chosen = await choose_state(repository.opened, item.reference, options)
             sizes = [entry.metadata.size_bytes for _, entry in files_of(chosen.index.dir)]
             return StoreRestored(
-                id=item.id,
-                files=len(sizes),
-                size_bytes=sum(sizes),
-                bytes_fetched=0,
-                requests=chosen.requests,
-                changelogs=len(chosen.resolution.changelogs),
+                id=item.id, files=len(sizes), size_bytes=sum(sizes), changelogs=len(chosen.resolution.changelogs)
             )
 
         return restore.planned(await map_bounded(look, work, in_flight_max=choice.stores_at_once))
@@ -300,7 +289,10 @@ class CheckpointRestore:
     ) -> None:
         self._repository = repository
         self._target = target
-        self._choice = choice = self._checked(choice)
+        if choice.partitions is not None:
+            check_partitions(choice.partitions)
+            choice = msgspec.structs.replace(choice, replayed=True)
+        self._choice = choice
         self.job = choice.job or ""
         self._watch = Stopwatch(runtime)
         self._resources = contextlib.AsyncExitStack()
@@ -310,13 +302,6 @@ class CheckpointRestore:
         # Of the job beside the query.
         self._job_commit: Commit | None = None
         self._requests = self._files = self._size_bytes = self._bytes_fetched = 0
-
-    @staticmethod
-    def _checked(choice: RestoreChoice) -> RestoreChoice:
-        if choice.partitions is None:
-            return choice
-        check_partitions(choice.partitions)
-        return msgspec.structs.replace(choice, replayed=True)
 
     async def begin(self, scratch: Path | None = None) -> tuple[StoreToRestore, ...]:
         """Choose and pin the backup, claim the target, and restore the files of the query; return its stores.
@@ -355,14 +340,17 @@ class CheckpointRestore:
             await self._bring_schemas()
         work = await self._stores()
         self._wanted = {item.id for item in work}
-        await run_blocking(self._adapt)
+        await run_blocking(adapt_query_files, self.directory, self._target.root, choice.map_paths)
+        await run_blocking(self._count)
         return work
 
     async def rescale(
         self, work: Sequence[StoreToRestore], partitions: int, backend: RescaleStores
     ) -> list[StoreRestored]:
         """Make the stores of another number of partitions, and rewrite the files of the query for them."""
-        groups = await self.groups(work, partitions)
+        references = {item.id: item.reference for item in work}
+        async with opened_checkpoint(self.directory) as root:
+            groups = await plan_groups(root, self.query, partitions, self._runtime, references=references)
         rewrite = rewritten(self.query, ids_of(groups), partitions)
 
         def write() -> None:
@@ -379,21 +367,8 @@ class CheckpointRestore:
 
         await run_blocking(write)
         self._wanted = {of for item in groups for of, _ in item.targets}
-        return self.add_up(groups, await backend(self, groups))
-
-    async def groups(self, work: Sequence[StoreToRestore], partitions: int) -> tuple[GroupToRescale, ...]:
-        """Find which stores become which with another number of partitions."""
-        root = await CheckpointDir.open(self.directory)
-        try:
-            references = {item.id: item.reference for item in work}
-            return await plan_groups(root, self.query, partitions, self._runtime, references=references)
-        finally:
-            await root.close()
-
-    def add_up(self, groups: Sequence[GroupToRescale], made: Sequence[GroupRescaled]) -> list[StoreRestored]:
-        """Keep the figures of a rescale; return the stores that were made."""
-        partitions, stores = self._choice.partitions or 1, sum(len(item.targets) for item in groups)
-        self._rescaled = add_up(self.query, partitions, made, stores)
+        made = await backend(self, groups)
+        self._rescaled = add_up(self.query, partitions, made, sum(len(item.targets) for item in groups))
         return [store for group in made for store in group.stores]
 
     async def finish(self, restored: Sequence[StoreRestored]) -> RestoredCheckpoint:
@@ -445,14 +420,12 @@ class CheckpointRestore:
         stores = self.commit.record.stores
         # The schema that shows which operators have one partition comes with their stores, or was brought.
         single = single_operators(stores, self.backup.batch + 1) if self._choice.partitions is None else ()
-        checkpoint = StreamingCheckpoint(await CheckpointDir.open(self.directory), single=single)
-        try:
+        async with opened_checkpoint(self.directory) as root:
+            checkpoint = StreamingCheckpoint(root, single=single)
             query_id = await checkpoint.query_id()
             if query_id != self.backup.query_id:
                 raise self._damaged(f"is of query {query_id}, not of {self.backup.query_id}", "metadata")
             self.query = query = await checkpoint.at(self.batch)
-        finally:
-            await checkpoint.close()
         references = {(r.task, r.store): r for r in stores if r.version == self.backup.batch + 1}
         work = []
         for store in query.stores:
@@ -463,7 +436,6 @@ class CheckpointRestore:
         return tuple(work)
 
     async def _bring_schemas(self) -> None:
-        """Write the schema of each operator's rows where a checkpoint has it: with its first partition."""
         for reference in self.commit.record.stores:
             of = StoreId.parse(reference.task, reference.store)
             if of is None or of.partition != 0 or reference.version != self.backup.batch + 1:
@@ -471,16 +443,8 @@ class CheckpointRestore:
             check_store_dir(of.store)
             index, requests = await read_index_of(self._repository.store, reference)
             files = IndexStateFiles(self._repository.store, index, self._repository.settings)
-            schema = await read_row_schema(files)
+            await bring_row_schema(files, self.directory, of)
             self._requests += requests + files.requests
-            if schema is not None:
-                path = self.directory.joinpath(of.path, *SCHEMA_PATH)
-                await run_blocking(lambda: path.parent.mkdir(parents=True, exist_ok=True))  # noqa: B023 - awaited at once
-                await run_blocking(path.write_bytes, schema)
-
-    def _adapt(self) -> None:
-        adapt_query_files(self.directory, self._target.root, self._choice.map_paths)
-        self._count()
 
     def _count(self) -> None:
         sizes = [path.stat().st_size for path in self.directory.rglob("*") if path.is_file()]

@@ -69,8 +69,8 @@ class StoreRestored(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     size_bytes: int
     # From the repository.
-    bytes_fetched: int
-    requests: int
+    bytes_fetched: int = 0
+    requests: int = 0
     # What was replayed.
     changelogs: int = 0
     records: int = 0
@@ -212,6 +212,14 @@ async def read_row_schema(files: StateFiles) -> bytes | None:
     with contextlib.suppress(BlobNotFoundError):
         return await files.read("/".join(SCHEMA_PATH))
     return None
+
+
+async def bring_row_schema(files: StateFiles, root: Path, of: StoreId) -> None:
+    """Write the schema of an operator's rows where a checkpoint has it: with its first partition."""
+    if (schema := await read_row_schema(files)) is not None:
+        path = root.joinpath(of.path, *SCHEMA_PATH)
+        await run_blocking(lambda: path.parent.mkdir(parents=True, exist_ok=True))
+        await run_blocking(path.write_bytes, schema)
 
 
 def capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState, named: StateVersion) -> CapturedSnapshot:

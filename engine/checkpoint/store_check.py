@@ -1,7 +1,5 @@
 """Check one state store: every committed version of it, each file once (design 0005, K1 to K7)."""
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +20,7 @@ from engine.checkpoint.file_check import (
     find_misfit,
 )
 from engine.checkpoint.findings import CheckLevel, Finding, Findings, StoreChecked
+from engine.checkpoint.live import scratch_dir
 from engine.errors import DamagedError, EngineError, TargetError
 from engine.runtime import Runtime
 from engine.state.changelogs import KeyCounts, count_store
@@ -91,17 +90,12 @@ async def check_store(root: CheckpointDir, work: StoreWork, *, scratch: Path | N
 
 
 async def _look_at(root: CheckpointDir, work: StoreWork, scratch: Path | None, level: CheckLevel) -> StoreChecked:
-    private = None
     try:
-        private = Path(await run_blocking(tempfile.mkdtemp, prefix="tidemark-check-", dir=scratch))
-        return await _StoreCheck(root, work, private, level).run()
+        async with scratch_dir(scratch, "tidemark-check-") as private:
+            return await _StoreCheck(root, work, private, level).run()
     except OSError as error:
-        hint = "choose another scratch directory, or free space in it"
-        subject = str(error.filename or private or scratch or "")
+        hint, subject = "choose another scratch directory, or free space in it", str(error.filename or scratch or "")
         raise TargetError(error.strerror or str(error), operation="check", subject=subject, hint=hint) from error
-    finally:
-        if private is not None:
-            await run_blocking(shutil.rmtree, private, ignore_errors=True)
 
 
 async def _as_of_now(checkpoint: StreamingCheckpoint, work: StoreWork) -> StoreWork:
@@ -240,7 +234,6 @@ class _StoreCheck:
         return found
 
     async def _checksum(self, name: str, of: names.StateVersion) -> bytes | None:
-        """Read the `.crc` beside a file."""
         path = names.checksum_name(name)
         if path not in self._sizes:
             return None

@@ -14,6 +14,7 @@ from blobstore.base import BlobStore
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
+from engine.checkpoint.backup import opened_checkpoint
 from engine.errors import NotFoundError
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.state.checkpoint_dir import CheckpointDir
@@ -86,8 +87,7 @@ async def survey_checkpoints(
         StoreError: The blob store did not answer the listing. What then fails for one checkpoint is a finding of it.
     """
     now_ms = (runtime or Runtime()).local_now_ms()
-    root = await CheckpointDir.open(location, settings=store_settings)
-    try:
+    async with opened_checkpoint(location, store_settings) as root:
         files = await root.walk()
         if not files:
             hint = "name a directory, or s3://bucket/prefix, below which there are checkpoints"
@@ -101,8 +101,6 @@ async def survey_checkpoints(
             return surveyed
 
         surveyed = await map_bounded(one, sorted(found), in_flight_max=_AT_ONCE)
-    finally:
-        await root.close()
     return Survey(
         location=root.location,
         checkpoints=tuple(surveyed),

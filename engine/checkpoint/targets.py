@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -16,6 +15,7 @@ from blobstore.base import BlobStore
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.opening import StoreSettings
+from engine.checkpoint.live import scratch_dir
 from engine.errors import TargetError, UsageError
 from engine.restore.staging import Staging
 from engine.runtime import Runtime
@@ -115,7 +115,8 @@ class ObjectTarget:
         self._aside = f"{name}.aside-{_moment(runtime)}"
         self._move_aside = move_aside
         self._above: CheckpointDir | None = None
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: Path | None = None
+        self._resources = contextlib.AsyncExitStack()
         self.moved_aside = ""
         # Whether there was any when it was checked.
         self.has_content = False
@@ -126,7 +127,7 @@ class ObjectTarget:
     def directory(self) -> Path:
         if self._scratch is None:
             raise UsageError("the target is not open", operation="restore")
-        return Path(self._scratch.name)
+        return self._scratch
 
     async def place(self) -> tuple[str, ...]:
         directory = await self._directory()
@@ -160,7 +161,7 @@ class ObjectTarget:
     async def open(self, query_id: str, batch: int) -> None:
         self._of = query_id, batch
         await self.check(query_id, batch)
-        self._scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
+        self._scratch = await self._resources.enter_async_context(scratch_dir())
 
     async def publish(self, stores: Mapping[StoreId, Sequence[str]]) -> None:
         """Publish what was gathered; what others publish they do after `clear`."""
@@ -188,19 +189,14 @@ class ObjectTarget:
             raise self._refused(f"{message}somebody else writes there", hint)
 
     async def close(self) -> tuple[str, ...]:
-        scratch, self._scratch = self._scratch, None
-        above, self._above = self._above, None
-        try:
-            if scratch is not None:
-                await run_blocking(scratch.cleanup)
-        finally:
-            if above is not None:
-                await above.close()
+        self._scratch = self._above = None
+        await self._resources.aclose()
         return ()
 
     async def _directory(self, name: str = "") -> CheckpointDir:
         if self._above is None:
             self._above = await CheckpointDir.open(self._parent, settings=self._settings)
+            self._resources.push_async_callback(self._above.close)
         return self._above.child(name or self._name)
 
     async def clear(self) -> None:
@@ -215,11 +211,11 @@ class ObjectTarget:
         aside = await self._directory(self._aside)
         if await aside.list():
             raise self._refused(f"cannot be moved aside: {self._aside} is there", "try again in a moment")
-        with tempfile.TemporaryDirectory(prefix="tidemark-") as scratch:
+        async with scratch_dir() as scratch:
 
             async def copy(numbered: tuple[int, FileStatus]) -> None:
                 number, status = numbered
-                local = Path(scratch, str(number))
+                local = scratch / str(number)
                 await directory.fetch(status.path, local, size_bytes=status.size_bytes)
                 await aside.publish(status.path, local, overwrite=True)
                 await run_blocking(local.unlink)

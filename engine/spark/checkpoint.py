@@ -35,6 +35,7 @@ from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
 from engine.checkpoint.explain import ExplainChoice, StateExplained, StoreScanned, StoreToScan, scan_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
+from engine.checkpoint.live import StoreToBackUp
 from engine.checkpoint.rescale import RescaleChoice, RescaledCheckpoint, run_rescale
 from engine.checkpoint.rescale_stores import OpenStore, of_backup, of_checkpoint, rescale_group
 from engine.checkpoint.restore import (
@@ -120,7 +121,7 @@ class BackupLiveStores(spread.StoresTask, frozen=True, kw_only=True):
 
     checkpoint: str
     # By task and store.
-    stores: dict[tuple[str, str], backup.StoreToBackUp]
+    stores: dict[tuple[str, str], StoreToBackUp]
     choice: backup.BackupChoice
 
     @override
