@@ -4,9 +4,9 @@ The source is only read. Each store becomes one snapshot, as a replayed restore 
 what was made. Until all of it is there, nothing is at the target.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -15,18 +15,18 @@ from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
 from engine.checkpoint.errors import error_context, redact_paths
 from engine.checkpoint.file_check import check_ssts
+from engine.checkpoint.groups import rewritten
 from engine.checkpoint.live import LiveFiles, QueryFiles, live_files
 from engine.checkpoint.restore import adapt_query_files, make_target, write_like
-from engine.checkpoint.store import SnapshotToBuild, StoreRestored, build_snapshot, check_read
-from engine.checkpoint.targets import CheckpointTarget, check_apart, dirs_below
+from engine.checkpoint.store import SnapshotToBuild, StoreRestored, build_snapshot, staged
+from engine.checkpoint.targets import CheckpointTarget, check_apart
 from engine.errors import UnsafeSourceError, UsageError
 from engine.local.scan import refusing
-from engine.restore.staging import Staging
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.compression import Codec
-from engine.state.query import COMMITS, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint, name_stores, provider_of
+from engine.state.query import OFFSETS, QueryAt, StoreAt, StreamingCheckpoint, provider_of
 from engine.state.settings import (
     CODEC_KEY,
     HDFS_PROVIDER,
@@ -36,11 +36,11 @@ from engine.state.settings import (
     StateStoreSettings,
 )
 from index.display import DisplayMixin
-from index.snapshot.model import FilePath, UniqueId
+from index.snapshot.model import FilePath
 from index.spark.checkpoint import QUERY_ID, StoreId
 from index.spark.hdfs_rows import SplitKey, prefix_key_splitter
 from index.spark.names import SSTS, StateVersion
-from index.spark.query_logs import UNIQUE_IDS_VERSION, decode_commit, decode_offsets, encode_commit, encode_offsets
+from index.spark.query_logs import UNIQUE_IDS_VERSION
 from index.spark.replica import decode_fence
 from index.spark.retention import SCHEMA_PATH
 from index.spark.schema import SCHEMA_BYTES_MAX, decode_state_schema
@@ -184,47 +184,66 @@ async def run_conversion(
     watch = Stopwatch(runtime)
     try:
         plan, at = await _plan(root, target, choice)
-        await target.open(plan.query_id, plan.batch)
-        prefixes = {
-            (operator.id, name): columns
-            for operator in at.operators
-            for name, columns in operator.prefix_columns.items()
-        }
+        columns = {operator.id: operator.prefix_columns for operator in at.operators}
         work = tuple(
             StoreToConvert(
                 store=store,
                 named=plan.name_version(runtime),
                 codec=plan.codec,
-                prefix_columns=prefixes.get((store.id.operator, store.id.store), 0),
+                prefix_columns=columns[store.id.operator].get(store.id.store, 0),
             )
             for store in at.stores
         )
-        ids = {item.id: item.named.unique_id for item in work}
-        rewrite = renamed(at, ids, _changed(plan))
-        to = Gathering(target.directory, target.root)
-        files, size_bytes = await bring_query(root, to, at, rewrite, metadata=metadata)
-        made = await convert_stores(target.directory, work)
-        await target.publish({store.id: store.published for store in made})
-        leftovers = await target.close()
+        rewrite = rewritten(at, {item.id: item.named.unique_id for item in work}, _changed(plan))
+        made = await make_checkpoint(
+            root, target, plan.query_id, at, rewrite, lambda below: convert_stores(below, work), metadata=metadata
+        )
     finally:
         await target.close()
-    return ConvertedCheckpoint(
-        **msgspec.structs.asdict(plan) | {"dry_run": False},
-        files=files + sum(store.files for store in made),
-        size_bytes=size_bytes + sum(store.size_bytes for store in made),
-        bytes_fetched=sum(store.bytes_fetched for store in made),
-        changelogs=sum(store.changelogs for store in made),
-        records=sum(store.records for store in made),
-        seconds=watch.total_s(),
-        leftovers=leftovers,
-    )
+    return ConvertedCheckpoint(**msgspec.structs.asdict(plan) | made | {"dry_run": False}, seconds=watch.total_s())
 
 
-async def plan_conversion(
-    source: str | Path, target: str | Path, choice: ConvertChoice, *, runtime: Runtime | None = None
-) -> ConversionPlan:
+async def make_checkpoint(
+    root: CheckpointDir,
+    target: CheckpointTarget,
+    query_id: str,
+    at: QueryAt,
+    rewrite: Callable[[str, bytes], bytes],
+    make_stores: Callable[[Path], Awaitable[Sequence[StoreRestored]]],
+    *,
+    metadata: bytes | None,
+) -> dict[str, Any]:
+    """Make a checkpoint of a batch at a target, which is closed; return what it cost, by the names of a result."""
+    await target.open(query_id, at.batch)
+    to = Gathering(target.directory, target.root)
+    files, size_bytes = await bring_query(root, to, at, rewrite, metadata=metadata)
+    made = await make_stores(target.directory)
+    await target.publish({store.id: store.published for store in made})
+    return {
+        "files": files + sum(store.files for store in made),
+        "size_bytes": size_bytes + sum(store.size_bytes for store in made),
+        "bytes_fetched": sum(store.bytes_fetched for store in made),
+        "changelogs": sum(store.changelogs for store in made),
+        "records": sum(store.records for store in made),
+        "leftovers": await target.close(),
+    }
+
+
+async def choose_batch(root: CheckpointDir, target: CheckpointTarget, batch: int | None) -> tuple[str, QueryAt]:
+    """Return the id of the query and its batch, of which another checkpoint can be made at the target."""
+    await check_apart(target, root, what="source")
+    checkpoint = StreamingCheckpoint(root)
+    with error_context(root.location, None):
+        query_id = await checkpoint.query_id()
+        at = await checkpoint.at(batch)
+    await refuse_damaged_logs(root)
+    await target.check(query_id, at.batch)
+    return query_id, at
+
+
+async def plan_conversion(source: str | Path, target: str | Path, choice: ConvertChoice) -> ConversionPlan:
     """Find out what `convert_checkpoint` would make, or what it would refuse. Nothing is written."""
-    place = make_target(target, runtime or Runtime(), move_aside=False, settings=choice.store_settings)
+    place = make_target(target, Runtime(), move_aside=False, settings=choice.store_settings)
     async with opened_checkpoint(source, choice.store_settings) as root:
         try:
             return (await _plan(root, place, choice))[0]
@@ -233,13 +252,7 @@ async def plan_conversion(
 
 
 async def _plan(root: CheckpointDir, target: CheckpointTarget, choice: ConvertChoice) -> tuple[ConversionPlan, QueryAt]:
-    await check_apart(target, root, what="source")
-    checkpoint = StreamingCheckpoint(root)
-    with error_context(root.location, None):
-        query_id = await checkpoint.query_id()
-        at = await checkpoint.at(choice.batch)
-    await refuse_damaged_logs(root)
-    await target.check(query_id, at.batch)
+    query_id, at = await choose_batch(root, target, choice.batch)
     before: Literal[1, 2] = 1 if at.commit.unique_ids is None else 2
     codec = StateStoreSettings.from_conf(at.offsets.conf, SPARK_OLD_CHECKPOINT).codec
     provider_before: Provider = "hdfs" if provider_of(at.offsets) == HDFS_PROVIDER else "rocksdb"
@@ -264,27 +277,10 @@ async def _plan(root: CheckpointDir, target: CheckpointTarget, choice: ConvertCh
 
 
 def _changed(plan: ConversionPlan) -> dict[str, str]:
-    """Return the pinned settings that a conversion changes."""
     changed: dict[str, str] = {} if plan.codec == plan.codec_before else {CODEC_KEY: plan.codec}
     if plan.provider != plan.provider_before:
         changed[PROVIDER_KEY] = PROVIDERS[plan.provider]
     return changed
-
-
-def renamed(
-    at: QueryAt, ids: Mapping[StoreId, UniqueId | None], changed: Mapping[str, str]
-) -> Callable[[str, bytes], bytes]:
-    """Return what makes of the content of a log entry that of the new checkpoint (V2, V3)."""
-
-    def rewrite(path: str, before: bytes) -> bytes:
-        if path.startswith(f"{COMMITS}/"):
-            return encode_commit(name_stores(decode_commit(before, subject=path), at, ids))
-        if path.startswith(f"{OFFSETS}/") and changed:
-            offsets = decode_offsets(before, subject=path)
-            return encode_offsets(msgspec.structs.replace(offsets, conf={**offsets.conf, **changed}))
-        return before
-
-    return rewrite
 
 
 class Gathering(msgspec.Struct, frozen=True):
@@ -306,21 +302,17 @@ async def bring_query(
     metadata: bytes | None = None,
     planned: bool = True,
 ) -> tuple[int, int]:
-    """Write the files of the query to a directory, rewritten for the place where they will be.
+    """Write the files of the query at a batch to a directory; return their number and size.
 
     Args:
-        root: What they are brought from.
+        root: The checkpoint that they are brought from.
         to: Where they are put.
         at: The batch.
         rewrite: Makes of the path and the content of a file the new content.
         metadata: What `metadata` is to have instead of the id of the query.
         planned: Whether a batch after this one that is planned already is to be planned there, too.
 
-    Returns:
-        Number and size of the files.
-
-    Raises:
-        UnsafeSourceError: Files vanish again and again.
+    UnsafeSourceError: files vanish again and again.
     """
     directory = to.directory
     written: list[Path] = []
@@ -365,51 +357,27 @@ async def convert_store(
 ) -> StoreRestored:
     """Build the directory of one store on this machine, whole or not at all (V2).
 
-    With `replace` the target may have what an earlier attempt has left.
-
-    Raises:
-        DamagedError, FormatError: A file of the store is not whole, or not there; the error names it.
-        TargetError: The target cannot be used.
-        StoreError: As the store says.
+    With `replace` the target may have what an earlier attempt has left. Raises as `convert_checkpoint`.
     """
     files, store = root.child(work.id.path), work.store
     settings = msgspec.structs.replace(store.settings, fetches_max=TransferSettings().in_flight_max)
-    staging = Staging(target, runtime.session(), replace=replace)
-    try:
-        await run_blocking(staging.open)
-        made = staging.directory
-        now_ns = runtime.local_now_ms() * 1_000_000
-        with error_context(files.location, private=made.parent):
-            split_key = (
-                await key_splitter(root, work.id, work.prefix_columns)
-                if store.at.is_hdfs and not work.named.is_hdfs
-                else None
-            )
+    async with staged(target, runtime, replace=replace) as directory:
+        with error_context(files.location, private=directory.parent):
+            is_split = store.at.is_hdfs and not work.named.is_hdfs
             snapshot = SnapshotToBuild(
+                id=work.id,
                 at=store.at,
                 named=work.named,
                 settings=settings,
                 codec=work.codec,
-                modified_at_ns=now_ns,
-                split_key=split_key,
+                modified_at_ns=runtime.local_now_ms() * 1_000_000,
+                split_key=await key_splitter(root, work.id, work.prefix_columns) if is_split else None,
                 sums_files=work.sums_files,
             )
-            sizes, metrics = await build_snapshot(files, snapshot, made, runtime=runtime)
-            await run_blocking(check_read, files, metrics)
+            made = await build_snapshot(files, snapshot, directory, runtime=runtime)
             # What was not touched by a changelog was copied, and nothing but its blocks says whether it is whole.
-            await check_ssts(made / SSTS)
-        await run_blocking(lambda: staging.publish(dirs_below(made), {}))
-    finally:
-        await run_blocking(staging.close)
-    return StoreRestored(
-        id=work.id,
-        files=len(sizes),
-        size_bytes=sum(sizes),
-        bytes_fetched=metrics.bytes_fetched,
-        requests=0,
-        changelogs=metrics.changelogs,
-        records=metrics.records,
-    )
+            await check_ssts(directory / SSTS)
+    return made
 
 
 async def key_splitter(root: CheckpointDir, of: StoreId, prefix_columns: int) -> SplitKey | None:

@@ -28,7 +28,6 @@ from engine.checkpoint.convert import (
     bring_query,
     convert_here,
     key_splitter,
-    renamed,
     run_conversion,
 )
 from engine.checkpoint.errors import QueryMovedOnError
@@ -331,8 +330,8 @@ class QueryFollower:
     def _rewrite(self, at: QueryAt, ids: Mapping[StoreId, UniqueId | None]) -> Callable[[str, bytes], bytes]:
         """Return what makes of the content of a file of the query that of the replica."""
         if self.partitions is not None:
-            return rewritten(at, ids, self.partitions)
-        return renamed(at, ids, {PROVIDER_KEY: PROVIDERS[self.replica.provider]} if self.replica.provider else {})
+            return rewritten(at, ids, {}, partitions=self.partitions)
+        return rewritten(at, ids, {PROVIDER_KEY: PROVIDERS[self.replica.provider]} if self.replica.provider else {})
 
     async def _remove_newer(self, batch: int) -> None:
         """Remove what dead followers have left: files of later batches, and commits before one that is not there."""

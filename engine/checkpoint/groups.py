@@ -76,10 +76,10 @@ class GroupRescaled(msgspec.Struct, frozen=True, kw_only=True):
     # Keys that were hashed and are in place: of each row, and in a merge of each entry of an SST, such as a deletion.
     keys_checked: int
     # SSTs that the targets have by reference.
-    files_linked: int
-    bytes_linked: int
+    files_linked: int = 0
+    bytes_linked: int = 0
     # SSTs of sources whose rows are written again.
-    bytes_rewritten: int
+    bytes_rewritten: int = 0
 
 
 class RescaleFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,15 +99,17 @@ class RescaleFigures(msgspec.Struct, frozen=True, kw_only=True):
     bytes_rewritten: int
 
 
-def add_up(at: QueryAt, partitions: int, groups: Sequence[GroupRescaled], stores: int) -> RescaleFigures:
-    """Add up what became of all groups; `stores` is the number of stores now."""
+def add_up(
+    at: QueryAt, partitions: int, groups: Sequence[GroupRescaled], work: Sequence[GroupToRescale]
+) -> RescaleFigures:
+    """Add up what became of all groups."""
     before = max((operator.partitions_count for operator in at.operators if not operator.is_single), default=1)
     return RescaleFigures(
         partitions_before=before,
         partitions=partitions,
         partitions_by_reference=tuple(number for number in range(1, before) if before % number == 0),
         stores_before=len(at.stores),
-        stores=stores,
+        stores=sum(len(item.targets) for item in work),
         keys_checked=sum(group.keys_checked for group in groups),
         files_linked=sum(group.files_linked for group in groups),
         bytes_linked=sum(group.bytes_linked for group in groups),
@@ -132,10 +134,7 @@ async def plan_groups(
 ) -> tuple[GroupToRescale, ...]:
     """Find which stores become which; `references` say where a backup has them.
 
-    Raises:
-        UsageError: The state is HDFS-backed.
-        PartitionKeyError: The rule of an operator is not known.
-        BatchLogError, UnknownFormatError: A schema cannot be read.
+    Raises as `rescale_checkpoint`; BatchLogError, UnknownFormatError: a schema cannot be read.
     """
     if any(store.at.is_hdfs for store in at.stores):
         hint = "convert it first: `tidemark spark convert --to rocksdb`"
@@ -182,18 +181,25 @@ def ids_of(work: Sequence[GroupToRescale]) -> dict[StoreId, UniqueId | None]:
     return {of: named.unique_id for item in work for of, named in item.targets}
 
 
-def rewritten(at: QueryAt, ids: Mapping[StoreId, UniqueId | None], partitions: int) -> Callable[[str, bytes], bytes]:
-    """Return what makes of the content of a file of the query that of the new checkpoint (P4, P5)."""
-    after = operators_after(at, partitions)
-    rescaled = msgspec.structs.replace(at, operators=after)
-    counts = {f"{STATE}/{operator.id}": operator.partitions_count for operator in after}
+def rewritten(
+    at: QueryAt, ids: Mapping[StoreId, UniqueId | None], changed: Mapping[str, str], *, partitions: int | None = None
+) -> Callable[[str, bytes], bytes]:
+    """Return what makes of the content of a file of the query that of a new checkpoint (P4, P5; 0005, V2 and V3).
+
+    Its stores have these ids, it pins the settings that are `changed`, and has as many partitions if any are given.
+    """
+    counts: dict[str, int] = {}
+    if partitions is not None:
+        at = msgspec.structs.replace(at, operators=operators_after(at, partitions))
+        changed = {**changed, PARTITIONS_KEY: str(partitions)}
+        counts = {f"{STATE}/{operator.id}": operator.partitions_count for operator in at.operators}
 
     def rewrite(path: str, before: bytes) -> bytes:
         if path.startswith(f"{COMMITS}/"):
-            return encode_commit(name_stores(decode_commit(before, subject=path), rescaled, ids))
-        if path.startswith(f"{OFFSETS}/"):
+            return encode_commit(name_stores(decode_commit(before, subject=path), at, ids))
+        if path.startswith(f"{OFFSETS}/") and changed:
             offsets = decode_offsets(before, subject=path)
-            conf = offsets.conf | {PARTITIONS_KEY: str(partitions)}
+            conf = {**offsets.conf, **changed}
             return encode_offsets(msgspec.structs.replace(offsets, conf=conf, has_metadata=True))
         operator, metadata, _ = path.partition("/_metadata/")
         if metadata and operator in counts:

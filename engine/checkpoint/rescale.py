@@ -6,16 +6,14 @@ their keys. Until all of it is there, nothing is at the target.
 """
 
 import os
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from blobstore.opening import StoreSettings, local_path_of
-from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
-from engine.checkpoint.convert import Gathering, bring_query
-from engine.checkpoint.errors import error_context
+from engine.checkpoint.backup import opened_checkpoint
+from engine.checkpoint.convert import choose_batch, make_checkpoint
 from engine.checkpoint.groups import (
     GroupRescaled,
     GroupToRescale,
@@ -26,16 +24,15 @@ from engine.checkpoint.groups import (
     plan_groups,
     rewritten,
 )
-from engine.checkpoint.processes import Processes
+from engine.checkpoint.live import scratch_dir
 from engine.checkpoint.rescale_stores import Here, look_here, of_checkpoint, rescale_here
 from engine.checkpoint.restore import make_target
-from engine.checkpoint.targets import CheckpointTarget, check_apart
+from engine.checkpoint.store import StoreRestored
+from engine.checkpoint.targets import CheckpointTarget
 from engine.errors import UsageError
-from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
-from engine.settings import STORES_AT_ONCE
+from engine.runtime import Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.key_rules import Partitioner, partitions_of
-from engine.state.query import QueryAt, StreamingCheckpoint
+from engine.state.query import QueryAt
 from index.display import DisplayMixin
 
 
@@ -45,8 +42,6 @@ class RescaleChoice(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     # The newest committed one if not given.
     batch: int | None = None
-    # Number of groups of stores worked on at once on this machine.
-    groups_at_once: int = STORES_AT_ONCE
     store_settings: StoreSettings | None = None
 
 
@@ -79,20 +74,13 @@ RescaleGroups = Callable[[Path, tuple[GroupToRescale, ...]], Awaitable[Sequence[
 
 
 async def rescale_checkpoint(
-    source: str | Path,
-    target: str | Path,
-    choice: RescaleChoice,
-    *,
-    partitioner: Partitioner = partitions_of,
-    processes: Processes | None = None,
-    progress: Progress = NO_PROGRESS,
-    runtime: Runtime | None = None,
+    source: str | Path, target: str | Path, choice: RescaleChoice, how: Here | None = None
 ) -> RescaledCheckpoint:
     """Make a checkpoint at a new place of one batch of another one; the query goes on there after the batch.
 
     Stop the query first: from then on, only one of the two places may go on. On one file system both may have SSTs in
-    common, as hard links: neither Spark nor RocksDB ever writes to one again. `partitioner` hashes keys:
-    `engine.arrow.key_hashes` has a faster one than the default. Without `processes` all of it is done in this one.
+    common, as hard links: neither Spark nor RocksDB ever writes to one again. `engine.arrow.key_hashes` has a faster
+    partitioner than the default.
 
     Raises:
         NotFoundError: There is no checkpoint, or the batch is not committed.
@@ -104,21 +92,13 @@ async def rescale_checkpoint(
         DamagedError, FormatError: A file of the source is not whole, or not there.
         StoreError: As the stores say. After any error the target is as it was.
     """
-    runtime = runtime or Runtime()
-    how = Here(
-        partitioner=partitioner,
-        groups_at_once=choice.groups_at_once,
-        processes=processes,
-        progress=progress,
-        runtime=runtime,
-    )
-    place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
+    how = how or Here()
+    place = make_target(target, how.runtime, move_aside=False, settings=choice.store_settings)
     async with opened_checkpoint(source, choice.store_settings) as root:
-
-        async def rescale_groups(directory: Path, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
-            return await rescale_here(of_checkpoint(root), work, directory, how)
-
-        return await run_rescale(root, place, choice, rescale_groups, runtime)
+        open_store = of_checkpoint(root)
+        return await run_rescale(
+            root, place, choice, lambda below, work: rescale_here(open_store, work, below, how), how.runtime
+        )
 
 
 async def run_rescale(
@@ -132,79 +112,55 @@ async def run_rescale(
 ) -> RescaledCheckpoint:
     """Carry out all steps of `rescale_checkpoint` with a backend for the stores; `metadata` as of `bring_query`."""
     watch = Stopwatch(runtime)
+    groups: Sequence[GroupRescaled] = ()
     try:
         query_id, at, work = await _prepare(root, target, choice, runtime)
-        await target.open(query_id, at.batch)
-        rewrite = rewritten(at, ids_of(work), choice.partitions)
-        to = Gathering(target.directory, target.root)
-        files, size_bytes = await bring_query(root, to, at, rewrite, metadata=metadata)
-        groups = await rescale_groups(target.directory, work)
-        made = [store for group in groups for store in group.stores]
-        if missing := {of for item in work for of, _ in item.targets} - {store.id for store in made}:
-            names = ", ".join(map(str, sorted(missing)))
-            raise UsageError(f"stores were not made: {names}", operation="rescale", subject=target.location)
-        await target.publish({store.id: store.published for store in made})
-        leftovers = await target.close()
+
+        async def make(directory: Path) -> Sequence[StoreRestored]:
+            nonlocal groups
+            groups = await rescale_groups(directory, work)
+            stores = [store for group in groups for store in group.stores]
+            if missing := {of for item in work for of, _ in item.targets} - {store.id for store in stores}:
+                names = ", ".join(map(str, sorted(missing)))
+                raise UsageError(f"stores were not made: {names}", operation="rescale", subject=target.location)
+            return stores
+
+        rewrite = rewritten(at, ids_of(work), {}, partitions=choice.partitions)
+        made = await make_checkpoint(root, target, query_id, at, rewrite, make, metadata=metadata)
     finally:
         await target.close()
-    figures = add_up(at, choice.partitions, groups, len(made))
-    return RescaledCheckpoint(
-        **msgspec.structs.asdict(figures),
-        dry_run=False,
-        query_id=query_id,
-        batch=at.batch,
-        source=root.location,
-        location=target.location,
-        files=files + sum(store.files for store in made),
-        size_bytes=size_bytes + sum(store.size_bytes for store in made),
-        bytes_fetched=sum(store.bytes_fetched for store in made),
-        changelogs=sum(store.changelogs for store in made),
-        records=sum(store.records for store in made),
-        seconds=watch.total_s(),
-        leftovers=leftovers,
-    )
+    plan = _plan(root, target, query_id, at, add_up(at, choice.partitions, groups, work))
+    return RescaledCheckpoint(**msgspec.structs.asdict(plan) | made | {"dry_run": False}, seconds=watch.total_s())
 
 
 async def plan_rescale(
-    source: str | Path,
-    target: str | Path,
-    choice: RescaleChoice,
-    *,
-    partitioner: Partitioner = partitions_of,
-    processes: Processes | None = None,
-    progress: Progress = NO_PROGRESS,
-    runtime: Runtime | None = None,
+    source: str | Path, target: str | Path, choice: RescaleChoice, how: Here | None = None
 ) -> RescalePlan:
     """Find out what `rescale_checkpoint` would make, or refuse; nothing is written but temporary files.
 
     All state is loaded and every key hashed, as by the rescale itself. Raises likewise.
     """
-    runtime = runtime or Runtime()
-    how = Here(
-        partitioner=partitioner,
-        groups_at_once=choice.groups_at_once,
-        processes=processes,
-        progress=progress,
-        runtime=runtime,
-    )
-    place = make_target(target, runtime, move_aside=False, settings=choice.store_settings)
+    how = how or Here()
+    place = make_target(target, how.runtime, move_aside=False, settings=choice.store_settings)
     async with opened_checkpoint(source, choice.store_settings) as root:
         try:
-            query_id, at, work = await _prepare(root, place, choice, runtime)
-            beside = _nearest_dir(target)
-            with tempfile.TemporaryDirectory(
-                prefix=".tidemark-rescale-", dir=beside, ignore_cleanup_errors=True
-            ) as scratch:
-                groups = await look_here(of_checkpoint(root), work, Path(scratch), how)
+            query_id, at, work = await _prepare(root, place, choice, how.runtime)
+            async with scratch_dir(_nearest_dir(target), ".tidemark-rescale-") as scratch:
+                groups = await look_here(of_checkpoint(root), work, scratch, how)
         finally:
             await place.close()
-    figures = add_up(at, choice.partitions, groups, sum(len(item.targets) for item in work))
+        return _plan(root, place, query_id, at, add_up(at, choice.partitions, groups, work))
+
+
+def _plan(
+    root: CheckpointDir, target: CheckpointTarget, query_id: str, at: QueryAt, figures: RescaleFigures
+) -> RescalePlan:
     return RescalePlan(
         **msgspec.structs.asdict(figures),
         query_id=query_id,
         batch=at.batch,
         source=root.location,
-        location=place.location,
+        location=target.location,
     )
 
 
@@ -220,11 +176,5 @@ async def _prepare(
 ) -> tuple[str, QueryAt, tuple[GroupToRescale, ...]]:
     """Refuse what cannot be done; return the query's id, its batch, and what is to be done. Nothing is written."""
     check_partitions(choice.partitions)
-    await check_apart(target, root, what="source")
-    checkpoint = StreamingCheckpoint(root)
-    with error_context(root.location, None):
-        query_id = await checkpoint.query_id()
-        at = await checkpoint.at(choice.batch)
-    await refuse_damaged_logs(root)
-    await target.check(query_id, at.batch)
+    query_id, at = await choose_batch(root, target, choice.batch)
     return query_id, at, await plan_groups(root, at, choice.partitions, runtime)

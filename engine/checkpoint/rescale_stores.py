@@ -18,12 +18,11 @@ from engine.checkpoint.errors import redact_paths
 from engine.checkpoint.file_check import check_sst
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
 from engine.checkpoint.processes import Processes
-from engine.checkpoint.store import StoreRestored, check_read, write_snapshot
-from engine.checkpoint.targets import dirs_below
+from engine.checkpoint.store import StoreRestored, check_read, staged, write_snapshot
 from engine.errors import MisplacedKeyError
 from engine.local.checksums import crc32c
 from engine.restore.restore import read_index_of
-from engine.restore.staging import Staging, target_errors
+from engine.restore.staging import target_errors
 from engine.rocksdb.merge import merge_stores, read_parent
 from engine.rocksdb.sst_run import SstRun, put_by_target
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
@@ -91,14 +90,26 @@ def of_backup(store: BlobStore, transfer: TransferSettings) -> OpenStore:
     return open_store
 
 
-class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """A source, as a rocksdb_checkpoint that nobody writes to."""
+class _Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A source as a rocksdb_checkpoint that nobody writes to, as another process gets it."""
 
-    store: StoreAt
-    files: StateFiles
+    partition: int
+    # What errors call it.
+    location: str
     directory: Path
     metadata: StateMetadata
     families: tuple[ColumnFamily, ...]
+
+    @property
+    def sst_bytes(self) -> list[int]:
+        return [path.stat().st_size for path in self.directory.glob("*.sst")]
+
+
+class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """A source, and what it took to load it."""
+
+    source: _Source
+    files: StateFiles
     metrics: LoadMetrics
 
     @property
@@ -109,90 +120,48 @@ class _Loaded(msgspec.Struct, frozen=True, kw_only=True):
     def bytes_fetched(self) -> int:
         return self.files.bytes_fetched if isinstance(self.files, IndexStateFiles) else self.metrics.bytes_fetched
 
-    @property
-    def sst_bytes(self) -> list[int]:
-        return [path.stat().st_size for path in self.directory.glob("*.sst")]
+
+class Here(msgspec.Struct, frozen=True, kw_only=True):
+    """How groups are rescaled on this machine."""
+
+    partitioner: Partitioner = partitions_of
+    groups_at_once: int = STORES_AT_ONCE
+    # Of what takes long, where there are any.
+    processes: Processes | None = None
+    progress: Progress = NO_PROGRESS
+    runtime: Runtime = msgspec.field(default_factory=Runtime)
 
 
-class _Source(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a source another process gets."""
-
-    partition: int
-    # What errors call it.
-    location: str
-    directory: Path
-    metadata: StateMetadata
-    families: tuple[ColumnFamily, ...]
-
-
-def _sources(loaded: Sequence[_Loaded]) -> list[_Source]:
-    return [
-        _Source(
-            partition=of.store.id.partition,
-            location=of.files.location,
-            directory=of.directory,
-            metadata=of.metadata,
-            families=of.families,
-        )
-        for of in loaded
-    ]
-
-
-async def _run(
-    processes: Processes | None, loaded: Sequence[_Loaded], function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-) -> R:
+async def _run(how: Here, sources: Sequence[_Source], function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function that reads all of these stores, in another process if there are any."""
-    if processes is None:
+    if how.processes is None:
         return await run_blocking(function, *args, **kwargs)
-    return await processes.run(sum(sum(of.sst_bytes) for of in loaded), function, *args, **kwargs)
+    return await how.processes.run(sum(sum(of.sst_bytes) for of in sources), function, *args, **kwargs)
 
 
 async def rescale_group(
-    open_store: OpenStore,
-    work: GroupToRescale,
-    target: Path,
-    partitioner: Partitioner,
-    *,
-    runtime: Runtime,
-    processes: Processes | None = None,
-    replace: bool = False,
+    open_store: OpenStore, work: GroupToRescale, target: Path, how: Here, *, replace: bool = False
 ) -> GroupRescaled:
     """Build the directories of all targets of a group below `target`, each whole or not at all.
 
-    With `replace` they may have what an earlier attempt has left. `processes` do what takes long, where they can.
-
-    Raises:
-        MisplacedKeyError, PartitionKeyError: As `check_keys`. Nothing is at the target.
-        StoreMergeError: The stores cannot be merged by reference.
-        DamagedError, FormatError: A file of a source is not whole, or not there; the error names it.
-        TargetError: The target cannot be used.
-        StoreError: As the store says.
+    With `replace` they may have what an earlier attempt has left. Raises as `rescale_checkpoint`.
     """
     results: list[StoreRestored] = []
-    async with contextlib.AsyncExitStack() as stack:
+    async with (
         # On the file system of the target, so that files can be linked.
-        held = await _opened_staging(stack, target / work.id.path, runtime, replace=replace)
-        beside = held.directory
+        staged(target / work.id.path, how.runtime, replace=replace) as beside,
+        contextlib.AsyncExitStack() as stack,
+    ):
         with redact_paths(work.subject, beside.parent):
-            loaded = await _load_all(stack, open_store, work, beside, runtime)
-            if work.is_merge:
-                merged = beside.with_name("merged")
-                metadata = merge_state_metadata([each.metadata for each in loaded], subject=work.subject)
-                loaded, keys = await _check_entries(loaded, work, partitioner, processes)
-                await run_blocking(merge_stores, [each.directory for each in loaded], merged)
-                made = [(merged, metadata)]
-            else:
-                scratch = beside.with_name("split")
-                keys, made = await _run(processes, loaded, _split, work, partitioner, _sources(loaded), scratch)
+            loaded = await _load_all(stack, open_store, work, beside, how.runtime)
+            sources, keys, made = await _make(loaded, work, beside, how, splits=True)
             # The first one goes last: with its staging everything that is beside it goes.
             for named, parts in reversed([*zip(work.targets, made, strict=True)]):
                 is_last = named[0] == work.id
                 async with contextlib.AsyncExitStack() as own:
-                    there = target / named[0].path
-                    staging = held if is_last else await _opened_staging(own, there, runtime, replace=replace)
-                    now_ms = runtime.local_now_ms()
-                    sizes = await _write_store(loaded[0].files, work, staging.directory, named, parts, now_ms)
-                    await run_blocking(staging.publish, dirs_below(staging.directory), {})
+                    other = staged(target / named[0].path, how.runtime, replace=replace)
+                    into = beside if is_last else await own.enter_async_context(other)
+                    sizes = await _write_store(loaded[0].files, work, into, named, parts, how.runtime.local_now_ms())
                 costs = loaded if is_last else []
                 results.append(
                     StoreRestored(
@@ -205,18 +174,27 @@ async def rescale_group(
                         records=sum(cost.metrics.records for cost in costs),
                     )
                 )
-            measured = await run_blocking(_measured, work, loaded, keys)
+            measured = await run_blocking(_measured, work, sources, keys)
     return msgspec.structs.replace(measured, stores=tuple(results[::-1]))
 
 
-class Here(msgspec.Struct, frozen=True, kw_only=True):
-    """How groups are rescaled on this machine."""
+async def _make(
+    loaded: Sequence[_Loaded], work: GroupToRescale, beside: Path, how: Here, *, splits: bool
+) -> tuple[list[_Source], int, list[tuple[Path, StateMetadata]]]:
+    """Check the sources of a group, and make its targets beside a directory; rows are split only if that is wanted.
 
-    partitioner: Partitioner = partitions_of
-    groups_at_once: int = STORES_AT_ONCE
-    processes: Processes | None = None
-    progress: Progress = NO_PROGRESS
-    runtime: Runtime
+    Returns the sources as they were taken, the number of keys that were hashed, and what was made.
+    """
+    sources = [each.source for each in loaded]
+    metadata = merge_state_metadata([each.metadata for each in sources], subject=work.subject)
+    if work.is_merge:
+        sources, keys = await _check_entries(sources, work, how)
+        merged = beside.with_name("merged")
+        await run_blocking(merge_stores, [each.directory for each in sources], merged)
+        return sources, keys, [(merged, metadata)]
+    if not splits:
+        return sources, await _run(how, sources, _check_rows, work, how.partitioner, sources), []
+    return sources, *await _run(how, sources, _split, work, how.partitioner, sources, beside.with_name("split"))
 
 
 async def rescale_here(
@@ -226,9 +204,7 @@ async def rescale_here(
     done = AddedProgress(how.progress)
 
     async def one(item: GroupToRescale) -> GroupRescaled:
-        made = await rescale_group(
-            open_store, item, target, how.partitioner, runtime=how.runtime, processes=how.processes
-        )
+        made = await rescale_group(open_store, item, target, how)
         done.add(files=sum(of.files for of in made.stores), bytes_=sum(of.size_bytes for of in made.stores))
         return made
 
@@ -242,33 +218,16 @@ async def look_here(
     done = AddedProgress(how.progress)
 
     async def one(item: GroupToRescale) -> GroupRescaled:
-        found = await _look_at_group(open_store, item, scratch / item.id.path / "new", how)
+        beside = scratch / item.id.path / "new"
+        async with contextlib.AsyncExitStack() as stack:
+            with redact_paths(item.subject, beside.parent):
+                loaded = await _load_all(stack, open_store, item, beside, how.runtime)
+                sources, keys, _ = await _make(loaded, item, beside, how, splits=False)
+                found = await run_blocking(_measured, item, sources, keys)
         done.add(files=len(item.sources), bytes_=found.bytes_linked + found.bytes_rewritten)
         return found
 
     return await map_bounded(one, work, in_flight_max=how.groups_at_once)
-
-
-async def _look_at_group(open_store: OpenStore, work: GroupToRescale, beside: Path, how: Here) -> GroupRescaled:
-    async with contextlib.AsyncExitStack() as stack:
-        with redact_paths(work.subject, beside.parent):
-            loaded = await _load_all(stack, open_store, work, beside, how.runtime)
-            merge_state_metadata([each.metadata for each in loaded], subject=work.subject)
-            if work.is_merge:
-                loaded, keys = await _check_entries(loaded, work, how.partitioner, how.processes)
-                await run_blocking(merge_stores, [each.directory for each in loaded], beside.with_name("merged"))
-            else:
-                keys = await _run(how.processes, loaded, _check_rows, work, how.partitioner, _sources(loaded))
-            return await run_blocking(_measured, work, loaded, keys)
-
-
-async def _opened_staging(
-    stack: contextlib.AsyncExitStack, target: Path, runtime: Runtime, *, replace: bool
-) -> Staging:
-    staging = Staging(target, runtime.session(), replace=replace)
-    stack.push_async_callback(run_blocking, staging.close)
-    await run_blocking(staging.open)
-    return staging
 
 
 async def _write_store(
@@ -282,21 +241,17 @@ async def _write_store(
     """Write a rocksdb_checkpoint as the one snapshot of a store; return the sizes of its files."""
     of, named = target
     schema = work.schema if of.partition == 0 else None
-    is_summed = work.sums_files and work.settings.file_checksums and named.unique_id is not None
-    summed_at_ms = now_ms if is_summed else None
+    summed_at_ms = now_ms if work.sums_files and work.settings.file_checksums else None
     captured = await run_blocking(StateFileManager(files, work.settings).capture, made[0], named, made[1])
     with target_errors(into):
         return await run_blocking(write_snapshot, into, captured, schema, None, summed_at_ms)
 
 
-def _measured(work: GroupToRescale, loaded: Sequence[_Loaded], keys: int) -> GroupRescaled:
-    sizes = [size for each in loaded for size in each.sst_bytes]
-    return GroupRescaled(
-        keys_checked=keys,
-        files_linked=len(sizes) if work.is_merge else 0,
-        bytes_linked=sum(sizes) if work.is_merge else 0,
-        bytes_rewritten=0 if work.is_merge else sum(sizes),
-    )
+def _measured(work: GroupToRescale, sources: Sequence[_Source], keys: int) -> GroupRescaled:
+    sizes = [size for each in sources for size in each.sst_bytes]
+    if work.is_merge:
+        return GroupRescaled(keys_checked=keys, files_linked=len(sizes), bytes_linked=sum(sizes))
+    return GroupRescaled(keys_checked=keys, bytes_rewritten=sum(sizes))
 
 
 async def _load_all(
@@ -329,36 +284,24 @@ async def _load(opened: OpenedStore, store: StoreAt, place: WorkingDir, runtime:
         directory = await run_blocking(capture)
     finally:
         await run_blocking(loaded.db.close)
-    if isinstance(opened.files, CheckpointDir):
-        await run_blocking(check_read, opened.files, metrics)
-    return _Loaded(
-        store=store,
-        files=opened.files,
+    await run_blocking(check_read, opened.files, metrics)
+    source = _Source(
+        partition=store.id.partition,
+        location=opened.files.location,
         directory=directory,
         metadata=loaded.metadata,
         families=tuple(loaded.families),
-        metrics=metrics,
     )
+    return _Loaded(source=source, files=opened.files, metrics=metrics)
 
 
-class _Counts(msgspec.Struct):
-    """Rows that were read, and those of them that belong to internal families."""
-
-    rows: int = 0
-    internal: int = 0
-
-    def add(self, family: ColumnFamily, number: int) -> None:
-        self.rows += number
-        self.internal += number * family.is_internal
-
-
-def _metadata_of(sources: Sequence[_Source], work: GroupToRescale, counts: _Counts) -> StateMetadata:
+def _metadata_of(sources: Sequence[_Source], work: GroupToRescale, rows: int, internal: int) -> StateMetadata:
     """Combine the metadata of the sources for one target of a split, with its rows where the sources count (P3)."""
     merged = merge_state_metadata([each.metadata for each in sources], subject=work.subject)
     return msgspec.structs.replace(
         merged,
-        num_keys=NOT_COUNTED if merged.num_keys == NOT_COUNTED else counts.rows - counts.internal,
-        num_internal_keys=NOT_COUNTED if merged.num_internal_keys == NOT_COUNTED else counts.internal,
+        num_keys=NOT_COUNTED if merged.num_keys == NOT_COUNTED else rows - internal,
+        num_internal_keys=NOT_COUNTED if merged.num_internal_keys == NOT_COUNTED else internal,
     )
 
 
@@ -407,35 +350,33 @@ def _check_rows(work: GroupToRescale, partitioner: Partitioner, sources: Sequenc
     return sum(len(placed.rows) for source in sources for placed in _placed_rows(source, work, partitioner))
 
 
-async def _check_entries(
-    loaded: Sequence[_Loaded], work: GroupToRescale, partitioner: Partitioner, processes: Processes | None
-) -> tuple[list[_Loaded], int]:
+async def _check_entries(sources: Sequence[_Source], work: GroupToRescale, how: Here) -> tuple[list[_Source], int]:
     """Find that all that the SSTs of sources have is in place, so that they can be merged (R2).
 
     Returns:
         The sources, those compacted of which something was not in place, and the number of keys that were hashed.
     """
 
-    async def one(of: _Loaded) -> tuple[_Loaded, int]:
-        directory, keys = await _run(processes, [of], _check_source, work, partitioner, *_sources([of]))
-        return msgspec.structs.replace(of, directory=directory), keys
+    async def one(of: _Source) -> tuple[_Source, int]:
+        return await _run(how, [of], _check_source, work, how.partitioner, of)
 
-    checked = await map_bounded(one, loaded, in_flight_max=1 if processes is None else STORES_AT_ONCE)
+    checked = await map_bounded(one, sources, in_flight_max=1 if how.processes is None else STORES_AT_ONCE)
     return [of for of, _ in checked], sum(keys for _, keys in checked)
 
 
-def _check_source(work: GroupToRescale, partitioner: Partitioner, source: _Source) -> tuple[Path, int]:
-    """Check all entries of a source; return where it is, compacted if it had to be, and their number. Blocks."""
+def _check_source(work: GroupToRescale, partitioner: Partitioner, source: _Source) -> tuple[_Source, int]:
+    """Check all entries of a source; return it, compacted if it had to be, and their number. Blocks."""
     try:
         if read_parent(source.directory).range_deletions:
             raise StoreMergeError("has deletions of ranges of keys", subject=work.subject)  # noqa: TRY301
-        return source.directory, _check_ssts(work, partitioner, source)
+        return source, _check_ssts(work, partitioner, source)
     except (MisplacedKeyError, PartitionKeyError, StoreMergeError):
         compacted = source.directory.with_name(f"{source.directory.name}-compacted")
         with StoreWriter.open(source.directory, _rocksdb(work)) as store:
             store.compact(force=True)
             store.checkpoint(compacted)
-    return compacted, _check_ssts(work, partitioner, msgspec.structs.replace(source, directory=compacted))
+    source = msgspec.structs.replace(source, directory=compacted)
+    return source, _check_ssts(work, partitioner, source)
 
 
 def _check_ssts(work: GroupToRescale, partitioner: Partitioner, source: _Source) -> int:
@@ -478,12 +419,15 @@ def _split(
     rocksdb = _rocksdb(work)
     targets = [of.partition for of, _ in work.targets]
     runs = {target: SstRun(scratch, target, rocksdb) for target in targets}
-    counts = {target: _Counts() for target in targets}
+    # Rows by their target: all, and those of internal families.
+    counted, internal = Counter[int](), Counter[int]()
 
     def placed_rows(source: _Source) -> Iterator[tuple[list[tuple[bytes, bytes]], list[int]]]:
         for family, rows, partitions in _placed_rows(source, work, partitioner, side_by_side=len(sources)):
-            for target, number in Counter(partitions).items():
-                counts[target].add(family, number)
+            found = Counter(partitions)
+            counted.update(found)
+            if family.is_internal:
+                internal.update(found)
             yield rows, partitions
 
     if len(sources) == 1:
@@ -503,8 +447,9 @@ def _split(
         with StoreWriter.open(scratch / f"store-{target}", rocksdb, compactions_wait=True) as store:
             store.ingest(runs[target].finish())
             store.checkpoint(scratch / f"captured-{target}")
-        made.append((scratch / f"captured-{target}", _metadata_of(sources, work, counts[target])))
-    return sum(of.rows for of in counts.values()), made
+        metadata = _metadata_of(sources, work, counted[target], internal[target])
+        made.append((scratch / f"captured-{target}", metadata))
+    return counted.total(), made
 
 
 # The key of a row, and anything.

@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -244,14 +245,13 @@ async def plan_checkpoint_restore(
     *,
     partitioner: Partitioner = partitions_of,
     processes: Processes | None = None,
-    runtime: Runtime | None = None,
 ) -> CheckpointRestorePlan:
     """Find out what `restore_checkpoint` would restore, or what it would refuse.
 
     Nothing is written but a pin, and files that are deleted again. With another number of partitions the state is
     fetched, and every key hashed.
     """
-    runtime = runtime or Runtime()
+    runtime = Runtime()
     place = target_of(choice, target, runtime) if isinstance(target, str | Path) else target
     restore = CheckpointRestore(repository, place, choice, runtime)
     try:
@@ -311,11 +311,8 @@ class CheckpointRestore:
         choice = self._choice
         await check_apart(self._target, self._repository.store)
         self.job = self.job or await find_job(self._repository)
-        self.commit, self.backup, self._lease = await self._resources.enter_async_context(
-            pinned_checkpoint_backup(
-                self._repository, self.job, choice.batch, choice.at_ms, or_newest_complete=choice.or_newest_complete
-            )
-        )
+        pinned = pinned_checkpoint_backup(self._repository, self.job, choice)
+        self.commit, self.backup, self._lease = await self._resources.enter_async_context(pinned)
         # Another backup than the one that was asked for need not have the batch.
         has_batch = choice.batch is not None and self.backup.oldest_batch <= choice.batch <= self.backup.batch
         self.batch = choice.batch if choice.batch is not None and has_batch else self.backup.batch
@@ -351,7 +348,7 @@ class CheckpointRestore:
         references = {item.id: item.reference for item in work}
         async with opened_checkpoint(self.directory) as root:
             groups = await plan_groups(root, self.query, partitions, self._runtime, references=references)
-        rewrite = rewritten(self.query, ids_of(groups), partitions)
+        rewrite = rewritten(self.query, ids_of(groups), {}, partitions=partitions)
 
         def write() -> None:
             # They hold nothing but schemas, which are part of the work by now.
@@ -359,16 +356,13 @@ class CheckpointRestore:
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(self.directory / item.id.path)
             for path in files_below(self.directory):
-                here = self.directory / path
-                before = here.read_bytes()
-                if (after := rewrite(path, before)) != before:
-                    write_like(here, after, here.stat())
+                _change(self.directory / path, partial(rewrite, path))
             self._count()
 
         await run_blocking(write)
         self._wanted = {of for item in groups for of, _ in item.targets}
         made = await backend(self, groups)
-        self._rescaled = add_up(self.query, partitions, made, sum(len(item.targets) for item in groups))
+        self._rescaled = add_up(self.query, partitions, made, groups)
         return [store for group in made for store in group.stores]
 
     async def finish(self, restored: Sequence[StoreRestored]) -> RestoredCheckpoint:
@@ -486,21 +480,23 @@ def _cut_source_log(log: Path, newest: int) -> None:
 def _relocate(checkpoint: Path, root: str, map_paths: Mapping[str, str]) -> None:
     """Rewrite what names an absolute path: `root` is for `relocate_operator` (R5). Blocks."""
     for file in sorted(checkpoint.glob("state/*/_metadata/v2/*")):
-        before, subject = file.read_bytes(), file.relative_to(checkpoint).as_posix()
-        if (after := relocate_operator(before, root, subject=subject)) != before:
-            write_like(file, after, file.stat())
+        _change(file, partial(relocate_operator, target=root, subject=file.relative_to(checkpoint).as_posix()))
     if not map_paths:
         return
     inputs = PathMap(map_paths)
     for file in sorted(checkpoint.glob(f"{SOURCES}/**/*")):
         if file.is_file():
-            before = file.read_bytes()
-            if (after := inputs.relocate_log(before)) != before:
-                write_like(file, after, file.stat())
+            _change(file, inputs.relocate_log)
     if inputs.unused:
         message = f"nothing in {SOURCES}/ begins with {', '.join(sorted(inputs.unused))}"
         hint = "give the old prefix as the query had it; only file sources name paths"
         raise UsageError(message, operation="map paths", hint=hint)
+
+
+def _change(file: Path, rewrite: Callable[[bytes], bytes]) -> None:
+    before = file.read_bytes()
+    if (after := rewrite(before)) != before:
+        write_like(file, after, file.stat())
 
 
 def write_like(file: Path, data: bytes, like: os.stat_result, *, is_synced: bool = True) -> None:
@@ -616,7 +612,7 @@ async def _or_newest_complete(repository: Repository, job: str, chosen: StoredBa
 
 @contextlib.asynccontextmanager
 async def pinned_checkpoint_backup(
-    repository: Repository, job: str, batch: int | None, at_ms: int | None, *, or_newest_complete: bool
+    repository: Repository, job: str, choice: RestoreChoice
 ) -> AsyncIterator[tuple[Commit, CheckpointBackup, PinLease]]:
     """Find a backup and keep it from being collected while the block runs (R9, and design 0002, D5).
 
@@ -625,8 +621,8 @@ async def pinned_checkpoint_backup(
     """
     async with contextlib.AsyncExitStack() as stack:
         for attempt in range(CHOICES_MAX):
-            chosen = await find_checkpoint_backup(repository, job, batch=batch, at_ms=at_ms)
-            if or_newest_complete:
+            chosen = await find_checkpoint_backup(repository, job, batch=choice.batch, at_ms=choice.at_ms)
+            if choice.or_newest_complete:
                 chosen = await _or_newest_complete(repository, job, chosen)
             commit, backup = chosen
             try:

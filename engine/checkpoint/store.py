@@ -7,7 +7,7 @@ SSTs that the replay left alone keep their names and bytes; they are moved, not 
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -92,10 +92,7 @@ async def restore_store(
 
     The target is absent or empty, or with `replace` any directory, whose content an earlier attempt has left.
 
-    Raises:
-        DamagedError, FormatError: Something is missing or altered; the error names the file, and the blob.
-        TargetError: The target cannot be used.
-        StoreError: As the store says. After any error the target is as it was.
+    Raises as `restore_checkpoint`. After any error the target is as it was.
     """
     at, codec = work.store.at, work.store.settings.codec
     if work.replayed:
@@ -104,13 +101,8 @@ async def restore_store(
         unique_id = None if at.unique_id is None else target_in_index(at.version, at.unique_id, index)
         resolution = await StateFileManager(files, StateStoreSettings(codec=codec)).resolve(at.version, unique_id)
         if resolution.changelogs:
-            staging = Staging(target, runtime.session(), replace=replace)
-            try:
-                await run_blocking(staging.open)
-                made = await _replay(files, resolution, work, staging.directory, transfer, runtime)
-                await run_blocking(lambda: staging.publish(dirs_below(staging.directory), {}))
-            finally:
-                await run_blocking(staging.close)
+            async with staged(target, runtime, replace=replace) as directory:
+                made = await _replay(files, resolution, work, directory, transfer, runtime)
             progress.add(files=made.files, bytes_=made.size_bytes)
             return msgspec.structs.replace(made, requests=requests + made.requests)
     options = StateRestoreOptions(version=at.version, unique_id=at.unique_id, codec=codec, replace=replace)
@@ -126,6 +118,18 @@ async def restore_store(
     )
 
 
+@contextlib.asynccontextmanager
+async def staged(target: Path, runtime: Runtime, *, replace: bool) -> AsyncIterator[Path]:
+    """Give a block the directory in which it builds the one of a store, whose place that takes at the end of it."""
+    staging = Staging(target, runtime.session(), replace=replace)
+    try:
+        await run_blocking(staging.open)
+        yield staging.directory
+        await run_blocking(lambda: staging.publish(dirs_below(staging.directory), {}))
+    finally:
+        await run_blocking(staging.close)
+
+
 async def _replay(
     files: IndexStateFiles,
     resolution: Resolution,
@@ -134,7 +138,6 @@ async def _replay(
     transfer: TransferSettings,
     runtime: Runtime,
 ) -> StoreRestored:
-    """Build the directory of a store from a backup of it, replayed."""
     settings = msgspec.structs.replace(work.store.settings, fetches_max=transfer.in_flight_max)
     present = dict(files_of(files.index.dir))
     # The zip and the changelogs that the new snapshot replaces; what is new gets the time of the newest of them (R8).
@@ -143,22 +146,18 @@ async def _replay(
     replaced = [present[name,].metadata for name in names]
     modified_at_ns = max(metadata.modified_at_ns for metadata in replaced)
     at = resolution.target
-    snapshot = SnapshotToBuild(at=at, named=at, settings=settings, codec=settings.codec, modified_at_ns=modified_at_ns)
-    sizes, metrics = await build_snapshot(files, snapshot, target, runtime=runtime)
-    return StoreRestored(
-        id=work.id,
-        files=len(sizes),
-        size_bytes=sum(sizes),
-        bytes_fetched=metrics.bytes_fetched + sum(metadata.size_bytes for metadata in replaced),
-        requests=files.requests,
-        changelogs=metrics.changelogs,
-        records=metrics.records,
+    snapshot = SnapshotToBuild(
+        id=work.id, at=at, named=at, settings=settings, codec=settings.codec, modified_at_ns=modified_at_ns
     )
+    made = await build_snapshot(files, snapshot, target, runtime=runtime)
+    bytes_fetched = made.bytes_fetched + sum(metadata.size_bytes for metadata in replaced)
+    return msgspec.structs.replace(made, bytes_fetched=bytes_fetched, requests=files.requests)
 
 
 class SnapshotToBuild(msgspec.Struct, frozen=True, kw_only=True):
     """A version of a store, and the one snapshot that is made of it."""
 
+    id: StoreId
     at: StateVersion
     # What the version is called afterwards, which also says for which provider it is.
     named: StateVersion
@@ -173,13 +172,11 @@ class SnapshotToBuild(msgspec.Struct, frozen=True, kw_only=True):
     sums_files: bool = True
 
 
-async def build_snapshot(
-    files: StateFiles, work: SnapshotToBuild, target: Path, *, runtime: Runtime
-) -> tuple[list[int], LoadMetrics]:
+async def build_snapshot(files: StateFiles, work: SnapshotToBuild, target: Path, *, runtime: Runtime) -> StoreRestored:
     """Build the directory of a store: one snapshot, and the schema of its rows.
 
     RocksDB works in a directory beside the target, which is the caller's to remove. Nothing is repaired: damage is
-    an error. Returns the size of each file, and what the load took.
+    an error. What the load took of an index is for the caller to add.
     """
     manager = StateFileManager(files, msgspec.structs.replace(work.settings, snapshot_repair=False))
     schema = await read_row_schema(files)
@@ -187,24 +184,27 @@ async def build_snapshot(
     try:
         loader = StateLoader(manager, place, runtime, split_key=work.split_key)
         loaded, metrics = await loader.load(work.at, {}, read_only=True)
-        captured: CapturedSnapshot | None = None
-        sizes: list[int] = []
         try:
             with target_errors(target):
                 if work.named.is_hdfs:
                     sizes = await run_blocking(_write_rows, target, work, loaded, schema)
                 else:
                     captured = await run_blocking(capture, manager, place, loaded, work.named)
+                    now_ms = runtime.local_now_ms() if work.sums_files and work.settings.file_checksums else None
+                    sizes = await run_blocking(write_snapshot, target, captured, schema, work.modified_at_ns, now_ms)
         finally:
             await run_blocking(loaded.db.close)
-        if captured is not None:
-            is_summed = work.sums_files and work.settings.file_checksums and work.named.unique_id is not None
-            summed_at_ms = runtime.local_now_ms() if is_summed else None
-            with target_errors(target):
-                sizes = await run_blocking(write_snapshot, target, captured, schema, work.modified_at_ns, summed_at_ms)
     finally:
         await run_blocking(place.close)
-    return sizes, metrics
+    await run_blocking(check_read, files, metrics)
+    return StoreRestored(
+        id=work.id,
+        files=len(sizes),
+        size_bytes=sum(sizes),
+        bytes_fetched=metrics.bytes_fetched,
+        changelogs=metrics.changelogs,
+        records=metrics.records,
+    )
 
 
 async def read_row_schema(files: StateFiles) -> bytes | None:
@@ -231,9 +231,9 @@ def capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState, n
     return manager.capture(directory, named, loaded.metadata)
 
 
-def check_read(files: CheckpointDir, metrics: LoadMetrics) -> None:
+def check_read(files: StateFiles, metrics: LoadMetrics) -> None:
     """Compare what a version without an id was made of with Hadoop's checksums: nothing else proves all of it (V4)."""
-    if files.local_root is None or metrics.of.unique_id is not None:
+    if not isinstance(files, CheckpointDir) or files.local_root is None or metrics.of.unique_id is not None:
         return
     first = 1 if metrics.base is None else metrics.base.version + 1
     changed = [msgspec.structs.replace(metrics.of, version=number) for number in range(first, metrics.of.version + 1)]
@@ -245,7 +245,7 @@ def check_read(files: CheckpointDir, metrics: LoadMetrics) -> None:
 def write_snapshot(
     target: Path, captured: CapturedSnapshot, schema: bytes | None, modified_at_ns: int | None, summed_at_ms: int | None
 ) -> list[int]:
-    """Write the directory of a store, SSTs and logs moved; with a checksum if there is a time for it. Blocks.
+    """Write the directory of a store, SSTs and logs moved; with a checksum if there is an id and a time. Blocks.
 
     New files get the time that is given. Without one they keep theirs: an SST may be one of another checkpoint, too.
     Returns the size of each file.
@@ -261,7 +261,7 @@ def write_snapshot(
     name = snapshot_name(captured.of)
     written: dict[FilePath, bytes] = {} if schema is None else {SCHEMA_PATH: schema}
     written[name,] = zipped
-    if summed_at_ms is not None:
+    if summed_at_ms is not None and captured.of.unique_id is not None:
         checksum = FileChecksum.of_file(
             crc32c=crc32c(zipped), size_bytes=len(zipped), timestamp_ms=summed_at_ms, executor_id=CREATOR
         )

@@ -37,7 +37,7 @@ from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
 from engine.checkpoint.live import StoreToBackUp
 from engine.checkpoint.rescale import RescaleChoice, RescaledCheckpoint, run_rescale
-from engine.checkpoint.rescale_stores import OpenStore, of_backup, of_checkpoint, rescale_group
+from engine.checkpoint.rescale_stores import Here, OpenStore, of_backup, of_checkpoint, rescale_group
 from engine.checkpoint.restore import (
     CheckpointRestore,
     RestoreChoice,
@@ -274,9 +274,8 @@ def _unsummed(store: StoreAt) -> StoreAt:
 
 
 async def _rescale(open_store: OpenStore, item: GroupToRescale, target: Path) -> GroupRescaled:
-    return await spread.when_free(
-        lambda: rescale_group(open_store, item, target, partitions_of, runtime=Runtime(), replace=True)
-    )
+    how = Here(partitioner=partitions_of)
+    return await spread.when_free(lambda: rescale_group(open_store, item, target, how, replace=True))
 
 
 def _with_published(made: GroupRescaled, files: tuple[str, ...]) -> GroupRescaled:

@@ -19,6 +19,7 @@ from engine.checkpoint.cutover import CutoverChoice, cut_over
 from engine.checkpoint.follower import FollowChoice, opened_follower
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
 from engine.checkpoint.rescale import RescaleChoice, rescale_checkpoint
+from engine.checkpoint.rescale_stores import Here
 from engine.checkpoint.restore import (
     CheckpointRestore,
     RestoreChoice,
@@ -176,7 +177,7 @@ async def test_executors_rescale_a_backup_and_may_be_repeated(
         there = f"{world.bucket}/checkpoints/there"
         await restore_checkpoint(repository, there, RestoreChoice(partitions=3), partitioner=by_crc)
     assert joined(await rows_of(await world.copy("checkpoints/there"), tmp_path / "there")) == expected
-    await rescale_checkpoint(target, f"{there}-2", RescaleChoice(partitions=2), partitioner=by_crc)
+    await rescale_checkpoint(target, f"{there}-2", RescaleChoice(partitions=2), Here(partitioner=by_crc))
     assert joined(await rows_of(await world.copy("checkpoints/there-2"), tmp_path / "there-2")) == expected
 
 

@@ -17,6 +17,7 @@ from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.findings import CheckLevel, CheckReport
 from engine.checkpoint.groups import RescaleFigures
 from engine.checkpoint.processes import Processes
+from engine.checkpoint.rescale_stores import Here
 from engine.cli import options as cli
 from engine.cli.errors import describe
 from engine.cli.run import ExitCode
@@ -440,9 +441,8 @@ def spark_rescale(
     else:
         work = rescale.plan_rescale if dry_run else rescale.rescale_checkpoint
         with session.progress("rescale") as progress, Processes(cores_count()) as processes:
-            found = asyncio.run(
-                work(source, target, options, partitioner=partitioner(), processes=processes, progress=progress)
-            )
+            how = Here(partitioner=partitioner(), processes=processes, progress=progress)
+            found = asyncio.run(work(source, target, options, how))
     session.show(found, _rescale_lines(found))
     if isinstance(found, rescale.RescaledCheckpoint):
         session.warn_of_restore(pinned=True, leftovers=found.leftovers)

@@ -13,6 +13,7 @@ from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.groups import RescaleFigures
 from engine.checkpoint.rescale import RescaleChoice, rescale_checkpoint
+from engine.checkpoint.rescale_stores import Here
 from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.errors import MisplacedKeyError
 from engine.repository.repository import SyncRepository
@@ -60,7 +61,7 @@ def to_sink(into: dict[int, Counter[Row]]) -> Callable[[DataFrame, int], None]:
 
 def here(_: SparkSession, source: Path, target: Path, partitions: int) -> RescaleFigures:
     choice = RescaleChoice(partitions=partitions)
-    return asyncio.run(rescale_checkpoint(source, target, choice, partitioner=partitions_of))
+    return asyncio.run(rescale_checkpoint(source, target, choice, Here(partitioner=partitions_of)))
 
 
 def on_spark(spark: SparkSession, source: Path, target: Path, partitions: int) -> RescaleFigures:
@@ -205,7 +206,9 @@ def test_a_batch_that_was_planned_and_not_committed_keeps_its_number_and_its_row
     original.forget_commits(planned)
     target = tmp_path / "elsewhere"
     asyncio.run(
-        rescale_checkpoint(original.checkpoint, target, RescaleChoice(partitions=partitions), partitioner=partitions_of)
+        rescale_checkpoint(
+            original.checkpoint, target, RescaleChoice(partitions=partitions), Here(partitioner=partitions_of)
+        )
     )
     rescaled = StatefulQuery(spark, AGGREGATION, original.root, original.conf)
     rescaled.checkpoint = target
@@ -234,7 +237,9 @@ def test_a_file_sink_has_every_row_once_over_two_rescalings(spark: SparkSession,
     run(place)
     for partitions in (2, 6):
         target = tmp_path / f"to-{partitions}"
-        asyncio.run(rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), partitioner=partitions_of))
+        asyncio.run(
+            rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), Here(partitioner=partitions_of))
+        )
         place = target
         run(place)
     # The sink passes over a batch whose number it has.

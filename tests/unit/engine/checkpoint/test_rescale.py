@@ -15,6 +15,7 @@ from engine.checkpoint import groups, rescale_stores
 from engine.checkpoint.backup import BackupChoice, backup_checkpoint, opened_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.rescale import RescaleChoice, RescalePlan, plan_rescale, rescale_checkpoint, run_rescale
+from engine.checkpoint.rescale_stores import Here
 from engine.checkpoint.restore import RestoreChoice, make_target, plan_checkpoint_restore, restore_checkpoint
 from engine.errors import DamagedError, MisplacedKeyError, NotFoundError, TargetError, UsageError
 from engine.repository.repository import Repository
@@ -26,6 +27,8 @@ from index.errors import FormatError
 from index.spark.partition_keys import KeyRule
 from tests.unit.engine.checkpoint.checked import flip
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, by_crc, joined, rows_of, whole_key_rules
+
+BY_CRC = Here(partitioner=by_crc)
 
 
 def by_another_hash(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> list[int]:
@@ -65,7 +68,7 @@ async def test_rows_are_the_same_after_splits_and_merges(
     place = query.root
     for turn, partitions in enumerate((4, 6, 3, 2, 1)):
         target = tmp_path / f"turn-{turn}"
-        made = await rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), partitioner=by_crc)
+        made = await rescale_checkpoint(place, target, RescaleChoice(partitions=partitions), BY_CRC)
         assert (made.stores, made.keys_checked) == (partitions, len(expected))
         found = await rows_of(target, tmp_path / f"rows-{turn}")
         assert sorted(of.partition for of in found) == list(range(partitions))
@@ -77,20 +80,20 @@ async def test_rows_are_the_same_after_splits_and_merges(
         assert not report.warnings
         place = target
     older = tmp_path / "older"
-    await rescale_checkpoint(query.root, older, RescaleChoice(partitions=2, batch=3), partitioner=by_crc)
+    await rescale_checkpoint(query.root, older, RescaleChoice(partitions=2, batch=3), BY_CRC)
     assert joined(await rows_of(older, tmp_path / "a")) == joined(await rows_of(query.root, tmp_path / "b", batch=3))
 
 
 async def test_a_merge_links_and_a_dry_run_says_so_and_writes_nothing(tmp_path: Path) -> None:
     query = await written(tmp_path, families=False, format_version=2)
-    split = await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=4), partitioner=by_crc)
+    split = await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=4), BY_CRC)
     assert (split.files_linked, split.bytes_linked) == (0, 0)
     assert split.bytes_rewritten > 0
     choice = RescaleChoice(partitions=2)
     before = files_below(tmp_path / "split")
-    planned = await plan_rescale(tmp_path / "split", tmp_path / "merged", choice, partitioner=by_crc)
+    planned = await plan_rescale(tmp_path / "split", tmp_path / "merged", choice, BY_CRC)
     assert not (tmp_path / "merged").exists()
-    merged = await rescale_checkpoint(tmp_path / "split", tmp_path / "merged", choice, partitioner=by_crc)
+    merged = await rescale_checkpoint(tmp_path / "split", tmp_path / "merged", choice, BY_CRC)
     names = RescalePlan.__struct_fields__
     assert {name: getattr(merged, name) for name in names} == {name: getattr(planned, name) for name in names} | {
         "dry_run": False
@@ -110,7 +113,7 @@ async def test_a_merge_links_and_a_dry_run_says_so_and_writes_nothing(tmp_path: 
     after = files_below(tmp_path / "split")
     assert {path: of.st_mtime_ns for path, of in after.items()} == {path: of.st_mtime_ns for path, of in before.items()}
     with pytest.raises(UsageError, match="0 is not a number of partitions"):
-        await rescale_checkpoint(query.root, tmp_path / "no", RescaleChoice(partitions=0), partitioner=by_crc)
+        await rescale_checkpoint(query.root, tmp_path / "no", RescaleChoice(partitions=0), BY_CRC)
     assert not (tmp_path / "no").exists()
 
 
@@ -172,36 +175,36 @@ def test_rows_are_written_to_files_of_the_usual_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("partitions", [1, 2, 4, 8])
 async def test_a_key_in_another_partition_is_refused_whatever_is_to_be_done(tmp_path: Path, partitions: int) -> None:
     query = await written(tmp_path, families=True, format_version=2)
-    await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=4), partitioner=by_crc)
+    await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=4), BY_CRC)
     choice = RescaleChoice(partitions=partitions)
     for work in (rescale_checkpoint, plan_rescale):
         with pytest.raises(MisplacedKeyError, match="belongs in partition"):
-            await work(tmp_path / "split", tmp_path / "no", choice, partitioner=by_another_hash)
+            await work(tmp_path / "split", tmp_path / "no", choice, Here(partitioner=by_another_hash))
         assert not (tmp_path / "no").exists()
 
 
 async def test_what_cannot_be_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     query = await written(tmp_path, families=False, format_version=2)
     choice = RescaleChoice(partitions=4)
-    await rescale_checkpoint(query.root, tmp_path / "split", choice, partitioner=by_crc)
+    await rescale_checkpoint(query.root, tmp_path / "split", choice, BY_CRC)
     with pytest.raises(TargetError):
-        await rescale_checkpoint(query.root, tmp_path / "split", choice, partitioner=by_crc)
+        await rescale_checkpoint(query.root, tmp_path / "split", choice, BY_CRC)
     with pytest.raises(NotFoundError):
-        await rescale_checkpoint(query.root, tmp_path / "no", RescaleChoice(partitions=4, batch=99), partitioner=by_crc)
+        await rescale_checkpoint(query.root, tmp_path / "no", RescaleChoice(partitions=4, batch=99), BY_CRC)
     with pytest.raises(DamagedError, match="belongs in partition"):
         await rescale_checkpoint(
-            tmp_path / "split", tmp_path / "no", RescaleChoice(partitions=8), partitioner=by_another_hash
+            tmp_path / "split", tmp_path / "no", RescaleChoice(partitions=8), Here(partitioner=by_another_hash)
         )
     assert not (tmp_path / "no").exists()
 
 
 async def test_a_damaged_sst_is_not_taken_over(tmp_path: Path) -> None:
     query = await written(tmp_path, families=False, format_version=2)
-    await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=2), partitioner=by_crc)
+    await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=2), BY_CRC)
     sst = next((tmp_path / "split").glob("state/0/1/SSTs/*.sst"))
     flip(sst, 20)
     with pytest.raises(DamagedError):
-        await rescale_checkpoint(tmp_path / "split", tmp_path / "no", RescaleChoice(partitions=1), partitioner=by_crc)
+        await rescale_checkpoint(tmp_path / "split", tmp_path / "no", RescaleChoice(partitions=1), BY_CRC)
     assert not (tmp_path / "no").exists()
 
 
@@ -211,32 +214,34 @@ async def test_a_deletion_of_another_partitions_key_hides_no_row(
 ) -> None:
     """A partition that has deleted a key of another one is compacted first; one that has such a row is refused."""
     query = await written(tmp_path, families=False, format_version=2)
-    await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=2), partitioner=by_crc)
+    await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=2), BY_CRC)
     rows = await rows_of(tmp_path / "split", tmp_path / "rows")
     strange = {of.partition: min(key for _, key in found) for of, found in rows.items()}
     load = rescale_stores._load
 
     async def with_strange_key(opened: Any, store: StoreAt, *rest: Any) -> Any:
         loaded = await load(opened, store, *rest)
-        with StoreWriter.open(loaded.directory, RocksDbSettings(compacts=False)) as db:
+        source = loaded.source
+        with StoreWriter.open(source.directory, RocksDbSettings(compacts=False)) as db:
             key = strange[1 - store.id.partition]
             db.put(key, b"")
             db.flush()
             if not is_row:
                 db.delete(key)
-            db.checkpoint(loaded.directory.with_name("strange"))
-        return msgspec.structs.replace(loaded, directory=loaded.directory.with_name("strange"))
+            db.checkpoint(source.directory.with_name("strange"))
+        source = msgspec.structs.replace(source, directory=source.directory.with_name("strange"))
+        return msgspec.structs.replace(loaded, source=source)
 
     monkeypatch.setattr(rescale_stores, "_load", with_strange_key)
     choice = RescaleChoice(partitions=1)
     if is_row:
         for refused in (rescale_checkpoint, plan_rescale):
             with pytest.raises(MisplacedKeyError, match="belongs in partition"):
-                await refused(tmp_path / "split", tmp_path / "merged", choice, partitioner=by_crc)
+                await refused(tmp_path / "split", tmp_path / "merged", choice, BY_CRC)
         assert not (tmp_path / "merged").exists()
         return
-    planned = await plan_rescale(tmp_path / "split", tmp_path / "merged", choice, partitioner=by_crc)
-    made = await rescale_checkpoint(tmp_path / "split", tmp_path / "merged", choice, partitioner=by_crc)
+    planned = await plan_rescale(tmp_path / "split", tmp_path / "merged", choice, BY_CRC)
+    made = await rescale_checkpoint(tmp_path / "split", tmp_path / "merged", choice, BY_CRC)
     assert (made.keys_checked, made.keys_checked) == (planned.keys_checked, len(joined(rows)))
     monkeypatch.undo()
     assert joined(await rows_of(tmp_path / "merged", tmp_path / "merged rows")) == joined(rows)
@@ -249,10 +254,8 @@ async def test_stores_that_were_made_elsewhere_are_missed(tmp_path: Path) -> Non
     async with opened_checkpoint(query.root, None) as root:
 
         async def elsewhere(_: Path, work: tuple[groups.GroupToRescale, ...]) -> list[groups.GroupRescaled]:
-            how = rescale_stores.Here(partitioner=by_crc, runtime=Runtime())
-            return await rescale_stores.rescale_here(
-                rescale_stores.of_checkpoint(root), work, tmp_path / "elsewhere", how
-            )
+            open_store = rescale_stores.of_checkpoint(root)
+            return await rescale_stores.rescale_here(open_store, work, tmp_path / "elsewhere", BY_CRC)
 
         with pytest.raises(TargetError, match="was made, and is not in"):
             await run_rescale(root, place, RescaleChoice(partitions=2), elsewhere, Runtime())
@@ -261,7 +264,7 @@ async def test_stores_that_were_made_elsewhere_are_missed(tmp_path: Path) -> Non
 
 async def test_checksums_of_sources_are_compared_also_where_none_are_written(tmp_path: Path) -> None:
     query = await written(tmp_path, families=False, format_version=2)
-    await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=2), partitioner=by_crc)
+    await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=2), BY_CRC)
     sums = [*(tmp_path / "split").glob("state/0/*/*.zip.crc")]
     assert sums
     for path in sums:
@@ -270,9 +273,8 @@ async def test_checksums_of_sources_are_compared_also_where_none_are_written(tmp
     async with opened_checkpoint(tmp_path / "split", None) as root:
 
         async def unsummed(directory: Path, work: tuple[groups.GroupToRescale, ...]) -> list[groups.GroupRescaled]:
-            how = rescale_stores.Here(partitioner=by_crc, runtime=Runtime())
             bare = [msgspec.structs.replace(item, sums_files=False) for item in work]
-            return await rescale_stores.rescale_here(rescale_stores.of_checkpoint(root), bare, directory, how)
+            return await rescale_stores.rescale_here(rescale_stores.of_checkpoint(root), bare, directory, BY_CRC)
 
         with pytest.raises(FormatError):
             await run_rescale(root, place, RescaleChoice(partitions=1), unsummed, Runtime())
