@@ -123,7 +123,7 @@ class StoreToScan(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreAt
     operator: str
     watermark_ms: int
-    forms: dict[str, tuple[StateSchema, KeyForm | None]]
+    forms: dict[str, tuple[StateSchema, KeyForm | None]] = {}
     # Column families of which a value is several rows.
     lists: frozenset[str] = frozenset()
 
@@ -302,14 +302,13 @@ class _Explain(msgspec.Struct, kw_only=True):
             return stores
         work = await self._to_scan(query)
         scanned = await (self.scan_stores or self._scan_here)(work)
-        self.problems += [
-            f"{of.id.path}: {made.problem}" for of, made in zip(stores, scanned, strict=True) if made.problem
-        ]
-        # Of what could not be read, the quick figures stay.
-        return [
-            _counted(of, query.batch, made.families) if made.families else of
-            for of, made in zip(stores, scanned, strict=True)
-        ]
+        figures = []
+        for of, made in zip(stores, scanned, strict=True):
+            if made.problem:
+                self.problems.append(f"{of.id.path}: {made.problem}")
+            # Of what could not be read, the quick figures stay.
+            figures.append(_counted(of, query.batch, made.families) if made.families else of)
+        return figures
 
     async def _look(self, store: StoreAt, query: QueryAt, ssts: dict[StoreId, tuple[StoredFile, ...]]) -> StoreFigures:
         """Read the snapshot that a version is built on, its zip alone; note its SSTs."""
@@ -405,34 +404,29 @@ class _Explain(msgspec.Struct, kw_only=True):
 
     async def _to_scan(self, query: QueryAt) -> list[StoreToScan]:
         operators = {of.id: of for of in query.operators}
-        forms: dict[tuple[int, str], tuple[dict[str, tuple[StateSchema, KeyForm | None]], frozenset[str]]] = {}
+        by_name: dict[tuple[int, str], StoreToScan] = {}
         found = []
         for store in query.stores:
-            operator, key = operators[store.id.operator], (store.id.operator, store.id.store)
-            if key not in forms:
-                forms[key] = await self._forms(query, operator, store)
-            known, lists = forms[key]
-            watermark_ms = query.commit.next_watermark_ms
-            found.append(
-                StoreToScan(store=store, operator=operator.name, watermark_ms=watermark_ms, forms=known, lists=lists)
-            )
+            key = store.id.operator, store.id.store
+            if key not in by_name:
+                by_name[key] = await self._first_to_scan(query, operators[store.id.operator], store)
+            found.append(msgspec.structs.replace(by_name[key], store=store))
         return found
 
-    async def _forms(
-        self, query: QueryAt, operator: StateOperator, store: StoreAt
-    ) -> tuple[dict[str, tuple[StateSchema, KeyForm | None]], frozenset[str]]:
+    async def _first_to_scan(self, query: QueryAt, operator: StateOperator, store: StoreAt) -> StoreToScan:
         """Read what the rows of stores of one name are; of what is not known, or Avro, they are only counted."""
+        work = StoreToScan(store=store, operator=operator.name, watermark_ms=query.commit.next_watermark_ms)
         if operator.column_families and query.offsets.conf.get(ENCODING_KEY, "").lower() == AVRO:
-            return {}, frozenset()
+            return work
         try:
             found = await read_forms(self.logs, operator, store.id.store, is_hdfs=store.at.is_hdfs)
             variables = decode_state_variables(operator.properties, subject=f"operator {operator.id}")
         except FormatError as error:
             self.problems.append(f"operator {operator.id}: rows are only counted: {error}")
-            return {}, frozenset()
+            return work
         names = [schema.family for schema, _ in found]
         lists = frozenset(n for n in names if variables.get(n) == _LIST_STATE or n.endswith(_JOIN_LIST))
-        return {schema.family: (schema, form) for schema, form in found}, lists
+        return msgspec.structs.replace(work, forms={of[0].family: of for of in found}, lists=lists)
 
     async def _scan_here(self, work: Sequence[StoreToScan]) -> Sequence[StoreScanned]:
         async def one(item: StoreToScan) -> StoreScanned:

@@ -26,7 +26,7 @@ from index.spark.requests import DAYS_PER_MONTH, GB, Prices, log_times, measure_
 from index.spark.waste import WasteReason, find_waste
 from tidemark.errors import TidemarkError
 
-LIST_PRICES: Final = Prices()
+_PRICES: Final = Prices()
 _AT_ONCE: Final = 8
 # A shorter time between two commits says nothing of a month.
 _WINDOW_MS_MIN: Final = 60_000
@@ -71,12 +71,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def survey_checkpoints(
-    location: str | Path | BlobStore,
-    *,
-    store_settings: StoreSettings | None = None,
-    prices: Prices = LIST_PRICES,
-    progress: Progress = NO_PROGRESS,
-    runtime: Runtime | None = None,
+    location: str | Path | BlobStore, *, store_settings: StoreSettings | None = None, progress: Progress = NO_PROGRESS
 ) -> Survey:
     """Survey all checkpoints at a place and below it.
 
@@ -86,7 +81,7 @@ async def survey_checkpoints(
         NotFoundError: There is nothing at this place.
         StoreError: The blob store did not answer the listing. What then fails for one checkpoint is a finding of it.
     """
-    now_ms = (runtime or Runtime()).local_now_ms()
+    now_ms = Runtime().local_now_ms()
     async with opened_checkpoint(location, store_settings) as root:
         files = await root.walk()
         if not files:
@@ -96,7 +91,7 @@ async def survey_checkpoints(
         progress.total(files=len(found), bytes_=0)
 
         async def one(path: str) -> SurveyedCheckpoint:
-            surveyed = await _survey(root.child(path) if path else root, path or ".", found[path], now_ms, prices)
+            surveyed = await _survey(root.child(path) if path else root, path or ".", found[path], now_ms)
             progress.add(files=1)
             return surveyed
 
@@ -136,9 +131,7 @@ def _above(path: str) -> Iterator[str]:
     return ("/".join(parts[:length]) for length in range(len(parts)))
 
 
-async def _survey(
-    root: CheckpointDir, path: str, files: Sequence[FileStatus], now_ms: int, prices: Prices
-) -> SurveyedCheckpoint:
+async def _survey(root: CheckpointDir, path: str, files: Sequence[FileStatus], now_ms: int) -> SurveyedCheckpoint:
     committed, planned = log_times(files, COMMITS), log_times(files, OFFSETS)
     batch = max(committed, default=-1)
     checkpoint, findings = StreamingCheckpoint(root), list[str]()
@@ -150,7 +143,7 @@ async def _survey(
         files=len(files),
         size_bytes=size_bytes,
         state_bytes=sum(file.size_bytes for file in files if file.path.startswith(f"{STATE}/")),
-        stored_usd_per_month=size_bytes / GB * prices.usd_per_gb_month,
+        stored_usd_per_month=size_bytes / GB * _PRICES.usd_per_gb_month,
     )
     if not committed:
         findings.append("no batch is committed")
@@ -163,7 +156,7 @@ async def _survey(
             findings.append("metadata is missing: Spark starts no query here, or gives it a new id")
     if committed:
         with _noting(findings):
-            surveyed = await _with_logs(surveyed, checkpoint, files, min(committed), prices)
+            surveyed = await _with_logs(surveyed, checkpoint, files, min(committed))
     return msgspec.structs.replace(surveyed, findings=tuple(findings))
 
 
@@ -177,11 +170,7 @@ def _noting(findings: list[str]) -> Iterator[None]:
 
 
 async def _with_logs(
-    surveyed: SurveyedCheckpoint,
-    checkpoint: StreamingCheckpoint,
-    files: Sequence[FileStatus],
-    oldest: int,
-    prices: Prices,
+    surveyed: SurveyedCheckpoint, checkpoint: StreamingCheckpoint, files: Sequence[FileStatus], oldest: int
 ) -> SurveyedCheckpoint:
     """Add what the logs of the newest committed batch say, and how often the query commits since the oldest one."""
     batch = surveyed.batch
@@ -190,7 +179,7 @@ async def _with_logs(
     logged = {number: entry.timestamp_ms for number, entry in read.items() if entry is not None and entry.timestamp_ms}
     rate, requests_usd = measure_requests(files, logged_at_ms=logged), None
     if rate is not None and rate.window_ms >= _WINDOW_MS_MIN:
-        requests_usd = rate.requests_usd_per_day(prices) * DAYS_PER_MONTH
+        requests_usd = rate.requests_usd_per_day(_PRICES) * DAYS_PER_MONTH
     waste = dict[WasteReason, int]()
     for each in find_waste(files, batch, commit) if commit is not None else ():
         waste[each.reason] = waste.get(each.reason, 0) + each.size_bytes
