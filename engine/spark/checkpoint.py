@@ -16,7 +16,7 @@ import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, TypedDict, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -64,7 +64,6 @@ from engine.spark import spread
 from engine.spark.access import SparkOptions, absolute, in_context, open_on_driver
 from engine.spark.errors import TaskFailedError, decode_error, encode_error
 from engine.state.checkpoint_dir import CheckpointDir, store_url
-from engine.state.query import StoreAt
 from index.errors import FormatError, PartitionKeyError, StoreMergeError, UnknownFormatError, VersionMissingError
 from index.snapshot.model import Scope, StoreReference
 from index.spark.checkpoint import StoreId
@@ -73,6 +72,7 @@ from tidemark.errors import TidemarkError
 _ERRORS_SHOWN_MAX: Final = 3
 
 T = TypeVar("T")
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 def _carry_out(
@@ -164,7 +164,7 @@ def backup_checkpoint(
     location = absolute(checkpoint)
     asked = choice or backup.BackupChoice()
     options = options or SparkOptions()
-    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
+    repository, access = open_on_driver(url, options)
 
     def back_up_stores(plan: backup.CheckpointBackupPlan) -> Sequence[backup.StoreBackup]:
         stores = {(item.store.id.task, item.store.id.store): item for item in plan.stores}
@@ -212,92 +212,92 @@ def _message(error: Exception, path: str, location: str) -> str:
 _INCOMPLETE_HINT: Final = "where something is missing, `--or-newest-complete` takes the newest backup that is whole"
 
 
-class RestoreCheckpointStores(spread.StoresTask, frozen=True, kw_only=True):
-    """Restores the stores of a partition, each below a directory or below the URL of a prefix."""
+W = TypeVar("W", StoreToRestore, StoreToConvert, GroupToRescale)
+
+
+class Destination(msgspec.Struct, frozen=True, kw_only=True):
+    """Where stores are made, as executors have it: below a directory, or below the URL of a prefix."""
 
     # Where the checkpoint is gathered if that is a directory, else where it is published.
     root: str
     is_directory: bool
-    target_settings: StoreSettings
+    settings: StoreSettings | None
     # Publish nothing: only see that every store can be fetched.
     is_trial: bool = False
+
+    @classmethod
+    def of(cls, place: CheckpointTarget, directory: Path, settings: StoreSettings | None) -> "Destination":
+        is_directory = isinstance(place, DirectoryTarget)
+        root = str(directory) if is_directory else store_url(str(place.location))
+        return cls(root=root, is_directory=is_directory, settings=settings)
+
+    async def make(self, item: W, build: Callable[[Path, W], Awaitable[R]]) -> R:
+        """Have stores built below the directory, or in one of their own that is then published."""
+        if self.is_directory:
+            # Spark may have lost an attempt that had come to its end: what that left may go.
+            return await spread.when_free(lambda: build(Path(self.root), item))
+        scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
+        try:
+            async with backup.opened_checkpoint(self.root, self.settings) as directory:
+                made = await build(Path(scratch.name), _unsummed(item))
+                if self.is_trial:
+                    return made
+                files = await run_blocking(files_below, Path(scratch.name))
+                await publish_files(directory, Path(scratch.name), files)
+        finally:
+            await run_blocking(scratch.cleanup)
+        return _with_published(made, tuple(files))
+
+
+def _unsummed(item: W) -> W:
+    """Return work without checksums of new files: two attempts make two zips of one name, and one has its checksum."""
+    if not isinstance(item, StoreToRestore):
+        return msgspec.structs.replace(item, sums_files=False)
+    if not item.replayed:
+        return item
+    settings = msgspec.structs.replace(item.store.settings, file_checksums=False)
+    return msgspec.structs.replace(item, store=msgspec.structs.replace(item.store, settings=settings))
+
+
+def _with_published(made: R, files: tuple[str, ...]) -> R:
+    if isinstance(made, GroupRescaled):
+        return msgspec.structs.replace(made, stores=(_with_published(made.stores[0], files), *made.stores[1:]))
+    return msgspec.structs.replace(made, published=files)
+
+
+async def _rescale(open_store: OpenStore, item: GroupToRescale, target: Path) -> GroupRescaled:
+    return await rescale_group(open_store, item, target, partitions_of, runtime=Runtime(), replace=True)
+
+
+class RestoreCheckpointStores(spread.StoresTask, frozen=True, kw_only=True):
+    """Restores the stores of a partition."""
+
+    destination: Destination
     # By task and store; a group by those of its first target.
     wanted: dict[tuple[str, str], StoreToRestore | GroupToRescale]
 
     @override
     async def carry_out(self, repository: Repository, work: spread.StoreWork) -> spread.StoreOutcome:
+        async def restore(below: Path, item: StoreToRestore) -> StoreRestored:
+            target, transfer = below / item.id.path, repository.settings
+            return await restore_store(repository, item, target, transfer=transfer, runtime=Runtime(), replace=True)
+
+        async def rescale(below: Path, item: GroupToRescale) -> GroupRescaled:
+            return await _rescale(of_backup(repository.store, repository.settings), item, below)
+
         item = self.wanted[work.task, work.store]
         made: StoreRestored | GroupRescaled
         if isinstance(item, GroupToRescale):
-            made = await self._rescaled(repository, item)
+            made = await self.destination.make(item, rescale)
             stores = made.stores
         else:
-            made = await self._restored(repository, item)
+            made = await self.destination.make(item, restore)
             stores = (made,)
         return spread.StoreOutcome(
             files=sum(of.files for of in stores),
             bytes_moved=sum(of.bytes_fetched for of in stores),
             result=msgspec.msgpack.encode(made),
         )
-
-    async def _restored(self, repository: Repository, item: StoreToRestore) -> StoreRestored:
-        async def restore(below: Path, item: StoreToRestore) -> StoreRestored:
-            target = below / item.id.path
-            # Spark may have lost an attempt that had come to its end: what that left may go.
-            return await spread.when_free(
-                lambda: restore_store(
-                    repository, item, target, transfer=repository.settings, runtime=Runtime(), replace=True
-                )
-            )
-
-        if self.is_directory:
-            return await restore(Path(self.root), item)
-        if item.replayed:
-            item = msgspec.structs.replace(item, store=_unsummed(item.store))
-        made, files = await self._published(lambda scratch: restore(scratch, item))
-        return msgspec.structs.replace(made, published=files)
-
-    async def _rescaled(self, repository: Repository, item: GroupToRescale) -> GroupRescaled:
-        open_store = of_backup(repository.store, repository.settings)
-        if self.is_directory:
-            return await _rescale(open_store, item, Path(self.root))
-        bare = msgspec.structs.replace(item, sums_files=False)  # as of `_unsummed`
-        return _with_published(*await self._published(lambda scratch: _rescale(open_store, bare, scratch)))
-
-    async def _published(self, build: Callable[[Path], Awaitable[T]]) -> tuple[T, tuple[str, ...]]:
-        return await _published(self.root, self.target_settings, build, is_trial=self.is_trial)
-
-
-def _unsummed(store: StoreAt) -> StoreAt:
-    """Return a store without checksums of files: two attempts make two zips of one name, and one has its checksum."""
-    return msgspec.structs.replace(store, settings=msgspec.structs.replace(store.settings, file_checksums=False))
-
-
-async def _rescale(open_store: OpenStore, item: GroupToRescale, target: Path) -> GroupRescaled:
-    how = Here(partitioner=partitions_of)
-    return await spread.when_free(lambda: rescale_group(open_store, item, target, how, replace=True))
-
-
-def _with_published(made: GroupRescaled, files: tuple[str, ...]) -> GroupRescaled:
-    first = msgspec.structs.replace(made.stores[0], published=files)
-    return msgspec.structs.replace(made, stores=(first, *made.stores[1:]))
-
-
-async def _published(
-    root: str, settings: StoreSettings | None, build: Callable[[Path], Awaitable[T]], *, is_trial: bool = False
-) -> tuple[T, tuple[str, ...]]:
-    """Build stores in a directory of their own, publish them below the URL of a prefix, and return the paths, too."""
-    scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
-    try:
-        async with backup.opened_checkpoint(root, settings) as directory:
-            made = await build(Path(scratch.name))
-            files: Sequence[str] = ()
-            if not is_trial:
-                files = await run_blocking(files_below, Path(scratch.name))
-                await publish_files(directory, Path(scratch.name), files)
-    finally:
-        await run_blocking(scratch.cleanup)
-    return made, tuple(files)
 
 
 def restore_checkpoint(
@@ -327,38 +327,29 @@ def restore_checkpoint(
     choice = msgspec.structs.replace(choice, target_settings=settings)
     runtime = Runtime()
     place = target_of(choice, target, runtime)
-    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
+    repository, access = open_on_driver(url, options)
 
-    async def carry_out(
-        restore: CheckpointRestore, work: Sequence[StoreToRestore] | Sequence[GroupToRescale]
-    ) -> list[bytes]:
-        is_directory = isinstance(place, DirectoryTarget)
-        task = RestoreCheckpointStores(
-            access=access,
-            scope=Scope(restore.job),
-            root=str(restore.directory) if is_directory else store_url(str(target)),
-            is_directory=is_directory,
-            target_settings=settings,
-            wanted={(item.id.task, item.id.store): item for item in work},
-        )
-        if isinstance(place, ObjectTarget):
-            if place.has_content:
-                trial = msgspec.structs.replace(task, is_trial=True)
-                await run_blocking(_restore_stores, spark, trial, partitions_max)
-            await place.clear()
-        # To its end: tasks still write to the staging directory, and rely on the pin.
-        return await run_blocking(_restore_stores, spark, task, partitions_max)
+    def backend(kind: type[R]) -> Callable[[CheckpointRestore, Sequence[Any]], Awaitable[Sequence[R]]]:
+        async def carry_out(restore: CheckpointRestore, work: Sequence[StoreToRestore | GroupToRescale]) -> Sequence[R]:
+            destination = Destination.of(place, restore.directory, settings)
+            wanted = {(item.id.task, item.id.store): item for item in work}
+            task = RestoreCheckpointStores(
+                access=access, scope=Scope(restore.job), destination=destination, wanted=wanted
+            )
+            if isinstance(place, ObjectTarget):
+                if place.has_content:
+                    tried = msgspec.structs.replace(destination, is_trial=True)
+                    trial = msgspec.structs.replace(task, destination=tried)
+                    await run_blocking(_restore_stores, spark, trial, partitions_max)
+                await place.clear()
+            # To its end: tasks still write to the staging directory, and rely on the pin.
+            results = await run_blocking(_restore_stores, spark, task, partitions_max)
+            return [msgspec.msgpack.decode(result, type=kind) for result in results]
 
-    async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
-        results = await carry_out(restore, work)
-        return [msgspec.msgpack.decode(result, type=StoreRestored) for result in results]
-
-    async def rescale_stores(restore: CheckpointRestore, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
-        results = await carry_out(restore, work)
-        return [msgspec.msgpack.decode(result, type=GroupRescaled) for result in results]
+        return carry_out
 
     with repository:
-        backends = restore_stores, rescale_stores
+        backends = backend(StoreRestored), backend(GroupRescaled)
         return repository.loop.run(run_restore(repository.asynchronous, place, choice, backends, runtime))
 
 
@@ -385,29 +376,59 @@ def _restore_stores(spark: SparkSession, task: RestoreCheckpointStores, partitio
 # Number of stores of a partition at once: one waits for its store while another one reads.
 _STORES_AT_ONCE: Final = 2
 
+Work = TypeVar("Work")
 
-class CheckStores(msgspec.Struct, frozen=True, kw_only=True):
-    """Checks the stores of a partition; given to `mapInArrow`."""
 
-    location: str
-    level: CheckLevel
+class _StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
+    """Work on stores of a checkpoint; given to `mapInArrow`. All of it is in the closure: a row has its number."""
+
+    source: str
     settings: StoreSettings | None
-    scratch: Path | None
+    work: tuple[Work, ...]
+    do: Callable[[CheckpointDir, Work], Awaitable[R]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Check each row of work; return one row for each."""
-        work = spread.works_of(batches, StoreToCheck)
-        if work:
-            rows = [msgspec.msgpack.encode(checked) for checked in asyncio.run(self._check(work))]
-            yield pa.record_batch([pa.array(rows, pa.binary())], ["checked"])
+        """Do the work that each row has the number of; return one row for each."""
+        numbers = spread.works_of(batches, int)
+        if numbers:
+            done, failed = zip(*asyncio.run(self._do_all(numbers)), strict=True)
+            columns = [pa.array(numbers, pa.int32()), pa.array(done, pa.binary()), pa.array(failed, pa.binary())]
+            yield pa.record_batch(columns, ["number", "done", "failed"])
 
-    async def _check(self, work: list[StoreToCheck]) -> list[StoreChecked]:
-        async with backup.opened_checkpoint(self.location, self.settings) as root:
-            return await map_bounded(
-                lambda store: check_store(root, store, scratch=self.scratch, level=self.level),
-                work,
-                in_flight_max=_STORES_AT_ONCE,
-            )
+    async def _do_all(self, numbers: Sequence[int]) -> list[tuple[bytes | None, bytes | None]]:
+        async with backup.opened_checkpoint(self.source, self.settings) as source:
+
+            async def one(number: int) -> tuple[bytes | None, bytes | None]:
+                try:
+                    return msgspec.msgpack.encode(await self.do(source, self.work[number])), None
+                except TidemarkError as error:  # of a task that fails, the driver hears the text alone
+                    return None, encode_error(error)
+
+            return await map_bounded(one, numbers, in_flight_max=_STORES_AT_ONCE)
+
+    def run(self, spark: SparkSession, kind: type[R], operation: str, partitions_max: int | None) -> list[R]:
+        """Do all of it; return what became of each item."""
+        count = len(self.work)
+        if not count:
+            return []
+        most = min(partitions_max or spread.default_partitions(spark), count)
+        # Stores of one operator follow each other: dealt out like cards, a large operator is everywhere.
+        placed = spread.placed_work(spark, range(count), [number % most for number in range(count)])
+        frame = placed.mapInArrow(in_context(self), "number int, done binary, failed binary")
+        rows = spread.evaluate(frame, operation, self.source).sort_by("number")
+        for failed in rows.column("failed").to_pylist():
+            if failed is not None:
+                raise decode_error(failed)
+        return [msgspec.msgpack.decode(done, type=kind) for done in rows.column("done").to_pylist()]
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run it in a loop of its own: a notebook has one already."""
+    loop = LoopThread()
+    try:
+        return loop.run(work)
+    finally:
+        loop.stop()
 
 
 def check_checkpoint(
@@ -428,95 +449,22 @@ def check_checkpoint(
         partitions_max: `default_partitions` if not given.
 
     Raises:
-        TaskFailedError: A store could not be looked at as often as Spark tried, or Spark itself gave up.
-        NotFoundError, ProviderError, StoreError: As `engine.checkpoint.check.check_checkpoint`.
+        TaskFailedError: Spark gave up.
+        As `engine.checkpoint.check.check_checkpoint`.
     """
-    task = CheckStores(location=absolute(location), level=level, settings=store_settings, scratch=scratch)
-    return _run(_check(spark, task, partitions_max or spread.default_partitions(spark)))
+    source, watch = absolute(location), Stopwatch(Runtime())
 
+    async def check_one(root: CheckpointDir, store: StoreToCheck) -> StoreChecked:
+        return await check_store(root, store, scratch=scratch, level=level)
 
-W = TypeVar("W", StoreToConvert, GroupToRescale, StoreToScan)
+    async def check() -> CheckReport:
+        async with backup.opened_checkpoint(source, store_settings) as root:
+            logs = await check_logs(root)
+            work = _StoresWork(source=source, settings=store_settings, work=logs.stores, do=check_one)
+            checked = await asyncio.to_thread(work.run, spark, StoreChecked, "check", partitions_max)
+            return await finish_check(root, logs, checked, level=level, watch=watch)
 
-
-class _DoWork(msgspec.Struct, Generic[W], frozen=True, kw_only=True):
-    """Works on stores of a checkpoint; given to `mapInArrow`. The work is in the closure: a row has its number."""
-
-    source: str
-    settings: StoreSettings | None
-    work: tuple[W, ...]
-
-    async def make(self, source: CheckpointDir, item: W) -> msgspec.Struct:
-        """Make one item of the work; return what became of it."""
-        raise NotImplementedError
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Make each item that a row has the number of; return one row for each."""
-        numbers = spread.works_of(batches, int)
-        if numbers:
-            rows = asyncio.run(self._make_all(numbers))
-            made = [None if isinstance(row, bytes) else msgspec.msgpack.encode(row) for row in rows]
-            failed = [row if isinstance(row, bytes) else None for row in rows]
-            columns = [pa.array(numbers, pa.int32()), pa.array(made, pa.binary()), pa.array(failed, pa.binary())]
-            yield pa.record_batch(columns, ["number", "made", "failed"])
-
-    async def _make_all(self, numbers: Sequence[int]) -> list[msgspec.Struct | bytes]:
-        async with backup.opened_checkpoint(self.source, self.settings) as source:
-
-            async def one(number: int) -> msgspec.Struct | bytes:
-                try:
-                    return await self.make(source, self.work[number])
-                except TidemarkError as error:  # of a task that fails, the driver hears the text alone
-                    return encode_error(error)
-
-            return await map_bounded(one, numbers, in_flight_max=_STORES_AT_ONCE)
-
-
-class _MakeStores(_DoWork[W], Generic[W], frozen=True, kw_only=True):
-    """Makes stores of a checkpoint at another place from those of a source."""
-
-    # As of `RestoreCheckpointStores`.
-    root: str
-    is_directory: bool
-
-
-class ConvertStores(_MakeStores[StoreToConvert], frozen=True, kw_only=True):
-    """Converts the stores of a partition."""
-
-    @override
-    async def make(self, source: CheckpointDir, item: StoreToConvert) -> StoreRestored:
-        async def build(item: StoreToConvert, below: Path) -> StoreRestored:
-            target = below / item.id.path
-            return await spread.when_free(lambda: convert_store(source, item, target, runtime=Runtime(), replace=True))
-
-        if self.is_directory:
-            return await build(item, Path(self.root))
-        bare = msgspec.structs.replace(item, sums_files=False)  # as of `_unsummed`
-        made, files = await _published(self.root, self.settings, lambda scratch: build(bare, scratch))
-        return msgspec.structs.replace(made, published=files)
-
-
-class RescaleStores(_MakeStores[GroupToRescale], frozen=True, kw_only=True):
-    """Rescales the groups of a partition."""
-
-    @override
-    async def make(self, source: CheckpointDir, item: GroupToRescale) -> GroupRescaled:
-        open_store = of_checkpoint(source)
-        if self.is_directory:
-            return await _rescale(open_store, item, Path(self.root))
-        bare = msgspec.structs.replace(item, sums_files=False)  # as of `_unsummed`
-        return _with_published(
-            *await _published(self.root, self.settings, lambda scratch: _rescale(open_store, bare, scratch))
-        )
-
-
-class ScanStores(_DoWork[StoreToScan], frozen=True, kw_only=True):
-    """Reads all rows of the stores of a partition."""
-
-    scratch: Path | None
-
-    @override
-    async def make(self, source: CheckpointDir, item: StoreToScan) -> StoreScanned:
-        return await scan_store(source.child(item.store.id.path), item, self.scratch)
+    return _run(check())
 
 
 def explain_checkpoint(
@@ -525,15 +473,18 @@ def explain_checkpoint(
     """Explain a checkpoint, its rows read on the executors, which see it under this path or URL.
 
     Raises:
-        TaskFailedError: A store could not be read as often as Spark tried, or Spark itself gave up.
+        TaskFailedError: Spark gave up.
         As `engine.checkpoint.explain.explain_checkpoint`.
     """
     choice, source = msgspec.structs.replace(choice or ExplainChoice(), full=True), absolute(location)
+    settings, scratch = choice.store_settings, choice.scratch
 
-    async def scan_stores(work: Sequence[StoreToScan]) -> list[StoreScanned]:
-        task = ScanStores(source=source, settings=choice.store_settings, scratch=choice.scratch, work=tuple(work))
-        results = await asyncio.to_thread(_spread, spark, task, partitions_max, "explain")
-        return [msgspec.msgpack.decode(result, type=StoreScanned) for result in results]
+    async def scan_one(root: CheckpointDir, item: StoreToScan) -> StoreScanned:
+        return await scan_store(root.child(item.store.id.path), item, scratch)
+
+    async def scan_stores(stores: Sequence[StoreToScan]) -> list[StoreScanned]:
+        work = _StoresWork(source=source, settings=settings, work=tuple(stores), do=scan_one)
+        return await asyncio.to_thread(work.run, spark, StoreScanned, "explain", partitions_max)
 
     return _run(explain.explain_checkpoint(source, choice, scan_stores=scan_stores))
 
@@ -555,18 +506,25 @@ def convert_checkpoint(
         partitions_max: `default_partitions` if not given.
 
     Raises:
-        TaskFailedError: A store could not be converted as often as Spark tried, or Spark itself gave up.
+        TaskFailedError: Spark gave up.
         As `engine.checkpoint.convert.convert_checkpoint`.
     """
     choice, runtime = choice or ConvertChoice(), Runtime()
     settings = choice.store_settings
     place = make_target(target, runtime, move_aside=False, settings=settings)
 
-    async def convert_stores(directory: Path, work: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
-        task = ConvertStores(work=work, **_places(source, target, place, directory), settings=settings)
+    async def convert_stores(directory: Path, stores: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
+        destination = Destination.of(place, directory, settings)
+
+        async def convert_one(root: CheckpointDir, item: StoreToConvert) -> StoreRestored:
+            async def build(below: Path, item: StoreToConvert) -> StoreRestored:
+                return await convert_store(root, item, below / item.id.path, runtime=Runtime(), replace=True)
+
+            return await destination.make(item, build)
+
+        work = _StoresWork(source=absolute(source), settings=settings, work=stores, do=convert_one)
         # To its end, as a restore: tasks still write to the staging directory.
-        results = await run_blocking(_spread, spark, task, partitions_max, "convert")
-        return [msgspec.msgpack.decode(result, type=StoreRestored) for result in results]
+        return await run_blocking(work.run, spark, StoreRestored, "convert", partitions_max)
 
     async def convert() -> ConvertedCheckpoint:
         async with backup.opened_checkpoint(source, settings) as root:
@@ -595,75 +553,24 @@ def rescale_checkpoint(
     that nothing takes it for a checkpoint. Rescale to another prefix then.
 
     Raises:
-        TaskFailedError: A group could not be rescaled as often as Spark tried, or Spark itself gave up.
+        TaskFailedError: Spark gave up.
         As `engine.checkpoint.rescale.rescale_checkpoint`.
     """
     runtime, settings = Runtime(), choice.store_settings
     place = make_target(target, runtime, move_aside=False, settings=settings)
 
-    async def rescale_groups(directory: Path, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
-        task = RescaleStores(work=work, **_places(source, target, place, directory), settings=settings)
+    async def rescale_groups(directory: Path, groups: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
+        destination = Destination.of(place, directory, settings)
+
+        async def rescale_one(root: CheckpointDir, item: GroupToRescale) -> GroupRescaled:
+            return await destination.make(item, lambda below, item: _rescale(of_checkpoint(root), item, below))
+
+        work = _StoresWork(source=absolute(source), settings=settings, work=groups, do=rescale_one)
         # To its end, as a restore: tasks still write to the staging directory.
-        results = await run_blocking(_spread, spark, task, partitions_max, "rescale")
-        return [msgspec.msgpack.decode(result, type=GroupRescaled) for result in results]
+        return await run_blocking(work.run, spark, GroupRescaled, "rescale", partitions_max)
 
     async def rescale() -> RescaledCheckpoint:
         async with backup.opened_checkpoint(source, settings) as root:
             return await run_rescale(root, place, choice, rescale_groups, runtime)
 
     return _run(rescale())
-
-
-class _Places(TypedDict):
-    source: str
-    root: str
-    is_directory: bool
-
-
-def _places(source: str | Path, target: str | Path, place: CheckpointTarget, directory: Path) -> _Places:
-    """Say where stores are read and made, as executors have it."""
-    is_directory = isinstance(place, DirectoryTarget)
-    root = str(directory) if is_directory else store_url(str(target))
-    return _Places(source=absolute(source), root=root, is_directory=is_directory)
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it in a loop of its own: a notebook has one already."""
-    loop = LoopThread()
-    try:
-        return loop.run(work)
-    finally:
-        loop.stop()
-
-
-def _spread(spark: SparkSession, task: _DoWork[W], partitions_max: int | None, operation: str) -> list[bytes]:
-    """Carry out a task; return what became of each item of its work, encoded."""
-    count = len(task.work)
-    if not count:
-        return []
-    most = partitions_max or spread.default_partitions(spark)
-    placed = spread.placed_work(spark, range(count), [number % min(most, count) for number in range(count)])
-    frame = placed.mapInArrow(in_context(task), "number int, made binary, failed binary")
-    rows = spread.evaluate(frame, operation, task.source).sort_by("number")
-    for failed in rows.column("failed").to_pylist():
-        if failed is not None:
-            raise decode_error(failed)
-    return list(rows.column("made").to_pylist())
-
-
-async def _check(spark: SparkSession, task: CheckStores, partitions_max: int) -> CheckReport:
-    watch = Stopwatch(Runtime())
-
-    def check_stores(stores: tuple[StoreToCheck, ...]) -> list[StoreChecked]:
-        if not stores:
-            return []
-        # Stores of one operator follow each other: dealt out like cards, a large operator is everywhere.
-        partitions = [number % min(partitions_max, len(stores)) for number in range(len(stores))]
-        frame = spread.placed_work(spark, stores, partitions).mapInArrow(in_context(task), "checked binary")
-        rows = spread.evaluate(frame, "check", task.location).column("checked").to_pylist()
-        return [msgspec.msgpack.decode(row, type=StoreChecked) for row in rows]
-
-    async with backup.opened_checkpoint(task.location, task.settings) as root:
-        logs = await check_logs(root)
-        checked = await asyncio.to_thread(check_stores, logs.stores)
-        return await finish_check(root, logs, checked, level=task.level, watch=watch)

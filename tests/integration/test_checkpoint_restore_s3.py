@@ -34,7 +34,7 @@ from engine.repository.repository import Repository
 from engine.runtime import Runtime
 from engine.spark import checkpoint as spark_checkpoint
 from engine.spark.access import Access
-from engine.spark.checkpoint import RestoreCheckpointStores
+from engine.spark.checkpoint import Destination, RestoreCheckpointStores
 from engine.spark.checkpoint import restore_checkpoint as restore_on_spark
 from engine.spark.spread import StoreOutcome, StoreWork
 from engine.state.checkpoint_dir import CheckpointDir
@@ -191,7 +191,7 @@ def test_on_spark_nothing_is_moved_aside_before_every_store_was_seen(
     indexes: list[str] = []
 
     def carry_out(_: object, task: RestoreCheckpointStores, __: object) -> list[bytes]:
-        trials.append(task.is_trial)
+        trials.append(task.destination.is_trial)
         indexes.extend(item.reference.index.key for item in task.wanted.values() if item.reference)
         with task.access.borrow() as repository:
 
@@ -257,9 +257,7 @@ def _task(
             url=f"{world.bucket}/repository", record=repository.record, store=StoreSettings(), transfer=settings
         ),
         scope=Scope("query"),
-        root=target,
-        is_directory=False,
-        target_settings=StoreSettings(),
+        destination=Destination(root=target, is_directory=False, settings=StoreSettings()),
         wanted={(item.id.task, item.id.store): item for item in work},
     )
 
