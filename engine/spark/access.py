@@ -19,7 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -51,16 +51,12 @@ class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
 def in_context(task: Callable[[T], Iterator[R]]) -> Callable[[T], Iterator[R]]:
     """Return a task for `mapInArrow` that goes on with the trace of this moment; the task itself if there is none."""
     headers = outgoing()
-    return _InContext(headers, task) if headers else task
 
+    def run(batches: T) -> Iterator[R]:
+        with incoming(headers), span(type(task).__name__):
+            yield from task(batches)
 
-class _InContext(Generic[T, R]):
-    def __init__(self, headers: dict[str, str], task: Callable[[T], Iterator[R]]) -> None:
-        self._headers, self._task = headers, task
-
-    def __call__(self, batches: T) -> Iterator[R]:
-        with incoming(self._headers), span(type(self._task).__name__):
-            yield from self._task(batches)
+    return run if headers else task
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,9 +84,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             yield SyncRepository(kept.loop, Repository(kept.asynchronous.store, self.record, settings=settings))
 
 
-def open_on_driver(
-    url: str, *, store: StoreSettings | None = None, transfer: TransferSettings | None = None
-) -> tuple[SyncRepository, Access]:
+def open_on_driver(url: str, options: SparkOptions) -> tuple[SyncRepository, Access]:
     """Open a repository that tasks will use too.
 
     Raises:
@@ -98,7 +92,7 @@ def open_on_driver(
         NotFoundError: There is no repository.
         StoreError: As the store says.
     """
-    url, store, transfer = absolute(url), store or StoreSettings(), transfer or TransferSettings()
+    url, store, transfer = absolute(url), options.store, options.transfer
     with contextlib.ExitStack() as undo:
         opened, loop = open_store(url, store), LoopThread()
         undo.callback(loop.stop)

@@ -1,5 +1,6 @@
 """What a run on Spark can end with, and how a task's error comes to the driver."""
 
+import contextlib
 from collections.abc import Iterator
 
 import msgspec
@@ -85,6 +86,15 @@ def _tree(kind: type[TidemarkError]) -> Iterator[type[TidemarkError]]:
     yield kind
     for below in kind.__subclasses__():
         yield from _tree(below)
+
+
+@contextlib.contextmanager
+def task_errors(operation: str, subject: str = "", hint: str = "") -> Iterator[None]:
+    """Raise TaskFailedError where Spark gives up in the block, on a partition or altogether."""
+    try:
+        yield
+    except PySparkException as error:
+        raise TaskFailedError(last_error(error), operation=operation, subject=subject, hint=hint) from error
 
 
 def last_error(error: PySparkException) -> str:

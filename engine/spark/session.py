@@ -92,23 +92,13 @@ def _connect(remote: str) -> SparkSession:
 
 
 def _wait_for_server(url: str) -> None:
-    """Spark's own client would try for ten minutes, and say nothing.
-
-    Raises:
-        PySparkException, ValueError: The URL is none, or gRPC is not installed.
-        TimeoutError: Nobody answers.
-    """
+    """Raise TimeoutError if nobody answers: Spark's own client would try for ten minutes, and say nothing."""
     # With gRPC, which only those have who use it.
     from pyspark.sql.connect.client import DefaultChannelBuilder  # noqa: PLC0415
 
     with DefaultChannelBuilder(url).toChannel() as channel:
         answered = threading.Event()
-
-        def note(state: object) -> None:
-            if getattr(state, "name", "") == "READY":
-                answered.set()
-
-        channel.subscribe(note, try_to_connect=True)
+        channel.subscribe(lambda state: state.name == "READY" and answered.set(), try_to_connect=True)
         if not answered.wait(CONNECT_S_MAX):
             raise TimeoutError(f"no answer in {CONNECT_S_MAX} s")
 

@@ -15,7 +15,6 @@ from typing import Final, TypeVar, Unpack
 
 import msgspec
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from typing_extensions import override
@@ -30,7 +29,7 @@ from engine.runtime import Runtime
 from engine.settings import TransferSettings, share_among
 from engine.spark.access import Access, SparkOptions, in_context, open_on_driver
 from engine.spark.claims import ReadyStore
-from engine.spark.errors import TaskFailedError, encode_error, last_error
+from engine.spark.errors import encode_error, task_errors
 from engine.spark.store_task import JobRun, state_of
 from index.snapshot.model import Scope, StoreReference, as_scope
 from tidemark.errors import TidemarkError
@@ -171,11 +170,9 @@ def works_of(batches: Iterator[pa.RecordBatch], kind: type[T]) -> list[T]:
 
 
 def evaluate(frame: DataFrame, operation: str, subject: str) -> pa.Table:
-    """Return the rows of a DataFrame; raise TaskFailedError if Spark gave up, on a partition or altogether."""
-    try:
+    """Return the rows of a DataFrame; raises as `task_errors`."""
+    with task_errors(operation, subject):
         return frame.toArrow()
-    except PySparkException as error:
-        raise TaskFailedError(last_error(error), operation=operation, subject=subject) from error
 
 
 def default_partitions(spark: SparkSession) -> int:
@@ -298,17 +295,11 @@ async def holds_snapshot(repository: Repository, reference: StoreReference, targ
 
     def has_rest() -> bool:
         # The small files, and no others; the larger ones are known to be right.
-        if plan.files_count != sum(path.is_file() for path in target.rglob("*")):
-            return False
-        for file in (*plan.inline, *plan.empty):
-            path = target.joinpath(*file.path)
-            if (
-                not path.is_file()
-                or path.stat().st_size != file.size_bytes
-                or path.read_bytes() != (file.entry.inline or b"")
-            ):
-                return False
-        return True
+        small = {target.joinpath(*file.path): file.entry.inline or b"" for file in (*plan.inline, *plan.empty)}
+        return plan.files_count == sum(path.is_file() for path in target.rglob("*")) and all(
+            path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+            for path, content in small.items()
+        )
 
     return plan.fetch_requests == 0 and await asyncio.to_thread(has_rest)
 
@@ -372,7 +363,7 @@ def backup_stores(
     if isinstance(stores, DataFrame):
         rows = stores.select("task", "store", "path").toArrow().to_pylist()
         stores = [(row["task"], row["store"], row["path"]) for row in rows]
-    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
+    repository, access = open_on_driver(url, options)
     with repository:
         newest = repository.latest(scope)
         work = [
@@ -428,7 +419,7 @@ def restore_stores(
         StoreError: The commit could not be read or pinned.
     """
     options, root = options or SparkOptions(), Path(target_root).absolute()
-    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
+    repository, access = open_on_driver(url, options)
     with contextlib.ExitStack() as stack:
         stack.enter_context(repository)
         if or_newest_complete:

@@ -22,7 +22,7 @@ from engine.rocksdb.store import RocksDbSettings
 from engine.runtime import Runtime
 from engine.settings import TransferSettings
 from engine.spark import store_task
-from engine.spark.access import in_context, open_on_driver
+from engine.spark.access import SparkOptions, in_context, open_on_driver
 from engine.spark.errors import BatchMismatchError, PartitioningError, TaskFailedError, last_error
 from engine.spark.spread import PURPOSE, RestoreForRun, StoreWork, frame_of, spread
 from engine.state.checkpoint_dir import CheckpointDir
@@ -137,7 +137,8 @@ class StatefulJob:
         self._local_root = str(Path(local_root).absolute())
         self._options = options = options or JobOptions()
         self._runtime = Runtime()
-        self._repository, self._access = open_on_driver(url, store=options.store_settings, transfer=options.transfer)
+        reached = SparkOptions(store=options.store_settings, transfer=options.transfer)
+        self._repository, self._access = open_on_driver(url, reached)
         # Of the commits that were read, by write id, the one read last at the end.
         self._pins: OrderedDict[str, contextlib.ExitStack] = OrderedDict()
 

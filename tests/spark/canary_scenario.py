@@ -215,7 +215,7 @@ def fail(
     spark: SparkSession, notebook: Notebook, name: str, *, access: Access, commit: Commit, disk: Path, raises: bool
 ) -> None:
     """What a driver and workers can want of a repository that cannot be used."""
-    notebook.failing(f"{name}: the driver opens", lambda: open_on_driver(access.url, store=access.store))
+    notebook.failing(f"{name}: the driver opens", lambda: open_on_driver(access.url, SparkOptions(store=access.store)))
     notebook.failing(f"{name}: the driver writes", lambda: write(access, commit))
     backup = BackupStores(access=access, scope=SCOPE, version=9)
     restore = RestoreStores(access=access, scope=SCOPE, replace=False)

@@ -20,7 +20,7 @@ from blobstore.opening import StoreSettings
 from engine.errors import UsageError
 from engine.repository.repository import Repository, SyncRepository
 from engine.settings import MIB, TransferSettings
-from engine.spark.access import Access, RepositoryCache, cached_here, open_on_driver
+from engine.spark.access import Access, RepositoryCache, SparkOptions, cached_here, open_on_driver
 from engine.spark.spread import STORES_AT_ONCE_MAX, StoreOutcome, StoresTask, StoreWork, share_settings
 from index.snapshot.model import Scope
 
@@ -29,7 +29,7 @@ SCOPE = Scope("job")
 
 @pytest.fixture
 def access(url: str) -> Access:
-    repository, access = open_on_driver(url)
+    repository, access = open_on_driver(url, SparkOptions())
     repository.close()
     return access
 
@@ -148,9 +148,9 @@ def test_a_forked_process_opens_its_own_and_lets_the_parents_alone(access: Acces
 
 def test_a_process_ends_without_a_word_about_what_it_kept(url: str) -> None:
     script = f"""
-from engine.spark.access import open_on_driver
+from engine.spark.access import SparkOptions, open_on_driver
 from index.snapshot.model import Scope
-repository, access = open_on_driver({url!r})
+repository, access = open_on_driver({url!r}, SparkOptions())
 repository.close()
 with access.borrow() as kept:
     kept.latest(Scope("job"))

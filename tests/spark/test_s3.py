@@ -156,7 +156,7 @@ def test_a_killed_worker_is_replaced_and_what_it_had_restored_is_recognised(
 ) -> None:
     stores = fill(tmp_path / "disk", 20)
     newest = commit(spark, storage, stores)
-    repository, access = open_on_driver(storage.url, store=storage.settings)
+    repository, access = open_on_driver(storage.url, SparkOptions(store=storage.settings))
     repository.close()
     work = [
         StoreWork(task=r.task, store=r.store, path=str(tmp_path / "restored" / r.task), reference=r)

@@ -12,7 +12,7 @@ import pytest
 from engine.errors import StaleResultError, UsageError
 from engine.repository.repository import SyncRepository
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
-from engine.spark.access import Access, open_on_driver
+from engine.spark.access import Access, SparkOptions, open_on_driver
 from engine.spark.claims import StoreClaims
 from engine.spark.errors import PartitioningError
 from engine.spark.store_task import TASK_COLUMN, JobRun, ReadStore, ReadTask, TaskReport, UpdateStore, UpdateTask
@@ -88,7 +88,7 @@ def attempt(task: UpdateTask, amount: int = 1) -> TaskReport:
 
 @pytest.fixture
 def job(url: str, tmp_path: Path) -> Iterator[Job]:
-    repository, access = open_on_driver(url)
+    repository, access = open_on_driver(url, SparkOptions())
     with repository:
         yield Job(access=access, repository=repository, disk=tmp_path / "disk")
 

@@ -6,13 +6,12 @@ number of uploads (R1).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
@@ -36,7 +35,7 @@ from engine.records.indexes import is_missing
 from engine.records.roots import References
 from engine.spark.access import Access, SparkOptions, in_context, open_on_driver
 from engine.spark.collection import tasks
-from engine.spark.errors import TaskFailedError, decode_error, last_error
+from engine.spark.errors import decode_error, task_errors
 from engine.spark.spread import ArrowTask, default_partitions, frame_of
 from index.plan import plan_format
 from index.plan.collect import PlannedUpload, sum_totals
@@ -44,6 +43,8 @@ from index.plan.commits import Retention, RetentionPolicy
 from index.snapshot.keys import RunId
 
 Answer = TypeVar("Answer")
+# Of a `SweepResult`.
+_SUMMED: Final = ("waiting_count", "waiting_bytes", "live_count", "live_bytes", "excluded_count", "excluded_bytes")
 
 # A task of fewer uploads costs more to start than it saves, once every core has one.
 UPLOADS_PER_TASK: Final = 50_000
@@ -81,7 +82,7 @@ def collect(
         As `engine.collect.collect`.
     """
     options = options or SparkOptions()
-    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
+    repository, access = open_on_driver(url, options)
     with repository:
         backend = SparkBackend(
             spark,
@@ -161,11 +162,8 @@ class SparkBackend(CollectBackend):
     @override
     async def exclude(self, keys: frozenset[str]) -> SweepResult:
         groups = sorted(plan_format.group_by_shard(keys).items())
-        items = {
-            shard: msgspec.msgpack.encode((result, group))
-            for shard, group in groups
-            if (result := self._sweep_results[shard]).digest is not None
-        }
+        planned = ((shard, self._sweep_results[shard], group) for shard, group in groups)
+        items = {shard: msgspec.msgpack.encode((result, group)) for shard, result, group in planned if result.digest}
         task = tasks.ExcludeTask(access=self._access, run=self._run_id())
         self._sweep_results |= await asyncio.to_thread(self._carry_out, items, task, tasks.SweepShard)
         return await self._result()
@@ -249,21 +247,15 @@ class SparkBackend(CollectBackend):
         result = self._sweep_results.values()
         return SweepResult(
             totals=sum_totals(total for shard in result for total in shard.totals),
-            waiting_count=sum(shard.waiting_count for shard in result),
-            waiting_bytes=sum(shard.waiting_bytes for shard in result),
             waiting_until_ms=max(shard.waiting_until_ms for shard in result),
-            live_count=sum(shard.live_count for shard in result),
-            live_bytes=sum(shard.live_bytes for shard in result),
-            excluded_count=sum(shard.excluded_count for shard in result),
-            excluded_bytes=sum(shard.excluded_bytes for shard in result),
             first=tuple(first),
+            **{name: sum(getattr(shard, name) for shard in result) for name in _SUMMED},
         )
 
-    def _plans(self) -> Iterator[tuple[plan_format.Shard, bytes]]:
-        """Yield the digests of the plans that are not empty, in the order of their keys."""
-        for shard, result in sorted(self._sweep_results.items()):
-            if result.digest is not None:
-                yield shard, result.digest
+    def _plans(self) -> list[tuple[plan_format.Shard, bytes]]:
+        """Return the digests of the plans that are not empty, in the order of their keys."""
+        found = sorted(self._sweep_results.items())
+        return [(shard, result.digest) for shard, result in found if result.digest is not None]
 
     async def _read_plans(self) -> AsyncIterator[tuple[plan_format.Shard, tuple[PlannedUpload, ...]]]:
         """Read the plans that are not empty, in the order of their keys, one at a time."""
@@ -302,21 +294,13 @@ class SparkBackend(CollectBackend):
     def _evaluate(self, task: ArrowTask, frame: DataFrame) -> tuple[DataFrame, list[tasks.Row]]:
         """Return what a task makes of a frame, in a dry run with inventories or plans; and the answers in order.
 
-        Raises:
-            EngineError, StoreError, FormatError: What a task failed with.
-            TaskFailedError: Spark gave up.
+        Raises what a task failed with, or as `task_errors`.
         """
         frame = frame.mapInArrow(in_context(task), tasks.ROWS_DDL)
-        try:
+        with task_errors(f"collect, {type(task).__name__}", hint="nothing was deleted after this; run it again"):
             if self._dry_run:
                 frame = frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
             table = frame.where(f"kind IN ('{tasks.ANSWER}', '{tasks.FAILED}')").toArrow()
-        except PySparkException as error:
-            raise TaskFailedError(
-                last_error(error),
-                operation=f"collect, {type(task).__name__}",
-                hint="nothing was deleted after this; run it again",
-            ) from error
         rows = [row for batch in table.to_batches() for row in tasks.rows_of(iter([batch]))]
         errors = [decode_error(row.data or b"") for row in rows if row.kind == tasks.FAILED]
         if errors:

@@ -121,9 +121,7 @@ def decode_inventory(data: bytes, shard: Shard) -> pa.Table:
     try:
         table = pa.ipc.open_stream(data).read_all()
         table.validate(full=True)
-        # What an earlier release has listed has columns of TTLs too, on which nothing depends.
-        table = table.select(UPLOADS.names)
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(shard, f"does not decode: {error}") from error
     if not table.schema.equals(UPLOADS):
         raise _damaged(shard, "has other columns")
@@ -163,10 +161,7 @@ async def write_plan(store: BlobStore, run: RunId, shard: Shard, plan: bytes) ->
 async def read_plan(store: BlobStore, run: RunId, shard: Shard, digest: bytes) -> tuple[PlannedUpload, ...]:
     """Read the plan with this digest: the one that this collection has made, and no other (R4).
 
-    Raises:
-        RunEndedError: It is not there any more.
-        DamagedError: It is not what was planned.
-        StoreError: As the store says.
+    RunEndedError: it is not there any more. DamagedError: it is not what was planned.
     """
     key = run_key(run, shard.plan_name(digest))
     data = await _read(store, key, PLAN_BYTES_MAX)

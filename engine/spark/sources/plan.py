@@ -28,7 +28,7 @@ from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of, staged_restore
 from engine.runtime import Runtime
 from engine.settings import MIB
-from engine.spark.access import Access, absolute, open_on_driver
+from engine.spark.access import Access, SparkOptions, absolute, open_on_driver
 from engine.spark.sources.tables import Kind, Table
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
@@ -297,7 +297,7 @@ def find_place(options: SourceOptions, batch: int | None) -> Place:
     settings = StoreSettings(s3=options.s3)
     if options.repository is None:
         return CheckpointPlace(location=absolute(options.checkpoint or ""), settings=settings)
-    repository, access = open_on_driver(options.repository, store=settings)
+    repository, access = open_on_driver(options.repository, SparkOptions(store=settings))
     with repository:
         job = options.job or repository.loop.run(find_job(repository.asynchronous))
         commit, _ = repository.loop.run(find_checkpoint_backup(repository.asynchronous, job, batch=batch))

@@ -154,8 +154,7 @@ def split_bytes(family: str, pairs: Sequence[Pair]) -> list[pa.Array]:
 def split_typed(table: Table, pairs: Sequence[Pair], *, subject: str) -> Iterator[list[pa.Array]]:
     """Yield the columns of keys and values; of lists a row for each element, as many at a time as have a batch's bytes.
 
-    Raises:
-        DamagedError: They do not fit the table.
+    DamagedError: they do not fit the table.
     """
     if table == Table(key=table.key, value=table.value):
         yield list(decode_pairs(table.key, table.value, pairs, subject=subject))
