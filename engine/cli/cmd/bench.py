@@ -15,7 +15,7 @@ from engine.cli.config import CommitChoice, user_dir
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.drill import drill as restore_drill
-from engine.drill.drill import DrillHistory, history_path, read_history
+from engine.drill.drill import DrillHistory, read_history
 from engine.errors import NotFoundError, TargetError, UsageError
 from engine.report.report import ENTRIES_MAX, ReportRequest, ReportResult, gather_report, write_report
 from engine.settings import STORES_AT_ONCE
@@ -83,7 +83,7 @@ def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
     directory = None if options.no_report else drills_directory(options.report)
     if directory is None and not options.no_report:
         session.warn("there is no home directory for the history: say --report DIR, or --no-report")
-    history = restore_drill.history_path(directory) if directory is not None else None
+    history = directory / restore_drill.HISTORY_NAME if directory is not None else None
     with session.open():
         drill = _run(session, options, history)
     leftovers = [drill.kept_at] if drill.kept_at and not options.keep else []
@@ -224,7 +224,7 @@ def _read_drills(session: Session, given: Path | None) -> tuple[DrillHistory, st
     """Read the history of drills; it belongs to this machine, and need not exist."""
     if (directory := drills_directory(given)) is not None:
         try:
-            return read_history(history_path(directory)), str(directory)
+            return read_history(directory / restore_drill.HISTORY_NAME), str(directory)
         except OSError as error:
             session.warn(f"the history of restore drills is left out: {error}")
     return DrillHistory(), ""
