@@ -45,11 +45,7 @@ _INTERVAL_PARTS: Final = {"day": 0, "hour": 1, "minute": 2, "second": 3}
 
 @functools.cache
 def arrow_type(of: DataType) -> pa.DataType:
-    """Return Arrow's type.
-
-    Raises:
-        KeyError: Rows with such a field cannot be Arrow arrays, or Spark does not take them.
-    """
+    """Return Arrow's type. KeyError: rows with such a field cannot be Arrow arrays, or Spark does not take them."""
     match of:
         case StructType(fields=fields):
             return pa.struct(
@@ -137,8 +133,7 @@ class Region(msgspec.Struct, frozen=True):
 class RowBuffer:
     """Many encoded rows, one behind the other, as RocksDB has them: each with its first byte.
 
-    Raises:
-        DamagedError: One is not encoded as an UnsafeRow.
+    DamagedError: one is not encoded as an UnsafeRow.
     """
 
     def __init__(self, rows: Sequence[bytes] | Iterable[bytes], subject: str) -> None:
@@ -170,20 +165,16 @@ class RowBuffer:
     def _hold(
         self, lay_out: Callable[[], bytes | npt.NDArray[np.uint8]], at: Ints, sizes: Ints, bytes_: int, subject: str
     ) -> None:
-        self._subject = subject
+        self._damage = functools.partial(damaged_row, subject=subject)
         if len(sizes) and (int(sizes.min()) < 1 or ((sizes - 1) % WORD).any()):
-            raise self.damage("is not as long as an UnsafeRow is")
+            raise self._damage("is not as long as an UnsafeRow is")
         if bytes_ > _BUFFER_BYTES_MAX - 2 * WORD:
-            raise self.damage("takes more than Arrow's positions reach")
+            raise self._damage("takes more than Arrow's positions reach")
         self._data = lay_out()
         self._words = np.frombuffer(self._data, "<i8")
         if np.frombuffer(self._data, np.uint8)[at - 1].any():
-            raise self.damage("is not encoded as an UnsafeRow")
+            raise self._damage("is not encoded as an UnsafeRow")
         self.all = Region(at, sizes - 1)
-
-    def damage(self, message: str) -> DamagedError:
-        """Return the error for a row that cannot be what a writer wrote."""
-        return damaged_row(message, self._subject)
 
     def columns(self, of: StructType, region: Region) -> list[pa.Array]:
         header = (len(of.fields) + _WORD_BITS - 1) // _WORD_BITS
@@ -223,7 +214,7 @@ class RowBuffer:
 
     def _check(self, holds: Bools, there: Bools | None, message: str) -> None:
         if not (holds if there is None else holds | ~there).all():
-            raise self.damage(message)
+            raise self._damage(message)
 
     def _word(self, places: Ints, there: Bools | None) -> Ints:
         """Return these words; 0, as the buffer begins, where there is nothing."""
@@ -279,9 +270,9 @@ class RowBuffer:
         counts, keys = self._elements(of.key, Region(region.at + WORD, keys_size, region.there))
         others, values = self._elements(of.value, Region(region.at + WORD + keys_size, rest, region.there))
         if not np.array_equal(counts, others):
-            raise self.damage("has a map with more keys than values, or fewer")
+            raise self._damage("has a map with more keys than values, or fewer")
         if keys.null_count:
-            raise self.damage("has a map with a key that is null")
+            raise self._damage("has a map with a key that is null")
         entry = pa.struct([arrow_type(of).key_field, arrow_type(of).item_field])
         entries = pa.Array.from_buffers(entry, len(keys), [None], children=[keys, values])
         return _list(arrow_type(of), counts, region.there, entries)
@@ -314,11 +305,7 @@ def element_bytes(of: DataType) -> int:
 
 
 def decode_rows(of: StructType, rows: Sequence[bytes] | Iterable[bytes], *, subject: str) -> pa.Array:
-    """Decode rows, as RocksDB has them, to an array of structs of types that `is_known` knows.
-
-    Raises:
-        DamagedError: They do not fit the schema.
-    """
+    """Decode rows, as RocksDB has them, to structs of types that `is_known` knows, or raise DamagedError."""
     buffer = RowBuffer(rows, subject)
     return buffer.structs(of, buffer.all)
 

@@ -28,8 +28,6 @@ _TOTAL = "_total"
 
 
 class _Samples(Collector):
-    """Samples, made for each request."""
-
     def __init__(self, look: Callable[[], Iterable[Sample]]) -> None:
         self._look = look
 
@@ -57,11 +55,7 @@ def _registry(look: Callable[[], Iterable[Sample]]) -> CollectorRegistry:
 
 
 def parse(text: str) -> tuple[Sample, ...]:
-    """Parse a text; samples of unknown metrics or with other labels are left out.
-
-    Raises:
-        ValueError: It is not such a text.
-    """
+    """Parse a text, or raise ValueError; samples of unknown metrics or with other labels are left out."""
     try:
         return tuple(
             Sample(sample.name, tuple(sample.labels[label] for label in metric.labels), float(sample.value))
@@ -75,12 +69,9 @@ def parse(text: str) -> tuple[Sample, ...]:
 
 
 def serve(look: Callable[[], Iterable[Sample]], *, host: str, port: int) -> WSGIServer:
-    """Serve `/metrics` by a thread.
+    """Serve `/metrics` by a thread; OSError: the address cannot be listened on.
 
     `look` makes the samples, in a thread for each request; port 0 is any that is free.
-
-    Raises:
-        OSError: The address cannot be listened on.
     """
     return start_http_server(port, host, _registry(look))[0]
 
@@ -128,11 +119,7 @@ _LOCK_RETRY_S: Final = 0.05
 
 
 def write_textfile(path: Path, samples: Iterable[Sample]) -> None:
-    """Write samples in place of what the file has.
-
-    Raises:
-        OSError: As the file system says, or another run keeps the file locked; the file is what it was.
-    """
+    """Write samples in place of what the file has; raises as `add_run`."""
     with _locked(path):
         write_whole(path, expose(samples), mode=_MODE, is_durable=True)
 
@@ -184,12 +171,7 @@ def _read(path: Path) -> tuple[tuple[Sample, ...], str]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep out other runs that write to the file.
-
-    Raises:
-        TimeoutError: Another keeps the lock.
-        OSError: As the file system says, or it is a pipe or a device.
-    """
+    """Keep out other runs that write to the file; OSError: another keeps the lock, or it is a pipe or a device."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.stat().st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))

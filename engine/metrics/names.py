@@ -233,23 +233,17 @@ def fields_shown(part: str) -> dict[str, str]:
 
 
 class Samples:
-    """Values, each of a metric that exists and with the labels that it has.
-
-    Args:
-        labels: Labels that every value has, where its metric has them.
-    """
+    """Values, each of a metric that exists and with the labels that it has."""
 
     def __init__(self, **labels: str) -> None:
+        # What every value has, where its metric has it.
         self._common = labels
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def add(self, name: str, value: float, **labels: str) -> None:
-        """Note a value, in place of an earlier one with the same labels.
+        """Note a value, in place of an earlier one with the same labels; a label that is not given is empty.
 
-        The name is without `tidemark_`; a label that is not given is empty.
-
-        Raises:
-            KeyError: There is no such metric, or it has no such label.
+        The name is without `tidemark_`. KeyError: there is no such metric, or it has no such label.
         """
         metric = METRICS[f"{PREFIX}{name}"]
         if unknown := labels.keys() - set(metric.labels):
