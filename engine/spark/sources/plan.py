@@ -10,8 +10,9 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, get_args
+from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -183,10 +184,8 @@ class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
     location: str
     settings: StoreSettings = StoreSettings()
 
-    @property
-    def single(self) -> frozenset[int]:
-        """As of `StreamingCheckpoint`, which finds out itself."""
-        return frozenset()
+    # As of `StreamingCheckpoint`, which finds out itself.
+    single: ClassVar[frozenset[int]] = frozenset()
 
     def of(self, *stores: StoreId) -> "CheckpointPlace":  # noqa: ARG002  # all of it is one place
         return self
@@ -250,16 +249,12 @@ class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
         """Return the bytes of each store's files, as the commit has them."""
         return [require_store(self.commit, of.task, of.store).size_bytes for of in stores]
 
-    @contextlib.contextmanager
-    def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
-        with self.open_index(store.task, store.store) as opened:
-            yield opened
+    def open_store(self, store: StoreId) -> AbstractContextManager[tuple[LoopThread, StateFiles]]:
+        return self.open_index(store.task, store.store)
 
-    @contextlib.contextmanager
-    def kept_open(self) -> Iterator[None]:
+    def kept_open(self) -> AbstractContextManager[object]:
         """Keep the repository open for a block."""
-        with self.access.borrow():
-            yield
+        return self.access.borrow()
 
     @contextlib.contextmanager
     def open_index(self, task: str, store: str) -> Iterator[tuple[LoopThread, IndexStateFiles]]:

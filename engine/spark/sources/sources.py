@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from blobstore.checkpoint_files import FileStatus
 from engine.errors import EngineError, UsageError
-from engine.spark.sources.column_types import ATOMS, Column, arrow_schema, spark_schema, types_of
 from engine.spark.sources.plan import (
     BackupPlace,
     CheckpointPlace,
@@ -34,25 +33,30 @@ from engine.spark.sources.plan import (
 from engine.spark.sources.tables import (
     BATCH_BYTES_MAX,
     BATCH_ROWS_MAX,
-    BYTES_COLUMNS,
+    Column,
     Pair,
     Table,
+    arrow_schema,
+    columns,
     decode_keys,
     decode_values,
     encode_keys,
+    spark_schema,
     split_bytes,
     split_typed,
+    types_of,
 )
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
 from engine.state.key_rules import SCHEMA_PATH
 from engine.state.loaded import LoadedState
+from engine.state.local_files import shared_path
 from engine.state.overlay import align_chunks
 from engine.state.query import StoreAt
 from index.errors import FormatError
 from index.snapshot.contents import files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, belongs
-from index.spark.names import LOGS, SSTS, changelog_name, checksum_name, is_shared_path, parse_state_name, snapshot_name
+from index.spark.names import SSTS, changelog_name, checksum_name, is_shared_path, parse_state_name, snapshot_name
 from index.spark.schema import ArrayType, AtomType
 
 # ---------------------------------------------------------------------- rows
@@ -60,19 +64,16 @@ from index.spark.schema import ArrayType, AtomType
 # Key, the value before, the value after: None where there was none.
 Change: TypeAlias = tuple[bytes, bytes | None, bytes | None]
 
-_STORE: Final[tuple[Column, ...]] = (
-    ("operator", *ATOMS["integer"]),
-    ("partition", *ATOMS["integer"]),
-    ("store", *ATOMS["string"]),
-)
+_STORE: Final = columns(operator="integer", partition="integer", store="string")
 
 
 def columns_of(table: Table | None, *, changes: bool) -> list[Column]:
     """Return the columns of `batches_of`: of rows of a table; without one, of bytes with their column family."""
-    found = [*_STORE, ("change", *ATOMS["string"]) if changes else ("version", *ATOMS["long"])]
+    found = [*_STORE, *(columns(change="string") if changes else columns(version="long"))]
     names = ("before", "after") if changes else ()
     if table is None:
-        return [*found, *BYTES_COLUMNS, *((name, *ATOMS["binary"]) for name in names or ("value",))]
+        values = dict.fromkeys(names or ("value",), "binary")
+        return [*found, *columns(family="string", key="binary", **values)]
     return [*found, *table.key_columns(), *table.value_columns(*names)]
 
 
@@ -92,11 +93,11 @@ def batches_of(work: StoreWork, stores: Sequence[LoadedState | LookedUp | None])
     names = dict.fromkeys(itertools.chain.from_iterable(families))
     for family in names if work.family is None else names.keys() & {work.family}:
         chunks = (_chunks(store, family, share=len(stores)) for store in stores)
-        for columns in _change_columns(work, family, *chunks) if work.changes else _columns_of(work, family, *chunks):
-            count = len(columns[-1])
+        for arrays in _change_columns(work, family, *chunks) if work.changes else _columns_of(work, family, *chunks):
+            count = len(arrays[-1])
             values = (work.id.operator, work.id.partition, work.id.store)
             head = [pa.repeat(pa.scalar(v, of), count) for v, (_, of, _) in zip(values, _STORE, strict=True)]
-            yield pa.RecordBatch.from_arrays([*head, *columns], schema=schema)
+            yield pa.RecordBatch.from_arrays([*head, *arrays], schema=schema)
 
 
 def _chunks(store: LoadedState | LookedUp | None, family: str, *, share: int) -> Iterator[list[Pair]]:
@@ -112,8 +113,8 @@ def _columns_of(work: StoreWork, family: str, chunks: Iterator[list[Pair]]) -> I
         parts = (
             [split_bytes(family, pairs)] if work.table is None else split_typed(work.table, pairs, subject=work.subject)
         )
-        for columns in parts:
-            yield [pa.repeat(pa.scalar(work.version, pa.int64()), len(columns[-1])), *columns]
+        for arrays in parts:
+            yield [pa.repeat(pa.scalar(work.version, pa.int64()), len(arrays[-1])), *arrays]
 
 
 def _change_columns(
@@ -126,10 +127,10 @@ def _change_columns(
             families = pa.repeat(pa.scalar(family, pa.string()), len(changes))
             yield [kinds, families, *(pa.array(column, pa.binary()) for column in (keys, *values))]
             continue
-        columns = [kinds, *decode_keys(work.table, [key for key, _, _ in changes], subject=work.subject)]
+        arrays = [kinds, *decode_keys(work.table, keys, subject=work.subject)]
         if work.table.kind != "timer":  # which is in its key, whole
-            columns += [decode_values(work.table, column, subject=work.subject) for column in values]
-        yield columns
+            arrays += [decode_values(work.table, column, subject=work.subject) for column in values]
+        yield arrays
 
 
 def diff_pairs(before: Iterator[list[Pair]], after: Iterator[list[Pair]]) -> Iterator[list[Change]]:
@@ -147,14 +148,9 @@ Row = dict[str, Any]
 Work = TypeVar("Work")
 
 FILES_COLUMNS: Final[tuple[Column, ...]] = (
-    *((name, *ATOMS["integer"]) for name in ("operator", "partition")),
-    ("store", *ATOMS["string"]),
-    ("version", *ATOMS["long"]),
-    *((name, *ATOMS["string"]) for name in ("unique_id", "kind", "path")),
-    ("size_bytes", *ATOMS["long"]),
-    ("modified_at", *ATOMS["timestamp"]),
-    ("needed", *ATOMS["boolean"]),
-    ("blake3", *ATOMS["string"]),
+    *_STORE,
+    *columns(version="long", unique_id="string", kind="string", path="string", size_bytes="long"),
+    *columns(modified_at="timestamp", needed="boolean", blake3="string"),
     ("blobs", *types_of(ArrayType(AtomType("string"), contains_null=True))),
 )
 _BATCH: Final = r"(?P<batch>[0-9]{1,18})"
@@ -264,8 +260,7 @@ async def _find_needed(files: StateFiles, store: StoreAt) -> frozenset[str] | No
             names.append(snapshot_name(resolution.base))
         if resolution.rocksdb_snapshot is not None:
             metadata = (await manager.read_snapshot(resolution.rocksdb_snapshot)).metadata
-            shared += [f"{SSTS}/{file.stored_name}" for file in metadata.sst_files]
-            shared += [f"{LOGS}/{file.stored_name}" for file in metadata.log_files]
+            shared = [shared_path(file.stored_name) for file in (*metadata.sst_files, *metadata.log_files)]
     except (FormatError, EngineError):
         return None
     return frozenset([*names, *map(checksum_name, names), *shared, SCHEMA_PATH])
@@ -290,10 +285,10 @@ _COMPARED: Final[dict[type[datasource.Filter], Callable[[Any, Any], bool]]] = {
 }
 
 
-def can_filter(of: datasource.Filter, columns: Collection[str]) -> bool:
+def can_filter(of: datasource.Filter, names: Collection[str]) -> bool:
     """Return whether a filter that Spark pushes down is carried out here, on one of some columns."""
     attribute: tuple[str, ...] = getattr(of, "attribute", ())
-    return type(of) in _COMPARED and len(attribute) == 1 and attribute[0] in columns
+    return type(of) in _COMPARED and len(attribute) == 1 and attribute[0] in names
 
 
 def filter_holds(of: datasource.Filter, values: Mapping[str, object]) -> bool:
@@ -357,7 +352,7 @@ class _Reader(datasource.DataSourceReader, Generic[Work]):
                 for work in partition.value:
                     yield from self.batches(work)
 
-    def opened(self, works: Sequence[Work]) -> AbstractContextManager[None]:  # noqa: ARG002
+    def opened(self, works: Sequence[Work]) -> AbstractContextManager[object]:  # noqa: ARG002
         """Open what works have in common, for a block."""
         return contextlib.nullcontext()
 
@@ -377,7 +372,7 @@ class StoresReader(_Reader[StoreWork]):
         return group_works(self._works, self._max_partition_bytes)
 
     @override
-    def opened(self, works: Sequence[StoreWork]) -> AbstractContextManager[None]:
+    def opened(self, works: Sequence[StoreWork]) -> AbstractContextManager[object]:
         # All that a DataFrame reads is in one place.
         return next(read.place for work in works for read in work.reads if read).kept_open()
 
@@ -416,7 +411,19 @@ class FilesReader(_Reader[FilesWork]):
         yield pa.RecordBatch.from_pylist(list(file_rows(work)), schema=arrow_schema(FILES_COLUMNS))
 
 
-class _StoresSource(datasource.DataSource):
+class _Source(datasource.DataSource):
+    source: ClassVar[str]
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        return cls.source
+
+    def parsed(self) -> SourceOptions:
+        return SourceOptions.parse(self.options, self.source)
+
+
+class _StoresSource(_Source):
     """Rows of stores as planned once: the batch and the schema stay, also when the query has gone on meanwhile."""
 
     pushes_filters: ClassVar[bool] = False
@@ -459,15 +466,12 @@ class StateSource(_StoresSource):
     `expiration_timestamp_ms`.
     """
 
-    @classmethod
-    @override
-    def name(cls) -> str:
-        return "tidemark_state"
+    source = "tidemark_state"
 
     @functools.cached_property
     @override
     def plan(self) -> ReadPlan:
-        options = SourceOptions.parse(self.options, self.name())
+        options = self.parsed()
         return plan_read(options, options.batch)
 
 
@@ -484,18 +488,15 @@ class DiffSource(_StoresSource):
     there is null.
     """
 
-    @classmethod
-    @override
-    def name(cls) -> str:
-        return "tidemark_state_diff"
+    source = "tidemark_state_diff"
 
     @functools.cached_property
     @override
     def plan(self) -> ReadPlan:
-        options = SourceOptions.parse(self.options, self.name())
+        options = self.parsed()
         if options.from_batch is None:
             hint = "name a committed batch"
-            raise UsageError("is not given", operation=self.name(), subject="from_batch", hint=hint)
+            raise UsageError("is not given", operation=self.source, subject="from_batch", hint=hint)
         return plan_read(options, options.from_batch, options.to_batch)
 
 
@@ -511,7 +512,7 @@ class PushingDiffSource(DiffSource):
     pushes_filters = True
 
 
-class FilesSource(datasource.DataSource):
+class FilesSource(_Source):
     """The files of a checkpoint or of a checkpoint backup: what each is, and whether a batch needs it.
 
     Options:
@@ -523,10 +524,7 @@ class FilesSource(datasource.DataSource):
     `foreign` is the kind of what is not Spark's, and of what is in the directory of no store of the batch.
     """
 
-    @classmethod
-    @override
-    def name(cls) -> str:
-        return "tidemark_files"
+    source = "tidemark_files"
 
     @override
     def schema(self) -> StructType:
@@ -535,4 +533,4 @@ class FilesSource(datasource.DataSource):
     @override
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         with noting_hints():
-            return FilesReader(plan_files(SourceOptions.parse(self.options, self.name())))
+            return FilesReader(plan_files(self.parsed()))

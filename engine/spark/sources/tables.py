@@ -8,19 +8,89 @@ the user's key beside the grouping key, of timers when each expires. None of thi
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyspark.sql.types as spark
 
-from engine.arrow.unsafe_rows import WORD, Ints, RowBuffer, arrow_type, damaged_row, decode_pairs, decode_rows, is_known
-from engine.spark.sources.column_types import ATOMS, Column, types_of
+from engine.arrow.unsafe_rows import (
+    ATOMS,
+    WORD,
+    Ints,
+    RowBuffer,
+    arrow_type,
+    damaged_row,
+    decode_pairs,
+    decode_rows,
+    interval_parts,
+    is_known,
+)
 from index.spark.avro import Read, decode_record, record_reader
 from index.spark.partition_keys import cut_keys
-from index.spark.schema import ArrayType, AtomType, Field, KeyForm, StructType
+from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, Field, KeyForm, MapType, StructType
 from index.spark.unsafe_row import encode_row
+
+# Name, Arrow's type, PySpark's.
+Column: TypeAlias = tuple[str, pa.DataType, spark.DataType]
+
+_SPARK_ATOMS: Final[dict[str, spark.DataType]] = {
+    "void": spark.NullType(),
+    "boolean": spark.BooleanType(),
+    "byte": spark.ByteType(),
+    "short": spark.ShortType(),
+    "integer": spark.IntegerType(),
+    "long": spark.LongType(),
+    "float": spark.FloatType(),
+    "double": spark.DoubleType(),
+    "string": spark.StringType(),
+    "binary": spark.BinaryType(),
+    "date": spark.DateType(),
+    "timestamp": spark.TimestampType(),
+    "timestamp_ntz": spark.TimestampNTZType(),
+}
+
+
+def columns(**atoms: str) -> tuple[Column, ...]:
+    """Return columns of atomic types by their names."""
+    return tuple((name, ATOMS[of], _SPARK_ATOMS[of]) for name, of in atoms.items())
+
+
+def types_of(of: DataType) -> tuple[pa.DataType, spark.DataType]:
+    """Return Arrow's type and PySpark's. Raises as `arrow_type`."""
+    return arrow_type(of), _spark_type(of)
+
+
+@functools.cache
+def _spark_type(of: DataType) -> spark.DataType:
+    match of:
+        case StructType(fields=fields):
+            struct = spark.StructType()
+            for field in fields:
+                struct.add(field.name, _spark_type(field.type), field.nullable)
+            return struct
+        case ArrayType(element=element, contains_null=contains_null):
+            return spark.ArrayType(_spark_type(element), contains_null)
+        case MapType(key=key, value=value, value_contains_null=contains_null):
+            return spark.MapType(_spark_type(key), _spark_type(value), contains_null)
+        case DecimalType(precision=precision, scale=scale):
+            return spark.DecimalType(precision, scale)
+        case _:
+            atom = _SPARK_ATOMS.get(of.name)
+            return atom or spark.DayTimeIntervalType(interval_parts(of.name)[0], interval_parts(of.name)[-1])
+
+
+def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
+    """Return columns as Arrow has them."""
+    return pa.schema([pa.field(name, of) for name, of, _ in columns])
+
+
+def spark_schema(columns: Iterable[Column]) -> spark.StructType:
+    """Return columns as PySpark has them."""
+    return spark.StructType([spark.StructField(name, of) for name, _, of in columns])
+
 
 Pair: TypeAlias = tuple[bytes, bytes]
 # What a column family has for each key: a state variable of one of four types, or the rows of a join, as `values`.
@@ -137,9 +207,6 @@ def encode_keys(table: Table, wanted: Mapping[str, Sequence[Any]]) -> tuple[byte
 
 def _as_stored(field: Field) -> Field:
     return msgspec.structs.replace(field, type=AtomType("binary")) if field.type == AtomType("string") else field
-
-
-BYTES_COLUMNS: Final[tuple[Column, ...]] = (("family", *ATOMS["string"]), ("key", *ATOMS["binary"]))
 
 
 def split_bytes(family: str, pairs: Sequence[Pair]) -> list[pa.Array]:
