@@ -447,12 +447,11 @@ async def check_clock(probe: StoreProbe, local_now_ms: Callable[[], int]) -> Evi
 def judge_clock(*, ahead_ms: int, skew_ms: int) -> Evidence:
     """Judge a store's clock by how far it is ahead of this machine's, and how far a creation time was off it."""
     seconds = f"{ahead_ms / 1000:+.1f} s"
+    off, ahead = f"{skew_ms / 1000:+.0f} s off the blob store's clock", f"{seconds} of this machine"
     return Evidence(
-        figure=f"blob store {seconds} of this machine",
-        broken=f"an object was made {skew_ms / 1000:+.0f} s off the blob store's clock"
-        if skew_ms > SKEW_MS_MAX
-        else "",
-        lacking=f"the blob store's clock is {seconds} of this machine's" if abs(ahead_ms) > SKEW_MS_MAX else "",
+        figure=f"blob store {ahead}",
+        broken=f"an object was made {off}" if skew_ms > SKEW_MS_MAX else "",
+        lacking=f"the blob store's clock is {ahead}'s" if abs(ahead_ms) > SKEW_MS_MAX else "",
     )
 
 

@@ -5,6 +5,7 @@ that is there is written but its `profile`, and nothing read but its record, whe
 """
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ClassVar, Final
@@ -215,21 +216,19 @@ async def _look(
     check: Check, look: Callable[[], Awaitable[Evidence]], left_s: Callable[[], float], probe: StoreProbe
 ) -> Evidence | Exception:
     """Run a check; one that tidemark can do without and that fails is run a second time."""
-    is_second = False
-    while True:
+    lacking = ""
+    for _ in range(2):
         try:
             return await _run(look, left_s(), probe)
         except (StoreError, NotApplicableError, NoTimeError, TimeoutError) as error:
             # An answer, and not one that asks for less, may say that the store cannot do it. One request that hung, of
             # many connections, says nothing about what the store can do.
             is_answer = isinstance(error, StoreUnavailableError) and not error.asks_for_less
-            may_be_a_no = check in _OPTIONAL and is_answer and await _is_alive(probe, left_s())
-            if may_be_a_no and is_second:
-                # It fails every time, and everything else works: this is how the store says that it cannot do it.
-                return Evidence(lacking=f"fails every time ({error})")
-            if not may_be_a_no:
+            if not (check in _OPTIONAL and is_answer and await _is_alive(probe, left_s())):
                 return error
-            is_second = True
+            lacking = f"fails every time ({error})"
+    # Everything else works: this is how the store says that it cannot do it.
+    return Evidence(lacking=lacking)
 
 
 async def _run(look: Callable[[], Awaitable[Evidence]], left_s: float, probe: StoreProbe) -> Evidence:
@@ -251,11 +250,10 @@ async def _run(look: Callable[[], Awaitable[Evidence]], left_s: float, probe: St
 
 
 async def _is_alive(probe: StoreProbe, left_s: float) -> bool:
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(min(ALIVE_S_MAX, left_s)):
             return await probe.is_alive()
-    except TimeoutError:
-        return False
+    return False
 
 
 async def _clean_up(probe: StoreProbe, timeout_s: float) -> tuple[tuple[str, ...], str]:
@@ -270,26 +268,23 @@ async def _clean_up(probe: StoreProbe, timeout_s: float) -> tuple[tuple[str, ...
                 listed = keys
             reason = await _abort_uploads(probe, store)
             # Also what the list lacks: it may be one that lies.
-            left, why = await _delete(probe, store, sorted(keys | listed))
-            return tuple(key for key in left if key in listed), why or reason
+            left = await _delete(probe, store, sorted(keys | listed))
+            return tuple(key for key in left if key in listed), next(iter(left.values()), reason)
     except TimeoutError:
         return tuple(probe.keys), f"not done within {timeout_s:.0f} s"
 
 
-async def _delete(probe: StoreProbe, store: BlobStore, keys: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    left: list[str] = []
-    reason = ""
+async def _delete(probe: StoreProbe, store: BlobStore, keys: Sequence[str]) -> dict[str, str]:
+    """Delete keys; return why some of them stay."""
+    left: dict[str, str] = {}
     for start in range(0, len(keys), DELETE_BATCH_MAX):
         batch = keys[start : start + DELETE_BATCH_MAX]
         try:
             failures = await probe.tried(lambda batch=batch: store.delete(batch))  # type: ignore[misc]
+            left |= {failure.key: failure.reason for failure in failures}
         except StoreError as error:
-            left += batch
-            reason = str(error)
-            continue
-        left += [failure.key for failure in failures]
-        reason = failures[0].reason if failures else reason
-    return tuple(left), reason
+            left |= dict.fromkeys(batch, str(error))
+    return left
 
 
 async def _abort_uploads(probe: StoreProbe, store: BlobStore) -> str:
