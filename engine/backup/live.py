@@ -9,7 +9,6 @@ What a killed process left is removed by the next one (L10).
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -23,7 +22,7 @@ from typing_extensions import override
 from blobstore.concurrency import run_blocking
 from engine.backup.backup import WholeDirectory
 from engine.errors import TargetError, UsageError
-from engine.local.scan import DIR_FLAGS
+from engine.local.scan import hold_dir
 from engine.rocksdb.live import LiveCopy, LiveReader
 from index.snapshot.dir_diff import LocalDir
 from index.snapshot.model import SnapshotIndex
@@ -62,7 +61,7 @@ class LiveRocksDb(WholeDirectory):
             while self._held < 0:
                 made = Path(tempfile.mkdtemp(prefix=self._prefix, dir=self._scratch))
                 # Another process may take it for a leftover until it is held.
-                self._held, self.directory = _hold(made), made / _COPY
+                self._held, self.directory = hold_dir(made), made / _COPY
         return self
 
     def __exit__(
@@ -97,7 +96,7 @@ class LiveRocksDb(WholeDirectory):
 
     def _remove_leftovers(self) -> None:
         for path in self._scratch.iterdir():
-            if path.name.startswith(self._prefix) and (descriptor := _hold(path)) >= 0:
+            if path.name.startswith(self._prefix) and (descriptor := hold_dir(path)) >= 0:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(descriptor)
 
@@ -110,17 +109,3 @@ def _writing_to(scratch: Path) -> Iterator[None]:
         reason = f"cannot be written: {error.strerror}"
         hint = "choose a scratch directory that can be written, best on the same file system"
         raise TargetError(reason, operation="backup", subject=str(scratch), hint=hint) from error
-
-
-def _hold(directory: Path) -> int:
-    """Take a directory for this process; -1 if another one has it, or it is gone."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        descriptor = os.open(directory, DIR_FLAGS)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), directory.lstat()):
-                return descriptor
-        except BlockingIOError:
-            pass
-        os.close(descriptor)
-    return -1

@@ -5,6 +5,7 @@ whole directory per call: a hop per file costs more than the file.
 """
 
 import errno
+import fcntl
 import functools
 import grp
 import os
@@ -271,3 +272,17 @@ def _name_of(number: int, look_up: Callable[[int], pwd.struct_passwd | grp.struc
         return look_up(number)[0]
     except KeyError:
         return str(number)
+
+
+def hold_dir(directory: Path) -> int:
+    """Take a directory for this process; -1 if another one has it, or it is gone."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        descriptor = os.open(directory, DIR_FLAGS)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), directory.lstat()):
+                return descriptor
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(descriptor)
+    return -1

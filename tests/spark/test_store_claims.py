@@ -195,16 +195,16 @@ def test_a_directory_that_never_got_its_lock_is_removed(claims: StoreClaims) -> 
 def test_a_new_directory_that_is_taken_for_a_dead_one_is_made_again(
     claims: StoreClaims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = store_claims._try_lock
+    hold = store_claims.hold_dir
     stolen: list[Path] = []
 
-    def cleaned_away_first(directory: Path) -> int | None:
+    def cleaned_away_first(directory: Path) -> int:
         if not stolen:
             stolen.append(directory)
             assert StoreClaims.remove_dead_attempts(claims) == 1
-        return lock(directory)
+        return hold(directory)
 
-    monkeypatch.setattr(store_claims, "_try_lock", cleaned_away_first)
+    monkeypatch.setattr(store_claims, "hold_dir", cleaned_away_first)
     with claims.begin() as attempt:
         attempt.directory.mkdir()
         assert len(entries(claims)) == 1
