@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeVar, runtime_checkable
+from typing import Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -28,6 +28,7 @@ from index.errors import FormatError
 from index.snapshot.codec import decode_repository
 from index.snapshot.keys import REPOSITORY
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 ATTEMPTS_MAX: Final = 4
@@ -111,11 +112,11 @@ class StoreProbe:
         times = sum(key.partition("+")[0] == self.root + name for key in self.keys)
         return self.key(f"{name}+{times}" if times else name)
 
-    async def tried(self, request: Callable[[], Awaitable[T]]) -> T:
+    async def tried(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Make a request, again where the store is unavailable at first."""
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
-                return await request()
+                return await request(*args, **kwargs)
             except StoreUnavailableError as error:
                 self.hiccups += 1
                 if attempt == ATTEMPTS_MAX:
@@ -124,7 +125,7 @@ class StoreProbe:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def put(self, number: int, key: str, data: bytes) -> base.Created:
-        return await self.tried(lambda: self.client(number).put(key, base.BytesBody(data)))
+        return await self.tried(self.client(number).put, key, base.BytesBody(data))
 
     async def create(self, number: int, key: str, data: bytes, *, ttl_ms: int | None = None) -> None:
         """Create an object that no client has seen yet."""
@@ -138,7 +139,7 @@ class StoreProbe:
 
     async def read(self, number: int, key: str) -> bytes | None:
         try:
-            return await self.tried(lambda: base.read_blob(self.client(number), key, size_bytes_max=_READ_BYTES_MAX))
+            return await self.tried(base.read_blob, self.client(number), key, size_bytes_max=_READ_BYTES_MAX)
         except BlobNotFoundError:
             return None
 
@@ -152,17 +153,14 @@ class StoreProbe:
         return await self.tried(fetch)
 
     async def stat(self, number: int, key: str) -> base.BlobInfo | None:
-        return await self.tried(lambda: self.client(number).stat(key))
+        return await self.tried(self.client(number).stat, key)
 
     async def names(self, number: int, prefix: str, *, limit: int = 1000) -> AsyncIterator[tuple[str, ...]]:
         """Yield the keys of a prefix, page by page, without the root."""
         start_after = ""
         while True:
-            page = await self.tried(
-                lambda after=start_after: self.client(number).list_page(  # type: ignore[misc]
-                    self.root + prefix, start_after=after, limit=limit
-                )
-            )
+            list_page = self.client(number).list_page
+            page = await self.tried(list_page, self.root + prefix, start_after=start_after, limit=limit)
             yield tuple(blob.key.removeprefix(self.root) for blob in page.blobs)
             if not page.truncated or not page.blobs:
                 return
@@ -230,7 +228,7 @@ async def check_create(probe: StoreProbe) -> Evidence:
             broken = broken or "every client had the answer that another one had won"
         if len(winners) != 1:
             continue
-        late = await probe.tried(lambda key=key: probe.client(1).put_if_absent(key, base.BytesBody(b"late")))  # type: ignore[misc]
+        late = await probe.tried(probe.client(1).put_if_absent, key, base.BytesBody(b"late"))
         if isinstance(late, base.Created):
             broken = broken or "a create of what was there long since succeeded"
         if await probe.read(2, key) != bodies[winners[0]]:
@@ -263,7 +261,7 @@ async def check_read(probe: StoreProbe) -> Evidence:
             if info is None or info.size_bytes != len(data):
                 return "a stat after a put saw something else"
         try:
-            if await probe.tried(lambda: probe.client(number).delete([key])):
+            if await probe.tried(probe.client(number).delete, [key]):
                 return ""
         except (StoreError, NotImplementedError):
             return ""  # another check is about deleting
@@ -365,9 +363,7 @@ async def check_lists(probe: StoreProbe) -> Evidence:
     deletes = 0
     try:
         for number, name in enumerate(there[::3]):
-            if await probe.tried(
-                lambda n=number, k=probe.root + name: probe.client(n).delete([k])  # type: ignore[misc]
-            ):
+            if await probe.tried(probe.client(number).delete, [probe.root + name]):
                 break
             deletes += 1
             there.remove(name)
@@ -408,7 +404,7 @@ async def check_ttl(probe: StoreProbe) -> Evidence:  # noqa: PLR0911  (each is a
         return Evidence(lacking="TTLs cannot be removed with these settings")
     for number in (2, 3):
         try:
-            await probe.tried(lambda n=number: probe.client(n).remove_ttl(key))  # type: ignore[misc]
+            await probe.tried(probe.client(number).remove_ttl, key)
         except (AccessDeniedError, StoreUnavailableError):
             raise
         except StoreError as error:
@@ -459,13 +455,9 @@ async def check_multipart(probe: StoreProbe, *, with_ttl: bool) -> Evidence:
     """Check that an upload in parts becomes one object, whole, with the TTL that it was begun with."""
     s3 = probe.s3
     data = pattern(PART_BYTES_MIN + 1 * KIB, "parts")
-    key = probe.fresh_key("multipart")
-
-    async def create() -> base.CreateOutcome:
-        ttl_ms = TTL_MS if with_ttl else None
-        return await s3[0].put_parts_if_absent(key, base.BytesBody(data), ttl_ms=ttl_ms, part_bytes=PART_BYTES_MIN)
-
-    await probe.tried(create)
+    key, ttl_ms = probe.fresh_key("multipart"), TTL_MS if with_ttl else None
+    body = base.BytesBody(data)
+    await probe.tried(s3[0].put_parts_if_absent, key, body, ttl_ms=ttl_ms, part_bytes=PART_BYTES_MIN)
     if await probe.read(1, key) != data:
         return Evidence(broken="an upload in parts became something else")
     if not with_ttl:
@@ -481,7 +473,7 @@ async def check_conditional_multipart(probe: StoreProbe) -> Evidence:
     s3 = probe.s3
     key, taken = probe.fresh_key("conditional/race"), probe.fresh_key("conditional/taken")
     await probe.create(0, taken, b"first")
-    late = await probe.tried(lambda: s3[0].put_parts_if_absent(taken, base.BytesBody(b"second")))
+    late = await probe.tried(s3[0].put_parts_if_absent, taken, base.BytesBody(b"second"))
     if isinstance(late, base.Unknown):
         raise StoreUnavailableError(late.reason, operation="put_if_absent", key=taken)
     if isinstance(late, base.Created) or await probe.read(1, taken) != b"first":
@@ -490,8 +482,7 @@ async def check_conditional_multipart(probe: StoreProbe) -> Evidence:
     bodies = [f"upload {number}".encode() for number in range(4)]
 
     async def enter(number: int) -> base.CreateOutcome:
-        body = base.BytesBody(bodies[number])
-        return await probe.tried(lambda: s3[number % len(s3)].put_parts_if_absent(key, body))
+        return await probe.tried(s3[number % len(s3)].put_parts_if_absent, key, base.BytesBody(bodies[number]))
 
     outcomes = await asyncio.gather(*map(enter, range(len(bodies))))
     winners = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, base.Created)]
@@ -509,14 +500,14 @@ async def check_abort(probe: StoreProbe) -> Evidence:
     """Check that an upload that nobody finishes is found and aborted."""
     s3 = probe.s3
     key = probe.fresh_key("abort/unfinished")
-    begun = await probe.tried(lambda: s3[0].begin_upload(key))
+    begun = await probe.tried(s3[0].begin_upload, key)
     probe.unfinished.append(begun)
     store = probe.client(1)
 
     async def becomes(there: bool) -> bool:  # noqa: FBT001  (it says what it waits for)
         # No store promises that this list is up to date.
         for _ in range(ATTEMPTS_MAX):
-            puts = await probe.tried(lambda: store.list_unfinished(probe.root + "abort/"))
+            puts = await probe.tried(store.list_unfinished, probe.root + "abort/")
             if any(put.upload_id == begun.upload_id for put in puts) is there:
                 return True
             await asyncio.sleep(PAUSE_S)
@@ -524,7 +515,7 @@ async def check_abort(probe: StoreProbe) -> Evidence:
 
     if not await becomes(there=True):
         return Evidence(lacking="an unfinished upload is not listed")
-    if failures := await probe.tried(lambda: store.abort_unfinished([begun])):
+    if failures := await probe.tried(store.abort_unfinished, [begun]):
         reason = failures[0].reason
         kind = AccessDeniedError if _is_denial(reason) else StoreUnavailableError
         raise kind(reason, operation="abort_unfinished", key=key)
@@ -545,7 +536,7 @@ async def check_delete(probe: StoreProbe) -> Evidence:
         await probe.put(*numbered, b"x")
 
     await map_bounded(put, enumerate([*doomed, *others]), in_flight_max=len(probe.clients))
-    failures = await probe.tried(lambda: probe.client(0).delete([*doomed, *absent]))
+    failures = await probe.tried(probe.client(0).delete, [*doomed, *absent])
     failed = {failure.key: failure.reason for failure in failures}
     if failed.keys() & set(doomed):
         reason = failed[min(failed)]

@@ -280,7 +280,7 @@ async def _delete(probe: StoreProbe, store: BlobStore, keys: Sequence[str]) -> d
     for start in range(0, len(keys), DELETE_BATCH_MAX):
         batch = keys[start : start + DELETE_BATCH_MAX]
         try:
-            failures = await probe.tried(lambda batch=batch: store.delete(batch))  # type: ignore[misc]
+            failures = await probe.tried(store.delete, batch)
             left |= {failure.key: failure.reason for failure in failures}
         except StoreError as error:
             left |= dict.fromkeys(batch, str(error))
