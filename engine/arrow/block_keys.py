@@ -129,7 +129,6 @@ def _steps(blocks: Blocks, prefix_bytes: int) -> Iterator[tuple[Words, Ints]]:
 
 
 def _take(data: Octets, at: Ints, words: int) -> Words:
-    """Return as many words from each of these places on."""
     size = _WORD * words
     found: npt.NDArray[Any] = np.ndarray((len(data) - size + 1,), f"V{size}", data, strides=(1,))[at]
     return found.view("<u8").reshape(len(at), words)
@@ -144,7 +143,6 @@ def _shared_masks(words: int) -> Words:
 
 
 def _intervals(data: Octets, blocks: Blocks) -> tuple[Ints, Ints]:
-    """Return where the entries of each restart interval begin and end."""
     block_begins, block_bytes = np.array(blocks.begins, np.int64), np.array(blocks.sizes, np.int64)
     if block_bytes.min() < _COUNT_BYTES:
         raise ValueError("is not a block: it is too short")

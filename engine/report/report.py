@@ -369,7 +369,6 @@ def _card(facts: ReportFacts, job: JobFacts, place: int) -> str:
 
 
 def _sparkline(job: JobFacts) -> str:
-    """Draw the size of the state over the commits."""
     sizes = [e.commit.record.state_bytes for e in reversed(job.history.entries) if e.commit is not None and e.restores]
     if len(sizes) < 2:  # noqa: PLR2004  (a line has two ends)
         return ""

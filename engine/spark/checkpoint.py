@@ -388,7 +388,6 @@ class _StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
     do: Callable[[CheckpointDir, Work], Awaitable[R]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Do the work that each row has the number of; return one row for each."""
         numbers = spread.works_of(batches, int)
         if numbers:
             done, failed = zip(*asyncio.run(self._do_all(numbers)), strict=True)
@@ -407,7 +406,6 @@ class _StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
             return await map_bounded(one, numbers, in_flight_max=_STORES_AT_ONCE)
 
     def run(self, spark: SparkSession, kind: type[R], operation: str, partitions_max: int | None) -> list[R]:
-        """Do all of it; return what became of each item."""
         count = len(self.work)
         if not count:
             return []

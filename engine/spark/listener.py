@@ -232,7 +232,6 @@ class BackupListener(listener.StreamingQueryListener):
                 self._changed.notify_all()
 
     async def _judge(self) -> None:
-        """Find out whether the notes make a backup due."""
         while self._unjudged:
             event = next(iter(self._unjudged.values()))
             if await self._is_of_query(event):

@@ -98,7 +98,12 @@ def _wait_for_server(url: str) -> None:
 
     with DefaultChannelBuilder(url).toChannel() as channel:
         answered = threading.Event()
-        channel.subscribe(lambda state: state.name == "READY" and answered.set(), try_to_connect=True)
+
+        def note(state: object) -> None:
+            if getattr(state, "name", "") == "READY":
+                answered.set()
+
+        channel.subscribe(note, try_to_connect=True)
         if not answered.wait(CONNECT_S_MAX):
             raise TimeoutError(f"no answer in {CONNECT_S_MAX} s")
 

@@ -354,7 +354,6 @@ class StatefulJob:
         return tuple(reports)
 
     def _other_stores(self, commit: Commit | None) -> tuple[tuple[str, str], ...]:
-        """Return the stores of another name."""
         stores = commit.record.stores if commit else ()
         return tuple((s.task, s.store) for s in stores if s.store != self._options.store)
 

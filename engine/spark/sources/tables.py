@@ -295,7 +295,6 @@ def _some(of: StructType, places: Sequence[int]) -> StructType:
 
 
 def _cut(form: KeyForm, keys: Sequence[bytes], subject: str) -> tuple[list[bytes], list[bytes]]:
-    """Cut keys into the part of the fields that are first, and the row of the others."""
     try:
         return cut_keys(form, keys)
     except ValueError as error:
@@ -303,7 +302,6 @@ def _cut(form: KeyForm, keys: Sequence[bytes], subject: str) -> tuple[list[bytes
 
 
 def _leading(table: Table, parts: list[bytes], subject: str) -> list[pa.Array]:
-    """Return the fields of a key that are first, each as an array."""
     of, form = _some(table.key, table.key_form.first), table.key_form.form
     if form == "row":
         return []
