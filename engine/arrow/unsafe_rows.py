@@ -92,20 +92,6 @@ _WORD_BITS: Final = 64
 _WORD_DIGITS_MAX: Final = 18
 _WIDE_BYTES: Final = 16
 
-# How an element of an array is stored, and what it is made of: the integer as stored to what Arrow has.
-_STORED: Final[dict[str, tuple[str, str]]] = {
-    "boolean": ("u1", "?"),
-    "byte": ("i1", "i1"),
-    "short": ("<i2", "<i2"),
-    "integer": ("<i4", "<i4"),
-    "long": ("<i8", "<i8"),
-    "float": ("<i4", "<f4"),
-    "double": ("<i8", "<f8"),
-    "date": ("<i4", "<i4"),
-    "timestamp": ("<i8", "<i8"),
-    "timestamp_ntz": ("<i8", "<i8"),
-}
-_STORED_INTERVAL: Final = ("<i8", "<i8")
 _TEXTS: Final = frozenset({"string", "binary"})
 _SIGN_BIT: Final = 0x80
 # The largest position in Arrow's arrays.
@@ -298,10 +284,10 @@ class RowBuffer:
 
 
 def element_bytes(of: DataType) -> int:
-    """Return the size of an element of an array."""
-    if isinstance(of, AtomType) and of.name in _STORED:
-        return np.dtype(_STORED[of.name][0]).itemsize
-    return 1 if of == AtomType("void") else WORD
+    """Return the size of an element of an array: that of Arrow's, or a word that points to it."""
+    if not isinstance(of, AtomType) or of.name in _TEXTS:
+        return WORD
+    return 1 if of.name in {"void", "boolean"} else int(arrow_type(of).bit_width) // 8
 
 
 def decode_rows(of: StructType, rows: Sequence[bytes] | Iterable[bytes], *, subject: str) -> pa.Array:
@@ -326,8 +312,8 @@ def _number(of: AtomType, stored: npt.NDArray[Any], there: Bools | None) -> pa.A
     if of.name == "boolean":
         content = _bitmap(stored.astype(np.uint8).astype(np.bool_))
     else:
-        storage, meaning = _STORED.get(of.name, _STORED_INTERVAL)
-        content = pa.py_buffer(np.ascontiguousarray(stored.astype(storage)).view(meaning))
+        # The bits are those of what Arrow has, in an integer of a word's size outside of arrays.
+        content = pa.py_buffer(np.ascontiguousarray(stored.astype(f"<i{element_bytes(of)}")))
     return pa.Array.from_buffers(arrow_type(of), len(stored), [_bitmap(there), content])
 
 

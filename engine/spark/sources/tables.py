@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyspark.sql.types as spark
+from pyspark.sql.pandas.types import from_arrow_type
 
 from engine.arrow.unsafe_rows import (
     ATOMS,
@@ -30,32 +31,16 @@ from engine.arrow.unsafe_rows import (
 )
 from index.spark.avro import Read, decode_record, record_reader
 from index.spark.partition_keys import cut_keys
-from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, Field, KeyForm, MapType, StructType
+from index.spark.schema import ArrayType, AtomType, DataType, Field, KeyForm, MapType, StructType
 from index.spark.unsafe_row import encode_row
 
 # Name, Arrow's type, PySpark's.
 Column: TypeAlias = tuple[str, pa.DataType, spark.DataType]
 
-_SPARK_ATOMS: Final[dict[str, spark.DataType]] = {
-    "void": spark.NullType(),
-    "boolean": spark.BooleanType(),
-    "byte": spark.ByteType(),
-    "short": spark.ShortType(),
-    "integer": spark.IntegerType(),
-    "long": spark.LongType(),
-    "float": spark.FloatType(),
-    "double": spark.DoubleType(),
-    "string": spark.StringType(),
-    "binary": spark.BinaryType(),
-    "date": spark.DateType(),
-    "timestamp": spark.TimestampType(),
-    "timestamp_ntz": spark.TimestampNTZType(),
-}
-
 
 def columns(**atoms: str) -> tuple[Column, ...]:
     """Return columns of atomic types by their names."""
-    return tuple((name, ATOMS[of], _SPARK_ATOMS[of]) for name, of in atoms.items())
+    return tuple((name, *types_of(AtomType(of))) for name, of in atoms.items())
 
 
 def types_of(of: DataType) -> tuple[pa.DataType, spark.DataType]:
@@ -67,19 +52,15 @@ def types_of(of: DataType) -> tuple[pa.DataType, spark.DataType]:
 def _spark_type(of: DataType) -> spark.DataType:
     match of:
         case StructType(fields=fields):
-            struct = spark.StructType()
-            for field in fields:
-                struct.add(field.name, _spark_type(field.type), field.nullable)
-            return struct
+            return spark.StructType([spark.StructField(f.name, _spark_type(f.type), f.nullable) for f in fields])
         case ArrayType(element=element, contains_null=contains_null):
             return spark.ArrayType(_spark_type(element), contains_null)
         case MapType(key=key, value=value, value_contains_null=contains_null):
             return spark.MapType(_spark_type(key), _spark_type(value), contains_null)
-        case DecimalType(precision=precision, scale=scale):
-            return spark.DecimalType(precision, scale)
+        case AtomType(name=name) if name not in ATOMS:
+            return spark.DayTimeIntervalType(interval_parts(name)[0], interval_parts(name)[-1])
         case _:
-            atom = _SPARK_ATOMS.get(of.name)
-            return atom or spark.DayTimeIntervalType(interval_parts(of.name)[0], interval_parts(of.name)[-1])
+            return from_arrow_type(arrow_type(of), prefer_timestamp_ntz=True)
 
 
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
