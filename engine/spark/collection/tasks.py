@@ -67,16 +67,13 @@ class Row(NamedTuple):
 def rows_of(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
     """Return the rows of batches, one in Python's memory at a time."""
     for batch in batches:
-        positions, kinds, data = batch.columns
-        for number in range(batch.num_rows):
-            yield Row(positions[number].as_py(), kinds[number].as_py(), data[number].as_py())
+        for values in zip(*batch.columns, strict=True):
+            yield Row(*(value.as_py() for value in values))
 
 
 def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
     """Return rows as a batch."""
-    columns = zip(*rows, strict=True) if rows else ((), (), ())
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, ROWS, strict=True)]
-    return pa.record_batch(arrays, schema=ROWS)
+    return pa.RecordBatch.from_pylist([row._asdict() for row in rows], schema=ROWS)
 
 
 async def read_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
