@@ -8,8 +8,9 @@ import math
 import secrets
 import time
 import uuid
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
+import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobStore
@@ -61,16 +62,15 @@ class Stopwatch:
         return self._runtime.monotonic_s() - self._began_s
 
 
-class Pace:
+class Pace(msgspec.Struct):
     """How fast a store answers and sends, as far as restores from it have shown. Not for two event loops at once."""
 
     # What a restore of less takes does not show a rate.
-    BYTES_MIN: Final = 8 * 1024 * 1024
+    BYTES_MIN: ClassVar = 8 * 1024 * 1024
 
-    def __init__(self) -> None:
-        # The shortest wait for the answer to one request, and the highest rate of all that were under way together.
-        self.answer_s = math.inf
-        self.bytes_per_s = 0.0
+    # The shortest wait for the answer to one request, and the highest rate of all that were under way together.
+    answer_s: float = math.inf
+    bytes_per_s: float = 0.0
 
     def add_answer(self, seconds: float) -> None:
         self.answer_s = min(self.answer_s, seconds)

@@ -29,18 +29,17 @@ _SIZE: Final = re.compile(r"([0-9]{1,12}) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _SHARE: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)(%?)")
 
 
-class Where:
+class Where(msgspec.Struct, frozen=True):
     """Of what a log line is: the place of a store, and what in it. Found out only where the line is written."""
 
-    def __init__(self, store: BlobStore, of: object) -> None:
-        self._store = store
-        self._of = of
+    store: BlobStore
+    of: object
 
     @override
     def __str__(self) -> str:
-        kind, *parts = self._store.place() or ("store",)
+        kind, *parts = self.store.place() or ("store",)
         place = without_credentials(f"{kind}:{'/'.join(parts).replace('//', '/')}")
-        return printable(f"{place} {self._of}")
+        return printable(f"{place} {self.of}")
 
 
 class Moment(msgspec.Struct, frozen=True):

@@ -76,19 +76,18 @@ class NoTimeError(Exception):
     """The time of the whole examination was over."""
 
 
-class StoreProbe:
+class StoreProbe(msgspec.Struct):
     """Looks at a store with several clients at once, which have no wrappers, and connections of their own."""
 
-    def __init__(self, clients: Sequence[base.BlobStore], root: str, monotonic_s: Callable[[], float]) -> None:
-        self.clients = clients
-        # The prefix that everything is written below, with a slash.
-        self.root = root
-        self.monotonic_s = monotonic_s
-        # All that may have been written.
-        self.keys: list[str] = []
-        self.unfinished: list[base.UnfinishedPut] = []
-        # Requests that were not answered, or with "try again".
-        self.hiccups = 0
+    clients: Sequence[base.BlobStore]
+    # The prefix that everything is written below, with a slash.
+    root: str
+    monotonic_s: Callable[[], float]
+    # All that may have been written.
+    keys: list[str] = []
+    unfinished: list[base.UnfinishedPut] = []
+    # Requests that were not answered, or with "try again".
+    hiccups: int = 0
 
     def client(self, number: int) -> base.BlobStore:
         return self.clients[number % len(self.clients)]
