@@ -266,7 +266,7 @@ def _with_published(made: R, files: tuple[str, ...]) -> R:
 
 
 async def _rescale(open_store: OpenStore, item: GroupToRescale, target: Path) -> GroupRescaled:
-    return await rescale_group(open_store, item, target, partitions_of, runtime=Runtime(), replace=True)
+    return await rescale_group(open_store, item, target, Here(partitioner=partitions_of), replace=True)
 
 
 class RestoreCheckpointStores(spread.StoresTask, frozen=True, kw_only=True):
