@@ -379,7 +379,7 @@ _STORES_AT_ONCE: Final = 2
 Work = TypeVar("Work")
 
 
-class _StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
+class StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
     """Work on stores of a checkpoint; given to `mapInArrow`. All of it is in the closure: a row has its number."""
 
     source: str
@@ -458,7 +458,7 @@ def check_checkpoint(
     async def check() -> CheckReport:
         async with backup.opened_checkpoint(source, store_settings) as root:
             logs = await check_logs(root)
-            work = _StoresWork(source=source, settings=store_settings, work=logs.stores, do=check_one)
+            work = StoresWork(source=source, settings=store_settings, work=logs.stores, do=check_one)
             checked = await asyncio.to_thread(work.run, spark, StoreChecked, "check", partitions_max)
             return await finish_check(root, logs, checked, level=level, watch=watch)
 
@@ -481,7 +481,7 @@ def explain_checkpoint(
         return await scan_store(root.child(item.store.id.path), item, scratch)
 
     async def scan_stores(stores: Sequence[StoreToScan]) -> list[StoreScanned]:
-        work = _StoresWork(source=source, settings=settings, work=tuple(stores), do=scan_one)
+        work = StoresWork(source=source, settings=settings, work=tuple(stores), do=scan_one)
         return await asyncio.to_thread(work.run, spark, StoreScanned, "explain", partitions_max)
 
     return _run(explain.explain_checkpoint(source, choice, scan_stores=scan_stores))
@@ -520,7 +520,7 @@ def convert_checkpoint(
 
             return await destination.make(item, build)
 
-        work = _StoresWork(source=absolute(source), settings=settings, work=stores, do=convert_one)
+        work = StoresWork(source=absolute(source), settings=settings, work=stores, do=convert_one)
         # To its end, as a restore: tasks still write to the staging directory.
         return await run_blocking(work.run, spark, StoreRestored, "convert", partitions_max)
 
@@ -563,7 +563,7 @@ def rescale_checkpoint(
         async def rescale_one(root: CheckpointDir, item: GroupToRescale) -> GroupRescaled:
             return await destination.make(item, lambda below, item: _rescale(of_checkpoint(root), item, below))
 
-        work = _StoresWork(source=absolute(source), settings=settings, work=groups, do=rescale_one)
+        work = StoresWork(source=absolute(source), settings=settings, work=groups, do=rescale_one)
         # To its end, as a restore: tasks still write to the staging directory.
         return await run_blocking(work.run, spark, GroupRescaled, "rescale", partitions_max)
 
