@@ -6,6 +6,7 @@ text passes `_text`, which escapes it, and the policy in the head of `page.html`
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -153,12 +154,7 @@ async def gather_report(
         StoreError: As the store says. Damage is reported, not raised.
     """
     store = MeteredStore(repository.store)
-
-    async def read(scope: Scope, *, shares: bool = True) -> History:
-        return await read_history(
-            store, repository.record, scope, entries_max=request.entries_max, shares=shares, progress=progress
-        )
-
+    read = partial(read_history, store, repository.record, entries_max=request.entries_max, progress=progress)
     chosen, left_out = tuple(request.scopes), 0
     if not chosen:
         logs = await list_all_logs(store)

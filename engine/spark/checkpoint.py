@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -47,7 +48,6 @@ from engine.checkpoint.restore import (
     target_of,
 )
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
-from engine.checkpoint.store_check import StoreWork as StoreToCheck
 from engine.checkpoint.store_check import check_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, files_below, publish_files
 from engine.errors import (
@@ -451,9 +451,7 @@ def check_checkpoint(
         As `engine.checkpoint.check.check_checkpoint`.
     """
     source, watch = absolute(location), Stopwatch(Runtime())
-
-    async def check_one(root: CheckpointDir, store: StoreToCheck) -> StoreChecked:
-        return await check_store(root, store, scratch=scratch, level=level)
+    check_one = partial(check_store, scratch=scratch, level=level)
 
     async def check() -> CheckReport:
         async with backup.opened_checkpoint(source, store_settings) as root:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import heapq
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, Unpack
 
@@ -101,10 +102,7 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
             self.access.transfer, in_flight_max=self.access.store.in_flight_max, stores_count=len(work)
         )
         with self.access.borrow(share) as repository, repository.inside(self.opened()) as do:
-
-            async def carry_out(item: StoreWork) -> StoreOutcome:
-                return await carry_out_one(do, repository.asynchronous, item)
-
+            carry_out = partial(carry_out_one, do, repository.asynchronous)
             outcomes = repository.loop.run(map_bounded(carry_out, work, in_flight_max=at_once))
         yield pa.RecordBatch.from_pylist(list(map(msgspec.structs.asdict, outcomes)), schema=OUTCOME_SCHEMA)
 
@@ -420,17 +418,13 @@ def restore_stores(
     """
     options, root = options or SparkOptions(), Path(target_root).absolute()
     repository, access = open_on_driver(url, options)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(repository)
+    with repository:
         if or_newest_complete:
             choice = repository.choose_complete(scope, **choice)
-        commit, _ = stack.enter_context(repository.find_pinned(scope, purpose=PURPOSE, **choice))
-        work = [
-            StoreWork(
-                task=reference.task, store=reference.store, path=str(target_below(root, reference)), reference=reference
-            )
-            for reference in commit.record.stores
-        ]
-        return spread(
-            spark, RestoreStores(access=access, scope=commit.scope, replace=replace), work, options.partitions_max
-        )
+        with repository.find_pinned(scope, purpose=PURPOSE, **choice) as (commit, _):
+            work = [
+                StoreWork(task=of.task, store=of.store, path=str(target_below(root, of)), reference=of)
+                for of in commit.record.stores
+            ]
+            task = RestoreStores(access=access, scope=commit.scope, replace=replace)
+            return spread(spark, task, work, options.partitions_max)

@@ -308,10 +308,8 @@ class StatefulJob:
         """
         with self._repository.find_pinned(self.scope, purpose=PURPOSE) as (commit, _):
             run = self._begin_run(commit)
-            work = [
-                StoreWork(task=base.task, store=base.store, path=run.local_root, reference=base)
-                for base in run.bases.values()
-            ]
+            bases = run.bases.values()
+            work = [StoreWork(task=of.task, store=of.store, path=run.local_root, reference=of) for of in bases]
             return spread(spark, RestoreForRun(access=self._access, scope=self.scope, run=run), work, partitions_max)
 
     def _pin(self, commit: Commit) -> None:

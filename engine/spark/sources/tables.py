@@ -178,16 +178,13 @@ def encode_keys(table: Table, wanted: Mapping[str, Sequence[Any]]) -> tuple[byte
         or math.prod(map(len, wanted.values())) > _KEYS_MAX
     ):
         return None
-    stored = StructType(tuple(_as_stored(field) for field in fields))
+    text, octets = AtomType("string"), AtomType("binary")
+    stored = StructType(tuple(msgspec.structs.replace(f, type=octets) if f.type == text else f for f in fields))
     chosen = ([v.encode() if isinstance(v, str) else v for v in wanted[field.name]] for field in fields)
     try:
         return tuple(sorted({_ENCODING + encode_row(stored, values) for values in itertools.product(*chosen)}))
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _as_stored(field: Field) -> Field:
-    return msgspec.structs.replace(field, type=AtomType("binary")) if field.type == AtomType("string") else field
 
 
 def split_bytes(family: str, pairs: Sequence[Pair]) -> list[pa.Array]:
@@ -229,7 +226,10 @@ def decode_keys(table: Table, keys: Sequence[bytes], *, subject: str) -> list[pa
     """Return the columns of keys. Raises as `split_typed`."""
     form, fields = table.key_form, table.key.fields
     rest = [place for place in range(len(fields)) if place not in form.first]
-    leading, rows = _cut(form, keys, subject)
+    try:
+        leading, rows = cut_keys(form, keys)
+    except ValueError as error:
+        raise damaged_row(str(error), subject) from error
     columns = _leading(table, leading, subject)
     columns += _columns(table, _some(table.key, rest), rows, subject, head=_AVRO_HEAD)
     by_place = dict(zip([*form.first, *rest], columns, strict=True))
@@ -273,13 +273,6 @@ def _elements(table: Table, values: Sequence[bytes], subject: str) -> tuple[Ints
 
 def _some(of: StructType, places: Sequence[int]) -> StructType:
     return StructType(tuple(of.fields[place] for place in places))
-
-
-def _cut(form: KeyForm, keys: Sequence[bytes], subject: str) -> tuple[list[bytes], list[bytes]]:
-    try:
-        return cut_keys(form, keys)
-    except ValueError as error:
-        raise damaged_row(str(error), subject) from error
 
 
 def _leading(table: Table, parts: list[bytes], subject: str) -> list[pa.Array]:
