@@ -48,9 +48,7 @@ def arrow_type(of: DataType) -> pa.DataType:
     """Return Arrow's type. KeyError: rows with such a field cannot be Arrow arrays, or Spark does not take them."""
     match of:
         case StructType(fields=fields):
-            return pa.struct(
-                [pa.field(field.name, arrow_type(field.type), nullable=field.nullable) for field in fields]
-            )
+            return pa.struct([pa.field(f.name, arrow_type(f.type), nullable=f.nullable) for f in fields])
         case ArrayType(element=element, contains_null=contains_null):
             return pa.list_(pa.field("element", arrow_type(element), nullable=contains_null))
         case MapType(key=key, value=value, value_contains_null=contains_null):

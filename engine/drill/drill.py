@@ -245,9 +245,7 @@ class _Drill(msgspec.Struct, kw_only=True):
                 return await _is_right(store, job, fresh=fresh)
 
             async with budget.hold(2 * settings.chunk_bytes):
-                await fetch_right(
-                    is_right, lambda reason: DamagedError(reason, operation=_OPERATION, subject=ranged.key)
-                )
+                await fetch_right(is_right, lambda why: DamagedError(why, operation=_OPERATION, subject=ranged.key))
             if isinstance(job, FetchedRun):
                 self.progress.add(files=len(job.files), bytes_=sum(file.size_bytes for file in job.files))
             else:

@@ -549,18 +549,8 @@ def _state(found: "StateExplained | None") -> Iterator[str]:
     yield f'<section id="state"><h2>State of a query</h2>\n{_paragraph(f"{found.location}: batch {found.batch}")}'
     for problem in found.problems[:BROKEN_SHOWN_MAX]:
         yield _paragraph(problem, "bad")
-    headers = (
-        "operator",
-        "rows",
-        "by",
-        "keys and values",
-        "by",
-        "SSTs",
-        "tombstones",
-        "skew",
-        "Gini",
-        "changelogs since",
-    )
+    sizes = ("rows", "by", "keys and values", "by", "SSTs")
+    headers = ("operator", *sizes, "tombstones", "skew", "Gini", "changelogs since")
     yield _table(headers, map(_operator_row, found.operators), "Operators")
     for of in found.operators:
         sizes: dict[int, int] = {}
@@ -578,9 +568,7 @@ def _state(found: "StateExplained | None") -> Iterator[str]:
         usd = f"${cost.requests_usd_per_day:,.2f} a day, and ${cost.stored_usd_per_day:,.2f} for what is stored"
         written = f"{cost.puts_per_day:,.0f} PUTs and {cost.copies_per_day:,.0f} COPYs a day"
         yield _paragraph(f"By the times of its files {written}: {usd}. LISTs, GETs and HEADs are not seen.")
-    advice = (
-        (of.setting, "" if of.usd_per_day is None else f"${of.usd_per_day:,.2f}", of.reason) for of in found.advice
-    )
+    advice = ((a.setting, "" if a.usd_per_day is None else f"${a.usd_per_day:,.2f}", a.reason) for a in found.advice)
     yield _table(("what would change it", "less a day", "why"), advice, "Settings", folds=False) + "</section>\n"
 
 

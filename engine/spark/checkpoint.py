@@ -81,9 +81,7 @@ def _carry_out(
     stores: Iterable[tuple[StoreId, StoreReference | None]],
     partitions_max: int | None,
 ) -> list[spread.StoreOutcome]:
-    work = [
-        spread.StoreWork(task=of.task, store=of.store, path=of.path, reference=reference) for of, reference in stores
-    ]
+    work = [spread.StoreWork(task=of.task, store=of.store, path=of.path, reference=base) for of, base in stores]
     rows = spread.spread(spark, task, work, partitions_max).toArrow().to_pylist() if work else []
     return [spread.StoreOutcome(**row) for row in rows]
 
@@ -173,15 +171,8 @@ def backup_checkpoint(
         return _backups(_carry_out(spark, task, bases, options.partitions_max), location)
 
     with repository, repository.inside(backup.opened_checkpoint(location, asked.checkpoint_settings)) as root:
-        return repository.loop.run(
-            backup.run_backup(
-                repository.asynchronous,
-                root,
-                lambda plan: asyncio.to_thread(back_up_stores, plan),
-                asked,
-                runtime=Runtime(),
-            )
-        )
+        backend = partial(asyncio.to_thread, back_up_stores)
+        return repository.loop.run(backup.run_backup(repository.asynchronous, root, backend, asked, runtime=Runtime()))
 
 
 def _backups(outcomes: Sequence[spread.StoreOutcome], location: str) -> tuple[backup.StoreBackup, ...]:

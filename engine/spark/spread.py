@@ -80,9 +80,7 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ARROW: Final = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(), bytes: pa.binary()}
-OUTCOME_SCHEMA: Final = pa.schema(
-    [pa.field(field.name, _ARROW[field.type]) for field in msgspec.structs.fields(StoreOutcome)]
-)
+OUTCOME_SCHEMA: Final = pa.schema([(f.name, _ARROW[f.type]) for f in msgspec.structs.fields(StoreOutcome)])
 
 CarryOut = Callable[[Repository, StoreWork], Awaitable[StoreOutcome]]
 
@@ -145,10 +143,8 @@ def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], par
     operation, subject = type(task).__name__, str(task.scope)
     if len({(item.task, item.store) for item in work}) < len(work):
         raise UsageError("a store is named twice", operation=operation, subject=subject)
-    partitions = assign_by_bytes(
-        [item.reference.size_bytes if item.reference else 0 for item in work],
-        partitions_max or default_partitions(spark),
-    )
+    sizes_bytes = [item.reference.size_bytes if item.reference else 0 for item in work]
+    partitions = assign_by_bytes(sizes_bytes, partitions_max or default_partitions(spark))
     placed = placed_work(spark, work, partitions)
     outcomes = evaluate(placed.mapInArrow(in_context(task), from_arrow_schema(OUTCOME_SCHEMA)), operation, subject)
     return frame_of(spark, outcomes.sort_by([("task", "ascending"), ("store", "ascending")]))

@@ -204,13 +204,10 @@ class SparkBackend(CollectBackend):
         in_order = [(reference, reference in references.optional) for reference in references.neighbours]
         starts = range(0, len(in_order), tasks.REFERENCES_PER_ITEM)
         items = [msgspec.msgpack.encode(in_order[start : start + tasks.REFERENCES_PER_ITEM]) for start in starts]
-        live = self._frame(
-            [tasks.Row(number, tasks.ITEM, item) for number, item in enumerate(items)], self._partitions_max
-        )
+        live = self._frame([tasks.Row(n, tasks.ITEM, item) for n, item in enumerate(items)], self._partitions_max)
         marks = live.mapInArrow(in_context(tasks.MarkTask(access=self._access)), tasks.ROWS_DDL)
-        inventories = self._inventories or self._frame(
-            [tasks.Row(shard.position, tasks.INVENTORY, None) for shard in plan_format.SHARDS], 1
-        )
+        there = [tasks.Row(shard.position, tasks.INVENTORY, None) for shard in plan_format.SHARDS]
+        inventories = self._inventories or self._frame(there, 1)
         count = self._tasks(plan_format.POSITIONS_COUNT, self._tasks_for(self._listed_count))
         sweep = tasks.SweepTask(
             access=self._access,
@@ -240,9 +237,7 @@ class SparkBackend(CollectBackend):
                 break
         if self._plan_to is not None:
             # At most one for each shard: a batch.
-            await self._plan_to.delete(
-                [f"{name}{plan_format.LINES_SUFFIX}" for name in sorted(self._plan_names - names)]
-            )
+            await self._plan_to.delete([f"{n}{plan_format.LINES_SUFFIX}" for n in sorted(self._plan_names - names)])
             self._plan_names = frozenset(names)
         result = self._sweep_results.values()
         return SweepResult(

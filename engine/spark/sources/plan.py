@@ -407,10 +407,8 @@ def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
         table = None if options.rows == "bytes" else _find_table(place, query, chosen, families, options.family)
         is_alone = len(chosen) <= 1 or not options.max_partition_bytes
         sizes = [0] * len(chosen) if is_alone else place.measure(loop, directory, [store.id for store in chosen])
-    reads = tuple(
-        StoreRead(place=place.of(store.id), store=store, size_bytes=size_bytes)
-        for store, size_bytes in zip(chosen, sizes, strict=True)
-    )
+    sized = zip(chosen, sizes, strict=True)
+    reads = tuple(StoreRead(place=place.of(of.id), store=of, size_bytes=size) for of, size in sized)
     names_by_operator = {operator: frozenset(schemas) for operator, schemas in families.items()}
     found = QueryRead(batch=query.batch, place=place, stores=reads, table=table, families=names_by_operator)
     # It may be there after the other batch.

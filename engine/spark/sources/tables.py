@@ -78,16 +78,8 @@ Pair: TypeAlias = tuple[bytes, bytes]
 Kind: TypeAlias = Literal["value", "values", "list", "map", "timer"]
 
 # The columns that a key of two fields is shown as, by kind; what Spark's reader calls them.
-_KEY_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
-    "map": ("key", "user_map_key"),
-    "timer": ("key", "expiration_timestamp_ms"),
-}
-_VALUE_COLUMN: Final[dict[str, str]] = {
-    "value": "value",
-    "values": "value",
-    "list": "list_element",
-    "map": "user_map_value",
-}
+_KEY_COLUMNS: Final = {"map": ("key", "user_map_key"), "timer": ("key", "expiration_timestamp_ms")}
+_VALUE_COLUMN: Final = {"value": "value", "values": "value", "list": "list_element", "map": "user_map_value"}
 _LENGTH_BYTES: Final = 4
 _LONG: Final = AtomType("long")
 # Before each number of a range: whether it is negative, not, or null.
