@@ -309,22 +309,14 @@ async def _scratch_directory(options: DrillOptions, commit: Commit, runtime: Run
 def _make_with_space(directory: Path, commit: Commit) -> None:
     # Never made: where a disk is not mounted, what is measured would be the disk of the root.
     if not directory.parent.is_dir():
-        raise TargetError(
-            "there is no such directory",
-            operation=_OPERATION,
-            subject=str(directory.parent),
-            hint="see that its disk is mounted, or make it; or choose another one with --to",
-        )
+        hint = "see that its disk is mounted, or make it; or choose another one with --to"
+        raise TargetError("there is no such directory", operation=_OPERATION, subject=str(directory.parent), hint=hint)
     directory.mkdir(mode=0o700)
     stores = commit.record.stores
     size_bytes, files_count = sum(s.size_bytes for s in stores), sum(s.files_count for s in stores)
     if lack := find_lack_of_space(directory, size_bytes, files_count):
-        raise TargetError(
-            f"too little space: {lack}",
-            operation=_OPERATION,
-            subject=str(directory.parent),
-            hint="choose another disk with --to, or run the drill with --to-nowhere",
-        )
+        hint = "choose another disk with --to, or run the drill with --to-nowhere"
+        raise TargetError(f"too little space: {lack}", operation=_OPERATION, subject=str(directory.parent), hint=hint)
 
 
 def remove_scratch(directory: Path) -> str:

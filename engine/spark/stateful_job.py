@@ -210,21 +210,15 @@ class StatefulJob:
                     subject=str(self.scope),
                     hint="go on from `latest()`; to go back, rewind the job to an older commit first",
                 )
-        next_version = version if version is not None else (parent.record.version + 1 if parent else 1)
-        # Before the attempts make the stores on the disks newer than what they would be uploaded again from.
-        if parent is not None:
+            # Before the attempts make the stores on the disks newer than what they would be uploaded again from.
             with contextlib.suppress(DamagedError):
                 self._repository.settle(parent)
+        next_version = version if version is not None else (parent.record.version + 1 if parent else 1)
         reports = self._attempt_all(rows, parent, next_version)
         dropped = self._other_stores(parent) if self._options.drop_other_stores else ()
+        backups, base = [report.backup for report in reports], parent.pointer if parent else None
         commit = self._repository.commit(
-            self.scope,
-            [report.backup for report in reports],
-            version=next_version,
-            offsets=offsets,
-            layout=layout,
-            parent=parent.pointer if parent else None,
-            dropped=dropped,
+            self.scope, backups, version=next_version, offsets=offsets, layout=layout, parent=base, dropped=dropped
         )
         seconds = self._runtime.monotonic_s() - started_s
         others = self._other_stores(commit)
@@ -375,12 +369,8 @@ class StatefulJob:
         types = dict(rows.dtypes)
         missing = [name for name in self._key_columns if name not in types]
         if missing or store_task.TASK_COLUMN in types:
-            raise UsageError(
-                f"lack {', '.join(missing)}" if missing else f"have a column {store_task.TASK_COLUMN}",
-                operation="run",
-                subject="rows",
-                hint=f"there are {', '.join(types)}",
-            )
+            message = f"lack {', '.join(missing)}" if missing else f"have a column {store_task.TASK_COLUMN}"
+            raise UsageError(message, operation="run", subject="rows", hint=f"there are {', '.join(types)}")
         keys = tuple(f"{name} {types[name]}" for name in self._key_columns)
         return ScopeLayout(tasks_count=self._tasks, key_hash=KEY_HASH, key_columns=keys)
 

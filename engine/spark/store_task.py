@@ -164,12 +164,9 @@ class TaskRows:
     def check_finished(self) -> None:
         """Refuse a function that returned early: rows that it did not look at would be lost without a word."""
         if self._next is not None:
-            raise UsageError(
-                "the function returned before it had read all rows",
-                operation="update",
-                subject=f"task {self.task}",
-                hint="read the batches to their end, also where rows are to be ignored",
-            )
+            message = "the function returned before it had read all rows"
+            hint = "read the batches to their end, also where rows are to be ignored"
+            raise UsageError(message, operation="update", subject=f"task {self.task}", hint=hint)
 
 
 def state_of(reference: StoreReference) -> StoreState:

@@ -322,8 +322,6 @@ def _answers(rows: Sequence[tasks.Row], kind: type[Answer]) -> dict[plan_format.
 def _all_answers(rows: Sequence[tasks.Row], kind: type[Answer]) -> dict[plan_format.Shard, Answer]:
     """Return one answer of each shard, in order; if one is missing or comes twice, Spark's promise does not hold."""
     if [row.position for row in rows] != list(range(plan_format.POSITIONS_COUNT)):
-        raise UnsafeStoreError(
-            f"{len(rows)} answers came of {plan_format.POSITIONS_COUNT} shards; nothing was deleted",
-            operation="collect",
-        )
+        message = f"{len(rows)} answers came of {plan_format.POSITIONS_COUNT} shards; nothing was deleted"
+        raise UnsafeStoreError(message, operation="collect")
     return _answers(rows, kind)

@@ -90,9 +90,8 @@ async def _read(store: BlobStore, key: str, size_bytes_max: int) -> bytes:
 
 def run_has_ended(key: str) -> RunEndedError:
     """Return the error for an object of a run that is gone (R4, R6)."""
-    return RunEndedError(
-        "is gone, or another: a collection that worked on the same run has ended it", operation="collect", subject=key
-    )
+    message = "is gone, or another: a collection that worked on the same run has ended it"
+    return RunEndedError(message, operation="collect", subject=key)
 
 
 def encode_inventory(uploads: tuple[Upload, ...], foreign: tuple[str, ...]) -> bytes:
@@ -131,12 +130,8 @@ def decode_inventory(data: bytes, shard: Shard) -> pa.Table:
 
 
 def _damaged(shard: Shard, reason: str) -> DamagedError:
-    return DamagedError(
-        reason,
-        operation="collect",
-        subject=shard.inventory_name,
-        hint="delete what is below runs/, on which nothing depends, and run it again",
-    )
+    hint = "delete what is below runs/, on which nothing depends, and run it again"
+    return DamagedError(reason, operation="collect", subject=shard.inventory_name, hint=hint)
 
 
 # Of a shard with nothing in it, as most are where a repository is small: it is never read again.

@@ -605,11 +605,8 @@ def _check_family(queries: Sequence[QueryRead], family: str) -> None:
     for operator in sorted(frozenset[int]().union(*(query.families for query in queries))):
         names = frozenset[str]().union(*(query.families.get(operator, ()) for query in queries))
         if family not in names:
-            raise NotFoundError(
-                f"operator {operator} has no column family {family}",
-                operation=_READ,
-                hint=f"it has {', '.join(sorted(names)) or 'none'}; the option `operator` chooses another",
-            )
+            hint = f"it has {', '.join(sorted(names)) or 'none'}; the option `operator` chooses another"
+            raise NotFoundError(f"operator {operator} has no column family {family}", operation=_READ, hint=hint)
 
 
 def _no_such_store(options: SourceOptions, query: QueryAt) -> NotFoundError:
