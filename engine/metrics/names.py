@@ -207,19 +207,12 @@ def _read_table() -> Iterator[tuple[str, Metric]]:
             labels = tuple(row.strip("[]").split())
             continue
         given, _, rest = row.partition(": ")
-        text, samza, spark, *_ = *(part.strip() for part in rest.split("|")), "", ""
+        text, *others = rest.split("|")
+        samza, spark, *_ = *(tuple(names.split()) for names in others), (), ()
         field, _, name = given.rpartition(" ")
         name, _, own = name.removesuffix("}").partition("{")
-        yield (
-            field,
-            Metric(
-                name=f"{PREFIX}{name}",
-                help=text,
-                labels=(*labels, own) if own else labels,
-                samza=tuple(samza.split()),
-                spark=tuple(spark.split()),
-            ),
-        )
+        all_labels = (*labels, own) if own else labels
+        yield field, Metric(name=f"{PREFIX}{name}", help=text.strip(), labels=all_labels, samza=samza, spark=spark)
 
 
 _ROWS: Final = tuple(_read_table())

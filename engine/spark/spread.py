@@ -123,14 +123,9 @@ async def carry_out_one(do: CarryOut, repository: Repository, work: StoreWork) -
         result = encode_error(error) if isinstance(error, TidemarkError) else b""
         outcome = StoreOutcome(ok=False, error=f"{type(error).__name__}: {error}", result=result)
     seconds = runtime.monotonic_s() - started_s
-    return msgspec.structs.replace(
-        outcome,
-        task=work.task,
-        store=work.store,
-        path=outcome.path or work.path,
-        seconds=seconds,
-        mb_per_s=outcome.bytes_moved / MB / seconds if seconds > 0 else 0.0,
-    )
+    path = outcome.path or work.path
+    rate = outcome.bytes_moved / MB / seconds if seconds > 0 else 0.0
+    return msgspec.structs.replace(outcome, task=work.task, store=work.store, path=path, seconds=seconds, mb_per_s=rate)
 
 
 def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], partitions_max: int | None) -> DataFrame:

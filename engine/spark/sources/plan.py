@@ -415,13 +415,10 @@ def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
     is_missing = bool(families) and options.family is not None and not found.has(options.family)
     if options.rows == "typed" and table is None and not is_missing:
         names = ", ".join(sorted(frozenset[str]().union(*families.values())))
-        raise UsageError(
-            "the stores have no schema, or not all the same one, or it has types that only Spark knows",
-            operation=_READ,
-            subject=directory.location,
-            hint=f"choose one table with the options `operator` and {f'`family` ({names})' if names else '`store`'}, "
-            "or read with rows=bytes",
-        )
+        which = f"`family` ({names})" if names else "`store`"
+        message = "the stores have no schema, or not all the same one, or it has types that only Spark knows"
+        hint = f"choose one table with the options `operator` and {which}, or read with rows=bytes"
+        raise UsageError(message, operation=_READ, subject=directory.location, hint=hint)
     return found
 
 
