@@ -44,6 +44,7 @@ class TransferSettings(BackupLimits, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         """Refuse, with a `UsageError`, numbers that contradict each other."""
+        held = max(self.pack_bytes_max, self.range_bytes, 2 * self.chunk_bytes)
         rules = (
             ("in_flight_max", 1 <= self.in_flight_max <= IN_FLIGHT_MAX, "is not within 1 and 1,024"),
             ("chunk_bytes", 4 * KIB <= self.chunk_bytes <= CHUNK_BYTES_MAX, "is not within 4 KiB and 8 MiB"),
@@ -53,11 +54,7 @@ class TransferSettings(BackupLimits, frozen=True, kw_only=True, forbid_unknown_f
             ("inline_file_bytes_max", 0 <= self.inline_file_bytes_max <= 64 * KIB, "exceeds 64 KiB"),
             ("inline_bytes_max", 0 <= self.inline_bytes_max <= 16 * MIB, "exceeds 16 MiB"),
             ("range_bytes", self.chunk_bytes <= self.range_bytes, "is less than chunk_bytes"),
-            (
-                "memory_bytes_max",
-                max(self.pack_bytes_max, self.range_bytes, 2 * self.chunk_bytes) <= self.memory_bytes_max,
-                "does not hold one pack, one range or two chunks",
-            ),
+            ("memory_bytes_max", held <= self.memory_bytes_max, "does not hold one pack, one range or two chunks"),
         )
         for name, holds, reason in rules:
             if not holds:

@@ -236,9 +236,8 @@ async def check_create(probe: StoreProbe) -> Evidence:
     if not broken and decided * 2 < RACES_COUNT:
         raise StoreUnavailableError(f"only {decided} of {RACES_COUNT} races were answered", operation="put_if_absent")
     unclear = f", {seen['unclear']} unclear" if seen["unclear"] else ""
-    return Evidence(
-        figure=f"{RACES_COUNT} races of {clients_count}: {seen['won']} won, {seen['lost']} lost{unclear}", broken=broken
-    )
+    figure = f"{RACES_COUNT} races of {clients_count}: {seen['won']} won, {seen['lost']} lost{unclear}"
+    return Evidence(figure=figure, broken=broken)
 
 
 async def check_read(probe: StoreProbe) -> Evidence:
@@ -570,8 +569,5 @@ async def check_lifecycle(probe: StoreProbe, *, ttls_stay: bool) -> Evidence:
                 ttl_ms=record.ttl_ms, margin_ms=record.margin_ms, collection_period_ms=record.collection_period_ms
             )
     found = threats(rules, s3.prefix, days_min=days_min, ttls_stay=ttls_stay)
-    return Evidence(
-        figure=f"{len(rules)} in the bucket, backstop {'installed' if backstops else 'not installed'}",
-        has_backstop=backstops > 0,
-        broken="; ".join(found),
-    )
+    figure = f"{len(rules)} in the bucket, backstop {'installed' if backstops else 'not installed'}"
+    return Evidence(figure=figure, has_backstop=backstops > 0, broken="; ".join(found))

@@ -397,10 +397,8 @@ def _job(facts: ReportFacts, job: JobFacts, place: int) -> Iterator[str]:
 
 
 def _problems(found: Sequence[Problem], label: str) -> Iterator[str]:
-    rows = (
-        (p.kind.value, str(p.number), f"{p.task}/{p.store}", p.key, p.path, _HINTS[p.kind])
-        for p in found[:PROBLEMS_SHOWN_MAX]
-    )
+    shown = found[:PROBLEMS_SHOWN_MAX]
+    rows = ((p.kind.value, str(p.number), f"{p.task}/{p.store}", p.key, p.path, _HINTS[p.kind]) for p in shown)
     yield _table(("what", "commit", "store", "key", "file", "what helps"), rows, label, folds=False)
     if len(found) > PROBLEMS_SHOWN_MAX:
         yield _paragraph(f"The first {PROBLEMS_SHOWN_MAX}; `tidemark verify` lists all.", "note")

@@ -419,9 +419,6 @@ class DeleteTask(ShardTask, frozen=True, kw_only=True):
             if not left:
                 await store.tagged(COLLECT).put(mark, BytesBody(b""))
         here = frozenset(left)
-        deleted = Deleted(
-            totals=sum_totals(p for p in planned if p.key not in here),
-            failed_count=len(here),
-            failed=tuple(sorted(here)[:KEYS_LISTED_MAX]),
-        )
+        totals = sum_totals(p for p in planned if p.key not in here)
+        deleted = Deleted(totals=totals, failed_count=len(here), failed=tuple(sorted(here)[:KEYS_LISTED_MAX]))
         return [_answer(shard, deleted)]
