@@ -547,8 +547,8 @@ def _state(found: "StateExplained | None") -> Iterator[str]:
     yield f'<section id="state"><h2>State of a query</h2>\n{_paragraph(f"{found.location}: batch {found.batch}")}'
     for problem in found.problems[:BROKEN_SHOWN_MAX]:
         yield _paragraph(problem, "bad")
-    sizes = ("rows", "by", "keys and values", "by", "SSTs")
-    headers = ("operator", *sizes, "tombstones", "skew", "Gini", "changelogs since")
+    figures = ("rows", "by", "keys and values", "by", "SSTs")
+    headers = ("operator", *figures, "tombstones", "skew", "Gini", "changelogs since")
     yield _table(headers, map(_operator_row, found.operators), "Operators")
     for of in found.operators:
         sizes: dict[int, int] = {}

@@ -164,15 +164,16 @@ def backup_checkpoint(
     options = options or SparkOptions()
     repository, access = open_on_driver(url, options)
 
-    def back_up_stores(plan: backup.CheckpointBackupPlan) -> Sequence[backup.StoreBackup]:
+    async def back_up_stores(plan: backup.CheckpointBackupPlan) -> Sequence[backup.StoreBackup]:
         stores = {(item.store.id.task, item.store.id.store): item for item in plan.stores}
         task = BackupLiveStores(access=access, scope=plan.scope, checkpoint=location, stores=stores, choice=asked)
         bases = [(item.store.id, item.base) for item in plan.stores]
-        return _backups(_carry_out(spark, task, bases, options.partitions_max), location)
+        outcomes = await asyncio.to_thread(_carry_out, spark, task, bases, options.partitions_max)
+        return _backups(outcomes, location)
 
     with repository, repository.inside(backup.opened_checkpoint(location, asked.checkpoint_settings)) as root:
-        backend = partial(asyncio.to_thread, back_up_stores)
-        return repository.loop.run(backup.run_backup(repository.asynchronous, root, backend, asked, runtime=Runtime()))
+        work = backup.run_backup(repository.asynchronous, root, back_up_stores, asked, runtime=Runtime())
+        return repository.loop.run(work)
 
 
 def _backups(outcomes: Sequence[spread.StoreOutcome], location: str) -> tuple[backup.StoreBackup, ...]:

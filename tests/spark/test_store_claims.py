@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from engine.errors import TargetError, UsageError
+from engine.local.scan import hold_dir
 from engine.spark import claims as store_claims
 from engine.spark.claims import READERS, ReadyStore, StoreClaims, StoreState
 from engine.spark.store_task import state_of
@@ -195,14 +196,13 @@ def test_a_directory_that_never_got_its_lock_is_removed(claims: StoreClaims) -> 
 def test_a_new_directory_that_is_taken_for_a_dead_one_is_made_again(
     claims: StoreClaims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = store_claims.hold_dir
     stolen: list[Path] = []
 
     def cleaned_away_first(directory: Path) -> int:
         if not stolen:
             stolen.append(directory)
             assert StoreClaims.remove_dead_attempts(claims) == 1
-        return hold(directory)
+        return hold_dir(directory)
 
     monkeypatch.setattr(store_claims, "hold_dir", cleaned_away_first)
     with claims.begin() as attempt:

@@ -127,7 +127,7 @@ def _change_columns(
             families = pa.repeat(pa.scalar(family, pa.string()), len(changes))
             yield [kinds, families, *(pa.array(column, pa.binary()) for column in (keys, *values))]
             continue
-        arrays = [kinds, *decode_keys(work.table, keys, subject=work.subject)]
+        arrays = [kinds, *decode_keys(work.table, [key for key, _, _ in changes], subject=work.subject)]
         if work.table.kind != "timer":  # which is in its key, whole
             arrays += [decode_values(work.table, column, subject=work.subject) for column in values]
         yield arrays
