@@ -11,6 +11,7 @@ are not options: the standard chain of the SDK finds them.
 
 import contextlib
 import difflib
+import functools
 import importlib
 import inspect
 import os
@@ -89,6 +90,8 @@ def _parse_rate(text: str) -> int:
     return rate
 
 
+POSITIVE: Final = click.IntRange(min=1)
+NATURAL: Final = click.IntRange(min=0)
 DIRECTORY: Final = click.Path(file_okay=False, path_type=Path)
 DIRECTORY_THERE: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
@@ -159,16 +162,15 @@ class Verb(click.Command):
 
     def __init__(
         self,
-        name: str | None,
+        name: str,
         *,
         prints: tuple[type[msgspec.Struct], ...] = (),
-        group: str = "",
         needs_repository: bool = True,
         shows_settings: bool = False,
         **kwargs: Any,  # noqa: ANN401  (click passes them on)
     ) -> None:
-        super().__init__(name, **kwargs)
-        self.words = f"{group} {name}".strip()
+        super().__init__(name.rpartition(" ")[2], **kwargs)
+        self.words = name
         self.prints = prints
         self.needs_repository = needs_repository
         self.shows_settings = shows_settings
@@ -429,6 +431,26 @@ def take_common(values: dict[str, Any]) -> Common:
     return Common(transfer=transfer, s3=s3, **own)
 
 
+def option(
+    spec: str,
+    text: str | None = None,
+    kind: "click.ParamType[Any, Any] | type[int] | None" = None,
+    *,
+    to: str = "",
+    **more: Any,  # noqa: ANN401  (as click takes them)
+) -> Callable[[Decorated], Decorated]:
+    """Add an option as help shows it: `-n --dry-run` is a flag, `--batch N` takes a value; `to` names its parameter."""
+    flags = [word for word in spec.split() if word.startswith("-")]
+    metavar = spec.removeprefix(" ".join(flags)).strip() or None
+    is_flag = metavar is None and kind is None
+    names = [*flags, *([to] if to else [])]
+    return click.option(*names, type=kind, metavar=metavar, is_flag=is_flag or None, help=text, **more)
+
+
+# One that makes sense for more than one run.
+setting: Final = functools.partial(option, cls=Setting)
+
+
 def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
     """Return a decorator that adds several options, in this order."""
 
@@ -442,44 +464,35 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]
 
 # For verbs that do work (`engine.cli.run`).
 figures_option: Final = together(
-    click.option("--metrics-file", cls=Setting, type=FILE, hidden=True),
-    click.option("--on-success", cls=Setting, type=HOOK, hidden=True),
-    click.option("--on-failure", cls=Setting, type=HOOK, hidden=True),
+    setting("--metrics-file", None, FILE, hidden=True),
+    setting("--on-success", None, HOOK, hidden=True),
+    setting("--on-failure", None, HOOK, hidden=True),
 )
 # The field of `TransferSettings` that matters only to verbs which compare local files.
-trust_stat_option: Final = click.option(
-    "--trust-stat", cls=Setting, is_flag=True, default=None, help="Hash no file whose stat is as recorded."
-)
+trust_stat_option: Final = setting("--trust-stat", "Hash no file whose stat is as recorded.", default=None)
 _IN_FLIGHT: Final = f"Requests under way at once.  [default: {TransferSettings().in_flight_max}]"
 # The other fields of `TransferSettings`.
 transfer_options: Final = together(
-    click.option("--in-flight-max", cls=Setting, type=int, metavar="N", help=_IN_FLIGHT),
+    setting("--in-flight-max N", _IN_FLIGHT, int),
     *(
-        click.option(f"--{key.replace('_', '-')}", cls=Setting, type=SIZE, hidden=True)
+        setting(f"--{key.replace('_', '-')}", None, SIZE, hidden=True)
         for key in TRANSFER_KEYS
         if key not in {"in_flight_max", TRUST_STAT}
     ),
 )
-check_retained_option: Final = click.option(
-    "--check-retained",
-    is_flag=True,
-    help="Look whether what was uploaded before is still there, and upload again what is not.",
+check_retained_option: Final = option(
+    "--check-retained", "Look whether what was uploaded before is still there, and upload again what is not."
 )
-shrink_max_option: Final = click.option(
+shrink_max_option: Final = setting(
     "--shrink-max",
-    cls=Setting,
-    type=SHARE,
+    "The largest share of its bytes that the state may lose; more ends with 10.",
+    SHARE,
     default=f"{SHRINK_MAX:.0%}",
-    help="The largest share of its bytes that the state may lose; more ends with 10.",
 )
-or_newest_complete_option: Final = click.option(
-    "--or-newest-complete",
-    is_flag=True,
-    help="Where something is missing, take the newest of which everything is there.",
+or_newest_complete_option: Final = option(
+    "--or-newest-complete", "Where something is missing, take the newest of which everything is there."
 )
-on_spark_option: Final = click.option(
-    "--on-spark", cls=Setting, is_flag=True, help="Spread the work over the executors of a Spark session."
-)
+on_spark_option: Final = setting("--on-spark", "Spread the work over the executors of a Spark session.")
 
 
 def scope_options(*, job_required: bool = True, task: bool = False) -> Callable[[Decorated], Decorated]:
@@ -489,9 +502,9 @@ def scope_options(*, job_required: bool = True, task: bool = False) -> Callable[
     """
     by_task, which = "Each task commits by itself; --task says which.", "With --commit-per-task: whose commits."
     return together(
-        click.option("--job", "-j", cls=Setting, required=job_required, metavar="JOB", help="The job."),
-        click.option("--commit-per-task", cls=Setting, is_flag=True, help=by_task),
-        *([click.option("--task", cls=Setting, metavar="TASK", help=f"{which}  [default: 0]")] if task else []),
+        setting("--job -j JOB", "The job.", required=job_required),
+        setting("--commit-per-task", by_task),
+        *([setting("--task TASK", f"{which}  [default: 0]")] if task else []),
     )
 
 
@@ -499,8 +512,8 @@ def store_options(*, default: bool) -> Callable[[Decorated], Decorated]:
     """Add the options for a store of a job; without `default` none given means all."""
     task, store, rest = ("0", "default", "") if default else (None, None, " [default: all]")
     return together(
-        click.option("--task", cls=Setting, metavar="TASK", default=task, help=f"The task.{rest}"),
-        click.option("--store", cls=Setting, metavar="STORE", default=store, help=f"The store.{rest}"),
+        setting("--task TASK", f"The task.{rest}", default=task),
+        setting("--store STORE", f"The store.{rest}", default=store),
     )
 
 
@@ -508,41 +521,27 @@ _AT: Final = "The newest then: 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'y
 _VERSION: Final = "The newest of this version, or of V and unique id."
 # Which commit: a verb takes them as its parameter or field `choice`.
 commit_options: Final = together(
-    click.option("--number", type=click.IntRange(min=1), metavar="N", help="The commit of this number."),
-    click.option("--version", type=VERSION, metavar="V[_UID]", help=_VERSION),
-    click.option("--at", type=MOMENT, metavar="TIME", help=_AT),
-    click.option("--name", metavar="NAME", help="The commit of this name."),
+    option("--number N", "The commit of this number.", POSITIVE),
+    option("--version V[_UID]", _VERSION, VERSION),
+    option("--at TIME", _AT, MOMENT),
+    option("--name NAME", "The commit of this name."),
 )
 _SINCE: Final = "Keep what was current then or later: 7d, 2026-05-01, 'yesterday 18:00' (UTC)."
 _POLICY: Final = "Rules for many jobs, in place of the others; docs/how-to/choose-retention.md shows one."
 _DAILY: Final = (
     "Keep the newest of each of the last N days with commits; likewise --keep-hourly, --keep-weekly, --keep-monthly."
 )
-# And whether the help of another one has it.
-PERIODS: Final = {"hourly": True, "daily": False, "weekly": True, "monthly": True}
 # What is to be kept, of all jobs or by a file of rules: a verb takes them as its parameter or field `rules`.
 retention_options: Final = together(
-    click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each job."),
-    click.option("--keep-since", type=MOMENT, metavar="TIME", help=_SINCE),
-    *(
-        click.option(
-            f"--keep-{kind}", type=click.IntRange(min=1), metavar="N", help=None if hidden else _DAILY, hidden=hidden
-        )
-        for kind, hidden in PERIODS.items()
-    ),
-    click.option("--keep-named/--no-keep-named", default=True, help="Keep records that have names."),
-    click.option("--policy", type=PATH, metavar="FILE", help=_POLICY),
+    option("--keep-last N", "Keep the newest N of each job.", POSITIVE),
+    option("--keep-since TIME", _SINCE, MOMENT),
+    option("--keep-hourly N", None, POSITIVE, hidden=True),
+    option("--keep-daily N", _DAILY, POSITIVE),
+    option("--keep-weekly N", None, POSITIVE, hidden=True),
+    option("--keep-monthly N", None, POSITIVE, hidden=True),
+    option("--keep-named/--no-keep-named", "Keep records that have names.", default=True),
+    option("--policy FILE", _POLICY, PATH),
 )
-
-
-def directory_option(flag: str, text: str, kind: click.Path = DIRECTORY) -> Callable[[Decorated], Decorated]:
-    """Add an option that takes a directory."""
-    return click.option(flag, type=kind, metavar="DIR", help=text)
-
-
-def limit_option(default: int, at_most: int, *, at_least: int = 1, text: str) -> Callable[[Decorated], Decorated]:
-    """Add `--limit`."""
-    return click.option("--limit", type=click.IntRange(at_least, at_most), default=default, metavar="N", help=text)
 
 
 def _split_places(ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> None:

@@ -21,7 +21,7 @@ from engine.blocking import LoopThread
 from engine.cli.config import CommitChoice, check_new_name, user_dir
 from engine.cli.errors import REPOSITORY_META, describe, describe_run, place_of
 from engine.cli.notify import send
-from engine.cli.options import PERIODS, Common, Verb, misspelt_variables, take_common
+from engine.cli.options import Common, Verb, misspelt_variables, take_common
 from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, ProgressLog, for_terminal, log, say, to_json
 from engine.cli.run import SIGNALS, ExitCode, RunRecord, run_of, write_refused
@@ -401,6 +401,7 @@ def resolve_rules(repository: SyncRepository, rules: PolicyFile, *, dry_run: boo
     return rules.resolve_past(repository.loop.run(read_now_ms(store) if dry_run else store.now_ms()))
 
 
+_PERIODS: Final = ("keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
 # Options that are one value together, by its name.
 _TOGETHER: Final[Mapping[str, tuple[tuple[str, ...], Callable[..., object]]]] = {
     "scope": (
@@ -408,12 +409,12 @@ _TOGETHER: Final[Mapping[str, tuple[tuple[str, ...], Callable[..., object]]]] = 
         lambda job, **parts: choose_scope(job, **parts) if job is not None else None,
     ),
     "choice": (("number", "version", "at", "name"), choose_commit),
-    "rules": (("keep_last", "keep_since", *(f"keep_{kind}" for kind in PERIODS), "policy", "keep_named"), choose_rules),
+    "rules": (("keep_last", "keep_since", *_PERIODS, "keep_named", "policy"), choose_rules),
 }
 
 
 def verb(
-    name: str,
+    words: str,
     short_help: str | None = None,
     *,
     cls: type[Verb] = Verb,
@@ -449,7 +450,7 @@ def verb(
             session.write_figures(code or ExitCode.OK)
             return code
 
-        return click.command(name, cls=cls, short_help=short_help, **described)(run)
+        return click.command(words, cls=cls, short_help=short_help, **described)(run)
 
     return decorate
 

@@ -120,20 +120,18 @@ class BackupArguments(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("directory", type=cli.DIRECTORY_THERE, metavar="DIR")
 @cli.scope_options()
 @cli.store_options(default=True)
-@click.option("--live", is_flag=True, help="DIR is a RocksDB that a process may hold: back up a copy taken meanwhile.")
-@click.option("--tasks", is_flag=True, help="Each RocksDB DIR/TASK is the store of this task; all are one commit.")
-@click.option("--every", type=cli.DURATION, metavar="TIME", help="With --live: again after TIME, until interrupted.")
-@cli.directory_option("--scratch", "With --live: where copies are.  [default: beside the RocksDB]", cli.DIRECTORY_THERE)
-@click.option(
-    "--version", type=click.IntRange(min=0), metavar="N", help="Version of this state.  [default: the last plus one]"
-)
-@click.option("--unique-id", metavar="UID", help="Id of this attempt at it.  [default: random]")
-@click.option("--offsets", default=None, metavar="TEXT", help="Your position in the input, kept with the commit.")
+@cli.option("--live", "DIR is a RocksDB that a process may hold: back up a copy taken meanwhile.")
+@cli.option("--tasks", "Each RocksDB DIR/TASK is the store of this task; all are one commit.")
+@cli.option("--every TIME", "With --live: again after TIME, until interrupted.", cli.DURATION)
+@cli.option("--scratch DIR", "With --live: where copies are.  [default: beside the RocksDB]", cli.DIRECTORY_THERE)
+@cli.option("--version N", "Version of this state.  [default: the last plus one]", cli.NATURAL)
+@cli.option("--unique-id UID", "Id of this attempt at it.  [default: random]")
+@cli.option("--offsets TEXT", "Your position in the input, kept with the commit.")
 @cli.check_retained_option
 @cli.shrink_max_option
-@click.option("-n", "--dry-run", is_flag=True, help="Upload nothing; say what would be.")
-@click.option("--no-commit", is_flag=True, help="Upload only; `tidemark commit` makes it visible.")
-@click.option("--result", type=cli.FILE, metavar="FILE", help="With --no-commit: where the result goes.")
+@cli.option("-n --dry-run", "Upload nothing; say what would be.")
+@cli.option("--no-commit", "Upload only; `tidemark commit` makes it visible.")
+@cli.option("--result FILE", "With --no-commit: where the result goes.", cli.FILE)
 @cli.figures_option
 @cli.trust_stat_option
 @cli.transfer_options

@@ -40,32 +40,34 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb(
-    "restore",
+    "bench restore",
     "Restore a job for a drill: time of each phase, and a forecast.",
-    group="bench",
     prints=(restore_drill.RestoreDrill,),
 )
 @click.argument("url", required=False)
 @cli.scope_options(task=True)
 @cli.commit_options
-@cli.directory_option(
-    "--to", "Restore to a fresh directory in DIR, which must exist; removed at the end.  [default: $TMPDIR, else /tmp]"
+@cli.option(
+    "--to DIR",
+    "Restore to a fresh directory in DIR, which must exist; removed at the end.  [default: $TMPDIR, else /tmp]",
+    cli.DIRECTORY,
 )
-@click.option("--to-nowhere", is_flag=True, help="Read and hash everything; write and open nothing.")
-@click.option("--keep", is_flag=True, help="Leave the fresh directory; RocksDB was open in it.")
-@click.option(
-    "--at-once",
-    type=click.IntRange(1, 1024),
+@cli.option("--to-nowhere", "Read and hash everything; write and open nothing.")
+@cli.option("--keep", "Leave the fresh directory; RocksDB was open in it.")
+@cli.option(
+    "--at-once N",
+    "Number of stores at once, as on an executor of Spark; 1 is as `restore --all`.",
+    click.IntRange(1, 1024),
     default=STORES_AT_ONCE,
-    metavar="N",
-    help="Number of stores at once, as on an executor of Spark; 1 is as `restore --all`.",
 )
-@click.option("--slo", type=cli.DURATION, metavar="TIME", help="End with 11 if it takes longer, such as 5m.")
-@cli.directory_option(
-    "--report", "Directory of the history, restore-drills.jsonl.  [default: $XDG_STATE_HOME/tidemark/drills]"
+@cli.option("--slo TIME", "End with 11 if it takes longer, such as 5m.", cli.DURATION)
+@cli.option(
+    "--report DIR",
+    "Directory of the history, restore-drills.jsonl.  [default: $XDG_STATE_HOME/tidemark/drills]",
+    cli.DIRECTORY,
 )
-@click.option("--no-report", is_flag=True, help="Write no history.")
-@click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")
+@cli.option("--no-report", "Write no history.")
+@cli.option("--one-line", "No progress, and the result in one line: for cron.")
 @cli.figures_option
 @cli.transfer_options
 def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
@@ -164,11 +166,11 @@ PAGE_NAME: Final = "report.html"
 
 @verb("report", "Write one page on jobs, commits, bytes and risks.", prints=(ReportResult,))
 @cli.scope_options(job_required=False, task=True)
-@click.option("--jobs", is_flag=True, help="All jobs, even if a job is set.")
-@click.option("--output", "-o", type=cli.FILE, default=PAGE_NAME, metavar="FILE", help="File to write the page to.")
-@cli.limit_option(ENTRIES_MAX, 1000, text="Newest N records of each job.")
-@cli.directory_option("--drills", "Directory of the history of `bench restore`.  [default: as there]")
-@click.option("--state", metavar="CHECKPOINT", help="Also explain the state of a query (`spark explain`).")
+@cli.option("--jobs", "All jobs, even if a job is set.")
+@cli.option("--output -o FILE", "File to write the page to.", cli.FILE, default=PAGE_NAME)
+@cli.option("--limit N", "Newest N records of each job.", click.IntRange(1, 1000), default=ENTRIES_MAX)
+@cli.option("--drills DIR", "Directory of the history of `bench restore`.  [default: as there]", cli.DIRECTORY)
+@cli.option("--state CHECKPOINT", "Also explain the state of a query (`spark explain`).")
 def report(
     session: Session,
     *,

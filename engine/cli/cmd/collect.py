@@ -31,7 +31,7 @@ from index.snapshot.keys import RunId, audit_key, check_run_id, make_run_id
 SHOWN_MAX: Final = 20
 
 
-@verb("explain", "Say what leads to a key, and what collect would do with it.", group="collect", prints=(Explanation,))
+@verb("collect explain", "Say what leads to a key, and what collect would do with it.", prints=(Explanation,))
 @click.argument("key")
 @cli.retention_options
 def explain(session: Session, *, key: str, rules: PolicyFile | None) -> ExitCode:
@@ -85,7 +85,7 @@ def _path_lines(path: KeyPath) -> list[str]:
     return [*lines, *([f"    {', '.join(printable(file) for file in path.files)}"] if path.files else [])]
 
 
-@verb("verify-plan", "Check the plan of a dry run by deriving it another way.", group="collect", prints=(PlanCheck,))
+@verb("collect verify-plan", "Check the plan of a dry run by deriving it another way.", prints=(PlanCheck,))
 @click.argument("plan", type=cli.DIRECTORY_THERE)
 @cli.retention_options
 def verify_plan(session: Session, *, plan: Path, rules: PolicyFile | None) -> ExitCode:
@@ -186,19 +186,16 @@ class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
     prints=(CollectView,),
 )
 @cli.retention_options
-@click.option(
-    "--delete-at-most",
-    type=cli.SHARE,
+@cli.option(
+    "--delete-at-most SHARE",
+    "Refuse to delete more of all bytes, or to shrink a job by more (and by more than 50%).",
+    cli.SHARE,
     default=f"{DELETE_SHARE_MAX:.0%}",
-    metavar="SHARE",
-    help="Refuse to delete more of all bytes, or to shrink a job by more (and by more than 50%).",
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; say what would go, and why.")
-@click.option(
-    "--plan", type=cli.PATH, metavar="DIR", help="Write down what goes, key by key. [default with -n: below the cache]"
-)
-@click.option("-v", "--verbose", is_flag=True, help="Each key with its reason, and each commit kept.")
-@click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")
+@cli.option("-n --dry-run", "Delete nothing; say what would go, and why.")
+@cli.option("--plan DIR", "Write down what goes, key by key. [default with -n: below the cache]", cli.PATH)
+@cli.option("-v --verbose", "Each key with its reason, and each commit kept.")
+@cli.option("--one-line", "No progress, and the result in one line: for cron.")
 @cli.on_spark_option
 @cli.figures_option
 def collect(session: Session, options: CollectOptions) -> ExitCode:

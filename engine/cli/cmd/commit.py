@@ -203,18 +203,15 @@ class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
     "results", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, metavar="[RESULT]..."
 )
 @cli.scope_options()
-@click.option(
-    "--drop-store",
-    "dropped",
-    type=cli.STORE,
+@cli.option(
+    "--drop-store TASK/STORE",
+    "A store that the job no longer has; may be repeated.",
+    cli.STORE,
+    to="dropped",
     multiple=True,
-    metavar="TASK/STORE",
-    help="A store that the job no longer has; may be repeated.",
 )
-@click.option(
-    "--version", type=click.IntRange(min=0), metavar="N", help="Version of the commit.  [default: the last plus one]"
-)
-@click.option("--offsets", default=None, metavar="TEXT", help="Your position in the input, kept with the commit.")
+@cli.option("--version N", "Version of the commit.  [default: the last plus one]", cli.NATURAL)
+@cli.option("--offsets TEXT", "Your position in the input, kept with the commit.")
 @cli.figures_option
 def commit(
     session: Session,

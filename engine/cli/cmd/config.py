@@ -56,16 +56,15 @@ class ConfigView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb(
-    "show",
+    "config show",
     "Every setting, its value and where that comes from.",
-    group="config",
     needs_repository=False,
     shows_settings=True,
     prints=(ConfigView,),
 )
 @click.argument("of", nargs=-1, metavar="[VERB]...")
-@click.option("--origin", is_flag=True, help="Where each value comes from, and where else it could be.")
-@click.option("--set", "only_set", is_flag=True, help="Leave out what has its default.")
+@cli.option("--origin", "Where each value comes from, and where else it could be.")
+@cli.option("--set", "Leave out what has its default.", to="only_set")
 def config_show(session: Session, of: tuple[str, ...], *, origin: bool, only_set: bool) -> ExitCode:
     """Show the settings that verbs share or, with VERB, all options of that verb.
 

@@ -24,6 +24,7 @@ from blobstore.s3.bucket_rules import ROLES, Role, partition_of, role_policy
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, PUT_BYTES_MAX, decode_profile
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
+from engine.cli import options as cli
 from engine.cli.run import ExitCode, choose_exit_code
 from engine.cli.session import Session, verb
 from engine.doctor.doctor import CLIENTS_COUNT, Check, DoctorReport, Verdict, describe_profile, examine_store
@@ -63,11 +64,11 @@ class RolePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb("doctor", "Find out whether a blob store is safe, and what it can do.", prints=(DoctorReport, RolePolicy))
 @click.argument("url", required=False)
-@click.option("--no-save", "--dry-run", "dry_run", is_flag=True, help="Do not write the profile.")
-@click.option(
+@cli.option("--no-save --dry-run", "Do not write the profile.", to="dry_run")
+@cli.option(
     "--policy",
-    type=click.Choice([role.value for role in Role]),
-    help="Print the least IAM policy of a role, and ask the blob store nothing.",
+    "Print the least IAM policy of a role, and ask the blob store nothing.",
+    click.Choice([role.value for role in Role]),
 )
 def doctor(session: Session, *, dry_run: bool, policy: str | None) -> ExitCode:
     """Find out whether a blob store is safe and what it can do, in less than a minute.
@@ -199,8 +200,8 @@ class LifecycleView(bucket_rules.LifecyclePlan, frozen=True, kw_only=True):
 
 @verb("lifecycle", "Show or install the lifecycle rules of a bucket.", prints=(LifecycleView,))
 @click.argument("url", required=False)
-@click.option("--install", is_flag=True, help="Install the two rules, or bring them up to date.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@cli.option("--install", "Install the two rules, or bring them up to date.")
+@cli.option("-y --yes", "Do not ask.")
 def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
     """Show the lifecycle rules of a bucket as JSON, and what would change; change them only if asked to.
 

@@ -46,15 +46,13 @@ class FollowArguments(msgspec.Struct, frozen=True, kw_only=True):
 @verb("follow", "Keep a directory at the newest commit.", prints=(FollowView,))
 @click.argument("job")
 @click.argument("directory", type=cli.DIRECTORY, metavar="DIR")
-@click.option(
-    "--commit-per-task", cls=cli.Setting, is_flag=True, help="Each task commits by itself; --task says which."
-)
+@cli.setting("--commit-per-task", "Each task commits by itself; --task says which.")
 @cli.store_options(default=False)
-@click.option("--every", type=cli.DURATION, default="10s", metavar="TIME", help="Time between two looks.")
-@click.option("--once", is_flag=True, help="Bring DIR to the newest commit, and end.")
-@click.option("--status", is_flag=True, help="Change nothing; show the commit of DIR and the lag.")
-@click.option("--promote", is_flag=True, help="Claim DIR for a writer: no follower touches it then.")
-@click.option("--catch-up/--no-catch-up", default=True, help="With --promote: first bring DIR to the newest commit.")
+@cli.option("--every TIME", "Time between two looks.", cli.DURATION, default="10s")
+@cli.option("--once", "Bring DIR to the newest commit, and end.")
+@cli.option("--status", "Change nothing; show the commit of DIR and the lag.")
+@cli.option("--promote", "Claim DIR for a writer: no follower touches it then.")
+@cli.option("--catch-up/--no-catch-up", "With --promote: first bring DIR to the newest commit.", default=True)
 @cli.figures_option
 @cli.transfer_options
 def follow(session: Session, options: FollowArguments) -> None:

@@ -48,7 +48,7 @@ class CommitsView(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb("list", "List jobs, or the commits of a job.", prints=(CommitsView, ScopesView))
 @cli.scope_options(job_required=False, task=True)
-@click.option("--jobs", is_flag=True, help="List the jobs even if a job is set.")
+@cli.option("--jobs", "List the jobs even if a job is set.")
 def list_(session: Session, *, scope: Scope | None, jobs: bool) -> None:
     """List the jobs of a repository, or the commits of one job, newest first.
 
@@ -163,11 +163,9 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb("history", "Show what each commit of a job brought, and became.", prints=(HistoryView,))
 @cli.scope_options(task=True)
-@cli.limit_option(ENTRIES_MAX, 10_000, text="Maximum number of records, the newest first.")
-@click.option(
-    "--since", type=cli.MOMENT, metavar="TIME", help="None from before: 7d, 2026-05-01, 'yesterday 18:00' (UTC)."
-)
-@click.option("--no-sizes", is_flag=True, help="No reading of indexes, and so no sizes of what each commit brought.")
+@cli.option("--limit N", "Maximum number of records, the newest first.", click.IntRange(1, 10_000), default=ENTRIES_MAX)
+@cli.option("--since TIME", "None from before: 7d, 2026-05-01, 'yesterday 18:00' (UTC).", cli.MOMENT)
+@cli.option("--no-sizes", "No reading of indexes, and so no sizes of what each commit brought.")
 def history(session: Session, *, scope: Scope, limit: int, since: Moment | None, no_sizes: bool) -> None:
     """Show the records of a job, newest first: what each brought, what became of it, and how to restore it.
 

@@ -100,26 +100,24 @@ _place_options: Final = cli.together(
     cli.scope_options(),
     cli.store_options(default=True),
     cli.commit_options,
-    click.option("--merge", type=click.Choice(list(_MERGES)), help="Delimiter between merged operands."),
-    click.option("--restore", is_flag=True, help="Restore the store, and read it with RocksDB: any format, any size."),
-    cli.directory_option("--scratch", "Where to restore to; with --restore."),
+    cli.option("--merge", "Delimiter between merged operands.", click.Choice(list(_MERGES))),
+    cli.option("--restore", "Restore the store, and read it with RocksDB: any format, any size."),
+    cli.option("--scratch DIR", "Where to restore to; with --restore.", cli.DIRECTORY),
     cli.transfer_options,
 )
 
 
 @verb("keys", "Browse the keys of a snapshot's RocksDB.", prints=(KeysView,))
 @_place_options
-@click.option("--prefix", type=KEY, metavar="K", help=r"Keys that begin so: text with \xNN, or 0x and hex.")
-@click.option("--from", "start", type=KEY, metavar="K", help="From this key on, in the order of bytes.")
-@click.option("--to", "stop", type=KEY, metavar="K", help="Up to this key, and without it.")
-@click.option("--family", metavar="NAME", help="One column family.  [default: all]")
-@click.option("--resume", type=PLACE, metavar="F:K", help="Go on in family F at key K, as `more:` shows it.")
-@cli.limit_option(KEYS_MAX, 1_000_000, at_least=0, text="Maximum number of keys.")
-@click.option("--values", is_flag=True, help="Values too; text is cut after 160 characters.")
-@click.option("--count", "counted", is_flag=True, help="Count the whole range, which reads all of it.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "hex", "json"]), default="text", help="json: one object a line."
-)
+@cli.option("--prefix K", r"Keys that begin so: text with \xNN, or 0x and hex.", KEY)
+@cli.option("--from K", "From this key on, in the order of bytes.", KEY, to="start")
+@cli.option("--to K", "Up to this key, and without it.", KEY, to="stop")
+@cli.option("--family NAME", "One column family.  [default: all]")
+@cli.option("--resume F:K", "Go on in family F at key K, as `more:` shows it.", PLACE)
+@cli.option("--limit N", "Maximum number of keys.", click.IntRange(0, 1_000_000), default=KEYS_MAX)
+@cli.option("--values", "Values too; text is cut after 160 characters.")
+@cli.option("--count", "Count the whole range, which reads all of it.", to="counted")
+@cli.option("--format", "json: one object a line.", click.Choice(["text", "hex", "json"]), to="form", default="text")
 def keys(session: Session, place: Place, options: KeysOptions) -> None:
     """Browse the keys of a store, as a commit has it. Nothing in the repository changes.
 
@@ -146,8 +144,8 @@ def keys(session: Session, place: Place, options: KeysOptions) -> None:
 @verb("get", "Look up keys in a snapshot's RocksDB.", prints=(GetView,))
 @_place_options
 @click.argument("names", type=KEY, nargs=-1, required=True, metavar="KEY...")
-@click.option("--family", metavar="NAME", default=DEFAULT_FAMILY, help="The column family.  [default: default]")
-@click.option("--format", "form", type=click.Choice(["text", "hex"]), default="text", help="How values are shown.")
+@cli.option("--family NAME", "The column family.  [default: default]", default=DEFAULT_FAMILY)
+@cli.option("--format", "How values are shown.", click.Choice(["text", "hex"]), to="form", default="text")
 def get(session: Session, place: Place, names: tuple[bytes, ...], family: str, form: str) -> ExitCode:
     r"""Print the values of keys of a store, as a commit has it, a line for each. Nothing in the repository changes.
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-import click
 import msgspec
 
 from engine.cli import options as cli
@@ -56,16 +55,12 @@ class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
     needs_repository=False,
     prints=(MetricsView, MetricNamesView),
 )
-@click.option(
-    "--job", "-j", "jobs", multiple=True, metavar="JOB", help="Commits of this job; may be repeated.  [default: all]"
-)
-@click.option("--commits-only", is_flag=True, help="Read commits alone: no orphans, no blobs at risk, no collections.")
-@click.option("--textfile", type=cli.FILE, metavar="FILE", help="Write to FILE, whole or not at all.")
-@click.option("--listen", metavar="[HOST:]PORT", help="Serve /metrics until interrupted.  [default of HOST: 127.0.0.1]")
-@click.option(
-    "--every", type=cli.DURATION, default="60s", metavar="TIME", help="With --listen: time between two readings."
-)
-@click.option("--names", is_flag=True, help="List all metrics, with what Samza and Spark call them.")
+@cli.option("--job -j JOB", "Commits of this job; may be repeated.  [default: all]", to="jobs", multiple=True)
+@cli.option("--commits-only", "Read commits alone: no orphans, no blobs at risk, no collections.")
+@cli.option("--textfile FILE", "Write to FILE, whole or not at all.", cli.FILE)
+@cli.option("--listen [HOST:]PORT", "Serve /metrics until interrupted.  [default of HOST: 127.0.0.1]")
+@cli.option("--every TIME", "With --listen: time between two readings.", cli.DURATION, default="60s")
+@cli.option("--names", "List all metrics, with what Samza and Spark call them.")
 def metrics(
     session: Session,
     *,

@@ -62,22 +62,18 @@ class RepairArguments(msgspec.Struct, frozen=True, kw_only=True):
 @verb("repair", "Say what is damaged and what can be done, and do it.", prints=(RepairView,))
 @cli.scope_options()
 @cli.store_options(default=True)
-@click.option(
+@cli.option(
     "--level",
-    type=click.Choice([level.value for level in Level]),
+    "Read every file, or look for what is missing only.",
+    click.Choice([level.value for level in Level]),
     default=Level.CONTENT.value,
-    help="Read every file, or look for what is missing only.",
 )
-@click.option(
-    "--from", "source", type=cli.DIRECTORY_THERE, metavar="DIR", help="Send again what DIR still has, and commit."
-)
-@click.option(
-    "--offsets", metavar="TEXT", help="With --from: the position that DIR is at.  [default: that of the newest commit]"
-)
+@cli.option("--from DIR", "Send again what DIR still has, and commit.", cli.DIRECTORY_THERE, to="source")
+@cli.option("--offsets TEXT", "With --from: the position that DIR is at.  [default: that of the newest commit]")
 @cli.shrink_max_option
-@click.option("--rewind", is_flag=True, help="Make the newest whole commit the newest again.")
-@click.option("--drop", is_flag=True, help="Close damaged commits, except the newest; nobody can restore them then.")
-@click.option("-y", "--yes", is_flag=True, help="With --drop: do not ask; without a terminal it is needed.")
+@cli.option("--rewind", "Make the newest whole commit the newest again.")
+@cli.option("--drop", "Close damaged commits, except the newest; nobody can restore them then.")
+@cli.option("-y --yes", "With --drop: do not ask; without a terminal it is needed.")
 @cli.transfer_options
 def repair(session: Session, options: RepairArguments) -> ExitCode:
     """Say which commits of a job need something missing or altered, and what can be done; with options, do it.

@@ -17,18 +17,17 @@ from index.display import count, human_bytes, human_duration, printable
 
 @verb("rescale", "Give a job of StatefulJob another number of tasks.", prints=(RescaledJob,))
 @click.argument("job")
-@click.option("--tasks", type=click.IntRange(min=1), required=True, metavar="M", help="Number of tasks to have.")
-@click.option(
-    "--key",
-    "keys",
-    multiple=True,
-    metavar="[STORE=]MODULE:FUNCTION",
-    help="Function that returns, of a RocksDB key of STORE or of every store, the values of the job's key columns. "
+@cli.option("--tasks M", "Number of tasks to have.", cli.POSITIVE, required=True)
+@cli.option(
+    "--key [STORE=]MODULE:FUNCTION",
+    "Function that returns, of a RocksDB key of STORE or of every store, the values of the job's key columns. "
     "MODULE is looked for here, too. Repeatable.",
+    to="keys",
+    multiple=True,
 )
-@click.option("--unchecked", is_flag=True, help="Merge stores without hashing their keys.")
-@cli.directory_option("--scratch", "Where stores are worked on.  [default: a temporary directory]", cli.DIRECTORY_THERE)
-@click.option("-n", "--dry-run", is_flag=True, help="Read and hash everything; upload and commit nothing.")
+@cli.option("--unchecked", "Merge stores without hashing their keys.")
+@cli.option("--scratch DIR", "Where stores are worked on.  [default: a temporary directory]", cli.DIRECTORY_THERE)
+@cli.option("-n --dry-run", "Read and hash everything; upload and commit nothing.")
 def rescale(
     session: Session, *, job: str, tasks: int, keys: Sequence[str], unchecked: bool, scratch: Path | None, dry_run: bool
 ) -> None:

@@ -116,23 +116,20 @@ class PresentView(msgspec.Struct, frozen=True, kw_only=True):
 @cli.scope_options()
 @cli.store_options(default=True)
 @cli.commit_options
-@click.option("--all", "all_stores", is_flag=True, help="All its stores, to TARGET/<task>/<store>.")
-@click.option("--files", multiple=True, metavar="GLOB", help="Only files that match, such as '*.sst'; may be repeated.")
-@click.option(
-    "--replace", is_flag=True, help="TARGET may have content: it is replaced, files with the right hash are reused."
-)
-@click.option("--if-absent", is_flag=True, help="Do nothing if TARGET has content.")
-@click.option(
+@cli.option("--all", "All its stores, to TARGET/<task>/<store>.", to="all_stores")
+@cli.option("--files GLOB", "Only files that match, such as '*.sst'; may be repeated.", multiple=True)
+@cli.option("--replace", "TARGET may have content: it is replaced, files with the right hash are reused.")
+@cli.option("--if-absent", "Do nothing if TARGET has content.")
+@cli.setting(
     "--owners",
-    cls=cli.Setting,
-    type=click.Choice([policy.value for policy in OwnerPolicy]),
+    "Recorded owners: leave, set where possible, or set or fail.",
+    click.Choice([policy.value for policy in OwnerPolicy]),
     default=OwnerPolicy.IGNORE.value,
     callback=lambda _ctx, _param, value: OwnerPolicy(value),
-    help="Recorded owners: leave, set where possible, or set or fail.",
 )
-@click.option("--deleted", is_flag=True, help="Read deleted versions of a bucket too.")
+@cli.option("--deleted", "Read deleted versions of a bucket too.")
 @cli.or_newest_complete_option
-@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be fetched.")
+@cli.option("-n --dry-run", "Write nothing; say what would be fetched.")
 @cli.figures_option
 @cli.trust_stat_option
 @cli.transfer_options

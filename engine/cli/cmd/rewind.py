@@ -35,9 +35,9 @@ class InitView(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb("init", prints=(InitView,))
 @click.argument("url", required=False, metavar="[URL]")
-@click.option("--ttl", type=cli.DURATION, default="24h", help="Life of an upload that is not committed.")
-@click.option("--margin", type=cli.DURATION, default="1h", help="How much of it a commit must have left.")
-@click.option("--collection-period", type=cli.DURATION, default="24h", help="How often collect will run.")
+@cli.option("--ttl", "Life of an upload that is not committed.", cli.DURATION, default="24h")
+@cli.option("--margin", "How much of it a commit must have left.", cli.DURATION, default="1h")
+@cli.option("--collection-period", "How often collect will run.", cli.DURATION, default="24h")
 def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> None:
     """Make the blob store at URL, or at --repository, a repository.
 
@@ -95,7 +95,7 @@ class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
 @verb("unname", "Release a name.", prints=(ReleasedView,))
 @click.argument("name")
 @cli.scope_options(task=True)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
+@cli.option("-y --yes", "Do not ask; without a terminal nobody is asked.")
 def unname(session: Session, *, name: str, scope: Scope, yes: bool) -> None:
     """Release a name; the next collection takes what only it kept.
 
@@ -138,7 +138,7 @@ def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
 @click.argument("commit", type=cli.COMMIT)
 @click.argument("new_job")
 @cli.scope_options(task=True)
-@click.option("--new-task", metavar="TASK", help="With --commit-per-task: the task to begin.  [default: the same]")
+@cli.option("--new-task TASK", "With --commit-per-task: the task to begin.  [default: the same]")
 def fork(session: Session, *, commit: CommitChoice, new_job: str, scope: Scope, new_task: str | None) -> None:
     """Begin a new job with the stores of a commit. No bytes are copied.
 
@@ -168,13 +168,11 @@ class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
 
 @verb("forget", "Give up a job: close all its commits for ever.", prints=(ForgetView,))
 @click.argument("job")
-@click.option(
-    "--commit-per-task", cls=cli.Setting, is_flag=True, help="Each task commits by itself; --task says which."
-)
-@click.option("--task", metavar="TASK", help="With --commit-per-task: which task.  [default: all of them]")
-@click.option("--with-names", is_flag=True, help="Release the names of its commits too.")
-@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be forgotten.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal it is needed.")
+@cli.setting("--commit-per-task", "Each task commits by itself; --task says which.")
+@cli.option("--task TASK", "With --commit-per-task: which task.  [default: all of them]")
+@cli.option("--with-names", "Release the names of its commits too.")
+@cli.option("-n --dry-run", "Write nothing; say what would be forgotten.")
+@cli.option("-y --yes", "Do not ask; without a terminal it is needed.")
 def forget(session: Session, *, scope: Scope, task: str | None, with_names: bool, dry_run: bool, yes: bool) -> ExitCode:
     """Give up a job: close all its commits for ever.
 

@@ -92,7 +92,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("commit", type=cli.COMMIT, default="latest")
 @cli.scope_options()
 @cli.store_options(default=False)
-@click.option("--files", is_flag=True, help="Each file: size, mode, and where its bytes are.")
+@cli.option("--files", "Each file: size, mode, and where its bytes are.")
 def show(
     session: Session, *, commit: CommitChoice, scope: model.Scope, task: str | None, store: str | None, files: bool
 ) -> None:
@@ -368,8 +368,8 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("output", type=cli.FILE)
 @cli.scope_options()
 @cli.store_options(default=True)
-@click.option("--unpack", is_flag=True, help="Upload packed and inline files singly first, as job JOB.samza.")
-@click.option("--samza-job-id", metavar="ID", default="1", help="Samza's job id.")
+@cli.option("--unpack", "Upload packed and inline files singly first, as job JOB.samza.")
+@cli.option("--samza-job-id ID", "Samza's job id.", default="1")
 def export(session: Session, options: ExportOptions) -> None:
     """Write the index of one store of a commit as Samza's blob-store backend would, to a new file OUTPUT.
 
@@ -394,13 +394,13 @@ def export(session: Session, options: ExportOptions) -> None:
     session.show(extend(ExportView, made, output=options.output), [line])
 
 
-@verb("samza", "Make a commit of a snapshot of Samza's.", group="import", prints=(SamzaImport,))
+@verb("import samza", "Make a commit of a snapshot of Samza's.", prints=(SamzaImport,))
 @click.argument("index", type=cli.FILE)
 @click.argument("blobs", metavar="BLOBS")
-@click.option("--job", "-j", metavar="JOB", help="Job name.  [default: as in INDEX]")
-@click.option("--task", metavar="TASK", help="Task name.  [default: as in INDEX]")
-@click.option("--store", metavar="STORE", help="Store name.  [default: as in INDEX]")
-@click.option("-n", "--dry-run", is_flag=True, help="Read INDEX alone; show what would be imported.")
+@cli.option("--job -j JOB", "Job name.  [default: as in INDEX]")
+@cli.option("--task TASK", "Task name.  [default: as in INDEX]")
+@cli.option("--store STORE", "Store name.  [default: as in INDEX]")
+@cli.option("-n --dry-run", "Read INDEX alone; show what would be imported.")
 def import_samza(session: Session, index: Path, blobs: str, options: SamzaChoice) -> None:
     """Make a commit of a snapshot that Samza's blob-store backend has written.
 

@@ -50,28 +50,26 @@ _TEMPORARY: Final = "[default: this machine's place for temporary files]"
 
 
 @verb(
-    "backup",
+    "spark backup",
     "Back up a checkpoint while its query runs.",
-    group="spark",
     prints=(backup.CheckpointBackupResult, backup.BackupPreview),
 )
 @cli.checkpoint_and_repository
-@click.option("--job", "-j", cls=cli.Setting, metavar="JOB", help="Job of the backups.  [default: spark-<query id>]")
-@click.option("--watch", type=cli.DURATION, metavar="TIME", help="Look again after each TIME, until interrupted.")
-@cli.directory_option("--scratch", f"Where files are fetched to.  {_TEMPORARY}", cli.DIRECTORY_THERE)
+@cli.setting("--job -j JOB", "Job of the backups.  [default: spark-<query id>]")
+@cli.option("--watch TIME", "Look again after each TIME, until interrupted.", cli.DURATION)
+@cli.option("--scratch DIR", f"Where files are fetched to.  {_TEMPORARY}", cli.DIRECTORY_THERE)
 @cli.check_retained_option
 @cli.shrink_max_option
-@click.option("--moved", is_flag=True, help="Go on with a job whose last backup is of another place and a later batch.")
-@click.option(
-    "--keep-batches",
-    type=click.IntRange(min=0),
+@cli.option("--moved", "Go on with a job whose last backup is of another place and a later batch.")
+@cli.option(
+    "--keep-batches N",
+    "Take what the N batches before the newest need too, so that they can be restored.",
+    cli.NATURAL,
     default=0,
-    metavar="N",
-    help="Take what the N batches before the newest need too, so that they can be restored.",
 )
-@click.option("--despite-damage", is_flag=True, help="Take over what is damaged; the commit says so.")
+@cli.option("--despite-damage", "Take over what is damaged; the commit says so.")
 @cli.on_spark_option
-@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be uploaded.")
+@cli.option("-n --dry-run", "Write nothing; show what would be uploaded.")
 @cli.figures_option
 @cli.transfer_options
 def spark_backup(
@@ -182,27 +180,22 @@ _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query
 
 
 @verb(
-    "restore",
+    "spark restore",
     "Restore a checkpoint as one of its batches left it.",
-    group="spark",
     prints=(restore.RestoredCheckpoint, restore.CheckpointRestorePlan),
 )
 @cli.repository_and_checkpoint
-@click.option("--job", "-j", cls=cli.Setting, metavar="JOB", help="Job name.  [default: the only job with checkpoints]")
-@click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
-@click.option(
-    "--at", type=cli.MOMENT, metavar="TIME", help="The newest then: 2026-05-01, 36h, 'yesterday 18:00' (UTC)."
-)
-@click.option("--replayed", is_flag=True, help="Apply changelogs here: the query then starts at once.")
-@click.option("--move-aside", is_flag=True, help=_MOVE_ASIDE)
-@click.option("--with-job", metavar="JOB", help="Take a job beside the query (for_each_batch) back to the batch, too.")
-@click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files are now.")
-@click.option(
-    "--partitions", type=click.IntRange(min=1), metavar="M", help="Of state, as by `rescale`; with --replayed."
-)
+@cli.setting("--job -j JOB", "Job name.  [default: the only job with checkpoints]")
+@cli.option("--batch N", "As batch N left it.  [default: the newest]", cli.NATURAL)
+@cli.option("--at TIME", "The newest then: 2026-05-01, 36h, 'yesterday 18:00' (UTC).", cli.MOMENT)
+@cli.option("--replayed", "Apply changelogs here: the query then starts at once.")
+@cli.option("--move-aside", _MOVE_ASIDE)
+@cli.option("--with-job JOB", "Take a job beside the query (for_each_batch) back to the batch, too.")
+@cli.option("--map-path OLD=NEW", "Where input files are now.", to="map_path", multiple=True)
+@cli.option("--partitions M", "Of state, as by `rescale`; with --replayed.", cli.POSITIVE)
 @cli.or_newest_complete_option
 @cli.on_spark_option
-@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be restored.")
+@cli.option("-n --dry-run", "Write nothing; show what would be restored.")
 @cli.figures_option
 @cli.transfer_options
 def spark_restore(
@@ -311,31 +304,29 @@ def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
 
 
 @verb(
-    "convert",
+    "spark convert",
     "Make another checkpoint with another format or codec.",
-    group="spark",
     needs_repository=False,
     prints=(convert.ConvertedCheckpoint, convert.ConversionPlan),
 )
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
-@click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
-@click.option(
+@cli.option("--batch N", "As batch N left it.  [default: the newest]", cli.NATURAL)
+@cli.option(
     "--to",
-    "provider",
-    type=click.Choice(["rocksdb"]),
-    help="State store provider of TARGET, for state that is HDFS-backed.  [default: that of SOURCE]",
+    "State store provider of TARGET, for state that is HDFS-backed.  [default: that of SOURCE]",
+    click.Choice(["rocksdb"]),
+    to="provider",
 )
-@click.option(
-    "--format",
-    "format_version",
-    type=click.IntRange(1, 2),
-    metavar="1|2",
-    help="checkpointFormatVersion of TARGET: 2 gives each version a unique id.  [default: that of SOURCE]",
+@cli.option(
+    "--format 1|2",
+    "checkpointFormatVersion of TARGET: 2 gives each version a unique id.  [default: that of SOURCE]",
+    click.IntRange(1, 2),
+    to="format_version",
 )
-@click.option("--codec", type=click.Choice(CODECS), help="Of changelogs to come.  [default: that of SOURCE]")
+@cli.option("--codec", "Of changelogs to come.  [default: that of SOURCE]", click.Choice(CODECS))
 @cli.on_spark_option
-@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be made.")
+@cli.option("-n --dry-run", "Write nothing; show what would be made.")
 def spark_convert(
     session: Session, source: str, target: str, options: convert.ConvertChoice, *, on_spark: bool, dry_run: bool
 ) -> None:
@@ -384,25 +375,23 @@ def _conversion_lines(found: convert.ConversionPlan) -> list[str]:
 
 
 @verb(
-    "rescale",
+    "spark rescale",
     "Make another checkpoint with another number of partitions.",
-    group="spark",
     needs_repository=False,
     prints=(rescale.RescaledCheckpoint, rescale.RescalePlan, restore.RestoredCheckpoint, restore.CheckpointRestorePlan),
 )
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
-@click.option(
-    "--partitions",
-    type=click.IntRange(min=1),
+@cli.option(
+    "--partitions M",
+    "Number of state partitions of TARGET: the spark.sql.shuffle.partitions with which its query goes on.",
+    cli.POSITIVE,
     required=True,
-    metavar="M",
-    help="Number of state partitions of TARGET: the spark.sql.shuffle.partitions with which its query goes on.",
 )
-@click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
-@click.option("--job", "-j", metavar="JOB", help="Of a repository.  [default: the only job with checkpoints]")
+@cli.option("--batch N", "As batch N left it.  [default: the newest]", cli.NATURAL)
+@cli.option("--job -j JOB", "Of a repository.  [default: the only job with checkpoints]")
 @cli.on_spark_option
-@click.option("-n", "--dry-run", is_flag=True, help="Hash every key, but make nothing; show what would be made.")
+@cli.option("-n --dry-run", "Hash every key, but make nothing; show what would be made.")
 def spark_rescale(
     session: Session,
     source: str,
@@ -523,21 +512,17 @@ FINDINGS_SHOWN_MAX: Final = 50
 
 
 @verb(
-    "check",
-    "Check that all committed state is there and whole.",
-    group="spark",
-    needs_repository=False,
-    prints=(CheckReport,),
+    "spark check", "Check that all committed state is there and whole.", needs_repository=False, prints=(CheckReport,)
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option(
+@cli.option(
     "--level",
-    type=click.Choice(["quick", "full"]),
+    "quick: logs, zips and changelogs; full: every block of every SST, too, and the newest version is loaded.",
+    click.Choice(["quick", "full"]),
     default="full",
-    help="quick: logs, zips and changelogs; full: every block of every SST, too, and the newest version is loaded.",
 )
-@click.option("--strict", is_flag=True, help="End with 3 if there are warnings.")
-@cli.directory_option("--scratch", f"Where stores are loaded.  {_TEMPORARY}", cli.DIRECTORY_THERE)
+@cli.option("--strict", "End with 3 if there are warnings.")
+@cli.option("--scratch DIR", f"Where stores are loaded.  {_TEMPORARY}", cli.DIRECTORY_THERE)
 @cli.on_spark_option
 def spark_check(
     session: Session, *, checkpoint: str, level: CheckLevel, strict: bool, scratch: Path | None, on_spark: bool

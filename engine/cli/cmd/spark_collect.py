@@ -39,34 +39,29 @@ class CollectArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb(
-    "collect",
+    "spark collect",
     "Move what a checkpoint leaves behind to a quarantine.",
-    group="spark",
     needs_repository=False,
     prints=(CheckpointCollected,),
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option("--plan", type=cli.FILE, required=True, metavar="FILE", help="Keeps what the first look has found.")
-@click.option("--quarantine", metavar="URL", help="Where files go.  [default: CHECKPOINT.quarantine]")
-@click.option(
-    "--older-than",
-    type=cli.DURATION,
+@cli.option("--plan FILE", "Keeps what the first look has found.", cli.FILE, required=True)
+@cli.option("--quarantine URL", "Where files go.  [default: CHECKPOINT.quarantine]")
+@cli.option(
+    "--older-than TIME",
+    "Take only files that are older than the newest one by this.",
+    cli.DURATION,
     default=f"{DAY_MS // 3_600_000}h",
-    show_default=True,
-    metavar="TIME",
-    help="Take only files that are older than the newest one by this.",
 )
-@click.option("--stopped", is_flag=True, help="Nothing runs here: two looks at one batch are enough; orphans go too.")
-@click.option(
-    "--at-most",
-    type=cli.SHARE,
+@cli.option("--stopped", "Nothing runs here: two looks at one batch are enough; orphans go too.")
+@cli.option(
+    "--at-most SHARE",
+    "Refuse to take a larger share of the bytes of state.",
+    cli.SHARE,
     default=f"{TAKEN_SHARE_MAX:.0%}",
-    show_default=True,
-    metavar="SHARE",
-    help="Refuse to take a larger share of the bytes of state.",
 )
-@click.option("--undo", is_flag=True, help="Move all that is in the quarantine back.")
-@click.option("-n", "--dry-run", is_flag=True, help="Move and write nothing; show what a second look would take.")
+@cli.option("--undo", "Move all that is in the quarantine back.")
+@cli.option("-n --dry-run", "Move and write nothing; show what a second look would take.")
 def spark_collect(session: Session, checkpoint: str, options: CollectArguments) -> None:
     """Find state of CHECKPOINT that nobody needs, and move it to a quarantine once two looks agree.
 

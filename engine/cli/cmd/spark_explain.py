@@ -38,35 +38,27 @@ class ExplainArguments(ExplainChoice, frozen=True, kw_only=True):
 
 
 @verb(
-    "explain",
+    "spark explain",
     "Show what the state of a query is made of, and what it costs.",
-    group="spark",
     needs_repository=False,
     prints=(StateExplained,),
 )
 @click.argument("checkpoint", metavar="CHECKPOINT|BACKUP")
-@click.option("--full", is_flag=True, help="Read every row: exact figures, column families, heaviest keys and ages.")
-@click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
-@click.option("--since", type=click.IntRange(min=0), metavar="N", help="Show how much it has grown since batch N.")
-@click.option("--job", "-j", metavar="JOB", help="Of a repository.  [default: the only job with checkpoints]")
-@click.option("--no-renames", is_flag=True, help="The query's file manager writes without renames: one PUT a file.")
-@click.option(
-    "--usd-per-1000-writes",
-    type=click.FloatRange(min=0),
+@cli.option("--full", "Read every row: exact figures, column families, heaviest keys and ages.")
+@cli.option("--batch N", "As batch N left it.  [default: the newest]", cli.NATURAL)
+@cli.option("--since N", "Show how much it has grown since batch N.", cli.NATURAL)
+@cli.option("--job -j JOB", "Of a repository.  [default: the only job with checkpoints]")
+@cli.option("--no-renames", "The query's file manager writes without renames: one PUT a file.")
+@cli.option(
+    "--usd-per-1000-writes USD",
+    "Price of 1,000 PUT or COPY requests; look yours up.",
+    click.FloatRange(min=0),
     default=Prices().usd_per_1000_writes,
-    metavar="USD",
-    show_default=True,
-    help="Price of 1,000 PUT or COPY requests; look yours up.",
 )
-@click.option(
-    "--usd-per-gb-month",
-    type=click.FloatRange(min=0),
-    default=Prices().usd_per_gb_month,
-    metavar="USD",
-    show_default=True,
-    help="Price of 1 GB for a month.",
+@cli.option(
+    "--usd-per-gb-month USD", "Price of 1 GB for a month.", click.FloatRange(min=0), default=Prices().usd_per_gb_month
 )
-@cli.directory_option("--scratch", "Where stores are loaded.", cli.DIRECTORY_THERE)
+@cli.option("--scratch DIR", "Where stores are loaded.", cli.DIRECTORY_THERE)
 @cli.on_spark_option
 def spark_explain(
     session: Session, checkpoint: str, options: ExplainArguments, *, job: str | None, on_spark: bool

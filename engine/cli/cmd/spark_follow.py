@@ -38,28 +38,19 @@ class QueryFollowArguments(follower.FollowChoice, frozen=True, kw_only=True):
 
 
 @verb(
-    "follow",
-    "Keep a replica of a running query's checkpoint.",
-    group="spark",
-    needs_repository=False,
-    prints=(QueryFollowView,),
+    "spark follow", "Keep a replica of a running query's checkpoint.", needs_repository=False, prints=(QueryFollowView,)
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @click.argument("target", metavar="TARGET")
-@click.option("--partitions", type=click.IntRange(min=1), metavar="M", help="Number of state partitions of TARGET.")
-@click.option("--provider", type=click.Choice(["rocksdb"]), help="Of TARGET, where the state is HDFS-backed.")
-@click.option(
-    "--snapshot-every",
-    type=click.IntRange(min=1, max=500),
-    metavar="N",
-    help="Batches between two snapshots of a store.  [default: 10]",
+@cli.option("--partitions M", "Number of state partitions of TARGET.", cli.POSITIVE)
+@cli.option("--provider", "Of TARGET, where the state is HDFS-backed.", click.Choice(["rocksdb"]))
+@cli.option(
+    "--snapshot-every N", "Batches between two snapshots of a store.  [default: 10]", click.IntRange(min=1, max=500)
 )
-@cli.directory_option(
-    "--scratch", "Of a bucket: where files are gathered, and loaded for snapshots.", cli.DIRECTORY_THERE
-)
-@click.option("--every", type=cli.DURATION, default="1s", metavar="TIME", help="Time between two looks.")
-@click.option("--once", is_flag=True, help="Bring TARGET to the newest batch, and end.")
-@click.option("--status", is_flag=True, help="Change nothing; show the batch of TARGET and the lag.")
+@cli.option("--scratch DIR", "Of a bucket: where files are gathered, and loaded for snapshots.", cli.DIRECTORY_THERE)
+@cli.option("--every TIME", "Time between two looks.", cli.DURATION, default="1s")
+@cli.option("--once", "Bring TARGET to the newest batch, and end.")
+@cli.option("--status", "Change nothing; show the batch of TARGET and the lag.")
 def spark_follow(session: Session, checkpoint: str, target: str, options: QueryFollowArguments) -> None:
     """Keep TARGET, a new directory or s3://bucket/prefix, a replica of CHECKPOINT while its query runs.
 
@@ -139,23 +130,21 @@ class CutoverArguments(cutover.CutoverChoice, frozen=True, kw_only=True):
 
 
 @verb(
-    "cutover",
+    "spark cutover",
     "Close a followed checkpoint, and let its query go on at the replica.",
-    group="spark",
     needs_repository=False,
     prints=(cutover.Cutover, cutover.CutoverPlan),
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @click.argument("target", metavar="TARGET")
-@click.option(
-    "--wait",
-    type=cli.DURATION,
+@cli.option(
+    "--wait TIME",
+    "How long a batch that has begun may take; then it is repeated at TARGET.",
+    cli.DURATION,
     default="10s",
-    metavar="TIME",
-    help="How long a batch that has begun may take; then it is repeated at TARGET.",
 )
-@click.option("--source-lost", is_flag=True, help="CHECKPOINT is gone; go on with what TARGET has.")
-@click.option("-n", "--dry-run", is_flag=True, help="Change nothing; show what would be done.")
+@cli.option("--source-lost", "CHECKPOINT is gone; go on with what TARGET has.")
+@cli.option("-n --dry-run", "Change nothing; show what would be done.")
 def spark_cutover(session: Session, checkpoint: str, target: str, options: CutoverArguments, *, dry_run: bool) -> None:
     """Make TARGET, a replica of CHECKPOINT by `tidemark spark follow`, the checkpoint with which its query goes on.
 

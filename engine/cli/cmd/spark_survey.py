@@ -10,7 +10,7 @@ from engine.text import table
 from index.display import count, human_bytes, human_duration, printable
 
 
-@verb("survey", "List the checkpoints below a place.", group="spark", needs_repository=False, prints=(Survey,))
+@verb("spark survey", "List the checkpoints below a place.", needs_repository=False, prints=(Survey,))
 @click.argument("location", metavar="URL")
 def spark_survey(session: Session, location: str) -> None:
     """List every checkpoint below URL, a directory or s3://bucket/prefix: its query, newest batch, size and price.

@@ -21,15 +21,15 @@ from index.snapshot.model import Scope
 @verb("verify", "Check that what is committed is there and whole.", prints=(VerifyReport,))
 @click.argument("commits", type=cli.COMMIT, nargs=-1, metavar="[COMMIT]...")
 @cli.scope_options(job_required=False, task=True)
-@click.option(
+@cli.option(
     "--level",
-    type=click.Choice([level.value for level in Level]),
+    "existence: sizes from a listing; content: read files and check their hashes.",
+    click.Choice([level.value for level in Level]),
     default=Level.EXISTENCE.value,
-    help="existence: sizes from a listing; content: read files and check their hashes.",
 )
-@click.option("--sample", type=cli.SHARE, default="100%", help="With content: the share of files read.")
-@click.option("--seed", type=int, default=None, help="With --sample: which files.  [default: others on each run]")
-@click.option("--heal", is_flag=True, help="Remove TTLs that are still set on what commits need.")
+@cli.option("--sample", "With content: the share of files read.", cli.SHARE, default="100%")
+@cli.option("--seed", "With --sample: which files.  [default: others on each run]", int)
+@cli.option("--heal", "Remove TTLs that are still set on what commits need.")
 @cli.figures_option
 def verify(
     session: Session,
@@ -127,8 +127,8 @@ def discard_lines(problems: Sequence[Problem]) -> list[str]:
 
 @verb("discard", "Remove one damaged record, boundary, name or pin.", prints=(Discarded,))
 @click.argument("key")
-@click.option("-n", "--dry-run", is_flag=True, help="Remove nothing; say what it means.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal it is needed.")
+@cli.option("-n --dry-run", "Remove nothing; say what it means.")
+@cli.option("-y --yes", "Do not ask; without a terminal it is needed.")
 def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
     """Remove one object that cannot be read, so that collections go on in its job.
 

@@ -20,7 +20,7 @@ def group_shown(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """What the verbs of a group `tide` were given."""
     seen: Seen = {}
 
-    @verb("backup", group="tide")
+    @verb("tide backup")
     @checkpoint_and_repository
     @click.option("--depth")
     @on_spark_option
@@ -28,12 +28,12 @@ def group_shown(monkeypatch: pytest.MonkeyPatch) -> Seen:
         seen.update(checkpoint=checkpoint, depth=depth, on_spark=on_spark)
         seen.update(verb=session.verb, repository=session.common.repository)
 
-    @verb("restore", group="tide")
+    @verb("tide restore")
     @repository_and_checkpoint
     def restore(session: Session, checkpoint: str) -> None:
         seen.update(checkpoint=checkpoint, verb=session.verb, repository=session.common.repository)
 
-    @verb("check", group="tide", needs_repository=False)
+    @verb("tide check", needs_repository=False)
     @click.argument("checkpoint")
     def check(session: Session, checkpoint: str) -> None:
         seen.update(checkpoint=checkpoint, verb=session.verb, repository=session.common.repository)
