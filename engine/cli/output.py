@@ -22,14 +22,13 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from pathlib import PurePath
-from types import TracebackType
 from typing import Any, Final, Literal, Self, TextIO, TypeVar, get_origin
 
 import click
 import msgspec
 
-from engine.runtime import Runtime
-from engine.text import Prose, TableLine
+from engine.runtime import CountedProgress, Runtime
+from engine.text import Prose, TableLine, table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.plan.commits import Commit
 from index.snapshot.model import NameRecord, Scope
@@ -164,14 +163,53 @@ def to_json(value: Any) -> Any:  # noqa: ANN401, PLR0911  (a result, or what is 
             return value
 
 
-def _read(value: Any, field: JsonField) -> Any:  # noqa: ANN401  (as above)
-    for name in field.attribute.split("."):
+def _attribute(value: Any, path: str) -> Any:  # noqa: ANN401  (as above)
+    for name in path.split("."):
         value = getattr(value, name) if value is not None else None
+    return value
+
+
+def _read(value: Any, field: JsonField) -> Any:  # noqa: ANN401  (as above)
+    value = _attribute(value, field.attribute)
     if field.form == "time":
         return iso_time(value) if value is not None else None
     if field.form == "path":
         return "/".join(value)
     return to_json(value)
+
+
+# Of these a number is a name, not a quantity.
+_NAMES: Final = frozenset({"number", "version", "batch", "stores_count"})
+
+
+# An attribute of a result, by its path, or what a function says of one.
+Column = str | Callable[[Any], object]
+
+
+def tabulate(items: Iterable[Any], columns: Mapping[str, Column]) -> list[str]:
+    """Make a table of results: in each column an attribute of theirs, or what a function says of one.
+
+    A header with a `>` before it is of numbers. They are shown as the name of the attribute says: sizes and times with
+    their units, and what is null or empty as `-`.
+    """
+    cells = [
+        [_cell(at, _attribute(item, at)) if isinstance(at, str) else _cell("", at(item)) for at in columns.values()]
+        for item in items
+    ]
+    headers = [header.removeprefix(">") for header in columns]
+    return table(headers, cells, right=[header[1:] for header in columns if header.startswith(">")])
+
+
+def _cell(path: str, value: Any) -> str:  # noqa: ANN401  (an attribute has any type)
+    name = path.rpartition(".")[2]
+    if isinstance(value, int) and name not in _NAMES:
+        if name.endswith("_at_ms"):
+            return iso_time(value)
+        return human_bytes(value) if name.endswith("_bytes") or name.startswith("bytes_") else f"{value:,}"
+    if isinstance(value, tuple | list):
+        value = ", ".join(value)
+    shown = value.value if isinstance(value, Enum) else value
+    return "-" if shown is None else printable(str(shown)) or "-"
 
 
 Level = Literal["info", "warning", "error"]
@@ -260,10 +298,6 @@ Log = Callable[[str, Mapping[str, int]], None]
 LOG_PERIOD_S: Final = 10.0
 # How often it is looked whether a line is due.
 TICK_PERIOD_S: Final = 1.0
-# The rate forgets: after this long, what was further back counts for a third.
-RATE_MEMORY_S: Final = 10.0
-# Until then there is no useful rate.
-RATE_AGE_S_MIN: Final = 0.5
 
 
 class ProgressLog:
@@ -278,36 +312,28 @@ class ProgressLog:
         self._monotonic_s = monotonic_s
         self._what = what
         self._log = log
+        self._done = CountedProgress()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._ticking: threading.Thread | None = None
-        self._files = self._bytes = 0
-        self._files_total = self._bytes_total = 0
-        self._began_s = self._written_s = self._rated_s = monotonic_s()
-        self._rated_bytes = 0
-        self._rate_bytes_per_s = 0.0
+        self._ticking = threading.Thread(target=self._tick_on, name="tidemark progress", daemon=True)
+        self._written_s, self._written_bytes = monotonic_s(), 0
 
     def __enter__(self) -> Self:
-        self._ticking = threading.Thread(target=self._tick_on, name="tidemark progress", daemon=True)
         self._ticking.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
-        if self._ticking is not None:
-            self._ticking.join()
+        self._ticking.join()
 
     def total(self, *, files: int, bytes_: int) -> None:
         with self._lock:
-            self._files_total, self._bytes_total = files, bytes_
+            self._done.total(files=files, bytes_=bytes_)
             self._tick()
 
     def add(self, *, files: int = 0, bytes_: int = 0) -> None:
         with self._lock:
-            self._files += files
-            self._bytes += bytes_
+            self._done.add(files=files, bytes_=bytes_)
             self._tick()
 
     def _tick_on(self) -> None:
@@ -316,41 +342,32 @@ class ProgressLog:
                 self._tick()
 
     def _tick(self) -> None:
-        now_s = self._monotonic_s()
-        if now_s - self._written_s < LOG_PERIOD_S:
+        done, now_s = self._done, self._monotonic_s()
+        passed_s = now_s - self._written_s
+        if passed_s < LOG_PERIOD_S:
             return
-        self._written_s = now_s
-        if (passed_s := now_s - self._rated_s) > 0:
-            current = (self._bytes - self._rated_bytes) / passed_s
-            # Within its memory the rate is the plain average since the beginning.
-            weight = passed_s / min(RATE_MEMORY_S, max(passed_s, now_s - self._began_s))
-            self._rate_bytes_per_s += (current - self._rate_bytes_per_s) * min(1.0, weight)
-            self._rated_s, self._rated_bytes = now_s, self._bytes
-        line = self._line(now_s)
-        if self._log is not None:
-            numbers = {
-                "files": self._files,
-                "files_total": self._files_total,
-                "bytes": self._bytes,
-                "bytes_total": self._bytes_total,
-                "bytes_per_s": int(self._rate_bytes_per_s),
-            }
-            write = functools.partial(self._log, line, numbers)
-        else:
-            write = functools.partial(print, line, file=self._stream, flush=True)
+        # Of what happened since the last line.
+        bytes_per_s = (done.bytes - self._written_bytes) / passed_s if passed_s else 0.0
+        self._written_s, self._written_bytes = now_s, done.bytes
+        line = self._line(bytes_per_s)
         # The work goes on also where nobody reads this any more.
         with contextlib.suppress(OSError, ValueError):
-            write()
+            if self._log is None:
+                print(line, file=self._stream, flush=True)
+            else:
+                numbers = {name: getattr(done, name) for name in ("files", "files_total", "bytes", "bytes_total")}
+                self._log(line, {**numbers, "bytes_per_s": int(bytes_per_s)})
 
-    def _line(self, now_s: float) -> str:
-        files = f" of {self._files_total:,}" if self._files_total else ""
-        parts = [f"{self._what}: {self._files:,}{files} files", human_bytes(self._bytes)]
-        if self._bytes_total:
-            parts[-1] += f" of {human_bytes(self._bytes_total)}"
-            parts.append(f"{min(100, 100 * self._bytes // self._bytes_total)}%")
-        if now_s - self._began_s >= RATE_AGE_S_MIN and self._rate_bytes_per_s >= 1:
-            parts.append(f"{human_bytes(int(self._rate_bytes_per_s))}/s")
-            left = self._bytes_total - self._bytes
+    def _line(self, bytes_per_s: float) -> str:
+        done = self._done
+        files = f" of {done.files_total:,}" if done.files_total else ""
+        parts = [f"{self._what}: {done.files:,}{files} files", human_bytes(done.bytes)]
+        if done.bytes_total:
+            parts[-1] += f" of {human_bytes(done.bytes_total)}"
+            parts.append(f"{min(100, 100 * done.bytes // done.bytes_total)}%")
+        if bytes_per_s >= 1:
+            parts.append(f"{human_bytes(int(bytes_per_s))}/s")
+            left = done.bytes_total - done.bytes
             if left > 0:
-                parts.append(f"{human_duration(int(1000 * left / self._rate_bytes_per_s))} left")
+                parts.append(f"{human_duration(int(1000 * left / bytes_per_s))} left")
         return ", ".join(parts)

@@ -32,6 +32,7 @@ from engine.records.leases import PinLease
 from engine.repository.repository import Repository, SyncRepository
 from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
 from engine.text import Moment
+from index.display import printable
 from index.errors import UnsafeNameError
 from index.plan.commits import Commit, RetentionPolicy
 from index.snapshot.keys import encode_scope
@@ -234,13 +235,17 @@ class Session:
         self.say("stopped")
 
     def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
-        """Print the result, which the verb says that it prints: one JSON object, or lines for people."""
+        """Print the result, which the verb says that it prints: one JSON object, or lines for people.
+
+        Names in them come from storage. Here, and nowhere before, they are made safe for a terminal.
+        """
         if not isinstance(view, self._prints):
             raise TypeError(f"{self.verb} prints a {type(view).__name__} that it does not declare")
         if self.common.json:
             click.echo(msgspec.json.encode({"schema": SCHEMA, "verb": self.verb, **to_json(view)}))
         elif not self.common.quiet:
-            for line in for_terminal(lines) if sys.stdout.isatty() else lines:
+            safe = [line if line.isprintable() else printable(line) for line in lines]
+            for line in for_terminal(safe) if sys.stdout.isatty() else safe:
                 click.echo(line)
 
     def warn(self, text: str) -> None:
@@ -259,6 +264,10 @@ class Session:
         if not self.common.quiet:
             say("info", self.verb, text, log_format=self.common.log_format)
 
+    def refusal(self, message: str, hint: str = "", subject: str = "") -> UsageError:
+        """Make the error of words that the verb does not take, to be raised."""
+        return UsageError(message, operation=self.verb, subject=subject, hint=hint)
+
     def can_ask(self) -> bool:
         return sys.stdin.isatty() and not (self.common.json or self.common.quiet)
 
@@ -269,8 +278,8 @@ class Session:
                 raise refused
             return True
         for line in lines:
-            click.echo(line, err=True)
-        if click.confirm(question, err=True):
+            click.echo(printable(line), err=True)
+        if click.confirm(printable(question), err=True):
             return True
         self.say("nothing was changed")
         return False

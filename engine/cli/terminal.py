@@ -5,7 +5,6 @@ The only importer of rich.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Final, Literal, Self, TextIO
 
 from rich.cells import cell_len
@@ -16,12 +15,14 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
-from engine.cli.output import RATE_AGE_S_MIN, above_bar
+from engine.cli.output import above_bar
 from engine.text import TableLine
 from index.display import human_bytes, human_duration
 
 # Over how long a rate is taken.
 RATE_PERIOD_S: Final = 10.0
+# Until then there is no useful rate.
+RATE_AGE_S_MIN: Final = 0.5
 
 
 class TerminalBar:
@@ -51,9 +52,7 @@ class TerminalBar:
         above_bar.append(lambda line: self._console.print(Text.from_ansi(line), soft_wrap=True))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         above_bar.pop()
         with contextlib.suppress(OSError, ValueError):
             self._bar.stop()
@@ -122,16 +121,12 @@ class _Bytes(ProgressColumn):
 class _Left(ProgressColumn):
     @override
     def render(self, task: Task) -> Text:
-        elapsed_s = task.elapsed or 0.0
         # What moved within the last seconds; before there are any, the plain average.
-        rate = (
-            task.speed if elapsed_s > RATE_PERIOD_S else task.completed / elapsed_s if elapsed_s > RATE_AGE_S_MIN else 0
-        )
+        elapsed_s, rate = task.elapsed or 0.0, task.speed
+        if elapsed_s <= RATE_PERIOD_S:
+            rate = task.completed / elapsed_s if elapsed_s > RATE_AGE_S_MIN else 0
         if not rate:
             return Text("")
-        left = (
-            f" {human_duration(1000 * int(task.remaining / rate))} left"
-            if task.remaining and task.remaining > 0
-            else ""
-        )
+        to_do = task.remaining or 0
+        left = f" {human_duration(1000 * int(to_do / rate))} left" if to_do > 0 else ""
         return Text(f"{human_bytes(int(rate))}/s{left}", no_wrap=True)

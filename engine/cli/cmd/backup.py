@@ -1,7 +1,7 @@
 """The verb `backup`."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -12,13 +12,13 @@ from engine.backup.backup import BackupOptions, BackupResult, BackupStats
 from engine.backup.live import LiveRocksDb
 from engine.cli import options as cli
 from engine.cli.cmd.commit import ResultFile, commit_until_known, write_result
-from engine.cli.output import committed_line
+from engine.cli.output import committed_line, tabulate
 from engine.cli.session import Session, check_fits, verb
 from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.local.scan import refusing
 from engine.rocksdb.merge import CURRENT
 from engine.text import table
-from index.display import count, human_bytes, human_duration, printable
+from index.display import count, human_bytes, human_duration
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit
 from index.snapshot.dir_diff import DiffStats
@@ -158,7 +158,7 @@ def backup(session: Session, options: BackupArguments) -> None:
 
 def _warn_of_another_verb(session: Session, directory: Path) -> None:
     """Name the verb or the option that a directory of this kind is for; as plain files it can be backed up, too."""
-    shown = printable(str(directory))
+    shown = str(directory)
     if all((directory / name).exists() for name in ("metadata", "offsets", "commits")):
         session.warn(
             f"{shown} is a checkpoint of Structured Streaming: `tidemark spark backup {shown}` takes one batch"
@@ -186,7 +186,7 @@ def _go_on(session: Session, options: BackupArguments, every_ms: int, sources: "
         return f"stays at commit {last[0].commit.pointer.number}" if last and last[0].commit else None
 
     every = human_duration(every_ms)
-    session.say(f"backing up {printable(str(options.directory))} every {every}; end it with Ctrl-C")
+    session.say(f"backing up {options.directory} every {every}; end it with Ctrl-C")
     session.repeat(step, every_ms, final=(UsageError,), staying=stay)
     if last is not None:
         session.show(*last)
@@ -200,7 +200,7 @@ def _plan(
     for task, source in sources.find().items():
         plan = session.repository.plan_backup(options.scope, source, task=task, store=options.store, options=how)
         views[task] = _view_plan(plan)
-        lines += [f"task {printable(task)}"] * options.tasks + _plan_lines(plan)
+        lines += [f"task {task}"] * options.tasks + _plan_lines(plan)
     return TasksPlanView(tasks=views) if options.tasks else views[options.task], lines
 
 
@@ -292,7 +292,8 @@ def _back_up(session: Session, options: BackupArguments, sources: _Sources) -> t
     if options.tasks and committed is not None:
         tasks = tuple(TaskView(made=one) for one in made)
         view = TasksView(scope=options.scope, tasks=tasks, commit=committed, settled=settled)
-        return view, [*_tasks_table(made), committed_line(committed)]
+        columns = {"task": "reference.task", ">added": "stats.files_added", ">uploaded": "stats.bytes_uploaded"}
+        return view, [*tabulate(made, columns), committed_line(committed)]
     scope, file = options.scope, options.result
     return (
         BackupView(scope=scope, made=made[0], commit=committed, settled=settled, result_file=file),
@@ -302,14 +303,6 @@ def _back_up(session: Session, options: BackupArguments, sources: _Sources) -> t
 
 def _has_changed(stats: BackupStats) -> bool:
     return bool(stats.files_added or stats.files_removed or stats.files_repacked)
-
-
-def _tasks_table(made: Sequence[BackupResult]) -> list[str]:
-    cells = [
-        (printable(one.reference.task), f"{one.stats.files_added:,}", human_bytes(one.stats.bytes_uploaded))
-        for one in made
-    ]
-    return table(("task", "added", "uploaded"), cells, right=("added", "uploaded"))
 
 
 def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path | None) -> list[str]:
@@ -331,8 +324,8 @@ def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path |
     lines.append(f"took {human_duration(int(stats.seconds * 1000))} and {count(stats.requests, 'request')}")
     if commit is not None:
         return [*lines, committed_line(commit)]
-    version = f"{made.reference.version}_{printable(made.reference.unique_id)}"
-    return [*lines, f"NOT committed: `tidemark commit {printable(str(result_file))}` makes version {version} visible"]
+    version = f"{made.reference.version}_{made.reference.unique_id}"
+    return [*lines, f"NOT committed: `tidemark commit {result_file}` makes version {version} visible"]
 
 
 def _view_plan(plan: BackupPlan) -> PlanView:

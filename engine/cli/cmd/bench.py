@@ -19,7 +19,7 @@ from engine.drill.drill import DrillHistory, read_history
 from engine.errors import NotFoundError, TargetError, UsageError
 from engine.report.report import ENTRIES_MAX, ReportRequest, ReportResult, gather_report, write_report
 from engine.settings import STORES_AT_ONCE
-from index.display import count, human_bytes, printable, shortened
+from index.display import count, human_bytes, shortened
 from index.snapshot.model import Scope
 from tidemark.errors import TidemarkError
 
@@ -94,8 +94,8 @@ def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
     lines = [restore_drill.summary_line(drill)]
     if not options.one_line:
         lines = restore_drill.summary_lines(drill)
-        lines += [f"kept: {printable(drill.kept_at)}"] if drill.kept_at else []
-        lines += [f"history: {printable(str(history))}"] if history is not None and is_written else []
+        lines += [f"kept: {drill.kept_at}"] if drill.kept_at else []
+        lines += [f"history: {history}"] if history is not None and is_written else []
     session.record.note_value("restore_drill_seconds", drill.total_s)
     if drill.slo_ms is not None:
         session.record.note_value("restore_drill_slo_seconds", drill.slo_ms / 1000)
@@ -219,7 +219,7 @@ def report(
         "unknown what is at risk" if result.risks_count is None else f"{result.risks_count:,} at risk",
         count(result.requests_count, "request"),
     ]
-    session.show(result, [f"{printable(result.page)} ({human_bytes(result.size_bytes)}): {', '.join(parts)}"])
+    session.show(result, [f"{result.page} ({human_bytes(result.size_bytes)}): {', '.join(parts)}"])
 
 
 def _read_drills(session: Session, given: Path | None) -> tuple[DrillHistory, str]:

@@ -12,7 +12,7 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.opening import open_store
 from engine.cli import options as cli
-from engine.cli.output import extend
+from engine.cli.output import extend, tabulate
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, resolve_rules, some, spark_session, verb
 from engine.collect.backend import DELETE_SHARE_MAX
@@ -21,9 +21,10 @@ from engine.collect.policy import PolicyFile
 from engine.collect.report import CollectReport, format_shrinking
 from engine.errors import TooMuchToDeleteError, UsageError, restated
 from engine.inspect.explain import Explanation, Fate, KeyPath, RootKind
-from engine.text import Prose, table
-from index.display import count, human_bytes, human_duration, iso_time, printable
+from engine.text import Prose
+from index.display import count, human_bytes, human_duration, iso_time
 from index.errors import UnsafeNameError
+from index.plan.collect import PlannedDelete, ReasonTotal
 from index.plan.commits import RetentionPolicy
 from index.snapshot.keys import RunId, audit_key, check_run_id, make_run_id
 
@@ -51,7 +52,7 @@ def explain(session: Session, *, key: str, rules: PolicyFile | None) -> ExitCode
 
 
 def _explanation_lines(found: Explanation) -> list[str]:
-    lines = [f"{printable(found.key)}: {found.kind.value}"]
+    lines = [f"{found.key}: {found.kind.value}"]
     if found.created_at_ms is not None and found.size_bytes is not None:
         lines.append(f"{human_bytes(found.size_bytes)}, created {iso_time(found.created_at_ms)}, {_ttl(found)}")
     for path in found.paths:
@@ -59,7 +60,7 @@ def _explanation_lines(found: Explanation) -> list[str]:
     if found.paths_count > len(found.paths):
         lines.append(f"and {count(found.paths_count - len(found.paths), 'path')} more")
     if found.unreadable:
-        some = f"{count(len(found.unreadable), 'index', 'indexes')}, such as {printable(found.unreadable[0])}"
+        some = f"{count(len(found.unreadable), 'index', 'indexes')}, such as {found.unreadable[0]}"
         lines.append(f"NOT looked into, because missing or altered: {some}")
     because = f"{found.rule}: {found.reason.value}" if found.reason is not None else found.rule
     until = f", {iso_time(found.collectable_at_ms)}" if found.fate is Fate.WAITING and found.collectable_at_ms else ""
@@ -74,15 +75,15 @@ def _ttl(found: Explanation) -> str:
 
 
 def _path_lines(path: KeyPath) -> list[str]:
-    scope = printable(str(path.scope))
+    scope = str(path.scope)
     if path.root is RootKind.COMMIT:
         fate = f"stays: {path.kept.value}" if path.kept is not None else "is to be closed"
         root = f"commit {path.number} of {scope} ({fate})"
     else:
-        root = f"{path.root.value} {printable(path.name)} on commit {path.number} of {scope}"
-    lines = [f"  {root}", f"    store {printable(f'{path.task}/{path.store}')}"]
+        root = f"{path.root.value} {path.name} on commit {path.number} of {scope}"
+    lines = [f"  {root}", f"    store {f'{path.task}/{path.store}'}"]
     lines += [f"    {'index' if n == 0 else 'a delta on'} {key}" for n, key in enumerate(path.indexes)]
-    return [*lines, *([f"    {', '.join(printable(file) for file in path.files)}"] if path.files else [])]
+    return [*lines, *([f"    {', '.join(path.files)}"] if path.files else [])]
 
 
 @verb("collect verify-plan", "Check the plan of a dry run by deriving it another way.", prints=(PlanCheck,))
@@ -109,14 +110,14 @@ def verify_plan(session: Session, *, plan: Path, rules: PolicyFile | None) -> Ex
 def _check_lines(check: PlanCheck) -> list[str]:
     lines: list[str] = []
     if check.wrong:
-        rows = [(printable(w.key), w.kind.value) for w in check.wrong[:SHOWN_MAX]]
-        lines += [*table(("planned, and WRONG", "because"), rows), *_more(check.wrong_count), ""]
+        wrong = tabulate(check.wrong[:SHOWN_MAX], {"planned, and WRONG": "key", "because": "kind"})
+        lines += [*wrong, *_more(check.wrong_count), ""]
     if check.missed:
-        lines += [*(f"missed: {printable(key)}" for key in check.missed[:SHOWN_MAX]), *_more(check.missed_count), ""]
-    lines += [f"WRONG: {printable(text)}" for text in check.contradictions[:SHOWN_MAX]]
+        lines += [*(f"missed: {key}" for key in check.missed[:SHOWN_MAX]), *_more(check.missed_count), ""]
+    lines += [f"WRONG: {text}" for text in check.contradictions[:SHOWN_MAX]]
     lines += _more(len(check.contradictions))
     if check.changed and check.missed_count:
-        gone = f"{count(len(check.changed), 'root')}, such as {printable(check.changed[0])}"
+        gone = f"{count(len(check.changed), 'root')}, such as {check.changed[0]}"
         lines.append(f"gone since the plan was made: {gone}; what only they kept looks missed: plan again")
     notes = [
         (check.later_count, "came later"),
@@ -281,8 +282,7 @@ def collect_lines(report: CollectView, *, verbose: bool = False) -> list[str]:
     """Format the report for people; the last line says it all."""
     lines = _details(report) if verbose else []
     if report.totals:
-        rows = [(total.reason.value, f"{total.count:,}", _size(total.size_bytes)) for total in report.totals]
-        lines += [*table(("because", "keys", "size"), rows, right=("keys", "size")), ""]
+        lines += [*tabulate(report.totals, {"because": "reason", ">keys": "count", ">size": _size}), ""]
     waiting = f"{count(report.waiting_count, 'upload')} ({human_bytes(report.waiting_bytes)})"
     until = iso_time(report.waiting_until_ms)
     notes = {
@@ -291,15 +291,13 @@ def collect_lines(report: CollectView, *, verbose: bool = False) -> list[str]:
             report.waiting_count
         ),
         f"not finished, and perhaps under way: {count(report.unfinished_count, 'upload')}": report.unfinished_count,
-        f"NOT looked for, uploads that were never finished: {printable(report.unfinished_hidden)}": (
-            report.unfinished_hidden
-        ),
-        f"nothing of {printable(', '.join(report.protected))} goes, because of "
+        f"NOT looked for, uploads that were never finished: {report.unfinished_hidden}": (report.unfinished_hidden),
+        f"nothing of {', '.join(report.protected)} goes, because of "
         f"{_some(len(report.unreadable), [': '.join(one) for one in report.unreadable])}": report.protected,
         f"left alone: {_some(report.foreign_count, report.foreign)} that tidemark never wrote": report.foreign_count,
         f"NOT deleted: {_some(report.failed_count, report.failed).rstrip(',')}; run collect again": report.failed_count,
-        f"the plan: {printable(report.plan)}": report.plan,
-        **{f"{printable(job.job)} would shrink from {format_shrinking(job)}": True for job in report.shrunk},
+        f"the plan: {report.plan}": report.plan,
+        **{f"{job.job} would shrink from {format_shrinking(job)}": True for job in report.shrunk},
     }
     return [*lines, *(note for note, is_so in notes.items() if is_so), Prose(report.summary)]
 
@@ -307,17 +305,16 @@ def collect_lines(report: CollectView, *, verbose: bool = False) -> list[str]:
 def _details(report: CollectReport) -> list[str]:
     lines: list[str] = []
     if report.kept:
-        kept = [(printable(str(k.scope)), str(k.number), str(k.version), k.reason.value) for k in report.kept]
-        lines += [*table(("job", "commit kept", "version", "because"), kept, right=("commit kept", "version")), ""]
+        columns = {"job": "scope", ">commit kept": "number", ">version": "version", "because": "reason"}
+        lines += [*tabulate(report.kept, columns), ""]
     if report.deletes:
-        keys = [(printable(d.key), _size(d.size_bytes), d.reason.value) for d in report.deletes]
-        lines += [*table(("key deleted", "size", "because"), keys, right=("size",)), ""]
+        lines += [*tabulate(report.deletes, {"key deleted": "key", ">size": _size, "because": "reason"}), ""]
     more = report.deletes_count - len(report.deletes)
     return [*lines, f"and {count(more, 'key')} more: a plan has them all", ""] if report.deletes and more else lines
 
 
 def _some(number: int, keys: Sequence[str]) -> str:
-    return f"{count(number, 'key')}, such as {printable(keys[0])}," if keys else count(number, "key")
+    return f"{count(number, 'key')}, such as {keys[0]}," if keys else count(number, "key")
 
 
 def summary_line(report: CollectReport) -> str:
@@ -344,8 +341,8 @@ def summary_line(report: CollectReport) -> str:
     return "; ".join([*parts, f"run {report.run}"])
 
 
-def _size(size_bytes: int) -> str:
-    return human_bytes(size_bytes) if size_bytes else "-"
+def _size(of: ReasonTotal | PlannedDelete) -> str:
+    return human_bytes(of.size_bytes) if of.size_bytes else ""
 
 
 def choose_plan_dir(chosen: Path | None, cache_dir: Path | None, plan_id: RunId, *, dry_run: bool) -> Path | None:

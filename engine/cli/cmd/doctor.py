@@ -150,7 +150,7 @@ def _lines(report: DoctorReport, *, dry_run: bool) -> list[str]:
     lines = [*_table(report), "", f"{_CONCLUSIONS[report.verdict]} ({report.took_s:.0f} s)"]
     if report.profile is not None:
         why = report.profile_error or ("asked not to" if dry_run else "")
-        said = f": {printable(why)}" if why else "; it binds everybody who opens the blob store"
+        said = f": {why}" if why else "; it binds everybody who opens the blob store"
         lines.append(f"profile {'written to' if report.profile_written else 'NOT written to'} `profile`{said}")
         lines += [f"  {line}" for line in describe_profile(report.profile, blob_bytes_max=PUT_BYTES_MAX)]
     elif report.verdict in {Verdict.UNKNOWN, Verdict.DENIED}:
@@ -159,7 +159,7 @@ def _lines(report: DoctorReport, *, dry_run: bool) -> list[str]:
         lines.append(f"{count(report.hiccups_count, 'request')} had to be repeated")
     if report.left or report.left_reason:
         left = count(len(report.left), "object") if report.left else "unfinished uploads"
-        lines.append(f"NOT deleted: {left} below {report.root}: {printable(report.left_reason)}")
+        lines.append(f"NOT deleted: {left} below {report.root}: {report.left_reason}")
     return lines
 
 

@@ -12,7 +12,7 @@ from engine.cli.session import EVERY_S_MIN, Session, verb
 from engine.errors import TargetError, UsageError
 from engine.follow.follow import FollowStatus, FollowStep
 from engine.restore.restore import RestoreResult
-from index.display import format_files, human_duration, printable
+from index.display import format_files, human_duration
 from index.snapshot.model import Scope
 from tidemark.errors import TidemarkError
 
@@ -103,7 +103,7 @@ def _take_step(session: Session, options: FollowArguments) -> tuple[FollowStatus
 def _follow(session: Session, options: FollowArguments) -> None:
     scope, directory, last = options.scope, options.directory, None
     every = human_duration(max(int(EVERY_S_MIN * 1000), options.every))
-    session.say(f"following {printable(str(scope))} every {every}; end it with Ctrl-C")
+    session.say(f"following {scope} every {every}; end it with Ctrl-C")
 
     def step() -> None:
         nonlocal last

@@ -7,14 +7,14 @@ import msgspec
 
 from blobstore.concurrency import map_bounded
 from engine.cli import options as cli
-from engine.cli.output import CommitView, extend, names_by_commit, view_commit
+from engine.cli.output import Column, CommitView, extend, names_by_commit, tabulate, view_commit
 from engine.cli.session import Session, verb
 from engine.errors import NotFoundError
 from engine.inspect.history import ENTRIES_MAX, NAMES_SHOWN_MAX, HistoryEntry, State, describe_entry, format_offsets
 from engine.records.leases import list_names
 from engine.records.log import Noted, load_log
-from engine.text import Moment, Prose, table
-from index.display import count, human_bytes, iso_time, printable, shortened
+from engine.text import Moment, Prose
+from index.display import count, iso_time, shortened
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope
 
@@ -71,15 +71,17 @@ def _list_scopes(session: Session) -> None:
         return ScopeView(scope=scope, newest=view_commit(log.newest) if log.newest else None, forgotten=forgotten)
 
     scopes = repository.loop.run(map_bounded(look_at, repository.scopes(), in_flight_max=LOGS_IN_FLIGHT_MAX))
-    rows = []
-    for scope in scopes:
-        newest = ("-", "-", "forgotten" if scope.forgotten else "-", "-", "-", "-")
-        if (c := scope.newest) is not None:
-            newest = (str(c.number), str(c.version), c.committed_at, *_sizes(c))
-        rows.append((printable(str(scope.scope)), *newest))
-    headers = ("job", "newest", "version", "time (UTC)", "stores", "files", "size")
-    lines = table(headers, rows, right=("newest", "version", "stores", "files", "size"))
-    session.show(ScopesView(scopes=tuple(scopes)), lines if scopes else ["no commits yet"])
+    columns: dict[str, Column] = {
+        "job": "scope",
+        ">newest": "newest.number",
+        ">version": "newest.version",
+        "time (UTC)": lambda of: "forgotten" if of.forgotten else of.newest and of.newest.committed_at,
+        ">stores": "newest.stores_count",
+        ">files": "newest.files_count",
+        ">size": "newest.size_bytes",
+    }
+    lines = tabulate(scopes, columns) if scopes else ["no commits yet"]
+    session.show(ScopesView(scopes=tuple(scopes)), lines)
 
 
 def _list_commits(session: Session, scope: Scope) -> None:
@@ -92,32 +94,26 @@ def _list_commits(session: Session, scope: Scope) -> None:
     noted = Noted()
     names = repository.loop.run(list_names(repository.asynchronous.store, scope, noted))
     unreadable = (*log.unreadable, *noted.unreadable)
-    left_out = [printable(f"left out: {one.error}; `tidemark verify` says what can be done") for one in unreadable]
+    left_out = [f"left out: {one.error}; `tidemark verify` says what can be done" for one in unreadable]
     by_commit = names_by_commit(names)
     views = [view_commit(commit, by_commit) for commit in log.commits[::-1]]
     # A name keeps a commit of which retention has taken the record.
     there = {commit.pointer for commit in log.commits}
     views += [view_commit(repository.find(scope, name=n.name)) for n in names if n.source not in there]
-    rows = [
-        (
-            str(c.number),
-            str(c.version),
-            c.committed_at,
-            c.kind,
-            *_sizes(c),
-            printable(shortened(c.offsets, LISTED_OFFSETS_MAX)) or "-",
-            printable(", ".join(c.names)) or "-",
-        )
-        for c in views
-    ]
-    headers = ("number", "version", "time (UTC)", "kind", "stores", "files", "size", "offsets", "names")
-    lines = table(headers, rows, right=("number", "version", "stores", "files", "size"))
+    columns: dict[str, Column] = {
+        ">number": "number",
+        ">version": "version",
+        "time (UTC)": "committed_at_ms",
+        "kind": "kind",
+        ">stores": "stores_count",
+        ">files": "files_count",
+        ">size": "size_bytes",
+        "offsets": lambda of: shortened(of.offsets, LISTED_OFFSETS_MAX),
+        "names": "names",
+    }
+    lines = tabulate(views, columns)
     view = CommitsView(scope=scope, commits=tuple(views), late=tuple(record.number for record in log.void))
     session.show(view, [*lines, *late, *left_out])
-
-
-def _sizes(commit: CommitView) -> tuple[str, str, str]:
-    return str(commit.stores_count), f"{commit.files_count:,}", human_bytes(commit.size_bytes)
 
 
 OFFSETS_SHOWN_MAX: Final = 24
@@ -201,30 +197,27 @@ def _view_entry(entry: HistoryEntry) -> HistoryEntryView:
 
 
 def _history_lines(view: HistoryView) -> list[str]:
-    rows = [
-        (
-            str(e.number),
-            "-" if e.commit is None else str(e.commit.record.version),
-            "-" if e.commit is None else iso_time(e.commit.committed_at_ms).replace("T", " ").removesuffix("Z")[:-4],
-            "-" if e.share is None else human_bytes(e.share.bytes_new),
-            "-" if e.share is None else f"{e.share.files_new:,}",
-            "-" if e.share is None else human_bytes(e.share.bytes_retained),
-            str(e.stores_count),
-            format_offsets(e.offsets, OFFSETS_SHOWN_MAX) or "-",
-            printable(shortened(", ".join(e.names), NAMES_SHOWN_MAX)) or "-",
-            describe_entry(e, view.scope),
-        )
-        for e in view.entries
-    ]
-    headers = ("number", "version", "time (UTC)", "new", "files", "retained", "stores", "offsets", "names", "what")
-    lines = table(headers, rows, right=("number", "version", "new", "files", "retained", "stores"))
-    lines += [f"problem with {e.number}: {printable(e.problem)}" for e in view.entries if e.problem]
+    columns: dict[str, Column] = {
+        ">number": "number",
+        ">version": "commit.record.version",
+        # To the second.
+        "time (UTC)": lambda of: of.commit and iso_time(of.commit.committed_at_ms).replace("T", " ")[:-5],
+        ">new": "share.bytes_new",
+        ">files": "share.files_new",
+        ">retained": "share.bytes_retained",
+        ">stores": "stores_count",
+        "offsets": lambda of: format_offsets(of.offsets, OFFSETS_SHOWN_MAX),
+        "names": lambda of: shortened(", ".join(of.names), NAMES_SHOWN_MAX),
+        "what": lambda of: describe_entry(of, view.scope),
+    }
+    lines = tabulate(view.entries, columns)
+    lines += [f"problem with {e.number}: {e.problem}" for e in view.entries if e.problem]
     if view.older_count:
         lines.append(f"{count(view.older_count, 'older record')}: see them with --limit or an earlier --since")
     shown = next((e for e in view.entries if e.restore_options), None)
     if shown is None:
         return lines
-    options = printable(shown.restore_options)
+    options = shown.restore_options
     if shown.state is State.OPEN and (commit := shown.commit) is not None:
         options += f", or --version {commit.record.version}, --at {iso_time(commit.committed_at_ms)}"
     return [

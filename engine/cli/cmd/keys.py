@@ -19,7 +19,7 @@ from engine.errors import NotFoundError, UsageError
 from engine.inspect import browse
 from engine.rocksdb.store import DEFAULT_FAMILY
 from engine.runtime import NO_PROGRESS
-from index.display import count, human_bytes, printable, shortened
+from index.display import count, human_bytes, shortened
 from index.plan.commits import Commit
 from index.snapshot.model import Scope, StoreReference
 
@@ -219,13 +219,13 @@ def _lines(view: KeysView, form: str) -> list[str]:
     found = view.found
     if form == "json":
         return [msgspec.json.encode(to_json(key)).decode() for key in found.keys]
-    place = printable(f"{view.reference.task}/{view.reference.store}")
+    place = f"{view.reference.task}/{view.reference.store}"
     lines = [f"{view.commit.line}: {place}, {human_bytes(view.reference.size_bytes)}"]
     family = None
     for key in found.keys:
         if len(found.families) > 1 and key.family != family:
             family = key.family
-            lines.append(f"column family {printable(family)}")
+            lines.append(f"column family {family}")
         shown = key.key.hex() if form == "hex" else key.text
         if key.value is not None:
             shown += f"  {key.value.hex() if form == 'hex' else shortened(key.value_text or '', VALUE_SHOWN_MAX)}"

@@ -10,12 +10,12 @@ import msgspec
 
 from engine.cli import options as cli
 from engine.cli.errors import describe
+from engine.cli.output import tabulate
 from engine.cli.run import SIGNALS
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.metrics.names import METRICS, Metric, Sample, Samples, labels_of
 from engine.metrics.results import gather_status
-from engine.text import table
 from index.display import count, human_duration, printable
 
 _LISTEN_HINT: Final = "write PORT or HOST:PORT, such as 9188 or 0.0.0.0:9188"
@@ -80,8 +80,8 @@ def metrics(
     """
     if names:
         known = tuple(METRICS.values())
-        rows = [(m.name, m.kind, *(", ".join(words) or "-" for words in (m.labels, m.samza, m.spark))) for m in known]
-        session.show(MetricNamesView(metrics=known), table(("metric", "kind", "labels", "Samza", "Spark"), rows))
+        columns = {"metric": "name", "kind": "kind", "labels": "labels", "Samza": "samza", "Spark": "spark"}
+        session.show(MetricNamesView(metrics=known), tabulate(known, columns))
         return
     if not session.common.repository:
         hint = "give --repository, TIDEMARK_REPOSITORY, or the key `repository` in tidemark.toml"
@@ -105,7 +105,7 @@ def metrics(
 
     if textfile is not None:
         write_textfile(textfile, samples)
-        lines = [f"{count(len(tuple(samples)), 'value')} in {printable(str(textfile))}"]
+        lines = [f"{count(len(tuple(samples)), 'value')} in {textfile}"]
     else:
         # Somebody else may have named the job, and this may be a terminal.
         shown = [Sample(s.name, tuple(map(printable, s.labels)), s.value) for s in samples]

@@ -12,14 +12,13 @@ from engine.cli import options as cli
 from engine.cli.cmd.commit import commit_until_known
 from engine.cli.cmd.verify import discard_lines, problem_lines
 from engine.cli.config import CommitChoice
-from engine.cli.output import committed_line
+from engine.cli.output import Column, committed_line, tabulate
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.repair import DamagedCommit, DamagedStore, drop_commits, find_damaged
 from engine.inspect.verify import Level, Problem, ProblemKind
 from engine.repository.repository import SyncRepository
-from engine.text import table
 from index.display import count, human_bytes, iso_time, printable
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
@@ -183,7 +182,7 @@ def _numbers(damaged: Collection[DamagedCommit]) -> frozenset[int]:
 def _drop(session: Session, scope: Scope, numbers: Sequence[int], *, yes: bool) -> tuple[int, ...]:
     if not numbers:
         return ()
-    lines = [f"to drop: {_list(numbers)} of {printable(str(scope))}"]
+    lines = [f"to drop: {_list(numbers)} of {scope}"]
     refused = UsageError(
         f"this is for ever, and was not confirmed: drop {_list(numbers)}",
         operation="repair",
@@ -206,21 +205,17 @@ def _lines(
     if not view.damaged:
         nothing = f"{count(len(commits), 'commit')}: nothing that a commit needs is damaged{read}"
         return [*problem_lines(view.problems), nothing, *hints]
-    rows = [
-        (
-            str(one.number) if one.name is None else f"name {printable(one.name)}",
-            str(one.version),
-            iso_time(one.committed_at_ms),
-            printable(f"{store.task}/{store.store}"),
-            "index" if store.index_damaged else printable(" ".join(store.files[:3])),
-            f"{store.files_count:,}",
-            human_bytes(store.size_bytes),
-        )
-        for one in view.damaged
-        for store in one.stores
-    ]
-    columns = ("commit", "version", "time (UTC)", "store", "damaged", "files", "size")
-    lines = [*problem_lines(view.problems), "", *table(columns, rows, right=("commit", "version", "files", "size"))]
+    columns: dict[str, Column] = {
+        ">commit": lambda pair: str(pair[0].number) if pair[0].name is None else f"name {pair[0].name}",
+        ">version": lambda pair: str(pair[0].version),
+        "time (UTC)": lambda pair: iso_time(pair[0].committed_at_ms),
+        "store": lambda pair: f"{pair[1].task}/{pair[1].store}",
+        "damaged": lambda pair: "index" if pair[1].index_damaged else " ".join(pair[1].files[:3]),
+        ">files": lambda pair: pair[1].files_count,
+        ">size": lambda pair: human_bytes(pair[1].size_bytes),
+    }
+    damaged = [(one, store) for one in view.damaged for store in one.stores]
+    lines = [*problem_lines(view.problems), "", *tabulate(damaged, columns)]
     total = count(len(commits), "commit")
     lines.append(f"{len(view.damaged)} of {total} {'is' if len(view.damaged) == 1 else 'are'} damaged{read}")
     if view.commit is not None:
@@ -228,7 +223,7 @@ def _lines(
     if view.dropped:
         lines.append(f"dropped {_list(view.dropped)}: `tidemark collect` takes what only they needed")
     if left is not None:
-        still = ", ".join(f"commit {one.number}" if one.name is None else f"name {printable(one.name)}" for one in left)
+        still = ", ".join(f"commit {one.number}" if one.name is None else f"name {one.name}" for one in left)
         if still or not hints:
             lines.append(f"still damaged: {still}" if still else "nothing is left to repair")
         return [*lines, *_unname_lines(left), *hints]
@@ -265,15 +260,13 @@ def _remedies(view: RepairView, whole: Commit | None, commits: Sequence[Commit])
 
 def _unname_lines(damaged: Sequence[DamagedCommit]) -> list[str]:
     return [
-        f"  `tidemark unname {printable(one.name)}`: releases what only this name holds"
-        for one in damaged
-        if one.name is not None
+        f"  `tidemark unname {one.name}`: releases what only this name holds" for one in damaged if one.name is not None
     ]
 
 
 def _of(store: DamagedStore) -> str:
     default = (store.task, store.store) == ("0", "default")
-    return "" if default else f" --task {printable(store.task)} --store {printable(store.store)}"
+    return "" if default else f" --task {store.task} --store {store.store}"
 
 
 def _list(numbers: Sequence[int]) -> str:

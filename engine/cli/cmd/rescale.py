@@ -12,7 +12,7 @@ from engine.cli.output import committed_line
 from engine.cli.session import Session, choose_scope, verb
 from engine.errors import UsageError
 from engine.repository.rescale import KeyColumns, RescaledJob, RescaleOptions
-from index.display import count, human_bytes, human_duration, printable
+from index.display import count, human_bytes, human_duration
 
 
 @verb("rescale", "Give a job of StatefulJob another number of tasks.", prints=(RescaledJob,))
@@ -85,7 +85,7 @@ def _lines(job: str, found: RescaledJob) -> list[str]:
     checked = "each in its task" if found.tasks_before > 1 else "which in one task shows nothing of the key function"
     checked = checked if found.checked else "of which no key was hashed"
     stores = f"stores {found.stores_before} → {found.stores}"
-    lines = [f"{printable(job)}: tasks {found.tasks_before} → {found.tasks}, {stores}"]
+    lines = [f"{job}: tasks {found.tasks_before} → {found.tasks}, {stores}"]
     lines.append(f"{count(found.rows, 'row')}, {checked}")
     if found.files_linked:
         lines.append(

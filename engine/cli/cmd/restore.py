@@ -1,6 +1,6 @@
 """The verb `restore`, and its dry run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -10,15 +10,14 @@ import msgspec
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure, describe
-from engine.cli.output import CommitView, view_commit
+from engine.cli.output import Column, CommitView, tabulate, view_commit
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import DamagedError, UsageError
 from engine.records.find import Choice, find_complete, key_of
 from engine.restore.restore import RestoredStore, RestoreOptions, RestoreResult, check_patterns, target_below
 from engine.restore.write import OwnerPolicy
-from engine.text import table
-from index.display import human_bytes, human_duration, printable
+from index.display import human_duration
 from index.plan.commits import Commit
 from index.plan.restore import RestorePlan, ReusedFile
 from index.snapshot.model import Scope, StoreReference
@@ -51,8 +50,8 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
 
     @property
-    def place(self) -> tuple[str, str]:
-        return printable(f"{self.reference.task}/{self.reference.store}"), printable(str(self.target))
+    def place(self) -> str:
+        return f"{self.reference.task}/{self.reference.store}"
 
 
 class RestoredStoreView(TargetView, frozen=True, kw_only=True):
@@ -150,7 +149,7 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
     is_volume = options.target.is_mount()
     if options.if_absent and not is_volume and options.target.is_dir() and any(options.target.iterdir()):
         target = options.target
-        session.show(PresentView(target=target), [f"{printable(str(target))} has content: left as it is"])
+        session.show(PresentView(target=target), [f"{target} has content: left as it is"])
         return ExitCode.OK
     if options.how.deleted:
         if options.dry_run and options.or_newest_complete:
@@ -166,19 +165,15 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
     for one, result in restored:
         session.record.note(result, task=one.reference.task, store=one.reference.store)
     session.record.note_value("restore_stores_failed", len(view.stores) - len(restored))
-    rows = [
-        (
-            *one.place,
-            f"{r.files_total:,}",
-            human_bytes(r.bytes_total),
-            human_bytes(r.bytes_fetched),
-            human_bytes(r.bytes_reused),
-            f"{r.requests:,}",
-            human_duration(int(r.seconds * 1000)),
-        )
-        for one, r in restored
-    ]
-    code = _show(session, view, ("fetched", "reused", "requests", "time"), rows)
+    columns: dict[str, Column] = {
+        ">files": "result.files_total",
+        ">size": "result.bytes_total",
+        ">fetched": "result.bytes_fetched",
+        ">reused": "result.bytes_reused",
+        ">requests": "result.requests",
+        ">time": lambda of: human_duration(int(of.result.seconds * 1000)),
+    }
+    code = _show(session, view, columns)
     session.warn_of_restore(pinned=view.pinned)
     for _, result in restored:
         session.warn_of_restore(pinned=True, leftovers=result.leftovers)
@@ -254,19 +249,14 @@ def _show_plan(session: Session, options: RestoreArguments) -> ExitCode:
     with session.pinned(options.scope, choice, purpose="restore --dry-run") as (commit, _):
         stores = _store_by_store(session, options, commit, plan, PlannedStoreView)
     view = RestorePlanView(commit=view_commit(commit), instead_because=instead_because, stores=stores)
-    rows = [
-        (
-            *store.place,
-            f"{store.files_total:,}",
-            human_bytes(store.bytes_total),
-            human_bytes(store.fetch_bytes),
-            human_bytes(store.bytes_reused),
-            f"{store.fetch_requests:,}",
-        )
-        for store in stores
-        if store.failure is None
-    ]
-    return _show(session, view, ("would fetch", "would reuse", "requests"), rows, "nothing was written")
+    columns: dict[str, Column] = {
+        ">files": "files_total",
+        ">size": "bytes_total",
+        ">would fetch": "fetch_bytes",
+        ">would reuse": "bytes_reused",
+        ">requests": "fetch_requests",
+    }
+    return _show(session, view, columns, "nothing was written")
 
 
 def _choose(session: Session, options: RestoreArguments) -> tuple[Choice, str]:
@@ -343,21 +333,13 @@ def _store_by_store(
     return tuple(views)
 
 
-def _show(
-    session: Session,
-    view: RestoreView | RestorePlanView,
-    columns: tuple[str, ...],
-    rows: Sequence[Sequence[str]],
-    *last: str,
-) -> ExitCode:
-    right = ("files", "size", *columns)
-    lines = [view.commit.line, "", *table(("store", "target", *right), rows, right=right)]
-    code = ExitCode.OK
+def _show(session: Session, view: RestoreView | RestorePlanView, columns: Mapping[str, Column], *last: str) -> ExitCode:
+    well = [store for store in view.stores if store.failure is None]
+    lines = [view.commit.line, "", *tabulate(well, {"store": "place", "target": "target", **columns})]
     for store in view.stores:
         if (failure := store.failure) is not None:
-            lines += [f"FAILED {store.place[0]}: {printable(failure.message)}", f"  hint: {printable(failure.hint)}"]
-            code = ExitCode.PARTIAL
+            lines += [f"FAILED {store.place}: {failure.message}", f"  hint: {failure.hint}"]
     session.show(view, [*lines, *last])
     if view.instead_because:
         session.warn(f"it is not the commit that was chosen: {view.instead_because}")
-    return code
+    return ExitCode.OK if len(well) == len(view.stores) else ExitCode.PARTIAL

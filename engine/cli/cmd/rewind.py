@@ -15,7 +15,7 @@ from engine.cli.session import Session, check_fits, choose_scope, verb
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
 from engine.text import Prose
-from index.display import count, human_duration, iso_time, printable
+from index.display import count, human_duration, iso_time
 from index.plan.commits import Commit
 from index.snapshot.keys import encode_component
 from index.snapshot.model import NameRecord, RepositoryRecord, Scope
@@ -53,7 +53,7 @@ def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> 
         record = repository.record
     times = f"TTL {human_duration(record.ttl_ms)}, margin {human_duration(record.margin_ms)}"
     period = f"collect every {human_duration(record.collection_period_ms)}"
-    session.show(InitView(record=record), [Prose(f"repository {printable(record.id)}: {times}, {period}")])
+    session.show(InitView(record=record), [Prose(f"repository {record.id}: {times}, {period}")])
 
 
 class NameView(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ def name(session: Session, *, commit: CommitChoice, name: str, scope: Scope) -> 
     check_fits("NAME", encode_component, check_new_name(name))
     with session.open() as repository:
         record = repository.name(session.find(scope, commit), name)
-    line = f"{printable(name)} is commit {record.source.number} of {printable(str(scope))}, version {record.version}"
+    line = f"{name} is commit {record.source.number} of {scope}, version {record.version}"
     session.show(NameView(scope=scope, record=record), [f"{line}, {iso_time(record.committed_at_ms)}"])
 
 
@@ -102,7 +102,7 @@ def unname(session: Session, *, name: str, scope: Scope, yes: bool) -> None:
     Example: tidemark unname -r file:///backups --job flights before-upgrade
     """
     check_fits("NAME", encode_component, name)
-    shown = f"{printable(name)} of {printable(str(scope))}"
+    shown = f"{name} of {scope}"
     if not yes and not session.confirm(f"release {shown}, so that a collection may take what only it keeps?"):
         return
     with session.open() as repository, session.explaining(scope):
@@ -150,7 +150,7 @@ def fork(session: Session, *, commit: CommitChoice, new_job: str, scope: Scope, 
     with session.open() as repository:
         source = session.find(scope, commit)
         made = repository.fork(source, new_scope)
-    _show_made(session, made, source, f" of {printable(str(scope))}")
+    _show_made(session, made, source, f" of {scope}")
 
 
 def _show_made(session: Session, made: Commit, source: Commit, of: str = "") -> None:
@@ -189,7 +189,7 @@ def forget(session: Session, *, scope: Scope, task: str | None, with_names: bool
         message = f"this is for ever, and was not confirmed: {'; '.join(texts)}"
         hint = "say --yes to do it, or -n to see it in full"
         refused = UsageError(message, operation="forget", subject=scope.job, hint=hint)
-        lines = [f"to forget: {printable(text)}" for text in texts]
+        lines = [f"to forget: {text}" for text in texts]
         if not (dry_run or yes or session.confirm("forget this for ever?", lines=lines, refused=refused)):
             return ExitCode.OK
         done = planned if dry_run else [repository.forget(s, with_names=with_names) for s in scopes]
@@ -223,7 +223,7 @@ def _what(report: ForgetReport) -> str:
 
 def _forgotten_lines(report: ForgetReport) -> list[str]:
     would = report.dry_run
-    scope, newest = printable(str(report.scope)), report.newest
+    scope, newest = str(report.scope), report.newest
     if report.boundary is None:
         lines = [f"{scope} was forgotten before"]
     else:
@@ -231,13 +231,13 @@ def _forgotten_lines(report: ForgetReport) -> list[str]:
         closed = f"{count(report.records_count, 'record')} {'would be ' if would else ''}closed"
         lines = [f"{scope} {'would be' if would else 'is'} forgotten: {was}{closed}"]
     if report.names:
-        held = ", ".join(printable(name) for name in report.names)
+        held = ", ".join(name for name in report.names)
         release = "release with --with-names or `tidemark unname`"
         if report.denied:
-            release = f"they could not be released: {printable(report.denied)}; a writer does it with `tidemark unname`"
+            release = f"they could not be released: {report.denied}; a writer does it with `tidemark unname`"
         lines.append(f"NOT forgotten, because names hold it: {held}; {release}")
     if report.released:
-        lines.append(f"{'would release' if would else 'released'}: {', '.join(map(printable, report.released))}")
+        lines.append(f"{'would release' if would else 'released'}: {', '.join(report.released)}")
     if not would:
         lines.append("`tidemark collect` takes what nothing else needs, once it is a TTL old")
     return lines

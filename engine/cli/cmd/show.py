@@ -1,6 +1,6 @@
 """The verbs that say what commits hold: `show`, `diff`, and `export` in the form of Samza, with the way back."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -11,7 +11,7 @@ from blobstore.concurrency import map_bounded
 from blobstore.opening import open_store
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice
-from engine.cli.output import CommitView, extend, names_by_commit, view_commit
+from engine.cli.output import Column, CommitView, extend, names_by_commit, tabulate, view_commit
 from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, verb
 from engine.errors import TargetError, UsageError
 from engine.repository.repository import Repository
@@ -19,8 +19,7 @@ from engine.repository.samza_export import SamzaExport, export_to_samza
 from engine.repository.samza_import import SamzaChoice, SamzaImport
 from engine.repository.samza_import import import_samza as take_over
 from engine.state.checkpoint_dir import store_url
-from engine.text import table
-from index.display import count, human_bytes, iso_time, printable, shortened
+from index.display import count, human_bytes, shortened
 from index.snapshot import model
 from index.snapshot.contents import files_of
 from index.snapshot.delta import ComparedFile, diff_indexes
@@ -119,18 +118,18 @@ def show(
 
 def _lines(view: ShowView) -> list[str]:
     c, record = view.commit, view.record
-    source = printable(str(record.source_scope or record.scope))
+    source = str(record.source_scope or record.scope)
     said = {
-        "commit": f"{c.number} of {printable(str(record.scope))}, version {c.version}, {c.committed_at}, {c.kind}",
+        "commit": f"{c.number} of {record.scope}, version {c.version}, {c.committed_at}, {c.kind}",
         "from": f"commit {record.source.number} of {source}" if record.source is not None else "",
         "after": f"commit {record.predecessor.number}" if record.predecessor is not None else "",
-        "names": printable(", ".join(c.names)),
-        "offsets": printable(shortened(c.offsets, OFFSETS_LINE_MAX)),
+        "names": ", ".join(c.names),
+        "offsets": shortened(c.offsets, OFFSETS_LINE_MAX),
     }
-    lines = [*(f"{name:<9}{text}" for name, text in said.items() if text), "", *_stores_table(view.stores)]
+    lines = [*(f"{name:<9}{text}" for name, text in said.items() if text), "", *tabulate(view.stores, _STORES)]
     for store in view.stores:
         if len(view.stores) == 1 or store.files:
-            title = [f"store {printable(store.task)}/{printable(store.store)}"] if len(view.stores) > 1 else []
+            title = [f"store {store.task}/{store.store}"] if len(view.stores) > 1 else []
             lines += ["", *title, *_store_lines(store)]
     return lines
 
@@ -196,24 +195,26 @@ def _view_file(path: str, file: model.FileIndex, pack_keys: Collection[str]) -> 
     )
 
 
-def _stores_table(stores: Sequence[StoreView]) -> list[str]:
-    rows = [
-        (
-            printable(s.task),
-            printable(s.store),
-            str(s.version),
-            printable(s.unique_id),
-            str(s.number),
-            f"{s.files_count:,}",
-            human_bytes(s.size_bytes),
-            f"{s.blobs_count:,}",
-            f"{len(s.packs):,}",
-            human_bytes(s.dead_bytes),
-        )
-        for s in stores
-    ]
-    headers = ("task", "store", "version", "unique id", "since", "files", "size", "blobs", "packs", "dead")
-    return table(headers, rows, right=("version", "since", "files", "size", "blobs", "packs", "dead"))
+_STORES: Final[Mapping[str, Column]] = {
+    "task": "task",
+    "store": "store",
+    ">version": "version",
+    "unique id": "unique_id",
+    ">since": "number",
+    ">files": "files_count",
+    ">size": "size_bytes",
+    ">blobs": "blobs_count",
+    ">packs": lambda store: len(store.packs),
+    ">dead": "dead_bytes",
+}
+_PACKS: Final = {"pack": "key", ">size": "size_bytes", ">live": "live_bytes", ">dead": "dead_bytes"}
+_FILES: Final = {
+    "mode": "mode",
+    "modified (UTC)": "modified_at_ms",
+    ">size": "size_bytes",
+    "stored": "stored",
+    "file": "path",
+}
 
 
 def _store_lines(store: StoreView) -> list[str]:
@@ -224,19 +225,13 @@ def _store_lines(store: StoreView) -> list[str]:
         f"inline   {count(store.inline_count, 'file')} with {human_bytes(store.inline_bytes)} in the index itself",
     ]
     if store.lineage:
-        newest = [f"{item.version}_{printable(item.unique_id)}" for item in store.lineage[-LINEAGE_SHOWN_MAX:]]
+        newest = [f"{item.version}_{item.unique_id}" for item in store.lineage[-LINEAGE_SHOWN_MAX:]]
         begin = "… -> " if len(store.lineage) > LINEAGE_SHOWN_MAX else ""
         lines.append(f"lineage  {begin}{' -> '.join(newest)}")
     if store.packs:
-        sizes = ("size", "live", "dead")
-        packs = [(p.key, *map(human_bytes, (p.size_bytes, p.live_bytes, p.dead_bytes))) for p in store.packs]
-        lines += ["", *table(("pack", *sizes), packs, right=sizes)]
+        lines += ["", *tabulate(store.packs, _PACKS)]
     if store.files:
-        files = [
-            (f.mode, iso_time(f.modified_at_ms), human_bytes(f.size_bytes), f.stored, printable(f.path))
-            for f in store.files
-        ]
-        lines += ["", *table(("mode", "modified (UTC)", "size", "stored", "file"), files, right=("size",))]
+        lines += ["", *tabulate(store.files, _FILES)]
     return lines
 
 
@@ -286,7 +281,7 @@ def diff(
     view = DiffView(before=view_commit(before), after=view_commit(after), stores=differences)
     lines = [" -> ".join(f"commit {c.number} ({c.committed_at})" for c in (view.before, view.after))]
     for compared in differences:
-        title = [f"store {printable(compared.task)}/{printable(compared.store)}"] if len(differences) > 1 else []
+        title = [f"store {compared.task}/{compared.store}"] if len(differences) > 1 else []
         lines += ["", *title, *_difference_lines(compared)]
     session.show(view, lines)
 
@@ -325,7 +320,7 @@ def _difference_lines(store: StoreDifferenceView) -> list[str]:
     signs = (("+", store.added), ("-", store.removed), ("~", store.changed))
     rows = [(sign, file, _sizes(file)) for sign, files in signs for file in files]
     width = max((len(sizes) for _, _, sizes in rows), default=0)
-    lines = [f"{sign} {sizes.rjust(width)}  {printable('/'.join(file.path))}" for sign, file, sizes in rows]
+    lines = [f"{sign} {sizes.rjust(width)}  {'/'.join(file.path)}" for sign, file, sizes in rows]
     lines.append(
         f"{len(store.added):,} added, {len(store.removed):,} removed, {len(store.changed):,} changed,"
         f" {store.unchanged_count:,} unchanged ({human_bytes(store.unchanged_bytes)})"
@@ -388,8 +383,8 @@ def export(session: Session, options: ExportOptions) -> None:
         made = repository.loop.run(work)
     options.output.write_bytes(made.index_json)
     line = (
-        f"{made.files_count} files of commit {made.commit.pointer.number} of {printable(str(made.commit.scope))} "
-        f"as Samza's checkpoint {made.checkpoint_id}; kept by the name {printable(made.name)}"
+        f"{made.files_count} files of commit {made.commit.pointer.number} of {made.commit.scope} "
+        f"as Samza's checkpoint {made.checkpoint_id}; kept by the name {made.name}"
     )
     session.show(extend(ExportView, made, output=options.output), [line])
 
@@ -421,9 +416,9 @@ def import_samza(session: Session, index: Path, blobs: str, options: SamzaChoice
                 done = repository.loop.run(take_over(repository.asynchronous, data, store, options, progress=progress))
             finally:
                 repository.loop.run(store.close())
-    where = f"{printable(done.job)}, task {printable(done.task)}, store {printable(done.store)}"
+    where = f"{done.job}, task {done.task}, store {done.store}"
     held = f"{count(done.files_count, 'file')}, {human_bytes(done.size_bytes)}"
-    checkpoint = f"Samza's checkpoint {printable(done.checkpoint_id)}"
+    checkpoint = f"Samza's checkpoint {done.checkpoint_id}"
     if done.commit is None:
         line = f"{checkpoint} would be imported as {where}: {held}"
     elif not done.is_new:

@@ -134,7 +134,7 @@ def _back_up(
 
 
 def _preview_lines(found: backup.BackupPreview) -> list[str]:
-    lines = [f"batch {found.batch} of query {printable(found.query_id)}, as job {printable(found.job)}"]
+    lines = [f"batch {found.batch} of query {found.query_id}, as job {found.job}"]
     if found.is_taken:
         return [*lines, "is backed up already"]
     held = f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
@@ -150,12 +150,12 @@ def _show_backup(session: Session, done: backup.CheckpointBackupResult) -> None:
         session.warn(f"could not be checked: {name}")
     for found in done.findings:
         taken = "taken over despite damage: " if found.kind == "damage" else ""
-        session.warn(printable(f"{taken}{found.path}: {found.message}"))
+        session.warn(f"{taken}{found.path}: {found.message}")
 
 
 def _backup_lines(done: backup.CheckpointBackupResult) -> list[str]:
-    commit = f"commit {done.commit.pointer.number} of {printable(done.commit.scope.job)}"
-    first = f"batch {done.backup.batch} of query {printable(done.backup.query_id)}"
+    commit = f"commit {done.commit.pointer.number} of {done.commit.scope.job}"
+    first = f"batch {done.backup.batch} of query {done.backup.query_id}"
     if not done.is_new:
         return [f"{first}: is {commit} already, nothing to do"]
     state, query = done.state, done.query
@@ -263,7 +263,7 @@ def _restore(
     session.record.note(restored)
     session.show(restored, _restore_lines(restored))
     if damage := restored.backup.describe_damage():
-        session.warn(printable(f"the backup was taken despite damage to {damage}"))
+        session.warn(f"the backup was taken despite damage to {damage}")
     session.warn_of_restore(pinned=restored.pinned, leftovers=restored.leftovers)
 
 
@@ -281,13 +281,13 @@ def _mappings(given: Sequence[str]) -> Mapping[str, str]:
 def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
     """Format what was restored or, if it is only the plan, would be."""
     restored = found if isinstance(found, restore.RestoredCheckpoint) else None
-    batch = f"{'' if restored else 'would be '}batch {found.batch} of query {printable(found.backup.query_id)}"
-    commit = f"commit {found.commit.pointer.number} of {printable(found.job)}"
+    batch = f"{'' if restored else 'would be '}batch {found.batch} of query {found.backup.query_id}"
+    commit = f"commit {found.commit.pointer.number} of {found.job}"
     held = f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
-    lines = [f"{printable(found.location)}: {batch}", f"from {commit}, {iso_time(found.commit.committed_at_ms)}"]
+    lines = [f"{found.location}: {batch}", f"from {commit}, {iso_time(found.commit.committed_at_ms)}"]
     if found.with_job:
         taken = "is" if restored else "would be"
-        lines.append(f"job {printable(found.with_job)} {taken} taken back to it, as in its commit {found.job_commit}")
+        lines.append(f"job {found.with_job} {taken} taken back to it, as in its commit {found.job_commit}")
     rescaled = [] if found.rescaled is None else _rescaled_lines(found.rescaled)
     if restored is None:
         held = held if found.rescaled is None else f"of {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
@@ -299,7 +299,7 @@ def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
         lines.append(f"replayed {count(restored.changelogs, 'changelog')}, {restored.records:,} records")
     lines += rescaled
     if restored.moved_aside:
-        lines.append(f"the former content is at {printable(restored.moved_aside)}")
+        lines.append(f"the former content is at {restored.moved_aside}")
     return lines
 
 
@@ -357,12 +357,12 @@ def spark_convert(
 
 def _conversion_lines(found: convert.ConversionPlan) -> list[str]:
     done = found if isinstance(found, convert.ConvertedCheckpoint) else None
-    batch = f"{'' if done else 'would be '}batch {found.batch} of query {printable(found.query_id)}"
+    batch = f"{'' if done else 'would be '}batch {found.batch} of query {found.query_id}"
     provider = _change(found.provider_before, found.provider)
     formats, codecs = _change(found.format_before, found.format_version), _change(found.codec_before, found.codec)
     lines = [
-        f"{printable(found.location)}: {batch}",
-        f"from {printable(found.source)}; provider {provider}, format {formats}, codec {codecs}",
+        f"{found.location}: {batch}",
+        f"from {found.source}; provider {provider}, format {formats}, codec {codecs}",
     ]
     if done is None:
         return [*lines, f"{count(found.stores, 'store')}; nothing was written"]
@@ -476,8 +476,8 @@ def partitioner() -> Partitioner:
 def _rescale_lines(found: rescale.RescalePlan) -> list[str]:
     """Format what was made or, if it is only the plan, would be."""
     done = found if isinstance(found, rescale.RescaledCheckpoint) else None
-    batch = f"{'' if done else 'would be '}batch {found.batch} of query {printable(found.query_id)}"
-    lines = [f"{printable(found.location)}: {batch}, of {printable(found.source)}", *_rescaled_lines(found)]
+    batch = f"{'' if done else 'would be '}batch {found.batch} of query {found.query_id}"
+    lines = [f"{found.location}: {batch}, of {found.source}", *_rescaled_lines(found)]
     if done is not None:
         replayed = f"replayed {count(done.changelogs, 'changelog')}, {done.records:,} records"
         held = f"{count(done.files, 'file')}, {human_bytes(done.size_bytes)}"
@@ -559,7 +559,7 @@ def _check_lines(report: CheckReport) -> Iterator[str]:
         found = report.of_kind(kind)
         for f in found[:FINDINGS_SHOWN_MAX]:
             rows.append((f.kind, printable(f.path), printable(f.message)))
-            hints.append(printable(f.hint))
+            hints.append(f.hint)
         if len(found) > FINDINGS_SHOWN_MAX:
             rows.append((kind, f"and {len(found) - FINDINGS_SHOWN_MAX} more", ""))
             hints.append(hints[-1])

@@ -22,7 +22,7 @@ from engine.cli import options as cli
 from engine.cli.session import Session, verb
 from engine.errors import TargetError
 from engine.text import table
-from index.display import count, human_bytes, printable
+from index.display import count, human_bytes
 from index.spark.waste import Collectable
 
 
@@ -75,7 +75,7 @@ def spark_collect(session: Session, checkpoint: str, options: CollectArguments) 
     settings = session.store_settings()
     if options.undo:
         back = asyncio.run(undo_collection(checkpoint, aside, settings))
-        session.say(f"{count(len(back), 'file')} moved back from {printable(aside)}")
+        session.say(f"{count(len(back), 'file')} moved back from {aside}")
         return
     choice = CollectChoice(
         older_than_ms=options.older_than,
@@ -98,13 +98,13 @@ def spark_collect(session: Session, checkpoint: str, options: CollectArguments) 
 
 def _lines(found: CheckpointCollected, aside: str, *, dry_run: bool) -> list[str]:
     since = "" if found.batch_before is None else f", first look at batch {found.batch_before}"
-    lines = [f"{printable(found.location)}: batch {found.batch}{since}"]
+    lines = [f"{found.location}: batch {found.batch}{since}"]
     if found.waits_for:
         lines += [*_table(found.found), f"nothing was moved: this waits for {found.waits_for}"]
     elif dry_run:
-        lines += [*_table(found.taken), f"would be moved to {printable(aside)}"]
+        lines += [*_table(found.taken), f"would be moved to {aside}"]
     else:
-        lines += [*_table(found.taken), f"moved to {printable(aside)}; --undo brings it back"]
+        lines += [*_table(found.taken), f"moved to {aside}; --undo brings it back"]
     return lines
 
 

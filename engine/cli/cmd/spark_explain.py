@@ -13,7 +13,7 @@ from engine.cli.cmd.spark import is_repository
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import UsageError
 from engine.text import table
-from index.display import count, human_bytes, human_duration, iso_time, printable
+from index.display import count, human_bytes, human_duration, iso_time
 from index.spark.requests import Prices
 from index.spark.state_figures import Method, OperatorFigures, StoreFigures
 from index.spark.state_rows import HOUR_MS, FamilyFigures
@@ -95,23 +95,23 @@ def spark_explain(
             found = asyncio.run(explain_checkpoint(checkpoint, choice, progress=progress))
     session.show(found, list(_lines(found)))
     for problem in found.problems:
-        session.warn(printable(problem))
+        session.warn(problem)
 
 
 def _lines(found: StateExplained) -> Iterator[str]:
     """Format what was found."""
     watermark = f", watermark {iso_time(found.watermark_ms)}" if found.watermark_ms else ", no watermark"
-    yield f"{printable(found.location)}: batch {found.batch}{watermark}"
+    yield f"{found.location}: batch {found.batch}{watermark}"
     for operator in found.operators:
         stores = [of for of in found.stores if of.operator == operator.operator]
-        yield f"operator {operator.operator}, {printable(operator.name)}"
+        yield f"operator {operator.operator}, {operator.name}"
         for lines in (_operator_lines(operator, stores, found.batch), *map(_family_lines, operator.families)):
             yield from (f"  {line}" for line in lines)
     yield from _cost_lines(found)
     for of in found.advice:
         saves = f": -{of.requests_per_day:,.0f} requests a day, -${of.usd_per_day:,.2f}" if of.usd_per_day else ""
         yield f"{of.setting}{saves}"
-        yield f"  {printable(of.reason)}"
+        yield f"  {of.reason}"
 
 
 def _operator_lines(of: OperatorFigures, stores: Sequence[StoreFigures], batch: int) -> Iterator[str]:
@@ -152,19 +152,19 @@ def _operator_lines(of: OperatorFigures, stores: Sequence[StoreFigures], batch: 
 
 def _family_lines(of: FamilyFigures) -> Iterator[str]:
     internal = " (internal)" if of.is_internal else ""
-    yield f"{printable(of.name)}{internal}: {count(of.rows, 'row')}, {human_bytes(of.size_bytes)}"
+    yield f"{of.name}{internal}: {count(of.rows, 'row')}, {human_bytes(of.size_bytes)}"
     if of.unread and of.rows and not of.is_internal:
-        yield f"  only counted: {printable(of.unread)}"
+        yield f"  only counted: {of.unread}"
     if (ages := of.ages) is not None and ages.oldest_ms is not None and ages.newest_ms is not None:
         between = f"{iso_time(ages.oldest_ms)} to {iso_time(ages.newest_ms)}"
-        yield f"  {printable(ages.column)} from {between}"
+        yield f"  {ages.column} from {between}"
         never = f", {ages.without:,} never" if ages.without else ""
         after = f"now {ages.due:,}, in 1 h {ages.within_1h:,}, in 1 d {ages.within_1d:,}, later {ages.later:,}{never}"
         yield f"  rows that the watermark {'takes away' if ages.expires else 'reaches'}: {after}"
         if ages.expires and ages.due:
             yield "  (in complete mode it takes none)"
     for group in of.heaviest[:_GROUPS_SHOWN]:
-        yield f"  {printable(group.key)}: {count(group.rows, 'row')}, {human_bytes(group.size_bytes)}"
+        yield f"  {group.key}: {count(group.rows, 'row')}, {human_bytes(group.size_bytes)}"
     if of.heaviest and of.heaviest_error_bytes:
         yield f"  each of these, and any other, may have up to {human_bytes(of.heaviest_error_bytes)} more"
 

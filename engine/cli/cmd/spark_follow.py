@@ -14,7 +14,7 @@ from engine.cli.errors import describe
 from engine.cli.output import extend
 from engine.cli.session import EVERY_S_MIN, Session, verb
 from engine.errors import MisplacedKeyError, TargetBusyError, TargetError, UsageError
-from index.display import count, human_bytes, printable
+from index.display import count, human_bytes
 from index.errors import PartitionKeyError
 from tidemark.errors import TidemarkError
 
@@ -111,10 +111,10 @@ async def _follow(
 
 def _lines(found: replica.QueryFollowStatus) -> list[str]:
     partitions = f", {count(found.partitions, 'partition')}" if found.partitions else ""
-    lines = [f"{printable(found.location)}: batch {found.batch}{partitions}, of {printable(found.source)}"]
+    lines = [f"{found.location}: batch {found.batch}{partitions}, of {found.source}"]
     step = found.step if isinstance(found, QueryFollowView) else None
     if step is not None and step.copied:
-        lines.append(f"copied all state: {printable(step.copied)}")
+        lines.append(f"copied all state: {step.copied}")
     elif step is not None and step.batches:
         changes = f"{count(step.records, 'change')}, {human_bytes(step.changelog_bytes)} of changelogs"
         lines.append(f"{count(step.batches, 'batch', 'batches')}: {changes}")
@@ -166,20 +166,20 @@ def spark_cutover(session: Session, checkpoint: str, target: str, options: Cutov
             )
     session.show(found, list(_cutover_lines(found)))
     if not found.closed:
-        session.warn(f"{printable(found.source)} is not closed: see that no query goes on there")
+        session.warn(f"{found.source} is not closed: see that no query goes on there")
 
 
 def _cutover_lines(found: cutover.CutoverPlan) -> Iterator[str]:
     done = found if isinstance(found, cutover.Cutover) else None
     yield (
-        f"{printable(found.location)}: {'' if done else 'would be '}the checkpoint of query {printable(found.query_id)}"
+        f"{found.location}: {'' if done else 'would be '}the checkpoint of query {found.query_id}"
         f" after batch {found.batch}"
     )
     if found.planned_batch is not None:
         done_first = "is repeated there" if done else "is waited for, or repeated there"
         yield f"batch {found.planned_batch} has begun and {done_first}"
     if found.closed:
-        yield f"{printable(found.source)} {'is' if done else 'would be'} closed for its query"
+        yield f"{found.source} {'is' if done else 'would be'} closed for its query"
     if done is None:
         yield f"{count(found.batches, 'batch', 'batches')} to follow; nothing was written"
     else:

@@ -1,13 +1,15 @@
 """The verb `spark survey`: every checkpoint below a place (design 0005, W1 to W4)."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Final
 
 import click
 
 from engine.checkpoint.survey import Survey, SurveyedCheckpoint, survey_checkpoints
+from engine.cli.output import Column, tabulate
 from engine.cli.session import Session, verb
-from engine.text import table
-from index.display import count, human_bytes, human_duration, printable
+from index.display import count, human_bytes, human_duration
 
 
 @verb("spark survey", "List the checkpoints below a place.", needs_repository=False, prints=(Survey,))
@@ -28,29 +30,26 @@ def spark_survey(session: Session, location: str) -> None:
 
 def _lines(found: Survey) -> list[str]:
     every = found.checkpoints
-    lines = table(
-        ("checkpoint", "batch", "age", "state", "waste", "$ a month", "provider"),
-        [_cells(each) for each in every],
-        right=("batch", "age", "state", "waste", "$ a month"),
-    )
+    lines = tabulate(every, _COLUMNS) if every else []
     for each in every:
-        lines += [f"{printable(each.path)}: {printable(finding)}" for finding in each.findings]
-        lines += [f"{printable(each.path)}: {human_bytes(n)} of a {why}" for why, n in each.waste_bytes.items()]
+        lines += [f"{each.path}: {finding}" for finding in each.findings]
+        lines += [f"{each.path}: {human_bytes(n)} of a {why}" for why, n in each.waste_bytes.items()]
     stored = human_bytes(sum(each.size_bytes for each in every))
     listed = f"{count(found.files, 'file')} with {human_bytes(found.size_bytes)}"
-    return [*(lines if every else []), f"{count(len(every), 'checkpoint')} with {stored}; listed {listed}"]
+    return [*lines, f"{count(len(every), 'checkpoint')} with {stored}; listed {listed}"]
 
 
-def _cells(each: SurveyedCheckpoint) -> tuple[str, ...]:
+def _price(each: SurveyedCheckpoint) -> str:
     requests_usd = each.requests_usd_per_month
-    price = f"{'~' if requests_usd is None else ''}{(requests_usd or 0) + each.stored_usd_per_month:,.2f}"
-    version = f" V{each.format_version}" if each.format_version else ""
-    return (
-        printable(each.path),
-        str(each.batch) if each.batch >= 0 else "-",
-        human_duration(each.age_ms) if each.age_ms >= 0 else "-",
-        human_bytes(each.state_bytes),
-        human_bytes(sum(each.waste_bytes.values())) if each.waste_bytes else "-",
-        price,
-        f"{printable(each.provider)}{version}",
-    )
+    return f"{'~' if requests_usd is None else ''}{(requests_usd or 0) + each.stored_usd_per_month:,.2f}"
+
+
+_COLUMNS: Final[Mapping[str, Column]] = {
+    "checkpoint": "path",
+    ">batch": lambda each: str(each.batch) if each.batch >= 0 else "",
+    ">age": lambda each: human_duration(each.age_ms) if each.age_ms >= 0 else "",
+    ">state": "state_bytes",
+    ">waste": lambda each: human_bytes(sum(each.waste_bytes.values())) if each.waste_bytes else "",
+    ">$ a month": _price,
+    "provider": lambda each: each.provider + (f" V{each.format_version}" if each.format_version else ""),
+}

@@ -6,13 +6,13 @@ import click
 
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice
+from engine.cli.output import Column, tabulate
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.inspect.discard import Discarded
 from engine.inspect.verify import Level, Problem, ProblemKind, VerifyReport
-from engine.text import table
-from index.display import count, human_bytes, printable
+from index.display import count, human_bytes
 from index.plan.collect import is_upload_key
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope
@@ -74,23 +74,20 @@ def verify(
 
 def problem_lines(problems: Sequence[Problem]) -> list[str]:
     """Return a table of problems for people; nothing without any."""
-    rows = [
-        (
-            f"{p.kind.value} (healed)" if p.healed else p.kind.value,
-            printable(p.scope) or "-",
-            str(p.number) if p.number else "-",
-            printable(f"{p.task}/{p.store}") if p.store else "-",
-            printable(p.key),
-            printable(p.path) or "-",
-        )
-        for p in problems
-    ]
-    return table(("problem", "job", "commit", "store", "key", "file"), rows, right=("commit",)) if rows else []
+    columns: dict[str, Column] = {
+        "problem": lambda p: f"{p.kind.value} (healed)" if p.healed else p.kind.value,
+        "job": "scope",
+        ">commit": lambda p: str(p.number or ""),
+        "store": lambda p: f"{p.task}/{p.store}" if p.store else "",
+        "key": "key",
+        "file": "path",
+    }
+    return tabulate(problems, columns) if problems else []
 
 
 def _verify_lines(report: VerifyReport) -> list[str]:
     lines = problem_lines(report.problems)
-    lines += [f"{printable(key)} is {NOTHING_VOUCHES}, so it is not a commit" for key in report.late]
+    lines += [f"{key} is {NOTHING_VOUCHES}, so it is not a commit" for key in report.late]
     seen = [
         count(report.commits_count, "commit"),
         count(report.indexes_count, "index", "indexes"),
@@ -112,14 +109,14 @@ def _verify_lines(report: VerifyReport) -> list[str]:
 def discard_lines(problems: Sequence[Problem]) -> list[str]:
     """Say what can be done about records, names and pins that cannot be read, and about a job none of whose count."""
     lines = [
-        f"`tidemark discard {printable(p.key)}` gives it up, and with -n says first what that means"
+        f"`tidemark discard {p.key}` gives it up, and with -n says first what that means"
         for p in problems
         if p.kind is ProblemKind.UNREADABLE
     ]
     if lines:
         lines.append("or put an older version of the object back, where the bucket keeps versions")
     return lines + [
-        f"the next commit of {printable(p.scope)} counts; `tidemark forget` gives up what is there"
+        f"the next commit of {p.scope} counts; `tidemark forget` gives up what is there"
         for p in problems
         if p.kind is ProblemKind.ADRIFT
     ]
@@ -139,11 +136,11 @@ def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
     """
     with session.open() as repository:
         done = repository.discard(key, dry_run=True)
-        lines = [printable(f"to discard: {done.key}: {done.meaning}")]
+        lines = [f"to discard: {done.key}: {done.meaning}"]
         message = f"this is for ever, and was not confirmed: {done.meaning}"
         refused = UsageError(message, operation="discard", subject=key, hint="say --yes to do it")
         if not dry_run:
             if not yes and not session.confirm("discard it for ever?", lines=lines, refused=refused):
                 return
             done = repository.discard(key)
-    session.show(done, [printable(f"{'would discard' if dry_run else 'discarded'} {done.key}: {done.meaning}")])
+    session.show(done, [f"{'would discard' if dry_run else 'discarded'} {done.key}: {done.meaning}"])
