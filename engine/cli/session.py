@@ -201,13 +201,14 @@ class Session:
         step: Callable[[], object],
         every_ms: int,
         *,
-        final: tuple[type[Exception], ...],
+        passing: type[Exception] = TidemarkError,
+        final: tuple[type[Exception], ...] = (),
         staying: Callable[[], str | None],
     ) -> None:
         """Take steps until interrupted, which is how it is meant to end, or until an error that does not pass.
 
-        Errors of the first step, and those of the `final` classes, are raised. Of any other, which the next step may
-        not meet, a warning is given once: `staying` says what there is meanwhile; None as long as that is nothing.
+        Of `passing` errors but the `final` ones, which the next step may not meet, a warning is given once: `staying`
+        says what there is meanwhile. While that is None, as before the first step, what is wrong is not waited for.
         An interrupt that was lost, as one that comes while Python runs a finaliser is, ends it after the step.
         """
         warned = ""
@@ -215,15 +216,15 @@ class Session:
             while not SIGNALS:
                 try:
                     step()
-                except TidemarkError as error:
+                except passing as error:
                     is_final = isinstance(error, final) and not isinstance(error, TargetBusyError)
-                    # What is wrong from the start is not waited for.
                     if is_final or (stays := staying()) is None:
                         raise
-                    if (message := describe(error, self.verb).message) != warned:
-                        self.warn(f"{stays}: {message}")
-                    warned = message
-                    self.write_figures(describe(error, self.verb).code, error)
+                    failure = describe(error, self.verb)
+                    if failure.message != warned:
+                        self.warn(f"{stays}: {failure.message}")
+                    warned = failure.message
+                    self.write_figures(failure.code, error)
                 else:
                     warned = ""
                     self.write_figures(ExitCode.OK)

@@ -1,7 +1,7 @@
 """The verb `backup`."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -143,28 +143,24 @@ def backup(session: Session, options: BackupArguments) -> None:
 
     Example: tidemark backup /state/checkpoint -r file:///backups --job flights
     """
-    _check(options)
+    _check(session, options)
     if not options.live and not options.tasks:
         _warn_of_another_verb(session, options.directory)
     with session.open(), contextlib.ExitStack() as open_for_all:
-        sources = _Sources(session, options, open_for_all)
-        if options.dry_run:
-            session.show(*_plan(session, options, sources))
-        elif options.every is None:
-            session.show(*_back_up(session, options, sources))
+        run = _Backup(session, options, open_for_all)
+        if options.every is None:
+            session.show(*(run.plan() if options.dry_run else run.back_up()))
         else:
-            _go_on(session, options, options.every, sources)
+            run.go_on(options.every)
 
 
 def _warn_of_another_verb(session: Session, directory: Path) -> None:
     """Name the verb or the option that a directory of this kind is for; as plain files it can be backed up, too."""
-    shown = str(directory)
     if all((directory / name).exists() for name in ("metadata", "offsets", "commits")):
-        session.warn(
-            f"{shown} is a checkpoint of Structured Streaming: `tidemark spark backup {shown}` takes one batch"
-        )
+        instead = f"`tidemark spark backup {directory}` takes one batch"
+        session.warn(f"{directory} is a checkpoint of Structured Streaming: {instead}")
     elif not (directory / CURRENT).exists() and len(_tasks_in(directory)) > 1:
-        session.warn(f"{shown} holds several RocksDBs: with --tasks each is the store of a task")
+        session.warn(f"{directory} holds several RocksDBs: with --tasks each is the store of a task")
 
 
 def _tasks_in(directory: Path) -> list[Path]:
@@ -172,70 +168,36 @@ def _tasks_in(directory: Path) -> list[Path]:
         return [path for path in sorted(directory.iterdir()) if (path / CURRENT).is_file()]
 
 
-def _go_on(session: Session, options: BackupArguments, every_ms: int, sources: "_Sources") -> None:
-    last: tuple[BackupView | TasksView, list[str]] | None = None
-
-    def step() -> None:
-        nonlocal last
-        done = _back_up(session, options, sources)
-        if done[0].commit is not None:
-            session.say(done[1][-1])
-            last = done
-
-    def stay() -> str | None:
-        return f"stays at commit {last[0].commit.pointer.number}" if last and last[0].commit else None
-
-    every = human_duration(every_ms)
-    session.say(f"backing up {options.directory} every {every}; end it with Ctrl-C")
-    session.repeat(step, every_ms, final=(UsageError,), staying=stay)
-    if last is not None:
-        session.show(*last)
-
-
-def _plan(
-    session: Session, options: BackupArguments, sources: "_Sources"
-) -> tuple[PlanView | TasksPlanView, list[str]]:
-    how = BackupOptions(check_retained=options.how.check_retained, shrink_max=options.how.shrink_max)
-    views, lines = {}, []
-    for task, source in sources.find().items():
-        plan = session.repository.plan_backup(options.scope, source, task=task, store=options.store, options=how)
-        views[task] = _view_plan(plan)
-        lines += [f"task {task}"] * options.tasks + _plan_lines(plan)
-    return TasksPlanView(tasks=views) if options.tasks else views[options.task], lines
-
-
-def _check(options: BackupArguments) -> None:
-    def refuse(message: str, hint: str) -> UsageError:
-        return UsageError(message, operation="backup", hint=hint)
-
+def _check(session: Session, options: BackupArguments) -> None:
     check_fits("--task", encode_component, options.task)
     check_fits("--store", encode_component, options.store)
     if not options.dry_run and options.no_commit != (options.result is not None):
-        raise refuse("--no-commit and --result go together", "without a result file nothing could commit the upload")
+        raise session.refusal(
+            "--no-commit and --result go together", "without a result file nothing could commit the upload"
+        )
     if not options.dry_run and options.no_commit and options.offsets is not None:
-        raise refuse("offsets belong to the commit", "give them to `tidemark commit`")
+        raise session.refusal("offsets belong to the commit", "give them to `tidemark commit`")
     if not options.live and (options.every is not None or options.scratch is not None):
-        raise refuse("--every and --scratch go with --live", "add it, if DIR is a RocksDB")
+        raise session.refusal("--every and --scratch go with --live", "add it, if DIR is a RocksDB")
     if options.tasks and (options.no_commit or options.scope.task is not None):
-        raise refuse("--tasks makes one commit of all tasks", "leave --no-commit and --commit-per-task out")
+        raise session.refusal("--tasks makes one commit of all tasks", "leave --no-commit and --commit-per-task out")
     once = options.dry_run or options.no_commit or options.how.version is not None or options.how.unique_id is not None
     if options.every is not None and once:
         hint = "leave --dry-run, --no-commit, --version and --unique-id out"
-        raise refuse("--every makes a commit of its own each time", hint)
+        raise session.refusal("--every makes a commit of its own each time", hint)
 
 
-class _Sources:
-    """What a run backs up, by task."""
+class _Backup(msgspec.Struct):
+    """A run of the verb, over one source or one for each task."""
 
-    def __init__(self, session: Session, options: BackupArguments, open_for_all: contextlib.ExitStack) -> None:
-        self._session = session
-        self._options = options
-        self._open_for_all = open_for_all
-        self._live: dict[Path, LiveRocksDb] = {}
+    session: Session
+    options: BackupArguments
+    open_for_all: contextlib.ExitStack
+    live: dict[Path, LiveRocksDb] = {}
 
     def find(self) -> Mapping[str, Path | LiveRocksDb]:
-        """Look for what there is by now."""
-        options = self._options
+        """Look for what there is by now, by task."""
+        options = self.options
         if not options.tasks:
             return {options.task: self._open(options.directory)}
         found = _tasks_in(options.directory)
@@ -245,64 +207,89 @@ class _Sources:
         return {check_fits("--tasks", encode_component, path.name): self._open(path) for path in found}
 
     def _open(self, path: Path) -> Path | LiveRocksDb:
-        if not self._options.live:
+        if not self.options.live:
             return path
-        if path not in self._live:
-            source = LiveRocksDb(path, scratch=self._options.scratch)
-            self._live[path] = self._open_for_all.enter_context(source)
-        return self._live[path]
+        if path not in self.live:
+            source = LiveRocksDb(path, scratch=self.options.scratch)
+            self.live[path] = self.open_for_all.enter_context(source)
+        return self.live[path]
 
-    def back_up(self) -> tuple[BackupResult, ...]:
-        """Upload what changed in each."""
-        scope, how, store = self._options.scope, self._options.how, self._options.store
-        with self._session.progress("backup") as progress:
-            made = self._session.repository.backup_many(scope, self.find(), store=store, options=how, progress=progress)
-        taken = [source.taken.bytes_copied for source in self._live.values() if source.taken is not None]
-        if bytes_copied := sum(taken):
+    def plan(self) -> tuple[PlanView | TasksPlanView, list[str]]:
+        session, options = self.session, self.options
+        how = BackupOptions(check_retained=options.how.check_retained, shrink_max=options.how.shrink_max)
+        views, lines = {}, []
+        for task, source in self.find().items():
+            plan = session.repository.plan_backup(options.scope, source, task=task, store=options.store, options=how)
+            views[task] = _view_plan(plan)
+            lines += [f"task {task}"] * options.tasks + _plan_lines(plan)
+        return TasksPlanView(tasks=views) if options.tasks else views[options.task], lines
+
+    def go_on(self, every_ms: int) -> None:
+        """Back up what is new again and again, until interrupted."""
+        session = self.session
+        last: tuple[BackupView | TasksView, list[str]] | None = None
+
+        def step() -> None:
+            nonlocal last
+            done = self.back_up()
+            if done[0].commit is not None:
+                session.say(done[1][-1])
+                last = done
+
+        def stay() -> str | None:
+            return f"stays at commit {last[0].commit.pointer.number}" if last and last[0].commit else None
+
+        session.say(f"backing up {self.options.directory} every {human_duration(every_ms)}; end it with Ctrl-C")
+        session.repeat(step, every_ms, final=(UsageError,), staying=stay)
+        if last is not None:
+            session.show(*last)
+
+    def back_up(self) -> tuple[BackupView | TasksView, list[str]]:
+        """Back up what there is, and commit it; with `every`, if there is something new."""
+        session, options = self.session, self.options
+        made, committed = self._upload(), None
+        if options.result is not None:
+            write_result(options.result, ResultFile(repository_id=session.repository.record.id, result=made[0]))
+        elif options.every is None or any(
+            one.stats.files_added or one.stats.files_removed or one.stats.files_repacked for one in made
+        ):
+            try:
+                committed = self._commit(made)
+            except DamagedError as error:
+                # Now it is known what is missing: what is still here is uploaded again (design 0006, M1).
+                session.warn(f"backing up again: {error}")
+                made = self._upload()
+                committed = self._commit(made)
+        else:
+            session.record.commit_skipped = True
+        for one in made:
+            session.record.note(one)
+        settled = committed is not None and committed.settled
+        if options.tasks and committed is not None:
+            tasks = tuple(TaskView(made=one) for one in made)
+            columns = {"task": "reference.task", ">added": "stats.files_added", ">uploaded": "stats.bytes_uploaded"}
+            lines = [*tabulate(made, columns), committed_line(committed)]
+            return TasksView(scope=options.scope, tasks=tasks, commit=committed, settled=settled), lines
+        scope, file = options.scope, options.result
+        view = BackupView(scope=scope, made=made[0], commit=committed, settled=settled, result_file=file)
+        return view, _backup_lines(made[0], committed, file)
+
+    def _upload(self) -> tuple[BackupResult, ...]:
+        session, options = self.session, self.options
+        with session.progress("backup") as progress:
+            made = session.repository.backup_many(
+                options.scope, self.find(), store=options.store, options=options.how, progress=progress
+            )
+        if bytes_copied := sum(source.taken.bytes_copied for source in self.live.values() if source.taken is not None):
             advice = "give a --scratch on the file system of DIR, and run as its owner"
-            self._session.warn(f"{human_bytes(bytes_copied)} had to be copied, not linked: {advice}")
+            session.warn(f"{human_bytes(bytes_copied)} had to be copied, not linked: {advice}")
         return made
 
-
-def _back_up(session: Session, options: BackupArguments, sources: _Sources) -> tuple[BackupView | TasksView, list[str]]:
-    """Back up what there is, and commit it; with `every`, if there is something new."""
-
-    def commit() -> Commit:
-        with session.record.timed("commit"):
-            return commit_until_known(
-                session.repository, options.scope, made, version=options.how.version, offsets=options.offsets or ""
-            )
-
-    made, committed = sources.back_up(), None
-    if options.result is not None:
-        write_result(options.result, ResultFile(repository_id=session.repository.record.id, result=made[0]))
-    elif options.every is None or any(_has_changed(one.stats) for one in made):
-        try:
-            committed = commit()
-        except DamagedError as error:
-            # Now it is known what is missing: what is still here is uploaded again (design 0006, M1).
-            session.warn(f"backing up again: {error}")
-            made = sources.back_up()
-            committed = commit()
-    else:
-        session.record.commit_skipped = True
-    for one in made:
-        session.record.note(one)
-    settled = committed is not None and committed.settled
-    if options.tasks and committed is not None:
-        tasks = tuple(TaskView(made=one) for one in made)
-        view = TasksView(scope=options.scope, tasks=tasks, commit=committed, settled=settled)
-        columns = {"task": "reference.task", ">added": "stats.files_added", ">uploaded": "stats.bytes_uploaded"}
-        return view, [*tabulate(made, columns), committed_line(committed)]
-    scope, file = options.scope, options.result
-    return (
-        BackupView(scope=scope, made=made[0], commit=committed, settled=settled, result_file=file),
-        _backup_lines(made[0], committed, file),
-    )
-
-
-def _has_changed(stats: BackupStats) -> bool:
-    return bool(stats.files_added or stats.files_removed or stats.files_repacked)
+    def _commit(self, made: Sequence[BackupResult]) -> Commit:
+        options, repository = self.options, self.session.repository
+        with self.session.record.timed("commit"):
+            version, offsets = options.how.version, options.offsets or ""
+            return commit_until_known(repository, options.scope, made, version=version, offsets=offsets)
 
 
 def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path | None) -> list[str]:

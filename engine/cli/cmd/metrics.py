@@ -1,7 +1,6 @@
 """The verb `metrics`: the status of a repository, as Prometheus reads it."""
 
 import ipaddress
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -9,9 +8,7 @@ from typing import Final
 import msgspec
 
 from engine.cli import options as cli
-from engine.cli.errors import describe
 from engine.cli.output import tabulate
-from engine.cli.run import SIGNALS
 from engine.cli.session import Session, verb
 from engine.errors import UsageError
 from engine.metrics.names import METRICS, Metric, Sample, Samples, labels_of
@@ -22,7 +19,7 @@ _LISTEN_HINT: Final = "write PORT or HOST:PORT, such as 9188 or 0.0.0.0:9188"
 _LOOPBACK: Final = "127.0.0.1"
 _PORT_MAX: Final = 65_535
 # A reading lists the whole repository.
-EVERY_S_MIN: Final = 1.0
+EVERY_MS_MIN: Final = 1000
 
 
 class SampleView(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,24 +125,12 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
     if not ipaddress.ip_address(host).is_loopback:
         session.warn("the port asks for no password: every caller reads the names of jobs and their sizes")
     session.say(f"serving {url}, read again every {human_duration(every_ms)}; end it with Ctrl-C or SIGTERM")
-    warned = ""
+    every_ms = max(EVERY_MS_MIN, every_ms)
+    failed = "the repository could not be read"
     try:
-        while not SIGNALS:
-            try:
-                last.refresh(read)
-            except Exception as error:  # noqa: BLE001  (the next reading may go well)
-                message = describe(error, session.verb).message
-                if message != warned:
-                    session.warn(f"the repository could not be read: {message}")
-                warned = message
-            if not SIGNALS:
-                threading.Event().wait(max(EVERY_S_MIN, every_ms / 1000))
-    except KeyboardInterrupt:
-        # It has done what it was started for: it served until it was stopped.
-        pass
+        session.repeat(lambda: last.refresh(read), every_ms, passing=Exception, staying=lambda: failed)
     finally:
         close(server)
-    session.say("stopped")
     session.show(MetricsView(url=url))
 
 
