@@ -17,6 +17,7 @@ from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.tracing import incoming, span
+from engine.backup.backup import BackupResult
 from engine.blocking import LoopThread
 from engine.cli.config import CommitChoice, check_new_name, user_dir
 from engine.cli.errors import REPOSITORY_META, describe, describe_run, place_of
@@ -26,6 +27,7 @@ from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import SCHEMA, ProgressLog, for_terminal, log, say, to_json
 from engine.cli.run import SIGNALS, ExitCode, RunRecord, run_of, write_refused
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
+from engine.commit.writer import until_known
 from engine.errors import NotFoundError, TargetBusyError, UsageError
 from engine.records.find import Choice
 from engine.records.leases import PinLease
@@ -284,6 +286,21 @@ class Session:
             return True
         self.say("nothing was changed")
         return False
+
+    def commit(
+        self,
+        scope: Scope,
+        results: Sequence[BackupResult],
+        **how: Any,  # noqa: ANN401  (as `Repository.commit` takes them)
+    ) -> Commit:
+        """Commit; while the outcome is unknown ask again."""
+        commit = functools.partial(self.repository.asynchronous.commit, scope, results, **how)
+        try:
+            with self.record.timed("commit"):
+                return self.repository.loop.run(until_known(commit))
+        except KeyboardInterrupt as error:
+            error.add_note("the commit was under way and may exist: `tidemark list` shows it")
+            raise
 
     # ------------------------------------------------------------------ choosing
 

@@ -1,7 +1,7 @@
 """The verb `backup`."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -11,7 +11,7 @@ import msgspec
 from engine.backup.backup import BackupOptions, BackupResult, BackupStats
 from engine.backup.live import LiveRocksDb
 from engine.cli import options as cli
-from engine.cli.cmd.commit import ResultFile, commit_until_known, write_result
+from engine.cli.cmd.commit import ResultFile, write_result
 from engine.cli.output import committed_line, tabulate
 from engine.cli.session import Session, check_fits, verb
 from engine.errors import DamagedError, NotFoundError, UsageError
@@ -248,18 +248,19 @@ class _Backup(msgspec.Struct):
         """Back up what there is, and commit it; with `every`, if there is something new."""
         session, options = self.session, self.options
         made, committed = self._upload(), None
+        how = {"version": options.how.version, "offsets": options.offsets or ""}
         if options.result is not None:
             write_result(options.result, ResultFile(repository_id=session.repository.record.id, result=made[0]))
         elif options.every is None or any(
             one.stats.files_added or one.stats.files_removed or one.stats.files_repacked for one in made
         ):
             try:
-                committed = self._commit(made)
+                committed = session.commit(options.scope, made, **how)
             except DamagedError as error:
                 # Now it is known what is missing: what is still here is uploaded again (design 0006, M1).
                 session.warn(f"backing up again: {error}")
                 made = self._upload()
-                committed = self._commit(made)
+                committed = session.commit(options.scope, made, **how)
         else:
             session.record.commit_skipped = True
         for one in made:
@@ -284,12 +285,6 @@ class _Backup(msgspec.Struct):
             advice = "give a --scratch on the file system of DIR, and run as its owner"
             session.warn(f"{human_bytes(bytes_copied)} had to be copied, not linked: {advice}")
         return made
-
-    def _commit(self, made: Sequence[BackupResult]) -> Commit:
-        options, repository = self.options, self.session.repository
-        with self.session.record.timed("commit"):
-            version, offsets = options.how.version, options.offsets or ""
-            return commit_until_known(repository, options.scope, made, version=version, offsets=offsets)
 
 
 def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path | None) -> list[str]:

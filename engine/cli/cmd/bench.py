@@ -80,8 +80,7 @@ def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
     Example: tidemark bench restore file:///backups -j flights --to /var/state --slo 5m
     """
     if options.to_nowhere and (options.to is not None or options.keep):
-        hint = "to nowhere, nothing is written"
-        raise UsageError("--to-nowhere with --to or --keep", operation="bench restore", hint=hint)
+        raise session.refusal("--to-nowhere with --to or --keep", "to nowhere, nothing is written")
     directory = None if options.no_report else drills_directory(options.report)
     if directory is None and not options.no_report:
         session.warn("there is no home directory for the history: say --report DIR, or --no-report")

@@ -210,7 +210,7 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
     """
     if options.rules is None:
         hint = "say --keep-last N, --keep-since TIME, --keep-daily N, or several of them; or --policy FILE"
-        raise UsageError("this would keep nothing but the newest commits", operation="collect", hint=hint)
+        raise session.refusal("this would keep nothing but the newest commits", hint)
     new_id = make_run_id(session.runtime.local_now_ms(), session.runtime.session())
     plan_dir = choose_plan_dir(options.plan, session.cache_dir(), new_id, dry_run=options.dry_run)
     with session.open() as repository:

@@ -1,12 +1,11 @@
-"""The verb `commit`, how every verb commits, and a backup that is not committed yet, as a file.
+"""The verb `commit`, and a backup that is not committed yet, as a file.
 
 Such a file goes from the machine that backed up to the one that commits, and comes from outside. Nothing in it is
 believed that the store knows better: a writer of one could otherwise make a commit out of what is not there, or stretch
 the lease of uploads that are about to expire.
 """
 
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -21,7 +20,6 @@ from engine.cli.config import CommitChoice
 from engine.cli.output import committed_line
 from engine.cli.session import Session, choose_scope, verb
 from engine.commit.record import ANY
-from engine.commit.writer import until_known
 from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
 from engine.records.indexes import is_missing, settle_record
 from engine.repository.repository import Repository, SyncRepository
@@ -34,19 +32,13 @@ from index.snapshot.model import NEVER_MS, BlobKey, CommitPointer, CommitRecord,
 
 RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
 IN_FLIGHT_MAX: Final = 16
-# 2: the base is an index; in 1 it was a unique id, which two snapshots may share.
-SCHEMA: Final = 2
-
-
-class _Header(msgspec.Struct, frozen=True):
-    schema: int
 
 
 class ResultFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of the file, as JSON."""
 
     tidemark: Literal["backup result"] = "backup result"
-    schema: Literal[2] = SCHEMA
+    schema: Literal[2] = 2
     repository_id: str
     result: BackupResult
 
@@ -66,9 +58,6 @@ def read_result(path: Path, *, repository_id: str) -> BackupResult:
     if len(data) > RESULT_BYTES_MAX:
         raise _refused(path, "is larger than 64 MiB")
     try:
-        schema = msgspec.json.decode(data, type=_Header).schema
-        if schema < SCHEMA:
-            raise _refused(path, "was written by an older tidemark", hint="back up again, then commit the new file")
         file = msgspec.json.decode(data, type=ResultFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refused(path, f"not a backup result: {error}") from None
@@ -163,30 +152,9 @@ def _same_snapshot(result: BackupResult, index: SnapshotIndex) -> bool:
     )
 
 
-def _refused(path: Path, message: str, hint: str = "") -> UsageError:
-    hint = hint or "give files that `tidemark backup --no-commit --result FILE` wrote for this repository"
+def _refused(path: Path, message: str) -> UsageError:
+    hint = "give files that `tidemark backup --no-commit --result FILE` wrote for this repository"
     return UsageError(message, operation="commit", subject=str(path), hint=hint)
-
-
-def commit_until_known(
-    repository: SyncRepository,
-    scope: Scope,
-    results: Sequence[BackupResult],
-    *,
-    version: int | None,
-    offsets: str,
-    parent: CommitPointer | Literal["any"] | None = ANY,
-    dropped: Collection[tuple[str, str]] = (),
-) -> Commit:
-    """Commit; while the outcome is unknown ask again."""
-    commit = partial(
-        repository.asynchronous.commit, scope, results, version=version, offsets=offsets, parent=parent, dropped=dropped
-    )
-    try:
-        return repository.loop.run(until_known(commit))
-    except KeyboardInterrupt as error:
-        error.add_note("the commit was under way and may exist: `tidemark list` shows it")
-        raise
 
 
 class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,18 +166,13 @@ class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
     already: bool
 
 
+_DROPPED: Final = "A store that the job no longer has; may be repeated."
+
+
 @verb("commit", "Make several backups visible as one commit.", prints=(CommitResultView,))
-@click.argument(
-    "results", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, metavar="[RESULT]..."
-)
+@click.argument("results", type=cli.FILE_THERE, nargs=-1, metavar="[RESULT]...")
 @cli.scope_options()
-@cli.option(
-    "--drop-store TASK/STORE",
-    "A store that the job no longer has; may be repeated.",
-    cli.STORE,
-    to="dropped",
-    multiple=True,
-)
+@cli.option("--drop-store TASK/STORE", _DROPPED, cli.STORE, to="dropped", multiple=True)
 @cli.option("--version N", "Version of the commit.  [default: the last plus one]", cli.NATURAL)
 @cli.option("--offsets TEXT", "Your position in the input, kept with the commit.")
 @cli.figures_option
@@ -232,38 +195,33 @@ def commit(
     Example: tidemark commit task-*.json -r file:///backups -j flights --offsets 42
     """
     if not results and not dropped:
-        raise UsageError("there is nothing to commit", operation="commit", hint="give RESULT files, or --drop-store")
+        raise session.refusal("there is nothing to commit", "give RESULT files, or --drop-store")
     with session.open() as repository:
         made = [read_result(path, repository_id=repository.record.id) for path in results]
         parent: CommitPointer | Literal["any"] = ANY
-        already: Commit | None = None
         if made:
             scope = _scope_of(results, made, job, commit_per_task=commit_per_task)
-            dropped = _still_to_drop(repository, scope, dropped, repository.latest(scope))
-            already = _find_committed(repository, scope, made, dropped, version=version, offsets=offsets or "")
+            newest = repository.latest(scope)
         else:
             scope = choose_scope(job, commit_per_task=commit_per_task, task=dropped[0][0])
             newest = session.find(scope, CommitChoice())
             parent = newest.pointer
             offsets = newest.record.offsets if offsets is None else offsets
-            dropped = _still_to_drop(repository, scope, dropped, newest)
-            if not dropped and offsets == newest.record.offsets and version in {None, newest.record.version}:
-                already = newest
-        if already is None:
+        dropped = _still_to_drop(repository, scope, dropped, newest)
+        already = not dropped and newest is not None and _is_made(newest, made, version, offsets or "")
+        if newest is None or not already:
             checked = [
                 repository.loop.run(check_uploaded(repository.asynchronous, path, result))
                 for path, result in zip(results, made, strict=True)
             ]
-            with session.record.timed("commit"):
-                done = commit_until_known(
-                    repository, scope, checked, version=version, offsets=offsets or "", parent=parent, dropped=dropped
-                )
+            how = {"version": version, "offsets": offsets or "", "parent": parent, "dropped": dropped}
+            done = session.commit(scope, checked, **how)
         else:
             # The attempt before may have ended between the commit and the removal of the TTLs (design 0002, T1).
-            repository.loop.run(settle_record(repository.asynchronous.store, already.record))
-            done = msgspec.structs.replace(already, settled=True)
-    session.record.commit_skipped = already is not None
-    view = CommitResultView(commit=done, settled=done.settled, already=already is not None)
+            repository.loop.run(settle_record(repository.asynchronous.store, newest.record))
+            done = msgspec.structs.replace(newest, settled=True)
+    session.record.commit_skipped = already
+    view = CommitResultView(commit=done, settled=done.settled, already=already)
     session.show(view, [f"{committed_line(done)}{' (it was committed already)' if already else ''}"])
 
 
@@ -292,20 +250,8 @@ def _still_to_drop(
     return tuple(store for store in dropped if store not in absent & had)
 
 
-def _find_committed(
-    repository: SyncRepository,
-    scope: Scope,
-    results: Sequence[BackupResult],
-    dropped: Collection[tuple[str, str]],
-    *,
-    version: int | None,
-    offsets: str,
-) -> Commit | None:
-    """Return the newest commit if it is exactly what is to be committed: then an earlier attempt went through."""
-    newest = repository.latest(scope)
-    if newest is None or newest.record.offsets != offsets or version not in {None, newest.record.version}:
-        return None
-    if any(newest.store(task, store) is not None for task, store in dropped):
-        return None
-    held = [(newest.store(r.reference.task, r.reference.store), r.reference) for r in results]
-    return newest if all(there is not None and there.index == made.index for there, made in held) else None
+def _is_made(newest: Commit, results: Sequence[BackupResult], version: int | None, offsets: str) -> bool:
+    """Return whether the newest commit is exactly what is to be committed: then an earlier attempt went through."""
+    held = [(newest.store(made.task, made.store), made) for made in (result.reference for result in results)]
+    is_same = newest.record.offsets == offsets and version in {None, newest.record.version}
+    return is_same and all(there is not None and there.index == made.index for there, made in held)

@@ -28,7 +28,7 @@ from engine.cli import options as cli
 from engine.cli.run import ExitCode, choose_exit_code
 from engine.cli.session import Session, verb
 from engine.doctor.doctor import CLIENTS_COUNT, Check, DoctorReport, Verdict, describe_profile, examine_store
-from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
+from engine.errors import ConflictError, NotFoundError, UnsafeStoreError
 from engine.inspect.verify import ProblemKind
 from engine.text import table
 from index.display import count, printable, shortened
@@ -233,7 +233,7 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
             raise UnsafeStoreError(message, operation="lifecycle", subject=store.bucket, hint=hint)
         done = install and bool(plan.added)
         if done:
-            refused = UsageError("nobody can be asked here", operation="lifecycle", hint="look first, then say --yes")
+            refused = session.refusal("nobody can be asked here", "look first, then say --yes")
             if not yes and not session.confirm("change the rules of the bucket so?", lines=lines, refused=refused):
                 return ExitCode.OK
             loop.run(_write_rules(store, before, after))
@@ -282,7 +282,7 @@ def _check_harmless(session: Session, *, ttls_stay: bool) -> None:
         works, refused = False, "nobody has found out whether the rule would delete what is committed"
         hint = "run `tidemark doctor` first"
     if not works:
-        raise UsageError(refused, operation="lifecycle", hint=hint)
+        raise session.refusal(refused, hint)
     with session.progress("verify") as progress:
         problems = repository.verify(progress=progress).problems
     if at_risk := [problem.key for problem in problems if problem.kind is ProblemKind.AT_RISK]:

@@ -64,8 +64,7 @@ def follow(session: Session, options: FollowArguments) -> None:
     Example: tidemark follow flights /state/standby -r file:///backups
     """
     if options.once + options.status + options.promote > 1:
-        hint = "give one of them"
-        raise UsageError("--once, --status and --promote exclude each other", operation="follow", hint=hint)
+        raise session.refusal("--once, --status and --promote exclude each other", "give one of them")
     with session.open() as repository:
         if not (options.once or options.status or options.promote):
             _follow(session, options)

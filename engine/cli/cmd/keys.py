@@ -15,7 +15,7 @@ from engine.cli.config import CommitChoice
 from engine.cli.output import CommitView, to_json, view_commit
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
-from engine.errors import NotFoundError, UsageError
+from engine.errors import NotFoundError
 from engine.inspect import browse
 from engine.rocksdb.store import DEFAULT_FAMILY
 from engine.runtime import NO_PROGRESS
@@ -195,7 +195,7 @@ def _opened(
         if browse.is_checkpoint_backup(commit.record.offsets):
             subject = f"commit {commit.pointer.number} of {commit.scope}"
             hint = 'read its state as rows: spark.read.format("tidemark_state"), as docs/how-to/spark.md shows'
-            raise UsageError("is the backup of a Spark checkpoint", operation=operation, subject=subject, hint=hint)
+            raise session.refusal("is the backup of a Spark checkpoint", hint, subject)
         reference = session.choose_stores(commit, place.task, place.store)[0]
         with (
             session.progress(operation) if is_restored else contextlib.nullcontext(NO_PROGRESS) as progress,

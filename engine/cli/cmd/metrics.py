@@ -82,9 +82,9 @@ def metrics(
         return
     if not session.common.repository:
         hint = "give --repository, TIDEMARK_REPOSITORY, or the key `repository` in tidemark.toml"
-        raise UsageError("there is no repository", operation="metrics", subject="--repository", hint=hint)
+        raise session.refusal("there is no repository", hint, "--repository")
     if textfile is not None and listen is not None:
-        raise UsageError("--textfile and --listen", operation="metrics", hint="give one of them")
+        raise session.refusal("--textfile and --listen", "give one of them")
     address = _split_address(listen) if listen is not None else None
     with session.open() as repository:
 
@@ -120,7 +120,7 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
         server = serve(lambda: last, host=host, port=port)
     except OSError as error:
         message = f"cannot listen there: {error.strerror or error}"
-        raise UsageError(message, operation="metrics", subject="--listen", hint=_LISTEN_HINT) from error
+        raise session.refusal(message, _LISTEN_HINT, "--listen") from error
     url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
     if not ipaddress.ip_address(host).is_loopback:
         session.warn("the port asks for no password: every caller reads the names of jobs and their sizes")

@@ -4,21 +4,17 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-import click
 import msgspec
 
 from engine.backup.backup import BackupOptions
 from engine.cli import options as cli
-from engine.cli.cmd.commit import commit_until_known
-from engine.cli.cmd.verify import discard_lines, problem_lines
+from engine.cli.cmd.verify import LEVELS, discard_lines, problem_lines
 from engine.cli.config import CommitChoice
 from engine.cli.output import Column, committed_line, tabulate
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
-from engine.errors import UsageError
 from engine.inspect.repair import DamagedCommit, DamagedStore, drop_commits, find_damaged
 from engine.inspect.verify import Level, Problem, ProblemKind
-from engine.repository.repository import SyncRepository
 from index.display import count, human_bytes, iso_time, printable
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
@@ -61,12 +57,7 @@ class RepairArguments(msgspec.Struct, frozen=True, kw_only=True):
 @verb("repair", "Say what is damaged and what can be done, and do it.", prints=(RepairView,))
 @cli.scope_options()
 @cli.store_options(default=True)
-@cli.option(
-    "--level",
-    "Read every file, or look for what is missing only.",
-    click.Choice([level.value for level in Level]),
-    default=Level.CONTENT.value,
-)
+@cli.option("--level", "Read every file, or look for what is missing only.", LEVELS, default=Level.CONTENT.value)
 @cli.option("--from DIR", "Send again what DIR still has, and commit.", cli.DIRECTORY_THERE, to="source")
 @cli.option("--offsets TEXT", "With --from: the position that DIR is at.  [default: that of the newest commit]")
 @cli.shrink_max_option
@@ -84,7 +75,7 @@ def repair(session: Session, options: RepairArguments) -> ExitCode:
     """
     scope = options.scope
     if options.source is not None and options.rewind:
-        raise UsageError("--from and --rewind exclude each other", operation="repair", hint="choose one of the two")
+        raise session.refusal("--from and --rewind exclude each other", "choose one of the two")
     with session.open() as repository:
         with session.progress("verify") as progress:
             report = repository.verify(scope=scope, level=Level(options.level), progress=progress)
@@ -93,7 +84,12 @@ def repair(session: Session, options: RepairArguments) -> ExitCode:
         commits = repository.commits(scope, with_named=True)
         if not (commits or problems):
             session.find(scope, CommitChoice())
-        before = left = _find(repository, commits, problems)
+
+        def look(at: Sequence[Commit] | None = None) -> tuple[DamagedCommit, ...]:
+            there = repository.commits(scope, with_named=True) if at is None else at
+            return repository.loop.run(find_damaged(repository.asynchronous.store, there, problems))
+
+        before = left = look(commits)
         whole = next((c for c in commits if c.name is None and c.pointer.number not in _numbers(before)), None)
         made: Commit | None = None
         if before and options.source is not None:
@@ -101,15 +97,13 @@ def repair(session: Session, options: RepairArguments) -> ExitCode:
         elif options.rewind and whole is not None and commits[0] != whole:
             made = repository.rewind(whole)
         newest = made or next((c for c in commits if c.name is None), None)
-        if made is not None:
-            left = _find(repository, repository.commits(scope, with_named=True), problems)
+        left = look() if made is not None else left
         dropped: tuple[int, ...] = ()
         if options.drop and left:
             older = sorted(_numbers(left) - {newest.pointer.number if newest is not None else 0})
             dropped = _drop(session, scope, older, yes=options.yes)
-        if dropped:
-            # A name may still hold one of them.
-            left = _find(repository, repository.commits(scope, with_named=True), problems)
+        # A name may still hold one of them.
+        left = look() if dropped else left
     view = RepairView(
         scope=scope,
         level=Level(options.level),
@@ -137,42 +131,28 @@ def _send_again(
     problems: Collection[Problem],
 ) -> Commit:
     """Back up a directory in the place of a damaged store of the newest commit, and commit it on top of that one."""
-    repository, scope = session.repository, options.scope
-    place = (options.task, options.store)
+    repository, scope, task, store = session.repository, options.scope, options.task, options.store
     places = [
         (s.task, s.store) for one in damaged if one.number == newest.pointer.number and not one.name for s in one.stores
     ]
-    if place not in places:
-        there = ", ".join(f"--task {task} --store {store}" for task, store in places)
-        raise UsageError(
-            f"store {place[1]} of task {place[0]} is not damaged in the newest commit",
-            operation="repair",
-            subject=printable(str(scope)),
-            hint=printable(f"say which store: {there}" if there else "nothing of that commit is: see --drop"),
-        )
+    if (task, store) not in places:
+        there = ", ".join(f"--task {other_task} --store {other}" for other_task, other in places)
+        message = f"store {store} of task {task} is not damaged in the newest commit"
+        hint = f"say which store: {there}" if there else "nothing of that commit is: see --drop"
+        raise session.refusal(message, printable(hint), printable(str(scope)))
     how = BackupOptions(missing=frozenset(p.key for p in problems), shrink_max=options.shrink_max)
-    task, store = place
     changes = repository.plan_backup(scope, source, task=task, store=store, options=how).changes
     # The offsets of the newest commit are right for its own state alone.
     same = not (changes.files_added or changes.files_removed)
     if options.offsets is None and newest.record.offsets and not same:
-        raise UsageError(
-            f"the directory does not hold the state of commit {newest.pointer.number}, or nobody can say so",
-            operation="repair",
-            subject=printable(newest.record.offsets),
-            hint="say with --offsets which position in the input its state is at; nothing was uploaded",
-        )
+        message = f"the directory does not hold the state of commit {newest.pointer.number}, or nobody can say so"
+        hint = "say with --offsets which position in the input its state is at; nothing was uploaded"
+        raise session.refusal(message, hint, printable(newest.record.offsets))
     with session.progress("repair") as progress:
         sent = repository.backup(scope, source, task=task, store=store, options=how, progress=progress)
     offsets = newest.record.offsets if options.offsets is None else options.offsets
     # On no other: a commit that came meanwhile has other offsets.
-    return commit_until_known(repository, scope, [sent], version=None, offsets=offsets, parent=newest.pointer)
-
-
-def _find(
-    repository: SyncRepository, commits: Sequence[Commit], problems: Collection[Problem]
-) -> tuple[DamagedCommit, ...]:
-    return repository.loop.run(find_damaged(repository.asynchronous.store, commits, problems))
+    return session.commit(scope, [sent], offsets=offsets, parent=newest.pointer)
 
 
 def _numbers(damaged: Collection[DamagedCommit]) -> frozenset[int]:
@@ -183,16 +163,11 @@ def _drop(session: Session, scope: Scope, numbers: Sequence[int], *, yes: bool) 
     if not numbers:
         return ()
     lines = [f"to drop: {_list(numbers)} of {scope}"]
-    refused = UsageError(
-        f"this is for ever, and was not confirmed: drop {_list(numbers)}",
-        operation="repair",
-        subject=str(scope),
-        hint="say --yes to do it",
-    )
+    message = f"this is for ever, and was not confirmed: drop {_list(numbers)}"
+    refused = session.refusal(message, "say --yes to do it", str(scope))
     if not yes and not session.confirm("drop them for ever?", lines=lines, refused=refused):
         return ()
-    repository = session.repository
-    repository.loop.run(drop_commits(repository.asynchronous.store, scope, numbers))
+    session.repository.loop.run(drop_commits(session.repository.asynchronous.store, scope, numbers))
     return tuple(numbers)
 
 
@@ -246,8 +221,7 @@ def _remedies(view: RepairView, whole: Commit | None, commits: Sequence[Commit])
         lines.append(
             "  no commit is whole: without a local directory only undamaged files can be had (restore --files)"
         )
-    older = sorted(_numbers(view.damaged) - {newest})
-    if older:
+    if older := sorted(_numbers(view.damaged) - {newest}):
         lines.append(f"  --drop: closes {_list(older)} for ever, so that nobody restores them by mistake")
     if damaged_newest is not None:
         lines.append(

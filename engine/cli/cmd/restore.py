@@ -13,7 +13,7 @@ from engine.cli.errors import Failure, describe
 from engine.cli.output import Column, CommitView, tabulate, view_commit
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
-from engine.errors import DamagedError, UsageError
+from engine.errors import DamagedError
 from engine.records.find import Choice, find_complete, key_of
 from engine.restore.restore import RestoredStore, RestoreOptions, RestoreResult, check_patterns, target_below
 from engine.restore.write import OwnerPolicy
@@ -144,7 +144,7 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
     if options.if_absent and (options.all_stores or options.how.replace):
         # Stores that are there may be of another commit than those that are not.
         hint = "leave it out; restore each store by itself"
-        raise UsageError("--if-absent is for one store, and not for --replace", operation="restore", hint=hint)
+        raise session.refusal("--if-absent is for one store, and not for --replace", hint)
     # A new volume has a directory of its own: as a mount point it is refused, with a hint.
     is_volume = options.target.is_mount()
     if options.if_absent and not is_volume and options.target.is_dir() and any(options.target.iterdir()):
@@ -154,7 +154,7 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
     if options.how.deleted:
         if options.dry_run and options.or_newest_complete:
             message, hint = "only the restore itself sees which deleted blobs can be read", "leave out one of the three"
-            raise UsageError(f"{message}: --deleted --or-newest-complete --dry-run", operation="restore", hint=hint)
+            raise session.refusal(f"{message}: --deleted --or-newest-complete --dry-run", hint)
         s3 = msgspec.structs.replace(session.common.s3, serve_deleted=True)
         session.common = msgspec.structs.replace(session.common, s3=s3)
     with session.open():

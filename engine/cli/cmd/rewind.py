@@ -13,7 +13,7 @@ from engine.cli.output import committed_line
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, check_fits, choose_scope, verb
 from engine.commit.forget import ForgetReport
-from engine.errors import NotFoundError, UsageError
+from engine.errors import NotFoundError
 from engine.text import Prose
 from index.display import count, human_duration, iso_time
 from index.plan.commits import Commit
@@ -48,7 +48,7 @@ def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> 
     """
     ctx = click.get_current_context()
     if ctx.params["url"] and ctx.get_parameter_source("repository") is ParameterSource.COMMANDLINE:
-        raise UsageError("URL and --repository", operation="init", hint="give one of them")
+        raise session.refusal("URL and --repository", "give one of them")
     with session.initialised(ttl_ms=ttl, margin_ms=margin, collection_period_ms=collection_period) as repository:
         record = repository.record
     times = f"TTL {human_duration(record.ttl_ms)}, margin {human_duration(record.margin_ms)}"
@@ -188,7 +188,7 @@ def forget(session: Session, *, scope: Scope, task: str | None, with_names: bool
         texts = [_what(report) for report in planned]
         message = f"this is for ever, and was not confirmed: {'; '.join(texts)}"
         hint = "say --yes to do it, or -n to see it in full"
-        refused = UsageError(message, operation="forget", subject=scope.job, hint=hint)
+        refused = session.refusal(message, hint, scope.job)
         lines = [f"to forget: {text}" for text in texts]
         if not (dry_run or yes or session.confirm("forget this for ever?", lines=lines, refused=refused)):
             return ExitCode.OK
@@ -203,7 +203,7 @@ def _choose_scopes(session: Session, scope: Scope, task: str | None) -> Sequence
     """Return the scopes to forget, each of which has, or had, commits: of a job by tasks all if no task is named."""
     if task is not None and scope.task is None:
         hint = "to leave out one store of a job, use `tidemark commit --drop-store TASK/STORE`"
-        raise UsageError("--task goes with --commit-per-task", operation="forget", hint=hint)
+        raise session.refusal("--task goes with --commit-per-task", hint)
     every_task = scope.task is not None and task is None
     there = session.repository.scopes()
     chosen = [s for s in there if s == scope or (every_task and s.job == scope.job and s.task is not None)]

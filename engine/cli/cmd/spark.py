@@ -83,7 +83,7 @@ def spark_backup(
     Example: tidemark spark backup /checkpoints/flights file:///backups
     """
     if dry_run and watch is not None:
-        raise UsageError("--dry-run and --watch", operation="spark backup", hint="give one of them")
+        raise session.refusal("--dry-run and --watch", "give one of them")
     options = msgspec.structs.replace(options, checkpoint_settings=session.store_settings())
     with _open(session, checkpoint, "CHECKPOINT REPO") as repository, contextlib.ExitStack() as open_for_all:
         if dry_run:
@@ -215,7 +215,7 @@ def spark_restore(
     Example: tidemark spark restore file:///backups /checkpoints/new --batch 41
     """
     if options.batch is not None and at is not None:
-        raise UsageError("--batch and --at", operation="spark restore", hint="each chooses a backup alone")
+        raise session.refusal("--batch and --at", "each chooses a backup alone")
     options = msgspec.structs.replace(options, map_paths=_mappings(map_path))
     _restore(session, checkpoint, options, at=at, on_spark=on_spark, dry_run=dry_run)
 
@@ -419,7 +419,7 @@ def spark_rescale(
         return
     if job is not None:
         hint = "give it of a repository, or leave it out"
-        raise UsageError("is not the job of a checkpoint", operation="spark rescale", subject=f"--job {job}", hint=hint)
+        raise session.refusal("is not the job of a checkpoint", hint, f"--job {job}")
     found: rescale.RescalePlan
     if on_spark and not dry_run:
         # With PySpark and a JVM, for those who asked for them.
@@ -449,9 +449,8 @@ def _open(session: Session, checkpoint: str, order: str) -> Iterator[SyncReposit
                 is_other = asyncio.run(is_repository(checkpoint, session.store_settings()))
             if not is_other:
                 raise
-            message = "is a repository, where a checkpoint is expected"
             hint = f"exchange the two: tidemark {session.verb} {order}"
-            raise UsageError(message, operation=session.verb, subject=checkpoint, hint=hint) from None
+            raise session.refusal("is a repository, where a checkpoint is expected", hint, checkpoint) from None
         yield repository
 
 

@@ -11,7 +11,6 @@ from engine.checkpoint.explain import ExplainChoice, StateExplained, explain_bac
 from engine.cli import options as cli
 from engine.cli.cmd.spark import is_repository
 from engine.cli.session import Session, spark_session, verb
-from engine.errors import UsageError
 from engine.text import table
 from index.display import count, human_bytes, human_duration, iso_time
 from index.spark.requests import Prices
@@ -79,7 +78,7 @@ def spark_explain(
     if asyncio.run(is_repository(checkpoint, choice.store_settings)):
         if on_spark:
             hint = "leave out --on-spark, or restore the backup and explain that"
-            raise UsageError("is for checkpoints", operation="spark explain", subject="--on-spark", hint=hint)
+            raise session.refusal("is for checkpoints", hint, "--on-spark")
         session.common = msgspec.structs.replace(session.common, repository=checkpoint)
         with session.open() as repository, session.progress("explain") as progress:
             work = explain_backup(repository.asynchronous, checkpoint, choice, job=job, progress=progress)

@@ -61,7 +61,7 @@ def spark_follow(session: Session, checkpoint: str, target: str, options: QueryF
     Example: tidemark spark follow /checkpoints/old /checkpoints/new --partitions 16
     """
     if options.once and options.status:
-        raise UsageError("--once and --status", operation="spark follow", hint="give one of them")
+        raise session.refusal("--once and --status", "give one of them")
     settings = session.store_settings()
     if options.status:
         found = asyncio.run(replica.read_status(checkpoint, target, settings))

@@ -1,6 +1,7 @@
 """The verbs `verify`, and `discard`: one damaged object less."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import click
 
@@ -9,13 +10,14 @@ from engine.cli.config import CommitChoice
 from engine.cli.output import Column, tabulate
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
-from engine.errors import UsageError
 from engine.inspect.discard import Discarded
 from engine.inspect.verify import Level, Problem, ProblemKind, VerifyReport
 from index.display import count, human_bytes
 from index.plan.collect import is_upload_key
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope
+
+LEVELS: Final = click.Choice([level.value for level in Level])
 
 
 @verb("verify", "Check that what is committed is there and whole.", prints=(VerifyReport,))
@@ -24,8 +26,8 @@ from index.snapshot.model import Scope
 @cli.option(
     "--level",
     "existence: sizes from a listing; content: read files and check their hashes.",
-    click.Choice([level.value for level in Level]),
-    default=Level.EXISTENCE.value,
+    LEVELS,
+    default="existence",
 )
 @cli.option("--sample", "With content: the share of files read.", cli.SHARE, default="100%")
 @cli.option("--seed", "With --sample: which files.  [default: others on each run]", int)
@@ -49,7 +51,7 @@ def verify(
     Example: tidemark verify -r file:///backups --level content --sample 10%
     """
     if commits and scope is None:
-        raise UsageError("commits are numbered by job", operation="verify", hint="say --job")
+        raise session.refusal("commits are numbered by job", "say --job")
     with session.open() as repository:
         chosen = [session.find(scope, c) for c in commits] if scope is not None else []
         with session.progress("verify") as progress:
@@ -138,7 +140,7 @@ def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
         done = repository.discard(key, dry_run=True)
         lines = [f"to discard: {done.key}: {done.meaning}"]
         message = f"this is for ever, and was not confirmed: {done.meaning}"
-        refused = UsageError(message, operation="discard", subject=key, hint="say --yes to do it")
+        refused = session.refusal(message, "say --yes to do it", key)
         if not dry_run:
             if not yes and not session.confirm("discard it for ever?", lines=lines, refused=refused):
                 return

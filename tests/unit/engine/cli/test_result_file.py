@@ -71,6 +71,7 @@ async def test_a_result_of_another_repository_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "place, value",
     [
+        ("schema", 1),
         ("schema", 3),
         ("tidemark", "something else"),
         ("surprise", 1),
@@ -190,16 +191,6 @@ async def test_a_result_that_cannot_be_written_leaves_nothing(tmp_path: Path) ->
     with pytest.raises(OSError, match="directory"):
         write_result(tmp_path / "taken", ResultFile(repository_id=repository.record.id, result=result))
     assert _listed(tmp_path) == ["source", "taken"]
-
-
-async def test_a_file_of_an_older_release_says_to_back_up_again(tmp_path: Path) -> None:
-    repository, result = await _backed_up(tmp_path)
-    path = tmp_path / "result.json"
-    write_result(path, ResultFile(repository_id=repository.record.id, result=result))
-    _changed(path, "schema", 1)
-    with pytest.raises(UsageError, match="older") as refused:
-        read_result(path, repository_id=repository.record.id)
-    assert "back up again" in refused.value.hint
 
 
 async def _on_a_base(tmp_path: Path) -> tuple[Repository, BackupResult]:
