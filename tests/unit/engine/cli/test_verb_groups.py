@@ -9,7 +9,9 @@ import pytest
 
 from engine.cli import tidemark
 from engine.cli.options import checkpoint_and_repository, on_spark_option, repository_and_checkpoint
+from engine.cli.output import tabulate
 from engine.cli.session import Session, verb
+from engine.text import Prose
 from tests.unit.engine.cli.conftest import Run
 
 Seen = dict[str, object]
@@ -106,3 +108,20 @@ def test_a_verb_prints_what_it_declares(run: Run, monkeypatch: pytest.MonkeyPatc
     refused = run("say", "other")
     assert refused.exit_code == 1
     assert "say prints a Other that it does not declare" in refused.stderr
+
+
+def test_what_is_stored_moves_no_cursor_and_breaks_no_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Said(msgspec.Struct):
+        name: str
+
+    @verb("say", prints=(Said,), needs_repository=False)
+    @click.argument("what")
+    def say(session: Session, what: str) -> None:
+        session.show(Said(what), [f"said {what}", *tabulate([Said(what)], {"name": "name"}), Prose(f"or {what}")])
+        session.warn(f"heard {what}")
+
+    monkeypatch.setitem(tidemark.commands, "say", say)
+    result = run("say", "a\x1b[2J\nb\u202ec")
+    escaped = "a\\x1b[2J\\nb\\u202ec"
+    assert result.stdout.splitlines() == [f"said {escaped}", "name", escaped, f"or {escaped}"]
+    assert result.stderr.splitlines()[-1] == f"warning: heard {escaped}"
