@@ -56,7 +56,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "unname": "rewind:unname",
     "forget": "rewind:forget",
     "discard": "verify:discard",
-    "repair": "repair:repair",
+    "repair": "verify:repair",
     "import": _group(
         "import",
         {"samza": "show:import_samza"},
@@ -84,7 +84,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
             "follow": "spark_follow:spark_follow",
             "cutover": "spark_follow:spark_cutover",
             "check": "spark:spark_check",
-            "survey": "spark_survey:spark_survey",
+            "survey": "spark_collect:spark_survey",
             "collect": "spark_collect:spark_collect",
             "explain": "spark_explain:spark_explain",
         },

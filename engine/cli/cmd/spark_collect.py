@@ -1,28 +1,21 @@
-"""The verb `spark collect`: what a checkpoint leaves behind, into a quarantine (design 0014)."""
+"""The verbs `spark survey` (design 0005, W1 to W4) and `spark collect` (design 0014)."""
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
 
-from engine.checkpoint.collect import (
-    DAY_MS,
-    TAKEN_SHARE_MAX,
-    CheckpointCollected,
-    CollectChoice,
-    collect_checkpoint,
-    read_look,
-    undo_collection,
-    write_look,
-)
+from engine.checkpoint import collect, survey
 from engine.cli import options as cli
+from engine.cli.output import Column, tabulate
 from engine.cli.session import Session, verb
 from engine.errors import TargetError
 from engine.text import table
-from index.display import count, human_bytes
+from index.display import count, human_bytes, human_duration
 from index.spark.waste import Collectable
 
 
@@ -42,7 +35,7 @@ class CollectArguments(msgspec.Struct, frozen=True, kw_only=True):
     "spark collect",
     "Move what a checkpoint leaves behind to a quarantine.",
     needs_repository=False,
-    prints=(CheckpointCollected,),
+    prints=(collect.CheckpointCollected,),
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @cli.option("--plan FILE", "Keeps what the first look has found.", cli.FILE, required=True)
@@ -51,14 +44,14 @@ class CollectArguments(msgspec.Struct, frozen=True, kw_only=True):
     "--older-than TIME",
     "Take only files that are older than the newest one by this.",
     cli.DURATION,
-    default=f"{DAY_MS // 3_600_000}h",
+    default=f"{collect.DAY_MS // 3_600_000}h",
 )
 @cli.option("--stopped", "Nothing runs here: two looks at one batch are enough; orphans go too.")
 @cli.option(
     "--at-most SHARE",
     "Refuse to take a larger share of the bytes of state.",
     cli.SHARE,
-    default=f"{TAKEN_SHARE_MAX:.0%}",
+    default=f"{collect.TAKEN_SHARE_MAX:.0%}",
 )
 @cli.option("--undo", "Move all that is in the quarantine back.")
 @cli.option("-n --dry-run", "Move and write nothing; show what a second look would take.")
@@ -74,29 +67,29 @@ def spark_collect(session: Session, checkpoint: str, options: CollectArguments) 
     aside = options.quarantine or f"{checkpoint.rstrip('/')}.quarantine"
     settings = session.store_settings()
     if options.undo:
-        back = asyncio.run(undo_collection(checkpoint, aside, settings))
+        back = asyncio.run(collect.undo_collection(checkpoint, aside, settings))
         session.say(f"{count(len(back), 'file')} moved back from {aside}")
         return
-    choice = CollectChoice(
+    choice = collect.CollectChoice(
         older_than_ms=options.older_than,
         is_stopped=options.stopped,
         taken_share_max=options.at_most,
         store_settings=settings,
     )
-    before = read_look(options.plan)
+    before = collect.read_look(options.plan)
     with session.progress("collect") as progress:
-        work = collect_checkpoint(checkpoint, aside, before, choice, dry_run=options.dry_run, progress=progress)
+        work = collect.collect_checkpoint(checkpoint, aside, before, choice, dry_run=options.dry_run, progress=progress)
         found, look = asyncio.run(work)
     if not options.dry_run:
         try:
-            write_look(options.plan, look)
+            collect.write_look(options.plan, look)
         except OSError as error:
             subject = str(options.plan)
             raise TargetError(error.strerror or str(error), operation="spark collect", subject=subject) from error
     session.show(found, _lines(found, aside, dry_run=options.dry_run))
 
 
-def _lines(found: CheckpointCollected, aside: str, *, dry_run: bool) -> list[str]:
+def _lines(found: collect.CheckpointCollected, aside: str, *, dry_run: bool) -> list[str]:
     since = "" if found.batch_before is None else f", first look at batch {found.batch_before}"
     lines = [f"{found.location}: batch {found.batch}{since}"]
     if found.waits_for:
@@ -116,3 +109,48 @@ def _table(files: Sequence[Collectable]) -> list[str]:
         sizes[each.reason] += each.size_bytes
     cells = [(reason, f"{counts[reason]:,}", human_bytes(sizes[reason])) for reason in sorted(counts)]
     return table(("what", "files", "size"), cells, right=("files", "size"))
+
+
+@verb("spark survey", "List the checkpoints below a place.", needs_repository=False, prints=(survey.Survey,))
+@click.argument("location", metavar="URL")
+def spark_survey(session: Session, location: str) -> None:
+    """List every checkpoint below URL, a directory or s3://bucket/prefix: its query, newest batch, size and price.
+
+    Nothing is written, and queries may run. Waste is what no query needs by names and the newest commit alone: state of
+    operators and partitions that are no more, of attempts that lost, and of a history that was left; there may be more.
+    Prices are list prices of S3 Standard; `~` where only that of the storage is known.
+
+    Example: tidemark spark survey s3://bucket/checkpoints
+    """
+    with session.progress("survey") as progress:
+        found = asyncio.run(
+            survey.survey_checkpoints(location, store_settings=session.store_settings(), progress=progress)
+        )
+    session.show(found, _survey_lines(found))
+
+
+def _survey_lines(found: survey.Survey) -> list[str]:
+    every = found.checkpoints
+    lines = tabulate(every, _COLUMNS) if every else []
+    for each in every:
+        lines += [f"{each.path}: {finding}" for finding in each.findings]
+        lines += [f"{each.path}: {human_bytes(n)} of a {why}" for why, n in each.waste_bytes.items()]
+    stored = human_bytes(sum(each.size_bytes for each in every))
+    listed = f"{count(found.files, 'file')} with {human_bytes(found.size_bytes)}"
+    return [*lines, f"{count(len(every), 'checkpoint')} with {stored}; listed {listed}"]
+
+
+def _price(each: survey.SurveyedCheckpoint) -> str:
+    requests_usd = each.requests_usd_per_month
+    return f"{'~' if requests_usd is None else ''}{(requests_usd or 0) + each.stored_usd_per_month:,.2f}"
+
+
+_COLUMNS: Final[Mapping[str, Column]] = {
+    "checkpoint": "path",
+    ">batch": lambda each: str(each.batch) if each.batch >= 0 else "",
+    ">age": lambda each: human_duration(each.age_ms) if each.age_ms >= 0 else "",
+    ">state": "state_bytes",
+    ">waste": lambda each: human_bytes(sum(each.waste_bytes.values())) if each.waste_bytes else "",
+    ">$ a month": _price,
+    "provider": lambda each: each.provider + (f" V{each.format_version}" if each.format_version else ""),
+}
