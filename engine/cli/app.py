@@ -22,16 +22,22 @@ def _show_help(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def _group(name: str, verbs: Mapping[str, str], *, short_help: str, help_: str) -> click.Group:
+def _group(
+    words: str,
+    verbs: Mapping[str, str | click.Command],
+    help_: str,
+    cls: type[click.Group] = OrderedGroup,
+    **more: Any,  # noqa: ANN401  (as click takes them)
+) -> click.Group:
     """Make a group, which prints its help if no verb of it is asked for."""
-    return OrderedGroup(
-        name,
+    return cls(
+        words.rpartition(" ")[2],
         commands=Verbs(verbs),
         callback=_show_help,
         invoke_without_command=True,
         subcommand_metavar="VERB [ARGS]...",
-        short_help=short_help,
-        help=f"{help_}\n\nRun `tidemark {name} VERB --help` for the options of a verb.",
+        help=f"{help_}\n\nRun `{words} VERB --help` for the options of a verb.",
+        **more,
     )
 
 
@@ -58,10 +64,10 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "discard": "verify:discard",
     "repair": "verify:repair",
     "import": _group(
-        "import",
+        "tidemark import",
         {"samza": "show:import_samza"},
+        "Make a commit of a snapshot in another program's form.",
         short_help="Make a commit of what another program has stored.",
-        help_="Make a commit of a snapshot in another program's form.",
     ),
     "export": "show:export",
     "report": "bench:report",
@@ -69,10 +75,10 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "metrics": "metrics:metrics",
     "lifecycle": "doctor:lifecycle",
     "bench": _group(
-        "bench",
+        "tidemark bench",
         {"restore": "bench:bench_restore"},
+        "Measure with a job's own state and this machine.",
         short_help="Time a restore drill of a job.",
-        help_="Measure with a job's own state and this machine.",
     ),
     "spark": _group(
         "spark",
@@ -88,15 +94,15 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
             "collect": "spark_collect:spark_collect",
             "explain": "spark_explain:spark_explain",
         },
-        short_help="Back up, restore and check the checkpoints of Spark.",
-        help_="Back up, restore and check the checkpoints of Spark's streaming queries.\n\nBack one up while its query "
+        "Back up, restore and check the checkpoints of Spark's streaming queries.\n\nBack one up while its query "
         "runs, bring it back at a batch, and find out whether all that is committed is there.",
+        short_help="Back up, restore and check the checkpoints of Spark.",
     ),
     "config": _group(
-        "config",
+        "tidemark config",
         {"show": "config:config_show"},
+        "Show what is set for all runs: in the environment and in the settings file.",
         short_help="Show what is set: show, with where each value comes from.",
-        help_="Show what is set for all runs: in the environment and in the settings file.",
     ),
 }
 GROUPS_HELP: Final = {
@@ -183,22 +189,11 @@ def _verb_of(words: Sequence[str], group: click.Group) -> str:
     return f"{words[at]} {below}".strip()
 
 
-@click.group(
-    cls=Tidemark,
-    commands=Verbs(VERBS),
-    invoke_without_command=True,
-    subcommand_metavar="VERB [ARGS]...",
-    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+_HELP: Final = "Back up RocksDB state to a blob store and bring it back at the version that was committed."
+_SETTINGS: Final[dict[str, Any]] = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
+tidemark: Final = click.version_option(installed_release(), "-V", "--version", prog_name="tidemark")(
+    _group("tidemark", VERBS, _HELP, Tidemark, context_settings=_SETTINGS)
 )
-@click.version_option(installed_release(), "-V", "--version", prog_name="tidemark")
-@click.pass_context
-def tidemark(ctx: click.Context) -> None:
-    """Back up RocksDB state to a blob store and bring it back at the version that was committed.
-
-    Run `tidemark VERB --help` for the options of a verb.
-    """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
 
 
 def main() -> int:

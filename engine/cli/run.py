@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
@@ -22,41 +22,34 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """The exit codes of `tidemark`, sorted by what the caller does next."""
+    """The exit codes of `tidemark`, sorted by what the caller does next; `meaning` is what help says of one."""
 
-    OK = 0
-    UNEXPECTED = 1
-    USAGE = 2
-    PARTIAL = 3
-    DAMAGED = 4
-    UNAVAILABLE = 5
-    CONFLICT = 6
-    NOT_FOUND = 7
-    DENIED = 8
-    UNSAFE = 9
-    TOO_MUCH = 10
-    SLOW = 11
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str = "") -> Self:
+        self = int.__new__(cls, code)
+        self._value_, self.meaning = code, meaning
+        return self
+
+    OK = 0, "done"
+    UNEXPECTED = 1, "unexpected: a fault of tidemark or of this machine; --debug shows where"
+    USAGE = 2, "the command line, a setting or a file named in it is wrong"
+    PARTIAL = 3, "done in part: some keys or stores failed, a TTL is left to remove, an audit record is missing"
+    DAMAGED = 4, "stored data is missing or altered"
+    UNAVAILABLE = 5, "the blob store is unavailable or full, or the outcome of a commit unknown: try again"
+    CONFLICT = 6, "conflict: another writer was first, or the backup is too old; back up again"
+    NOT_FOUND = 7, "no such bucket, repository, job, commit, store, key or name"
+    DENIED = 8, "access denied"
+    UNSAFE = 9, "refused as unsafe: this directory, target, blob store, deletion or newer format"
+    TOO_MUCH = 10, "a collection would delete, or a backup shrink a state by, more than it may: look, and allow it"
+    SLOW = 11, "a restore drill took longer than its --slo"
+    INTERRUPTED = 130, "interrupted (143: terminated; 129: the terminal hung up)"
     HUNG_UP = 129
-    INTERRUPTED = 130
     TERMINATED = 143
 
 
 # What `tidemark --help` and docs/how-to/troubleshoot.md say of them.
-MEANINGS: Final = {
-    ExitCode.OK: "done",
-    ExitCode.UNEXPECTED: "unexpected: a fault of tidemark or of this machine; --debug shows where",
-    ExitCode.USAGE: "the command line, a setting or a file named in it is wrong",
-    ExitCode.PARTIAL: "done in part: some keys or stores failed, a TTL is left to remove, an audit record is missing",
-    ExitCode.DAMAGED: "stored data is missing or altered",
-    ExitCode.UNAVAILABLE: "the blob store is unavailable or full, or the outcome of a commit unknown: try again",
-    ExitCode.CONFLICT: "conflict: another writer was first, or the backup is too old; back up again",
-    ExitCode.NOT_FOUND: "no such bucket, repository, job, commit, store, key or name",
-    ExitCode.DENIED: "access denied",
-    ExitCode.UNSAFE: "refused as unsafe: this directory, target, blob store, deletion or newer format",
-    ExitCode.TOO_MUCH: "a collection would delete, or a backup shrink a state by, more than it may: look, and allow it",
-    ExitCode.SLOW: "a restore drill took longer than its --slo",
-    ExitCode.INTERRUPTED: "interrupted (143: terminated; 129: the terminal hung up)",
-}
+MEANINGS: Final = {code: code.meaning for code in ExitCode if code.meaning}
 
 # Every public class of error by the name that `--json` shows, so that a new one is a decision and not an accident; a
 # test walks the trees. Errors of engine.spark are not among them: verbs load it only when they are asked to, and its
