@@ -93,10 +93,20 @@ def names_by_commit(names: Iterable[NameRecord]) -> dict[tuple[int, str], list[s
     return found
 
 
+def format_state(stores: int, files: int, size_bytes: int) -> str:
+    """Format what a commit or a checkpoint holds."""
+    return f"{count(stores, 'store')}, {count(files, 'file')}, {human_bytes(size_bytes)}"
+
+
+def format_took(seconds: float) -> str:
+    """Format how long work took."""
+    return human_duration(int(seconds * 1000))
+
+
 def committed_line(commit: Commit) -> str:
     """Format a commit just made."""
     view = view_commit(commit)
-    held = f"{count(view.stores_count, 'store')}, {count(view.files_count, 'file')}, {human_bytes(view.size_bytes)}"
+    held = format_state(view.stores_count, view.files_count, view.size_bytes)
     left = "" if commit.settled else "; some TTLs are left to remove, the next commit or collection does it"
     return f"commit {view.number} of {printable(str(commit.scope))}, version {view.version}: {held}{left}"
 

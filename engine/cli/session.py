@@ -443,11 +443,14 @@ _TOGETHER: Final[Mapping[str, tuple[tuple[str, ...], Callable[..., object]]]] = 
 def verb(
     words: str,
     short_help: str | None = None,
-    *,
+    *prints: type[msgspec.Struct],
     cls: type[Verb] = Verb,
     **described: Any,  # noqa: ANN401  (as `Verb` and click take them)
 ) -> Callable[[Callable[..., ExitCode | None]], Verb]:
-    """Make a verb of a function, which is given a session, and its own options as its parameters (see `_take`)."""
+    """Make a verb of a function, which is given a session, and its own options as its parameters (see `_take`).
+
+    It `prints` one of these each time.
+    """
 
     def decorate(function: Callable[..., ExitCode | None]) -> Verb:
         parameters = {n: kind for n, kind in function.__annotations__.items() if n not in {"session", "return"}}
@@ -477,7 +480,7 @@ def verb(
             session.write_figures(code or ExitCode.OK)
             return code
 
-        return click.command(words, cls=cls, short_help=short_help, **described)(run)
+        return click.command(words, cls=cls, short_help=short_help, prints=prints, **described)(run)
 
     return decorate
 
@@ -495,12 +498,12 @@ def _take(name: str, kind: Any, values: Mapping[str, Any]) -> object:  # noqa: A
 
 
 def spark_session() -> contextlib.AbstractContextManager["SparkSession"]:
-    """Return the Spark session that runs here, or a new one that ends with the block: only for who asked for it.
+    """Return the Spark session that runs here, or a new one that ends with the block.
 
+    Only for who asked for it: PySpark takes a second to import, for which verbs that do without it need not wait.
     How it is set is Spark's own business: `spark-defaults.conf`, `spark-submit`, and the variables of the environment.
     `UsageError` if there is no Java that it could start with, or what is set is wrong.
     """
-    # PySpark takes a second to import, which the verbs that do without it need not wait for.
     from engine.spark.session import open_session  # noqa: PLC0415
 
     return open_session()

@@ -12,7 +12,7 @@ from engine.backup.backup import BackupOptions, BackupResult, BackupStats
 from engine.backup.live import LiveRocksDb
 from engine.cli import options as cli
 from engine.cli.cmd.commit import ResultFile, write_result
-from engine.cli.output import committed_line, tabulate
+from engine.cli.output import committed_line, format_took, tabulate
 from engine.cli.session import Session, check_fits, verb
 from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.local.scan import refusing
@@ -112,11 +112,7 @@ class BackupArguments(msgspec.Struct, frozen=True, kw_only=True):
     scratch: Path | None = None
 
 
-@verb(
-    "backup",
-    "Upload what changed in a directory, and commit it.",
-    prints=(BackupView, PlanView, TasksView, TasksPlanView),
-)
+@verb("backup", "Upload what changed in a directory, and commit it.", BackupView, PlanView, TasksView, TasksPlanView)
 @click.argument("directory", type=cli.DIRECTORY_THERE, metavar="DIR")
 @cli.scope_options()
 @cli.store_options(default=True)
@@ -303,7 +299,7 @@ def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path |
     if stats.files_healed:
         healed = f"{count(stats.files_healed, 'file')} ({human_bytes(stats.bytes_healed)})"
         lines.append(f"uploaded again {healed}, of which bytes were missing: older commits still miss them")
-    lines.append(f"took {human_duration(int(stats.seconds * 1000))} and {count(stats.requests, 'request')}")
+    lines.append(f"took {format_took(stats.seconds)} and {count(stats.requests, 'request')}")
     if commit is not None:
         return [*lines, committed_line(commit)]
     version = f"{made.reference.version}_{made.reference.unique_id}"

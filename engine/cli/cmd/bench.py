@@ -39,11 +39,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     one_line: bool
 
 
-@verb(
-    "bench restore",
-    "Restore a job for a drill: time of each phase, and a forecast.",
-    prints=(restore_drill.RestoreDrill,),
-)
+@verb("bench restore", "Restore a job for a drill: time of each phase, and a forecast.", restore_drill.RestoreDrill)
 @click.argument("url", required=False)
 @cli.scope_options(task=True)
 @cli.commit_options
@@ -163,7 +159,7 @@ def _append(session: Session, history: Path | None, entry: restore_drill.Entry) 
 PAGE_NAME: Final = "report.html"
 
 
-@verb("report", "Write one page on jobs, commits, bytes and risks.", prints=(ReportResult,))
+@verb("report", "Write one page on jobs, commits, bytes and risks.", ReportResult)
 @cli.scope_options(job_required=False, task=True)
 @cli.option("--jobs", "All jobs, even if a job is set.")
 @cli.option("--output -o FILE", "File to write the page to.", cli.FILE, default=PAGE_NAME)

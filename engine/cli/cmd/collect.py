@@ -32,7 +32,7 @@ from index.snapshot.keys import RunId, audit_key, check_run_id, make_run_id
 SHOWN_MAX: Final = 20
 
 
-@verb("collect explain", "Say what leads to a key, and what collect would do with it.", prints=(Explanation,))
+@verb("collect explain", "Say what leads to a key, and what collect would do with it.", Explanation)
 @click.argument("key")
 @cli.retention_options
 def explain(session: Session, *, key: str, rules: PolicyFile | None) -> ExitCode:
@@ -86,7 +86,7 @@ def _path_lines(path: KeyPath) -> list[str]:
     return [*lines, *([f"    {', '.join(path.files)}"] if path.files else [])]
 
 
-@verb("collect verify-plan", "Check the plan of a dry run by deriving it another way.", prints=(PlanCheck,))
+@verb("collect verify-plan", "Check the plan of a dry run by deriving it another way.", PlanCheck)
 @click.argument("plan", type=cli.DIRECTORY_THERE)
 @cli.retention_options
 def verify_plan(session: Session, *, plan: Path, rules: PolicyFile | None) -> ExitCode:
@@ -180,11 +180,11 @@ class CollectOptions(msgspec.Struct, frozen=True, kw_only=True):
 @verb(
     "collect",
     "Delete what no commit, name or reader needs.",
+    CollectView,
     cls=cli.VerbGroup,
     commands={"explain": explain, "verify-plan": verify_plan},
     invoke_without_command=True,
     subcommand_metavar="[VERB [ARGS]...]",
-    prints=(CollectView,),
 )
 @cli.retention_options
 @cli.option(
@@ -262,7 +262,6 @@ def _collect(
             return session.repository.collect(
                 retention, dry_run=dry_run, delete_share_max=share_max, plan_to=plan_to, progress=progress
             )
-    # PySpark takes a second to import, which a collection without it need not wait for.
     from engine.spark import collect as collect_with_spark  # noqa: PLC0415
 
     url, how = session.common.repository, session.spark_options()

@@ -169,7 +169,7 @@ class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
 _DROPPED: Final = "A store that the job no longer has; may be repeated."
 
 
-@verb("commit", "Make several backups visible as one commit.", prints=(CommitResultView,))
+@verb("commit", "Make several backups visible as one commit.", CommitResultView)
 @click.argument("results", type=cli.FILE_THERE, nargs=-1, metavar="[RESULT]...")
 @cli.scope_options()
 @cli.option("--drop-store TASK/STORE", _DROPPED, cli.STORE, to="dropped", multiple=True)

@@ -58,9 +58,9 @@ class ConfigView(msgspec.Struct, frozen=True, kw_only=True):
 @verb(
     "config show",
     "Every setting, its value and where that comes from.",
+    ConfigView,
     needs_repository=False,
     shows_settings=True,
-    prints=(ConfigView,),
 )
 @click.argument("of", nargs=-1, metavar="[VERB]...")
 @cli.option("--origin", "Where each value comes from, and where else it could be.")

@@ -62,7 +62,7 @@ class RolePolicy(msgspec.Struct, frozen=True, kw_only=True):
     policy: dict[str, Any]
 
 
-@verb("doctor", "Find out whether a blob store is safe, and what it can do.", prints=(DoctorReport, RolePolicy))
+@verb("doctor", "Find out whether a blob store is safe, and what it can do.", DoctorReport, RolePolicy)
 @click.argument("url", required=False)
 @cli.option("--no-save --dry-run", "Do not write the profile.", to="dry_run")
 @cli.option(
@@ -198,7 +198,7 @@ class LifecycleView(bucket_rules.LifecyclePlan, frozen=True, kw_only=True):
     threats: tuple[str, ...]
 
 
-@verb("lifecycle", "Show or install the lifecycle rules of a bucket.", prints=(LifecycleView,))
+@verb("lifecycle", "Show or install the lifecycle rules of a bucket.", LifecycleView)
 @click.argument("url", required=False)
 @cli.option("--install", "Install the two rules, or bring them up to date.")
 @cli.option("-y --yes", "Do not ask.")

@@ -43,7 +43,7 @@ class FollowArguments(msgspec.Struct, frozen=True, kw_only=True):
         return {"task": self.task, "store": self.store}
 
 
-@verb("follow", "Keep a directory at the newest commit.", prints=(FollowView,))
+@verb("follow", "Keep a directory at the newest commit.", FollowView)
 @click.argument("job")
 @click.argument("directory", type=cli.DIRECTORY, metavar="DIR")
 @cli.setting("--commit-per-task", "Each task commits by itself; --task says which.")

@@ -46,7 +46,7 @@ class CommitsView(msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[int, ...]
 
 
-@verb("list", "List jobs, or the commits of a job.", prints=(CommitsView, ScopesView))
+@verb("list", "List jobs, or the commits of a job.", CommitsView, ScopesView)
 @cli.scope_options(job_required=False, task=True)
 @cli.option("--jobs", "List the jobs even if a job is set.")
 def list_(session: Session, *, scope: Scope | None, jobs: bool) -> None:
@@ -157,7 +157,7 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]
 
 
-@verb("history", "Show what each commit of a job brought, and became.", prints=(HistoryView,))
+@verb("history", "Show what each commit of a job brought, and became.", HistoryView)
 @cli.scope_options(task=True)
 @cli.option("--limit N", "Maximum number of records, the newest first.", click.IntRange(1, 10_000), default=ENTRIES_MAX)
 @cli.option("--since TIME", "None from before: 7d, 2026-05-01, 'yesterday 18:00' (UTC).", cli.MOMENT)

@@ -107,7 +107,7 @@ _place_options: Final = cli.together(
 )
 
 
-@verb("keys", "Browse the keys of a snapshot's RocksDB.", prints=(KeysView,))
+@verb("keys", "Browse the keys of a snapshot's RocksDB.", KeysView)
 @_place_options
 @cli.option("--prefix K", r"Keys that begin so: text with \xNN, or 0x and hex.", KEY)
 @cli.option("--from K", "From this key on, in the order of bytes.", KEY, to="start")
@@ -141,7 +141,7 @@ def keys(session: Session, place: Place, options: KeysOptions) -> None:
     session.show(view, _lines(view, options.form))
 
 
-@verb("get", "Look up keys in a snapshot's RocksDB.", prints=(GetView,))
+@verb("get", "Look up keys in a snapshot's RocksDB.", GetView)
 @_place_options
 @click.argument("names", type=KEY, nargs=-1, required=True, metavar="KEY...")
 @cli.option("--family NAME", "The column family.  [default: default]", default=DEFAULT_FAMILY)

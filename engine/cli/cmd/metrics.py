@@ -47,10 +47,7 @@ class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb(
-    "metrics",
-    "Print the status of a repository for Prometheus.",
-    needs_repository=False,
-    prints=(MetricsView, MetricNamesView),
+    "metrics", "Print the status of a repository for Prometheus.", MetricsView, MetricNamesView, needs_repository=False
 )
 @cli.option("--job -j JOB", "Commits of this job; may be repeated.  [default: all]", to="jobs", multiple=True)
 @cli.option("--commits-only", "Read commits alone: no orphans, no blobs at risk, no collections.")

@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 
 from engine.cli import options as cli
-from engine.cli.output import committed_line
+from engine.cli.output import committed_line, format_took
 from engine.cli.session import Session, choose_scope, verb
 from engine.errors import UsageError
 from engine.repository.rescale import KeyColumns, RescaledJob, RescaleOptions
-from index.display import count, human_bytes, human_duration
+from index.display import count, human_bytes
 
 
-@verb("rescale", "Give a job of StatefulJob another number of tasks.", prints=(RescaledJob,))
+@verb("rescale", "Give a job of StatefulJob another number of tasks.", RescaledJob)
 @click.argument("job")
 @cli.option("--tasks M", "Number of tasks to have.", cli.POSITIVE, required=True)
 @cli.option(
@@ -95,5 +95,5 @@ def _lines(job: str, found: RescaledJob) -> list[str]:
         lines.append(f"rows of {human_bytes(found.bytes_rewritten)} {would}written again")
     if found.commit is None:
         return [*lines, "nothing was written"]
-    uploaded = f"uploaded {human_bytes(found.bytes_uploaded)} in {human_duration(int(found.seconds * 1000))}"
+    uploaded = f"uploaded {human_bytes(found.bytes_uploaded)} in {format_took(found.seconds)}"
     return [*lines, uploaded, committed_line(found.commit)]

@@ -10,14 +10,13 @@ import msgspec
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure, describe
-from engine.cli.output import Column, CommitView, tabulate, view_commit
+from engine.cli.output import Column, CommitView, format_took, tabulate, view_commit
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import DamagedError
 from engine.records.find import Choice, find_complete, key_of
 from engine.restore.restore import RestoredStore, RestoreOptions, RestoreResult, check_patterns, target_below
 from engine.restore.write import OwnerPolicy
-from index.display import human_duration
 from index.plan.commits import Commit
 from index.plan.restore import RestorePlan, ReusedFile
 from index.snapshot.model import Scope, StoreReference
@@ -110,7 +109,7 @@ class PresentView(msgspec.Struct, frozen=True, kw_only=True):
     restored: bool = False
 
 
-@verb("restore", "Bring a store back into a directory.", prints=(RestoreView, RestorePlanView, PresentView))
+@verb("restore", "Bring a store back into a directory.", RestoreView, RestorePlanView, PresentView)
 @click.argument("target", type=click.Path(path_type=Path), metavar="TARGET")
 @cli.scope_options()
 @cli.store_options(default=True)
@@ -171,7 +170,7 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
         ">fetched": "result.bytes_fetched",
         ">reused": "result.bytes_reused",
         ">requests": "result.requests",
-        ">time": lambda of: human_duration(int(of.result.seconds * 1000)),
+        ">time": lambda of: format_took(of.result.seconds),
     }
     code = _show(session, view, columns)
     session.warn_of_restore(pinned=view.pinned)

@@ -33,7 +33,7 @@ class InitView(msgspec.Struct, frozen=True, kw_only=True):
     record: RepositoryRecord
 
 
-@verb("init", prints=(InitView,))
+@verb("init", None, InitView)
 @click.argument("url", required=False, metavar="[URL]")
 @cli.option("--ttl", "Life of an upload that is not committed.", cli.DURATION, default="24h")
 @cli.option("--margin", "How much of it a commit must have left.", cli.DURATION, default="1h")
@@ -69,7 +69,7 @@ class NameView(msgspec.Struct, frozen=True, kw_only=True):
     record: NameRecord
 
 
-@verb("name", "Keep a commit under a name.", prints=(NameView,))
+@verb("name", "Keep a commit under a name.", NameView)
 @click.argument("commit", type=cli.COMMIT)
 @click.argument("name")
 @cli.scope_options(task=True)
@@ -92,7 +92,7 @@ class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
 
 
-@verb("unname", "Release a name.", prints=(ReleasedView,))
+@verb("unname", "Release a name.", ReleasedView)
 @click.argument("name")
 @cli.scope_options(task=True)
 @cli.option("-y --yes", "Do not ask; without a terminal nobody is asked.")
@@ -117,7 +117,7 @@ class CommittedView(msgspec.Struct, frozen=True, kw_only=True):
     source_number: int
 
 
-@verb("rewind", "Make an older commit the newest again.", prints=(CommittedView,))
+@verb("rewind", "Make an older commit the newest again.", CommittedView)
 @click.argument("commit", type=cli.COMMIT)
 @cli.scope_options(task=True)
 def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
@@ -134,7 +134,7 @@ def rewind(session: Session, *, commit: CommitChoice, scope: Scope) -> None:
     _show_made(session, made, target)
 
 
-@verb("fork", "Begin a new job with the stores of a commit.", prints=(CommittedView,))
+@verb("fork", "Begin a new job with the stores of a commit.", CommittedView)
 @click.argument("commit", type=cli.COMMIT)
 @click.argument("new_job")
 @cli.scope_options(task=True)
@@ -166,7 +166,7 @@ class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[ForgetReport, ...]
 
 
-@verb("forget", "Give up a job: close all its commits for ever.", prints=(ForgetView,))
+@verb("forget", "Give up a job: close all its commits for ever.", ForgetView)
 @click.argument("job")
 @cli.setting("--commit-per-task", "Each task commits by itself; --task says which.")
 @cli.option("--task TASK", "With --commit-per-task: which task.  [default: all of them]")

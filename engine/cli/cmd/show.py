@@ -87,7 +87,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreView, ...]
 
 
-@verb("show", "Show what a commit holds.", prints=(ShowView,))
+@verb("show", "Show what a commit holds.", ShowView)
 @click.argument("commit", type=cli.COMMIT, default="latest")
 @cli.scope_options()
 @cli.store_options(default=False)
@@ -257,7 +257,7 @@ class DiffView(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreDifferenceView, ...]
 
 
-@verb("diff", "Show which files differ between two commits.", prints=(DiffView,))
+@verb("diff", "Show which files differ between two commits.", DiffView)
 @click.argument("a", type=cli.COMMIT)
 @click.argument("b", type=cli.COMMIT, default="latest")
 @cli.scope_options()
@@ -358,7 +358,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     samza_job_id: str
 
 
-@verb("export", "Write a snapshot's index in Samza's form.", prints=(ExportView,))
+@verb("export", "Write a snapshot's index in Samza's form.", ExportView)
 @click.argument("commit", type=cli.COMMIT)
 @click.argument("output", type=cli.FILE)
 @cli.scope_options()
@@ -389,7 +389,7 @@ def export(session: Session, options: ExportOptions) -> None:
     session.show(extend(ExportView, made, output=options.output), [line])
 
 
-@verb("import samza", "Make a commit of a snapshot of Samza's.", prints=(SamzaImport,))
+@verb("import samza", "Make a commit of a snapshot of Samza's.", SamzaImport)
 @click.argument("index", type=cli.FILE)
 @click.argument("blobs", metavar="BLOBS")
 @cli.option("--job -j JOB", "Job name.  [default: as in INDEX]")

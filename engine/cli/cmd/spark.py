@@ -20,6 +20,7 @@ from engine.checkpoint.processes import Processes
 from engine.checkpoint.rescale_stores import Here
 from engine.cli import options as cli
 from engine.cli.errors import describe
+from engine.cli.output import format_state, format_took
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, NotFoundError, UsageError
@@ -49,11 +50,7 @@ PASSING: Final = (
 _TEMPORARY: Final = "[default: this machine's place for temporary files]"
 
 
-@verb(
-    "spark backup",
-    "Back up a checkpoint while its query runs.",
-    prints=(backup.CheckpointBackupResult, backup.BackupPreview),
-)
+@verb("spark backup", "Back up a checkpoint while its query runs.", backup.CheckpointBackupResult, backup.BackupPreview)
 @cli.checkpoint_and_repository
 @cli.setting("--job -j JOB", "Job of the backups.  [default: spark-<query id>]")
 @cli.option("--watch TIME", "Look again after each TIME, until interrupted.", cli.DURATION)
@@ -121,23 +118,21 @@ def _watch(session: Session, back_up: Callable[[], backup.CheckpointBackupResult
 def _back_up(
     session: Session, spark: "SparkSession | None", checkpoint: str, choice: backup.BackupChoice
 ) -> backup.CheckpointBackupResult:
-    if spark is None:
-        repository = session.repository
-        with session.progress("backup") as progress:
-            work = backup.backup_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress)
-            return repository.loop.run(work)
-    # With PySpark and a JVM, for those who asked for them.
-    from engine.spark.checkpoint import backup_checkpoint as backup_on_spark  # noqa: PLC0415
+    if spark is not None:
+        from engine.spark.checkpoint import backup_checkpoint as backup_on_spark  # noqa: PLC0415
 
-    url, options = session.common.repository, session.spark_options()
-    return backup_on_spark(spark, url, checkpoint, choice, options=options)
+        return backup_on_spark(spark, session.common.repository, checkpoint, choice, options=session.spark_options())
+    repository = session.repository
+    with session.progress("backup") as progress:
+        work = backup.backup_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress)
+        return repository.loop.run(work)
 
 
 def _preview_lines(found: backup.BackupPreview) -> list[str]:
     lines = [f"batch {found.batch} of query {found.query_id}, as job {found.job}"]
     if found.is_taken:
         return [*lines, "is backed up already"]
-    held = f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
+    held = format_state(found.stores, found.files, found.size_bytes)
     new = f"{count(found.files_new, 'file')}, {human_bytes(found.bytes_new)}"
     return [*lines, f"state: {held}", f"at most {new} would be uploaded; the query's own files are few"]
 
@@ -171,9 +166,18 @@ def _backup_lines(done: backup.CheckpointBackupResult) -> list[str]:
     return [
         f"{first}: {commit}{again}{damaged}",
         f"{count(state.stores, 'store')}, {files}; new {count(state.files_added + query.files_added, 'file')}",
-        f"uploaded {uploaded} with {requests}{also} in {human_duration(int(done.seconds * 1000))}",
+        f"uploaded {uploaded} with {requests}{also} in {format_took(done.seconds)}",
         f"{batches} can be restored from it",
     ]
+
+
+class RestoreArguments(restore.RestoreChoice, frozen=True, kw_only=True):
+    """What is restored, and by which of the verb's ways."""
+
+    at: Moment | None = None
+    map_path: tuple[str, ...] = ()
+    on_spark: bool = False
+    dry_run: bool = False
 
 
 _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query first: its executors write by path."
@@ -182,7 +186,8 @@ _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query
 @verb(
     "spark restore",
     "Restore a checkpoint as one of its batches left it.",
-    prints=(restore.RestoredCheckpoint, restore.CheckpointRestorePlan),
+    restore.RestoredCheckpoint,
+    restore.CheckpointRestorePlan,
 )
 @cli.repository_and_checkpoint
 @cli.setting("--job -j JOB", "Job name.  [default: the only job with checkpoints]")
@@ -191,50 +196,32 @@ _MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query
 @cli.option("--replayed", "Apply changelogs here: the query then starts at once.")
 @cli.option("--move-aside", _MOVE_ASIDE)
 @cli.option("--with-job JOB", "Take a job beside the query (for_each_batch) back to the batch, too.")
-@cli.option("--map-path OLD=NEW", "Where input files are now.", to="map_path", multiple=True)
+@cli.option("--map-path OLD=NEW", "Where input files are now.", multiple=True)
 @cli.option("--partitions M", "Of state, as by `rescale`; with --replayed.", cli.POSITIVE)
 @cli.or_newest_complete_option
 @cli.on_spark_option
 @cli.option("-n --dry-run", "Write nothing; show what would be restored.")
 @cli.figures_option
 @cli.transfer_options
-def spark_restore(
-    session: Session,
-    checkpoint: str,
-    options: restore.RestoreChoice,
-    *,
-    at: Moment | None,
-    map_path: tuple[str, ...],
-    on_spark: bool,
-    dry_run: bool,
-) -> None:
+def spark_restore(session: Session, checkpoint: str, options: RestoreArguments) -> None:
     """Restore a checkpoint to CHECKPOINT, a directory or s3://bucket/prefix, whole or not at all.
 
     A query that is started there goes on after the batch. On an object store an older batch needs a new prefix.
 
     Example: tidemark spark restore file:///backups /checkpoints/new --batch 41
     """
-    if options.batch is not None and at is not None:
+    if options.batch is not None and options.at is not None:
         raise session.refusal("--batch and --at", "each chooses a backup alone")
-    options = msgspec.structs.replace(options, map_paths=_mappings(map_path))
-    _restore(session, checkpoint, options, at=at, on_spark=on_spark, dry_run=dry_run)
+    _restore(session, checkpoint, msgspec.structs.replace(options, map_paths=_mappings(options.map_path)))
 
 
-def _restore(
-    session: Session,
-    checkpoint: str,
-    options: restore.RestoreChoice,
-    *,
-    at: Moment | None = None,
-    on_spark: bool,
-    dry_run: bool,
-) -> None:
+def _restore(session: Session, checkpoint: str, options: RestoreArguments) -> None:
     options = msgspec.structs.replace(options, target_settings=session.store_settings())
     restored: restore.RestoredCheckpoint | None = None
     with _open(session, checkpoint, "REPO CHECKPOINT") as repository:
-        if at is not None:
-            options = msgspec.structs.replace(options, at_ms=session.resolve_ms(at))
-        if dry_run:
+        if options.at is not None:
+            options = msgspec.structs.replace(options, at_ms=session.resolve_ms(options.at))
+        if options.dry_run:
             with Processes(cores_count()) as processes:
                 planned = restore.plan_checkpoint_restore(
                     repository.asynchronous, checkpoint, options, partitioner=partitioner(), processes=processes
@@ -242,7 +229,7 @@ def _restore(
                 plan = repository.loop.run(planned)
             session.show(plan, _restore_lines(plan))
             return
-        if not on_spark:
+        if not options.on_spark:
             with session.progress("restore") as progress, Processes(cores_count()) as processes:
                 work = restore.restore_checkpoint(
                     repository.asynchronous,
@@ -255,11 +242,10 @@ def _restore(
                 restored = repository.loop.run(work)
     if restored is None:
         with spark_session() as spark:
-            # With PySpark and a JVM, for those who asked for them.
             from engine.spark.checkpoint import restore_checkpoint as restore_on_spark  # noqa: PLC0415
 
-            url, how = session.common.repository, session.spark_options()
-            restored = restore_on_spark(spark, url, checkpoint, options, options=how)
+            how = session.spark_options()
+            restored = restore_on_spark(spark, session.common.repository, checkpoint, options, options=how)
     session.record.note(restored)
     session.show(restored, _restore_lines(restored))
     if damage := restored.backup.describe_damage():
@@ -278,12 +264,15 @@ def _mappings(given: Sequence[str]) -> Mapping[str, str]:
     return found
 
 
+def _replayed(done: restore.RestoredCheckpoint | convert.ConvertedCheckpoint | rescale.RescaledCheckpoint) -> str:
+    return f"replayed {count(done.changelogs, 'changelog')}, {done.records:,} records"
+
+
 def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
-    """Format what was restored or, if it is only the plan, would be."""
     restored = found if isinstance(found, restore.RestoredCheckpoint) else None
     batch = f"{'' if restored else 'would be '}batch {found.batch} of query {found.backup.query_id}"
     commit = f"commit {found.commit.pointer.number} of {found.job}"
-    held = f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
+    held = format_state(found.stores, found.files, found.size_bytes)
     lines = [f"{found.location}: {batch}", f"from {commit}, {iso_time(found.commit.committed_at_ms)}"]
     if found.with_job:
         taken = "is" if restored else "would be"
@@ -294,10 +283,8 @@ def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
         lines.append(f"{held}; {count(found.changelogs, 'changelog')} to apply")
         return [*lines, *rescaled, "nothing was written"]
     fetched = f"fetched {human_bytes(restored.bytes_fetched)} with {count(restored.requests, 'request')}"
-    lines.append(f"{held}; {fetched} in {human_duration(int(restored.seconds * 1000))}")
-    if restored.changelogs:
-        lines.append(f"replayed {count(restored.changelogs, 'changelog')}, {restored.records:,} records")
-    lines += rescaled
+    lines.append(f"{held}; {fetched} in {format_took(restored.seconds)}")
+    lines += [*([_replayed(restored)] if restored.changelogs else []), *rescaled]
     if restored.moved_aside:
         lines.append(f"the former content is at {restored.moved_aside}")
     return lines
@@ -306,8 +293,9 @@ def _restore_lines(found: restore.CheckpointRestorePlan) -> list[str]:
 @verb(
     "spark convert",
     "Make another checkpoint with another format or codec.",
+    convert.ConvertedCheckpoint,
+    convert.ConversionPlan,
     needs_repository=False,
-    prints=(convert.ConvertedCheckpoint, convert.ConversionPlan),
 )
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
@@ -343,7 +331,6 @@ def spark_convert(
         session.show(plan, _conversion_lines(plan))
         return
     if on_spark:
-        # With PySpark and a JVM, for those who asked for them.
         from engine.spark.checkpoint import convert_checkpoint as convert_on_spark  # noqa: PLC0415
 
         with spark_session() as spark:
@@ -366,9 +353,8 @@ def _conversion_lines(found: convert.ConversionPlan) -> list[str]:
     ]
     if done is None:
         return [*lines, f"{count(found.stores, 'store')}; nothing was written"]
-    held = f"{count(found.stores, 'store')}, {count(done.files, 'file')}, {human_bytes(done.size_bytes)}"
-    replayed = f"replayed {count(done.changelogs, 'changelog')}, {done.records:,} records"
-    lines.append(f"{held}; {replayed} in {human_duration(int(done.seconds * 1000))}")
+    held = format_state(found.stores, done.files, done.size_bytes)
+    lines.append(f"{held}; {_replayed(done)} in {format_took(done.seconds)}")
     if found.has_ids and found.format_before != found.format_version:
         lines.append("Spark before 4.3 needs the setting spark.sql.streaming.stateStore.checkpointFormatVersion=2")
     return lines
@@ -377,8 +363,11 @@ def _conversion_lines(found: convert.ConversionPlan) -> list[str]:
 @verb(
     "spark rescale",
     "Make another checkpoint with another number of partitions.",
+    rescale.RescaledCheckpoint,
+    rescale.RescalePlan,
+    restore.RestoredCheckpoint,
+    restore.CheckpointRestorePlan,
     needs_repository=False,
-    prints=(rescale.RescaledCheckpoint, rescale.RescalePlan, restore.RestoredCheckpoint, restore.CheckpointRestorePlan),
 )
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
@@ -414,15 +403,15 @@ def spark_rescale(
     options = msgspec.structs.replace(options, store_settings=session.store_settings())
     if asyncio.run(is_repository(source, options.store_settings)):
         session.common = msgspec.structs.replace(session.common, repository=source)
-        choice = restore.RestoreChoice(job=job, batch=options.batch, partitions=options.partitions)
-        _restore(session, target, choice, on_spark=on_spark, dry_run=dry_run)
+        of, partitions = options.batch, options.partitions
+        choice = RestoreArguments(job=job, batch=of, partitions=partitions, on_spark=on_spark, dry_run=dry_run)
+        _restore(session, target, choice)
         return
     if job is not None:
         hint = "give it of a repository, or leave it out"
         raise session.refusal("is not the job of a checkpoint", hint, f"--job {job}")
     found: rescale.RescalePlan
     if on_spark and not dry_run:
-        # With PySpark and a JVM, for those who asked for them.
         from engine.spark.checkpoint import rescale_checkpoint as rescale_on_spark  # noqa: PLC0415
 
         with spark_session() as spark:
@@ -473,14 +462,12 @@ def partitioner() -> Partitioner:
 
 
 def _rescale_lines(found: rescale.RescalePlan) -> list[str]:
-    """Format what was made or, if it is only the plan, would be."""
     done = found if isinstance(found, rescale.RescaledCheckpoint) else None
     batch = f"{'' if done else 'would be '}batch {found.batch} of query {found.query_id}"
     lines = [f"{found.location}: {batch}, of {found.source}", *_rescaled_lines(found)]
     if done is not None:
-        replayed = f"replayed {count(done.changelogs, 'changelog')}, {done.records:,} records"
         held = f"{count(done.files, 'file')}, {human_bytes(done.size_bytes)}"
-        return [*lines, f"{held}; {replayed} in {human_duration(int(done.seconds * 1000))}"]
+        return [*lines, f"{held}; {_replayed(done)} in {format_took(done.seconds)}"]
     if found.bytes_rewritten and found.partitions_by_reference:
         numbers = ", ".join(map(str, found.partitions_by_reference))
         lines.append(f"no row would be written again for a number of partitions of {numbers}")
@@ -510,9 +497,7 @@ def _change(before: object, after: object) -> str:
 FINDINGS_SHOWN_MAX: Final = 50
 
 
-@verb(
-    "spark check", "Check that all committed state is there and whole.", needs_repository=False, prints=(CheckReport,)
-)
+@verb("spark check", "Check that all committed state is there and whole.", CheckReport, needs_repository=False)
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @cli.option(
     "--level",
@@ -535,7 +520,6 @@ def spark_check(
     """
     settings = session.store_settings()
     if on_spark:
-        # PySpark takes a second to import, which a check without it need not wait for.
         from engine.spark.checkpoint import check_checkpoint as check_on_spark  # noqa: PLC0415
 
         with spark_session() as spark:
@@ -579,5 +563,5 @@ def _check_lines(report: CheckReport) -> Iterator[str]:
     read = f"{human_bytes(report.size_bytes)}, {count(report.blocks, 'block')} of SSTs read"
     yield (
         f"{', '.join(filter(None, verdict))}: {count(report.batches, 'batch', 'batches')}, {held}; "
-        f"{count(report.files, 'file')}, {read} in {human_duration(int(report.seconds * 1000))}"
+        f"{count(report.files, 'file')}, {read} in {format_took(report.seconds)}"
     )

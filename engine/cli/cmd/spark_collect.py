@@ -34,8 +34,8 @@ class CollectArguments(msgspec.Struct, frozen=True, kw_only=True):
 @verb(
     "spark collect",
     "Move what a checkpoint leaves behind to a quarantine.",
+    collect.CheckpointCollected,
     needs_repository=False,
-    prints=(collect.CheckpointCollected,),
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @cli.option("--plan FILE", "Keeps what the first look has found.", cli.FILE, required=True)
@@ -111,7 +111,7 @@ def _table(files: Sequence[Collectable]) -> list[str]:
     return table(("what", "files", "size"), cells, right=("files", "size"))
 
 
-@verb("spark survey", "List the checkpoints below a place.", needs_repository=False, prints=(survey.Survey,))
+@verb("spark survey", "List the checkpoints below a place.", survey.Survey, needs_repository=False)
 @click.argument("location", metavar="URL")
 def spark_survey(session: Session, location: str) -> None:
     """List every checkpoint below URL, a directory or s3://bucket/prefix: its query, newest batch, size and price.

@@ -39,8 +39,8 @@ class ExplainArguments(ExplainChoice, frozen=True, kw_only=True):
 @verb(
     "spark explain",
     "Show what the state of a query is made of, and what it costs.",
+    StateExplained,
     needs_repository=False,
-    prints=(StateExplained,),
 )
 @click.argument("checkpoint", metavar="CHECKPOINT|BACKUP")
 @cli.option("--full", "Read every row: exact figures, column families, heaviest keys and ages.")
@@ -84,7 +84,6 @@ def spark_explain(
             work = explain_backup(repository.asynchronous, checkpoint, choice, job=job, progress=progress)
             found = repository.loop.run(work)
     elif on_spark:
-        # With PySpark and a JVM, for those who asked for them.
         from engine.spark.checkpoint import explain_checkpoint as explain_on_spark  # noqa: PLC0415
 
         with spark_session() as spark:

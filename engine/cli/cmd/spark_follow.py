@@ -37,9 +37,7 @@ class QueryFollowArguments(follower.FollowChoice, frozen=True, kw_only=True):
     status: bool
 
 
-@verb(
-    "spark follow", "Keep a replica of a running query's checkpoint.", needs_repository=False, prints=(QueryFollowView,)
-)
+@verb("spark follow", "Keep a replica of a running query's checkpoint.", QueryFollowView, needs_repository=False)
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @click.argument("target", metavar="TARGET")
 @cli.option("--partitions M", "Number of state partitions of TARGET.", cli.POSITIVE)
@@ -132,8 +130,9 @@ class CutoverArguments(cutover.CutoverChoice, frozen=True, kw_only=True):
 @verb(
     "spark cutover",
     "Close a followed checkpoint, and let its query go on at the replica.",
+    cutover.Cutover,
+    cutover.CutoverPlan,
     needs_repository=False,
-    prints=(cutover.Cutover, cutover.CutoverPlan),
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @click.argument("target", metavar="TARGET")

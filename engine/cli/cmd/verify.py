@@ -24,7 +24,7 @@ from index.snapshot.model import Scope
 LEVELS: Final = click.Choice([level.value for level in Level])
 
 
-@verb("verify", "Check that what is committed is there and whole.", prints=(VerifyReport,))
+@verb("verify", "Check that what is committed is there and whole.", VerifyReport)
 @click.argument("commits", type=cli.COMMIT, nargs=-1, metavar="[COMMIT]...")
 @cli.scope_options(job_required=False, task=True)
 @cli.option(
@@ -128,7 +128,7 @@ def discard_lines(problems: Sequence[Problem]) -> list[str]:
     ]
 
 
-@verb("discard", "Remove one damaged record, boundary, name or pin.", prints=(Discarded,))
+@verb("discard", "Remove one damaged record, boundary, name or pin.", Discarded)
 @click.argument("key")
 @cli.option("-n --dry-run", "Remove nothing; say what it means.")
 @cli.option("-y --yes", "Do not ask; without a terminal it is needed.")
@@ -187,7 +187,7 @@ class RepairArguments(msgspec.Struct, frozen=True, kw_only=True):
     yes: bool
 
 
-@verb("repair", "Say what is damaged and what can be done, and do it.", prints=(RepairView,))
+@verb("repair", "Say what is damaged and what can be done, and do it.", RepairView)
 @cli.scope_options()
 @cli.store_options(default=True)
 @cli.option("--level", "Read every file, or look for what is missing only.", LEVELS, default=Level.CONTENT.value)

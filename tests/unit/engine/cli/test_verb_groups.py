@@ -98,7 +98,7 @@ def test_a_verb_prints_what_it_declares(run: Run, monkeypatch: pytest.MonkeyPatc
     class Other(msgspec.Struct):
         said: str = "no"
 
-    @verb("say", prints=(Declared,), needs_repository=False)
+    @verb("say", None, Declared, needs_repository=False)
     @click.argument("what")
     def say(session: Session, what: str) -> None:
         session.show(Declared() if what == "declared" else Other(), ["said"])
@@ -114,7 +114,7 @@ def test_what_is_stored_moves_no_cursor_and_breaks_no_line(run: Run, monkeypatch
     class Said(msgspec.Struct):
         name: str
 
-    @verb("say", prints=(Said,), needs_repository=False)
+    @verb("say", None, Said, needs_repository=False)
     @click.argument("what")
     def say(session: Session, what: str) -> None:
         session.show(Said(what), [f"said {what}", *tabulate([Said(what)], {"name": "name"}), Prose(f"or {what}")])
