@@ -93,6 +93,11 @@ def names_by_commit(names: Iterable[NameRecord]) -> dict[tuple[int, str], list[s
     return found
 
 
+def lines_if(*parts: tuple[object, str]) -> list[str]:
+    """Return the lines of a result that there is something to say in."""
+    return [line for is_so, line in parts if is_so]
+
+
 def format_state(stores: int, files: int, size_bytes: int) -> str:
     """Format what a commit or a checkpoint holds."""
     return f"{count(stores, 'store')}, {count(files, 'file')}, {human_bytes(size_bytes)}"

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 from urllib.parse import urlsplit
 
 import click
@@ -342,6 +342,11 @@ class Session:
             message = "no such job" if scope.task is None else "no such job and task"
             hint = _hint_for_missing(scope, there)
             raise NotFoundError(message, operation=self.verb, subject=str(scope), hint=hint) from None
+
+    def refuse_empty(self, scope: Scope, message: str = "has no commits", hint: str = "") -> NoReturn:
+        """Say of a scope in which nothing was found that it has nothing, or that it does not exist."""
+        with self.explaining(scope):
+            raise NotFoundError(message, operation=self.verb, subject=str(scope), hint=hint)
 
     def choose_stores(
         self, commit: Commit, task: str | None, store: str | None, *, required: bool = True

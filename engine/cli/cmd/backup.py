@@ -12,7 +12,7 @@ from engine.backup.backup import BackupOptions, BackupResult, BackupStats
 from engine.backup.live import LiveRocksDb
 from engine.cli import options as cli
 from engine.cli.cmd.commit import ResultFile, write_result
-from engine.cli.output import committed_line, format_took, tabulate
+from engine.cli.output import committed_line, format_took, lines_if, tabulate
 from engine.cli.session import Session, check_fits, verb
 from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.local.scan import refusing
@@ -290,16 +290,16 @@ def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path |
         f"uploaded {human_bytes(stats.bytes_uploaded)} in {count(stats.blobs, 'blob')} ({count(stats.packs, 'pack')})",
         f"index {human_bytes(stats.index_bytes)} with {count(stats.files_inline, 'file')} inside",
     ]
-    if (dead := stats.files_repacked - stats.files_healed) > 0:
-        again = f"{count(dead, 'file')} ({human_bytes(stats.bytes_repacked - stats.bytes_healed)})"
-        lines.append(f"packed again {again} of packs that were mostly dead")
-    if stats.blobs_resumed:
-        resumed = f"{count(stats.blobs_resumed, 'blob')} ({human_bytes(stats.bytes_resumed)})"
-        lines.append(f"used {resumed} of a backup that was broken off")
-    if stats.files_healed:
-        healed = f"{count(stats.files_healed, 'file')} ({human_bytes(stats.bytes_healed)})"
-        lines.append(f"uploaded again {healed}, of which bytes were missing: older commits still miss them")
-    lines.append(f"took {format_took(stats.seconds)} and {count(stats.requests, 'request')}")
+    dead = stats.files_repacked - stats.files_healed
+    again = f"{count(dead, 'file')} ({human_bytes(stats.bytes_repacked - stats.bytes_healed)})"
+    resumed = f"{count(stats.blobs_resumed, 'blob')} ({human_bytes(stats.bytes_resumed)})"
+    healed = f"{count(stats.files_healed, 'file')} ({human_bytes(stats.bytes_healed)})"
+    lines += lines_if(
+        (dead > 0, f"packed again {again} of packs that were mostly dead"),
+        (stats.blobs_resumed, f"used {resumed} of a backup that was broken off"),
+        (stats.files_healed, f"uploaded again {healed}, of which bytes were missing: older commits still miss them"),
+        (True, f"took {format_took(stats.seconds)} and {count(stats.requests, 'request')}"),
+    )
     if commit is not None:
         return [*lines, committed_line(commit)]
     version = f"{made.reference.version}_{made.reference.unique_id}"

@@ -203,8 +203,7 @@ def report(
         with session.progress("report") as progress:
             facts = repository.loop.run(gather_report(repository.asynchronous, request, progress=progress))
         if scopes and not facts.jobs[0].history.entries:
-            with session.explaining(scopes[0]):
-                raise NotFoundError("has no commits", operation="report", subject=str(scopes[0]))
+            session.refuse_empty(scopes[0])
     result = write_report(facts, output)
     parts = [
         count(result.jobs_count, "job"),

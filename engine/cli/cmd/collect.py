@@ -12,7 +12,7 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.opening import open_store
 from engine.cli import options as cli
-from engine.cli.output import extend, tabulate
+from engine.cli.output import extend, lines_if, tabulate
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, resolve_rules, some, spark_session, verb
 from engine.collect.backend import DELETE_SHARE_MAX
@@ -75,13 +75,12 @@ def _ttl(found: Explanation) -> str:
 
 
 def _path_lines(path: KeyPath) -> list[str]:
-    scope = str(path.scope)
     if path.root is RootKind.COMMIT:
         fate = f"stays: {path.kept.value}" if path.kept is not None else "is to be closed"
-        root = f"commit {path.number} of {scope} ({fate})"
+        root = f"commit {path.number} of {path.scope} ({fate})"
     else:
-        root = f"{path.root.value} {path.name} on commit {path.number} of {scope}"
-    lines = [f"  {root}", f"    store {f'{path.task}/{path.store}'}"]
+        root = f"{path.root.value} {path.name} on commit {path.number} of {path.scope}"
+    lines = [f"  {root}", f"    store {path.task}/{path.store}"]
     lines += [f"    {'index' if n == 0 else 'a delta on'} {key}" for n, key in enumerate(path.indexes)]
     return [*lines, *([f"    {', '.join(path.files)}"] if path.files else [])]
 
@@ -119,29 +118,27 @@ def _check_lines(check: PlanCheck) -> list[str]:
     if check.changed and check.missed_count:
         gone = f"{count(len(check.changed), 'root')}, such as {check.changed[0]}"
         lines.append(f"gone since the plan was made: {gone}; what only they kept looks missed: plan again")
-    notes = [
-        (check.later_count, "came later"),
-        (check.gone_count, "planned and gone"),
-        (check.rescued_count, "planned, and kept by what came later"),
-        (check.waiting_count, "younger than the TTL"),
-    ]
-    if others := ", ".join(f"{number:,} {what}" for number, what in notes if number):
-        lines.append(f"beside that: {others}")
-    if not check.retention_compared:
-        lines.append("kept is what the plan says; give --policy or --keep-... to have that compared too")
+    others = lines_if(
+        (check.later_count, f"{check.later_count:,} came later"),
+        (check.gone_count, f"{check.gone_count:,} planned and gone"),
+        (check.rescued_count, f"{check.rescued_count:,} planned, and kept by what came later"),
+        (check.waiting_count, f"{check.waiting_count:,} younger than the TTL"),
+    )
+    compare = "kept is what the plan says; give --policy or --keep-... to have that compared too"
+    lines += lines_if((others, f"beside that: {', '.join(others)}"), (not check.retention_compared, compare))
     planned = f"{count(check.planned_count, 'upload')} planned ({human_bytes(check.planned_bytes)})"
     against = f"{check.listed_count:,} listed and {count(check.indexes_count, 'index', 'indexes')}"
     return [*lines, f"{planned}, compared with {against}: {_verdict(check)}"]
 
 
 def _verdict(check: PlanCheck) -> str:
-    faults = [
+    faults = lines_if(
         (check.wrong_count, f"{check.wrong_count:,} WRONG"),
-        (len(check.contradictions), count(len(check.contradictions), "contradiction")),
+        (check.contradictions, count(len(check.contradictions), "contradiction")),
         (check.missed_count, f"{check.missed_count:,} missed ({human_bytes(check.missed_bytes)})"),
-    ]
-    if faults_found := ", ".join(text for number, text in faults if number):
-        return faults_found
+    )
+    if faults:
+        return ", ".join(faults)
     if check.is_over:
         return "nothing left to compare, all that was planned is gone"
     return "right and complete" if not check.gone_count else "right and complete as far as it is still there"
@@ -226,14 +223,14 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
         # The run was not known before; a plan that cannot be renamed is whole where it is.
         with contextlib.suppress(OSError):
             plan_dir = plan_dir.rename(plan_dir.with_name(report.run))
-    for pattern in retention.unused({kept.scope.job for kept in report.kept}):
-        session.warn(f"--policy: the rule for {pattern!r} matches no job")
-    if report.audit_missing:
-        session.warn(f"there is no audit record of this run: {report.audit_missing}")
-    if report.unruled:
-        session.warn(f"--policy: all is kept of {some(report.unruled)}: no rule matches")
-    if report.run_left:
-        session.warn(f"working objects of this run are left to a later collection: {report.run_left}")
+    unused = retention.unused({kept.scope.job for kept in report.kept})
+    for warning in lines_if(
+        *((True, f"--policy: the rule for {pattern!r} matches no job") for pattern in unused),
+        (report.audit_missing, f"there is no audit record of this run: {report.audit_missing}"),
+        (report.unruled, f"--policy: all is kept of {some(report.unruled)}: no rule matches"),
+        (report.run_left, f"working objects of this run are left to a later collection: {report.run_left}"),
+    ):
+        session.warn(warning)
     session.record.note(report)
     view = view_collect(report, plan_dir)
     session.show(view, [view.summary] if options.one_line else collect_lines(view, verbose=options.verbose))
@@ -284,21 +281,21 @@ def collect_lines(report: CollectView, *, verbose: bool = False) -> list[str]:
         lines += [*tabulate(report.totals, {"because": "reason", ">keys": "count", ">size": _size}), ""]
     waiting = f"{count(report.waiting_count, 'upload')} ({human_bytes(report.waiting_bytes)})"
     until = iso_time(report.waiting_until_ms)
-    notes = {
-        "resumed the listing of an earlier run": report.resumed,
-        f"unreachable, and younger than the TTL: {waiting}; a collection after {until} deletes the last of them": (
-            report.waiting_count
-        ),
-        f"not finished, and perhaps under way: {count(report.unfinished_count, 'upload')}": report.unfinished_count,
-        f"NOT looked for, uploads that were never finished: {report.unfinished_hidden}": (report.unfinished_hidden),
-        f"nothing of {', '.join(report.protected)} goes, because of "
-        f"{_some(len(report.unreadable), [': '.join(one) for one in report.unreadable])}": report.protected,
-        f"left alone: {_some(report.foreign_count, report.foreign)} that tidemark never wrote": report.foreign_count,
-        f"NOT deleted: {_some(report.failed_count, report.failed).rstrip(',')}; run collect again": report.failed_count,
-        f"the plan: {report.plan}": report.plan,
-        **{f"{job.job} would shrink from {format_shrinking(job)}": True for job in report.shrunk},
-    }
-    return [*lines, *(note for note, is_so in notes.items() if is_so), Prose(report.summary)]
+    waiting = f"unreachable, and younger than the TTL: {waiting}; a collection after {until} deletes the last of them"
+    unreadable = _some(len(report.unreadable), [": ".join(one) for one in report.unreadable])
+    failed = _some(report.failed_count, report.failed).rstrip(",")
+    lines += lines_if(
+        (report.resumed, "resumed the listing of an earlier run"),
+        (report.waiting_count, waiting),
+        (report.unfinished_count, f"not finished, and perhaps under way: {count(report.unfinished_count, 'upload')}"),
+        (report.unfinished_hidden, f"NOT looked for, uploads that were never finished: {report.unfinished_hidden}"),
+        (report.protected, f"nothing of {', '.join(report.protected)} goes, because of {unreadable}"),
+        (report.foreign_count, f"left alone: {_some(report.foreign_count, report.foreign)} that tidemark never wrote"),
+        (report.failed_count, f"NOT deleted: {failed}; run collect again"),
+        (report.plan, f"the plan: {report.plan}"),
+        *((True, f"{job.job} would shrink from {format_shrinking(job)}") for job in report.shrunk),
+    )
+    return [*lines, Prose(report.summary)]
 
 
 def _details(report: CollectReport) -> list[str]:
@@ -320,23 +317,18 @@ def summary_line(report: CollectReport) -> str:
     """Say in one line what happened."""
     did = "would delete" if report.dry_run else "deleted"
     live = f"{count(report.live_count, 'object')} ({human_bytes(report.live_bytes)})"
-    parts = [
-        f"{did} {count(report.deletes_count, 'key')} ({human_bytes(report.freed_bytes)})",
-        f"{'would keep' if report.dry_run else 'kept'} {count(len(report.kept), 'commit')}, {live}",
-    ]
-    if report.waiting_count:
-        parts.append(f"{count(report.waiting_count, 'upload')} waiting until {iso_time(report.waiting_until_ms)}")
-    if report.clock_ahead_ms:
-        ahead = human_duration(report.clock_ahead_ms)
-        parts.append(f"NOTHING deleted for its age: the blob store's clock is {ahead} ahead of this machine's")
-    if report.failed_count:
-        parts.append(f"{report.failed_count:,} NOT deleted")
-    if report.audit_missing:
-        parts.append("NO audit record")
-    if report.damaged:
-        parts.append(f"{count(len(report.unreadable), 'object')} CANNOT BE READ")
-    if report.refused:
-        parts.append("WOULD BE REFUSED: more than --delete-at-most")
+    waiting = f"{count(report.waiting_count, 'upload')} waiting until {iso_time(report.waiting_until_ms)}"
+    ahead = f"the blob store's clock is {human_duration(report.clock_ahead_ms)} ahead of this machine's"
+    parts = lines_if(
+        (True, f"{did} {count(report.deletes_count, 'key')} ({human_bytes(report.freed_bytes)})"),
+        (True, f"{'would keep' if report.dry_run else 'kept'} {count(len(report.kept), 'commit')}, {live}"),
+        (report.waiting_count, waiting),
+        (report.clock_ahead_ms, f"NOTHING deleted for its age: {ahead}"),
+        (report.failed_count, f"{report.failed_count:,} NOT deleted"),
+        (report.audit_missing, "NO audit record"),
+        (report.damaged, f"{count(len(report.unreadable), 'object')} CANNOT BE READ"),
+        (report.refused, "WOULD BE REFUSED: more than --delete-at-most"),
+    )
     return "; ".join([*parts, f"run {report.run}"])
 
 

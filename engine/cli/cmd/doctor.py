@@ -114,17 +114,10 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
         if shows:
             click.echo(f"\r\x1b[Kdoctor: {check.value} ({number} of {total})", nl=False, err=True)
 
-    def open_checked() -> BlobStore:
-        with session.checked_url():
-            return open_client()
-
+    opened, runtime, release = session.checked_url()(open_client), session.runtime, installed_release()
     loop = LoopThread()
     try:
-        return loop.run(
-            examine_store(
-                open_checked, runtime=session.runtime, release=installed_release(), save=save, on_check=show_check
-            )
-        )
+        return loop.run(examine_store(opened, runtime=runtime, release=release, save=save, on_check=show_check))
     finally:
         if shows:
             click.echo("\r\x1b[K", nl=False, err=True)

@@ -9,7 +9,6 @@ from blobstore.concurrency import map_bounded
 from engine.cli import options as cli
 from engine.cli.output import Column, CommitView, extend, names_by_commit, tabulate, view_commit
 from engine.cli.session import Session, verb
-from engine.errors import NotFoundError
 from engine.inspect.history import ENTRIES_MAX, NAMES_SHOWN_MAX, HistoryEntry, State, describe_entry, format_offsets
 from engine.records.leases import list_names
 from engine.records.log import Noted, load_log
@@ -89,8 +88,7 @@ def _list_commits(session: Session, scope: Scope) -> None:
     log = repository.log(scope)
     late = [f"record {record.number} is {NOTHING_VOUCHES}, so it is not a commit" for record in log.void]
     if not log.commits:
-        with session.explaining(scope):
-            raise NotFoundError("has no commits", operation="list", subject=str(scope), hint="; ".join(late))
+        session.refuse_empty(scope, hint="; ".join(late))
     noted = Noted()
     names = repository.loop.run(list_names(repository.asynchronous.store, scope, noted))
     unreadable = (*log.unreadable, *noted.unreadable)
@@ -176,9 +174,9 @@ def history(session: Session, *, scope: Scope, limit: int, since: Moment | None,
             shares = not no_sizes
             found = repository.history(scope, entries_max=limit, since_ms=since_ms, shares=shares, progress=progress)
         if not found.entries:
-            with session.explaining(scope):
-                message = "has no commits" if since_ms is None else f"has no commits since {iso_time(since_ms)}"
-                raise NotFoundError(message, operation="history", subject=str(scope))
+            session.refuse_empty(
+                scope, "has no commits" + (f" since {iso_time(since_ms)}" if since_ms is not None else "")
+            )
     entries = tuple(map(_view_entry, found.entries))
     view = HistoryView(scope=found.scope, older_count=found.older_count, entries=entries, problems=found.problems)
     for problem in found.problems:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from engine.cli import options as cli
-from engine.cli.output import committed_line, format_took
+from engine.cli.output import committed_line, format_took, lines_if
 from engine.cli.session import Session, choose_scope, verb
 from engine.errors import UsageError
 from engine.repository.rescale import KeyColumns, RescaledJob, RescaleOptions
@@ -85,14 +85,13 @@ def _lines(job: str, found: RescaledJob) -> list[str]:
     checked = "each in its task" if found.tasks_before > 1 else "which in one task shows nothing of the key function"
     checked = checked if found.checked else "of which no key was hashed"
     stores = f"stores {found.stores_before} → {found.stores}"
-    lines = [f"{job}: tasks {found.tasks_before} → {found.tasks}, {stores}"]
-    lines.append(f"{count(found.rows, 'row')}, {checked}")
-    if found.files_linked:
-        lines.append(
-            f"{count(found.files_linked, 'SST')} {would}taken over as they are, {human_bytes(found.bytes_linked)}"
-        )
-    if found.bytes_rewritten:
-        lines.append(f"rows of {human_bytes(found.bytes_rewritten)} {would}written again")
+    linked = f"{count(found.files_linked, 'SST')} {would}taken over as they are, {human_bytes(found.bytes_linked)}"
+    lines = lines_if(
+        (True, f"{job}: tasks {found.tasks_before} → {found.tasks}, {stores}"),
+        (True, f"{count(found.rows, 'row')}, {checked}"),
+        (found.files_linked, linked),
+        (found.bytes_rewritten, f"rows of {human_bytes(found.bytes_rewritten)} {would}written again"),
+    )
     if found.commit is None:
         return [*lines, "nothing was written"]
     uploaded = f"uploaded {human_bytes(found.bytes_uploaded)} in {format_took(found.seconds)}"

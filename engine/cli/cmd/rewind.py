@@ -9,11 +9,10 @@ from click.core import ParameterSource
 
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice, check_new_name
-from engine.cli.output import committed_line
+from engine.cli.output import committed_line, lines_if
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, check_fits, choose_scope, verb
 from engine.commit.forget import ForgetReport
-from engine.errors import NotFoundError
 from engine.text import Prose
 from index.display import count, human_duration, iso_time
 from index.plan.commits import Commit
@@ -208,8 +207,7 @@ def _choose_scopes(session: Session, scope: Scope, task: str | None) -> Sequence
     there = session.repository.scopes()
     chosen = [s for s in there if s == scope or (every_task and s.job == scope.job and s.task is not None)]
     if not chosen:
-        with session.explaining(scope):
-            raise NotFoundError("never had a commit", operation="forget", subject=str(scope))
+        session.refuse_empty(scope, "never had a commit")
     return chosen
 
 
@@ -222,22 +220,16 @@ def _what(report: ForgetReport) -> str:
 
 
 def _forgotten_lines(report: ForgetReport) -> list[str]:
-    would = report.dry_run
-    scope, newest = str(report.scope), report.newest
-    if report.boundary is None:
-        lines = [f"{scope} was forgotten before"]
-    else:
-        was = f"the newest was {newest.pointer.number}, version {newest.record.version}; " if newest else ""
-        closed = f"{count(report.records_count, 'record')} {'would be ' if would else ''}closed"
-        lines = [f"{scope} {'would be' if would else 'is'} forgotten: {was}{closed}"]
-    if report.names:
-        held = ", ".join(name for name in report.names)
-        release = "release with --with-names or `tidemark unname`"
-        if report.denied:
-            release = f"they could not be released: {report.denied}; a writer does it with `tidemark unname`"
-        lines.append(f"NOT forgotten, because names hold it: {held}; {release}")
-    if report.released:
-        lines.append(f"{'would release' if would else 'released'}: {', '.join(report.released)}")
-    if not would:
-        lines.append("`tidemark collect` takes what nothing else needs, once it is a TTL old")
-    return lines
+    would, scope, newest = report.dry_run, report.scope, report.newest
+    was = f"the newest was {newest.pointer.number}, version {newest.record.version}; " if newest else ""
+    closed = f"{count(report.records_count, 'record')} {'would be ' if would else ''}closed"
+    release = "release with --with-names or `tidemark unname`"
+    if report.denied:
+        release = f"they could not be released: {report.denied}; a writer does it with `tidemark unname`"
+    return lines_if(
+        (not report.closed, f"{scope} was forgotten before"),
+        (report.closed, f"{scope} {'would be' if would else 'is'} forgotten: {was}{closed}"),
+        (report.names, f"NOT forgotten, because names hold it: {', '.join(report.names)}; {release}"),
+        (report.released, f"{'would release' if would else 'released'}: {', '.join(report.released)}"),
+        (not would, "`tidemark collect` takes what nothing else needs, once it is a TTL old"),
+    )

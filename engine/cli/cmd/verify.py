@@ -10,7 +10,7 @@ import msgspec
 from engine.backup.backup import BackupOptions
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice
-from engine.cli.output import Column, committed_line, tabulate
+from engine.cli.output import Column, committed_line, lines_if, tabulate
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.inspect.discard import Discarded
@@ -345,22 +345,17 @@ def _remedies(view: RepairView, whole: Commit | None, commits: Sequence[Commit])
         f"  --from DIR{_of(store)}: sends at most {human_bytes(store.size_bytes)} of a local directory again"
         for store in (damaged_newest.stores if damaged_newest is not None else ())
     ]
-    if damaged_newest is not None and whole is not None:
-        lines.append(
-            f"  --rewind: makes commit {whole.pointer.number} (version {whole.record.version}, "
-            f"{iso_time(whole.committed_at_ms)}) the newest again; sends nothing, and loses what came after it"
-        )
-    if damaged_newest is not None and whole is None:
-        lines.append(
-            "  no commit is whole: without a local directory only undamaged files can be had (restore --files)"
-        )
-    if older := sorted(_numbers(view.damaged) - {newest}):
-        lines.append(f"  --drop: closes {_list(older)} for ever, so that nobody restores them by mistake")
-    if damaged_newest is not None:
-        lines.append(
-            "  or let the job back up again: on this machine that sends what is damaged, on another one only after "
-            "`tidemark repair` there"
-        )
+    rewind = "  no commit is whole: without a local directory only undamaged files can be had (restore --files)"
+    if whole is not None:
+        back = f"commit {whole.pointer.number} (version {whole.record.version}, {iso_time(whole.committed_at_ms)})"
+        rewind = f"  --rewind: makes {back} the newest again; sends nothing, and loses what came after it"
+    here = "on this machine that sends what is damaged, on another one only after `tidemark repair` there"
+    older = sorted(_numbers(view.damaged) - {newest})
+    lines += lines_if(
+        (damaged_newest, rewind),
+        (older, f"  --drop: closes {_list(older)} for ever, so that nobody restores them by mistake"),
+        (damaged_newest, f"  or let the job back up again: {here}"),
+    )
     lines += _unname_lines(view.damaged)
     return [*lines, "  or put an older version of the object back, where the bucket keeps versions"]
 
