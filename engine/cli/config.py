@@ -1,27 +1,8 @@
 """Settings from files, and the words that people choose commits with.
 
 A settings file is TOML. A key at its top is an option of every verb that has it, a table named after a verb is for
-that verb alone, `[transfer]` has the fields of `TransferSettings`, and `[s3]` those of `S3Settings`:
-
-```toml
-repository = "file:///backups/state"
-job = "flights"
-
-[transfer]
-in_flight_max = 32
-pack_bytes_max = "16MiB"
-
-[s3]
-endpoint_url = "https://s3.example.org"
-
-[collect]
-keep_last = 30
-
-[restore]
-files = ["*.sst", "CURRENT"]
-```
-
-An option that may be repeated takes a list, or a text, which is one value.
+that verb alone, `[transfer]` has the fields of `TransferSettings`, and `[s3]` those of `S3Settings`. An option that may
+be repeated takes a list, or a text, which is one value.
 
 Credentials are not settings: a key that could hold one is refused.
 """

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from engine.spark.access import SparkOptions
     from engine.spark.session import SparkSession
 
+T = TypeVar("T")
 Named = TypeVar("Named", str, Scope)
 
 # Names in a hint.
@@ -80,7 +81,7 @@ class Session:
     def open(self) -> Iterator[SyncRepository]:
         """Open the repository; warn at the end if the digest caches could not be kept."""
         with self.record.timed("open"):
-            opening = self._begin(Repository.open, settings=self.common.transfer, cache_dir=self.cache_dir())
+            opening = self.begin(Repository.open, settings=self.common.transfer, cache_dir=self.cache_dir())
         with opening as self.repository:
             try:
                 yield self.repository
@@ -88,11 +89,7 @@ class Session:
                 if (error := self.repository.asynchronous.opened.digests.error) is not None:
                     self.warn(f"file hashes are not remembered, the next run reads again: {error}")
 
-    def initialised(self, **times: int) -> SyncRepository:
-        """Make the store a repository, with times as `Repository.init` takes them."""
-        return self._begin(Repository.init, **times)
-
-    def _begin(
+    def begin(
         self,
         open_repository: Callable[..., Coroutine[Any, Any, Repository]],
         **settings: Any,  # noqa: ANN401  (as either function takes them)
@@ -200,35 +197,37 @@ class Session:
 
     def repeat(
         self,
-        step: Callable[[], object],
+        step: Callable[[], T | None],
         every_ms: int,
         *,
+        staying: Callable[[T], str],
+        last: T | None = None,
         passing: type[Exception] = TidemarkError,
         final: tuple[type[Exception], ...] = (),
-        staying: Callable[[], str | None],
-    ) -> None:
+    ) -> T | None:
         """Take steps until interrupted, which is how it is meant to end, or until an error that does not pass.
 
-        Of `passing` errors but the `final` ones, which the next step may not meet, a warning is given once: `staying`
-        says what there is meanwhile. While that is None, as before the first step, what is wrong is not waited for.
-        An interrupt that was lost, as one that comes while Python runs a finaliser is, ends it after the step.
+        Return what the last step has made that made something. Of `passing` errors but the `final` ones, which the next
+        step may not meet, a warning is given once: `staying` says what there is meanwhile. As long as that is nothing,
+        what is wrong is not waited for. An interrupt that was lost, as one that comes while Python runs a finaliser is,
+        ends it after the step.
         """
         warned = ""
         try:
             while not SIGNALS:
                 try:
-                    step()
+                    made = step()
                 except passing as error:
                     is_final = isinstance(error, final) and not isinstance(error, TargetBusyError)
-                    if is_final or (stays := staying()) is None:
+                    if is_final or last is None:
                         raise
-                    failure = describe(error, self.verb)
+                    failure, stays = describe(error, self.verb), staying(last)
                     if failure.message != warned:
                         self.warn(f"{stays}: {failure.message}")
                     warned = failure.message
                     self.write_figures(failure.code, error)
                 else:
-                    warned = ""
+                    warned, last = "", made if made is not None else last
                     self.write_figures(ExitCode.OK)
                 if not SIGNALS:
                     threading.Event().wait(max(EVERY_S_MIN, every_ms / 1000))
@@ -236,6 +235,7 @@ class Session:
             for note in getattr(error, "__notes__", ()):
                 self.warn(note)
         self.say("stopped")
+        return last
 
     def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
         """Print the result, which the verb says that it prints: one JSON object, or lines for people.

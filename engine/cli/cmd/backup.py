@@ -223,22 +223,18 @@ class _Backup(msgspec.Struct):
     def go_on(self, every_ms: int) -> None:
         """Back up what is new again and again, until interrupted."""
         session = self.session
-        last: tuple[BackupView | TasksView, list[str]] | None = None
 
-        def step() -> None:
-            nonlocal last
-            done = self.back_up()
-            if done[0].commit is not None:
-                session.say(done[1][-1])
-                last = done
-
-        def stay() -> str | None:
-            return f"stays at commit {last[0].commit.pointer.number}" if last and last[0].commit else None
+        def step() -> tuple[int, BackupView | TasksView, list[str]] | None:
+            view, lines = self.back_up()
+            if view.commit is None:
+                return None
+            session.say(lines[-1])
+            return view.commit.pointer.number, view, lines
 
         session.say(f"backing up {self.options.directory} every {human_duration(every_ms)}; end it with Ctrl-C")
-        session.repeat(step, every_ms, final=(UsageError,), staying=stay)
+        last = session.repeat(step, every_ms, staying=lambda of: f"stays at commit {of[0]}", final=(UsageError,))
         if last is not None:
-            session.show(*last)
+            session.show(*last[1:])
 
     def back_up(self) -> tuple[BackupView | TasksView, list[str]]:
         """Back up what there is, and commit it; with `every`, if there is something new."""

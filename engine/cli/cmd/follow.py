@@ -100,24 +100,22 @@ def _take_step(session: Session, options: FollowArguments) -> tuple[FollowStatus
 
 
 def _follow(session: Session, options: FollowArguments) -> None:
-    scope, directory, last = options.scope, options.directory, None
+    scope, directory = options.scope, options.directory
     every = human_duration(max(int(EVERY_S_MIN * 1000), options.every))
     session.say(f"following {scope} every {every}; end it with Ctrl-C")
 
-    def step() -> None:
-        nonlocal last
-        last = _take_step(session, options)
-        if last[1].result is not None:
-            session.say("; ".join(_lines(*last)))
+    def step() -> tuple[FollowStatus, FollowStep]:
+        taken = _take_step(session, options)
+        if taken[1].result is not None:
+            session.say("; ".join(_lines(*taken)))
+        return taken
 
-    def stay() -> str | None:
-        if last is None:
-            return None
+    def stay(last: tuple[FollowStatus, FollowStep]) -> str:
         with contextlib.suppress(TidemarkError):
             session.record.note(session.repository.follow_status(scope, directory, **options.stores))
         return f"stays at commit {last[0].commit_number}"
 
-    session.repeat(step, options.every, final=(TargetError, UsageError), staying=stay)
+    last = session.repeat(step, options.every, staying=stay, final=(TargetError, UsageError))
     if last is not None:
         _show(session, directory, *last)
 

@@ -13,6 +13,7 @@ from engine.cli.output import committed_line, lines_if
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, check_fits, choose_scope, verb
 from engine.commit.forget import ForgetReport
+from engine.repository.repository import Repository
 from engine.text import Prose
 from index.display import count, human_duration, iso_time
 from index.plan.commits import Commit
@@ -48,7 +49,8 @@ def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> 
     ctx = click.get_current_context()
     if ctx.params["url"] and ctx.get_parameter_source("repository") is ParameterSource.COMMANDLINE:
         raise session.refusal("URL and --repository", "give one of them")
-    with session.initialised(ttl_ms=ttl, margin_ms=margin, collection_period_ms=collection_period) as repository:
+    given = {"ttl_ms": ttl, "margin_ms": margin, "collection_period_ms": collection_period}
+    with session.begin(Repository.init, **given) as repository:
         record = repository.record
     times = f"TTL {human_duration(record.ttl_ms)}, margin {human_duration(record.margin_ms)}"
     period = f"collect every {human_duration(record.collection_period_ms)}"

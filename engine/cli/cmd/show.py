@@ -143,10 +143,9 @@ def view_store(reference: model.StoreReference, index: model.SnapshotIndex, *, f
             ranges.setdefault(blob.key, set()).add((blob.blob_offset_bytes, blob.blob_offset_bytes + blob.size_bytes))
     covered = {key: _covered_bytes(spans) for key, spans in ranges.items()}
     live = {pack.key: covered.get(pack.key, 0) for pack in index.packs}
-    dead = {pack.key: max(0, pack.size_bytes - live[pack.key]) for pack in index.packs}
     packs = tuple(
-        PackView(key=p.key, size_bytes=p.size_bytes, live_bytes=live[p.key], dead_bytes=dead[p.key])
-        for p in index.packs
+        PackView(key=p.key, size_bytes=p.size_bytes, live_bytes=n, dead_bytes=max(0, p.size_bytes - n))
+        for p, n in zip(index.packs, live.values(), strict=True)
     )
     inline = [len(file.inline) for _, file in found if file.inline is not None]
     # The record says so, too; what is there is what counts.
@@ -159,7 +158,7 @@ def view_store(reference: model.StoreReference, index: model.SnapshotIndex, *, f
         blobs_bytes=sum(covered.values()),
         inline_count=len(inline),
         inline_bytes=sum(inline),
-        dead_bytes=sum(dead.values()),
+        dead_bytes=sum(pack.dead_bytes for pack in packs),
         packs=packs,
         lineage=index.metadata.lineage,
         files=tuple(_view_file(path, file, live.keys()) for path, file in found) if files else (),
