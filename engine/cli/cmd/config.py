@@ -14,11 +14,12 @@ from blobstore.opening import check_url
 from blobstore.s3.settings import S3Settings
 from engine.cli import options as cli
 from engine.cli.config import S3, TRANSFER, Config, Value, config_paths, shared_place
+from engine.cli.output import Column, tabulate
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.errors import UsageError, bare_message
 from engine.settings import TransferSettings
-from engine.text import table, without_credentials
+from engine.text import without_credentials
 
 DEFAULT: Final = "default"
 # Their settings are taken together, and can contradict each other.
@@ -80,20 +81,17 @@ def config_show(session: Session, of: tuple[str, ...], *, origin: bool, only_set
     looked_at = tuple(map(str, config_paths(os.environ, Path.cwd())))
     where = str(file.path or "")
     lines = [f"settings file: {where}" if where else f"no settings file: {' and '.join(looked_at)} are not there", ""]
-    columns = 4 if origin else 2
-    cells = [
-        (row.key, _text(row.value), f"{row.origin} {row.place}".strip(), ", ".join((row.flag, *row.variables)))
-        for row in shown
-    ]
-    headers = ("setting", "value", "from", "can also be set by")
-    lines += table(headers[:columns], [cell[:columns] for cell in cells])
-    lines += [
-        f"WRONG: {row.key}: {row.problem} (from {whence})"
-        for row, (_, _, whence, _) in zip(shown, cells, strict=True)
-        if row.problem
-    ]
+    columns: dict[str, Column] = {"setting": "key", "value": lambda row: _text(row.value)}
+    if origin:
+        columns |= {"from": _whence, "can also be set by": lambda row: ", ".join((row.flag, *row.variables))}
+    lines += tabulate(shown, columns)
+    lines += [f"WRONG: {row.key}: {row.problem} (from {_whence(row)})" for row in shown if row.problem]
     session.show(ConfigView(of=words, file=where, looked_at=looked_at, settings=shown), lines)
     return ExitCode.USAGE if any(row.problem for row in rows) else ExitCode.OK
+
+
+def _whence(row: SettingView) -> str:
+    return f"{row.origin} {row.place}".strip()
 
 
 def _text(value: Value | None) -> str:

@@ -155,25 +155,19 @@ def get(session: Session, place: Place, names: tuple[bytes, ...], family: str, f
     Example: tidemark get -r file:///backups -j flights --at 36h user-17
     """
     with _opened(session, place, "get") as (commit, reference, rows, cost_of):
-
-        async def look_up() -> tuple[browse.NamedKey, ...]:
-            delimiter = place.merge_delimiter
-            return tuple(
-                [
-                    browse.NamedKey(key=key, value=await rows.get(key, family, merge_delimiter=delimiter))
-                    for key in names
-                ]
-            )
-
-        found, cost = session.repository.loop.run(look_up()), cost_of()
+        values = [
+            session.repository.loop.run(rows.get(key, family, merge_delimiter=place.merge_delimiter)) for key in names
+        ]
+        found = tuple(browse.NamedKey(key=key, value=value) for key, value in zip(names, values, strict=True))
+        cost = cost_of()
     view = GetView(commit=view_commit(commit), reference=reference, found=found, cost=cost)
     missing = ", ".join(of.text for of in found if of.value is None)
     there = [of for of in found if of.value is not None]
     if not there:
         hint = f"{view.commit.line} has other keys; `tidemark keys` lists them"
         raise NotFoundError(f"has no key {missing}", operation="get", subject=rows.location, hint=hint)
-    values = [(of.value or b"").hex() if form == "hex" else of.value_text or "" for of in there]
-    session.show(view, values if len(found) == 1 else [f"{of.text}  {v}" for of, v in zip(there, values, strict=True)])
+    shown = [(of.text, (of.value or b"").hex() if form == "hex" else of.value_text or "") for of in there]
+    session.show(view, [value if len(found) == 1 else f"{key}  {value}" for key, value in shown])
     if not missing:
         return ExitCode.OK
     session.warn(f"{rows.location} has no key {missing}")
@@ -203,16 +197,12 @@ def _opened(
                 browse.opened_rows(repository.asynchronous.opened, reference, where, progress=progress)
             ) as (rows, files),
         ):
-            yield (
-                commit,
-                reference,
-                rows,
-                lambda: ReadCost(
-                    requests=files.requests,
-                    fetched_bytes=files.bytes_fetched,
-                    restored_bytes=reference.size_bytes if is_restored else 0,
-                ),
-            )
+
+            def cost_of() -> ReadCost:
+                restored = reference.size_bytes if is_restored else 0
+                return ReadCost(requests=files.requests, fetched_bytes=files.bytes_fetched, restored_bytes=restored)
+
+            yield commit, reference, rows, cost_of
 
 
 def _lines(view: KeysView, form: str) -> list[str]:
