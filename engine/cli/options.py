@@ -33,7 +33,6 @@ from engine.cli.config import (
     S3_KEYS,
     TRANSFER,
     TRANSFER_KEYS,
-    Config,
     config_paths,
     parse_commit,
     parse_store,
@@ -257,9 +256,8 @@ def misspelt_variables(ctx: click.Context) -> dict[str, str]:
 
 
 def _variables(commands: Iterable[click.Command]) -> set[str]:
-    named = [param.envvar for command in commands for param in command.params if param.envvar]
-    names = [name for one in named for name in ([one] if isinstance(one, str) else one)]
-    return {name.removeprefix(PREFIX) for name in names}
+    params = [param for command in commands for param in command.params]
+    return {name.removeprefix(PREFIX) for param in params for name in param.envvar or ()}
 
 
 def table_name(command: click.Command) -> str:
@@ -286,10 +284,6 @@ CONFIG_META: Final = "tidemark.config"
 NOTED: Final = ("json", "debug", "log_format")
 
 
-# Names, which people write as numbers.
-_NUMBERS_TOO: Final = frozenset({"job", "name", "store", "task"})
-
-
 def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
     """Eager: runs before any other option is looked at, so that the file can speak for them."""
     group = ctx.find_root().command
@@ -307,7 +301,9 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None)
         if isinstance(param.type, click.types.IntParamType) and isinstance(value, bool | float):
             message, hint = f"{param.name} is {value!r}", "write a whole number"
             raise UsageError(message, operation="settings", subject=str(path), hint=hint)
-        is_text = isinstance(param.type, click.types.StringParamType | click.Path) and param.name not in _NUMBERS_TOO
+        # People write names as numbers.
+        is_name = param.name in {"job", "name", "store", "task"}
+        is_text = isinstance(param.type, click.types.StringParamType | click.Path) and not is_name
         if is_text and not isinstance(value, str | tuple):
             message, hint = f"{param.name} is {value!r}, which is not text", f'write it in quotes: {param.name} = "..."'
             raise UsageError(message, operation="settings", subject=str(path), hint=hint)
@@ -324,13 +320,12 @@ def origin_hint(ctx: click.Context | None, param: click.Parameter | None) -> str
         return f"options come after the verb, as in `tidemark list --json`; see `{ctx.command_path} --help`"
     if ctx is None or param is None or not isinstance(param, click.Option) or param.name is None:
         return f"see `{ctx.command_path} --help`" if ctx is not None else "see `tidemark --help`"
-    names = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or [])
+    names = list(param.envvar or ())
     match ctx.get_parameter_source(param.name):
         case ParameterSource.DEFAULT_MAP:
-            config = ctx.obj.get(CONFIG_META)
-            return f"the value is in {config.path if isinstance(config, Config) else 'the settings file'}"
+            return f"the value is in {ctx.obj[CONFIG_META].path}"
         case ParameterSource.ENVIRONMENT:
-            return f"the value is in {next((n for n in names if os.environ.get(n)), 'the environment')}"
+            return f"the value is in {next(name for name in names if os.environ.get(name))}"
         case ParameterSource.COMMANDLINE:
             return f"see `{ctx.command_path} --help`"
         case _:
@@ -383,7 +378,7 @@ COMMON_HELP: Final = (
 def common_options() -> list[click.Option]:
     """Return the options that every verb has; `tidemark --help` explains them once."""
     eager: dict[str, Any] = {"is_eager": True, "hidden": True}
-    config: dict[str, Any] = {"envvar": "TIDEMARK_CONFIG", "expose_value": False, "callback": _load_config}
+    config: dict[str, Any] = {"envvar": ["TIDEMARK_CONFIG"], "expose_value": False, "callback": _load_config}
     formats = click.Choice([TEXT, JSON_LOG])
     return [
         click.Option(["--config"], **config, **eager),

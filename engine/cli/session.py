@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.tracing import incoming, span
@@ -94,8 +93,11 @@ class Session:
         open_repository: Callable[..., Coroutine[Any, Any, Repository]],
         **settings: Any,  # noqa: ANN401  (as either function takes them)
     ) -> SyncRepository:
-        """Open a repository, and close its store if that fails: it was opened here."""
-        store = self.store()
+        """Open a repository, and close its store if that fails: it was opened here. `UsageError` if the URL is none."""
+        url, meter = self.common.repository, self.record.meter if self._metrics_file is not None else None
+        with self.checked_url():
+            store = open_store(url, self.store_settings(), meter=meter, on_silence=self._warn_of_silence)
+        self._name_repository()
 
         async def begin() -> Repository:
             try:
@@ -110,15 +112,6 @@ class Session:
         except BaseException:
             loop.stop()
             raise
-
-    def store(self) -> BlobStore:
-        """Open the store of the repository's URL; `UsageError` if it is none."""
-        url, settings = self.common.repository, self.store_settings()
-        meter = self.record.meter if self._metrics_file is not None else None
-        with self.checked_url():
-            store = open_store(url, settings, meter=meter, on_silence=self._warn_of_silence)
-        self._name_repository()
-        return store
 
     def _name_repository(self) -> None:
         """Let errors say from now on which store they are about: its URL is known to hold no secret."""
