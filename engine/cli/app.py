@@ -132,8 +132,7 @@ class Tidemark(OrderedGroup):
     @override
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         help_sections({"Options of every verb": COMMON_HELP, **GROUPS_HELP}, formatter)
-        codes = [(str(int(code)), meaning) for code, meaning in MEANINGS.items()]
-        help_sections({"Exit codes": codes}, formatter)
+        help_sections({"Exit codes": [(str(int(code)), meaning) for code, meaning in MEANINGS.items()]}, formatter)
 
     @override
     def main(
@@ -146,8 +145,7 @@ class Tidemark(OrderedGroup):
         **extra: Any,
     ) -> Any:
         """Run a command line; ends the process with its exit code unless `standalone_mode` is off."""
-        words = list(sys.argv[1:] if args is None else args)
-        code = self._run(words, prog_name or "tidemark", complete_var, extra)
+        code = self._run(list(sys.argv[1:] if args is None else args), prog_name or "tidemark", complete_var, extra)
         if standalone_mode:
             sys.exit(code)
         return code

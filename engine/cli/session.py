@@ -115,8 +115,7 @@ class Session:
 
     def _name_repository(self) -> None:
         """Let errors say from now on which store they are about: its URL is known to hold no secret."""
-        place = place_of(self.common.repository, self.common.s3.endpoint_url)
-        click.get_current_context().obj[REPOSITORY_META] = place
+        click.get_current_context().obj[REPOSITORY_META] = place_of(self.common.repository, self.common.s3.endpoint_url)
 
     @contextlib.contextmanager
     def checked_url(self) -> Iterator[None]:

@@ -99,8 +99,7 @@ def fit_table(lines: Sequence[TableLine], width: int) -> Iterator[str]:
         made.add_column(Text(columns[n][0]), justify=side, overflow="fold", no_wrap=n in whole)
     for line in lines[1:]:
         made.add_row(*(Text(line.cells[n]) for n in shown))
-    console = Console(width=width, color_system=None)
-    for parts in console.render_lines(made, pad=False):
+    for parts in Console(width=width, color_system=None).render_lines(made, pad=False):
         yield "".join(part.text for part in parts).rstrip()
 
 

@@ -206,8 +206,7 @@ class _Backup(msgspec.Struct):
         if not self.options.live:
             return path
         if path not in self.live:
-            source = LiveRocksDb(path, scratch=self.options.scratch)
-            self.live[path] = self.open_for_all.enter_context(source)
+            self.live[path] = self.open_for_all.enter_context(LiveRocksDb(path, scratch=self.options.scratch))
         return self.live[path]
 
     def plan(self) -> tuple[PlanView | TasksPlanView, list[str]]:

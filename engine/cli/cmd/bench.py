@@ -194,8 +194,7 @@ def report(
         # It reads state, which the other reports need not load the modules for.
         from engine.checkpoint.explain import ExplainChoice, explain_checkpoint  # noqa: PLC0415
 
-        choice = ExplainChoice(store_settings=session.store_settings())
-        explained = asyncio.run(explain_checkpoint(state, choice))
+        explained = asyncio.run(explain_checkpoint(state, ExplainChoice(store_settings=session.store_settings())))
     request = ReportRequest(
         location=url, scopes=scopes, drills=history, drills_from=drills_from, entries_max=limit, state=explained
     )

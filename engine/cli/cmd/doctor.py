@@ -100,8 +100,7 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
     open_client: Callable[[], BlobStore]
     if url.lower().startswith("s3:"):
         # Few connections each: together they have as many as one client has otherwise.
-        s3 = msgspec.structs.replace(settings.s3, connections_max=4)
-        settings = msgspec.structs.replace(settings, s3=s3)
+        settings = msgspec.structs.replace(settings, s3=msgspec.structs.replace(settings.s3, connections_max=4))
         open_client = functools.partial(open_s3, url, settings, bound_by_profile=False)
     else:
         _check_there(url)

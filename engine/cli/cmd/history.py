@@ -79,8 +79,7 @@ def _list_scopes(session: Session) -> None:
         ">files": "newest.files_count",
         ">size": "newest.size_bytes",
     }
-    lines = tabulate(scopes, columns) if scopes else ["no commits yet"]
-    session.show(ScopesView(scopes=tuple(scopes)), lines)
+    session.show(ScopesView(scopes=tuple(scopes)), tabulate(scopes, columns) if scopes else ["no commits yet"])
 
 
 def _list_commits(session: Session, scope: Scope) -> None:

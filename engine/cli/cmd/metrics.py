@@ -116,8 +116,7 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
     try:
         server = serve(lambda: last, host=host, port=port)
     except OSError as error:
-        message = f"cannot listen there: {error.strerror or error}"
-        raise session.refusal(message, _LISTEN_HINT, "--listen") from error
+        raise session.refusal(f"cannot listen there: {error.strerror or error}", _LISTEN_HINT, "--listen") from error
     url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
     if not ipaddress.ip_address(host).is_loopback:
         session.warn("the port asks for no password: every caller reads the names of jobs and their sizes")

@@ -188,8 +188,7 @@ def forget(session: Session, *, scope: Scope, task: str | None, with_names: bool
         planned = [repository.forget(s, with_names=with_names, dry_run=True) for s in scopes]
         texts = [_what(report) for report in planned]
         message = f"this is for ever, and was not confirmed: {'; '.join(texts)}"
-        hint = "say --yes to do it, or -n to see it in full"
-        refused = session.refusal(message, hint, scope.job)
+        refused = session.refusal(message, "say --yes to do it, or -n to see it in full", scope.job)
         lines = [f"to forget: {text}" for text in texts]
         if not (dry_run or yes or session.confirm("forget this for ever?", lines=lines, refused=refused)):
             return ExitCode.OK

@@ -143,8 +143,7 @@ def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
     with session.open() as repository:
         done = repository.discard(key, dry_run=True)
         lines = [f"to discard: {done.key}: {done.meaning}"]
-        message = f"this is for ever, and was not confirmed: {done.meaning}"
-        refused = session.refusal(message, "say --yes to do it", key)
+        refused = session.refusal(f"this is for ever, and was not confirmed: {done.meaning}", "say --yes to do it", key)
         if not dry_run:
             if not yes and not session.confirm("discard it for ever?", lines=lines, refused=refused):
                 return
@@ -367,8 +366,7 @@ def _unname_lines(damaged: Sequence[DamagedCommit]) -> list[str]:
 
 
 def _of(store: DamagedStore) -> str:
-    default = (store.task, store.store) == ("0", "default")
-    return "" if default else f" --task {store.task} --store {store.store}"
+    return "" if (store.task, store.store) == ("0", "default") else f" --task {store.task} --store {store.store}"
 
 
 def _list(numbers: Sequence[int]) -> str:
