@@ -4,7 +4,6 @@ import asyncio
 import os
 import tempfile
 from pathlib import Path
-from typing import Final
 
 import click
 import msgspec
@@ -15,7 +14,6 @@ from engine.cli.config import CommitChoice, user_dir
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
 from engine.drill import drill as restore_drill
-from engine.drill.drill import DrillHistory, read_history
 from engine.errors import NotFoundError, TargetError, UsageError
 from engine.report.report import ENTRIES_MAX, ReportRequest, ReportResult, gather_report, write_report
 from engine.settings import STORES_AT_ONCE
@@ -156,13 +154,10 @@ def _append(session: Session, history: Path | None, entry: restore_drill.Entry) 
     return True
 
 
-PAGE_NAME: Final = "report.html"
-
-
 @verb("report", "Write one page on jobs, commits, bytes and risks.", ReportResult)
 @cli.scope_options(job_required=False, task=True)
 @cli.option("--jobs", "All jobs, even if a job is set.")
-@cli.option("--output -o FILE", "File to write the page to.", cli.FILE, default=PAGE_NAME)
+@cli.option("--output -o FILE", "File to write the page to.", cli.FILE, default="report.html")
 @cli.option("--limit N", "Newest N records of each job.", click.IntRange(1, 1000), default=ENTRIES_MAX)
 @cli.option("--drills DIR", "Directory of the history of `bench restore`.  [default: as there]", cli.DIRECTORY)
 @cli.option("--state CHECKPOINT", "Also explain the state of a query (`spark explain`).")
@@ -215,11 +210,11 @@ def report(
     session.show(result, [f"{result.page} ({human_bytes(result.size_bytes)}): {', '.join(parts)}"])
 
 
-def _read_drills(session: Session, given: Path | None) -> tuple[DrillHistory, str]:
+def _read_drills(session: Session, given: Path | None) -> tuple[restore_drill.DrillHistory, str]:
     """Read the history of drills; it belongs to this machine, and need not exist."""
     if (directory := drills_directory(given)) is not None:
         try:
-            return read_history(directory / restore_drill.HISTORY_NAME), str(directory)
+            return restore_drill.read_history(directory / restore_drill.HISTORY_NAME), str(directory)
         except OSError as error:
             session.warn(f"the history of restore drills is left out: {error}")
-    return DrillHistory(), ""
+    return restore_drill.DrillHistory(), ""

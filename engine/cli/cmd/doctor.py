@@ -25,6 +25,7 @@ from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, PUT_BYTES_MAX,
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
 from engine.cli import options as cli
+from engine.cli.output import lines_if
 from engine.cli.run import ExitCode, choose_exit_code
 from engine.cli.session import Session, verb
 from engine.doctor.doctor import CLIENTS_COUNT, Check, DoctorReport, Verdict, describe_profile, examine_store
@@ -147,12 +148,11 @@ def _lines(report: DoctorReport, *, dry_run: bool) -> list[str]:
         lines += [f"  {line}" for line in describe_profile(report.profile, blob_bytes_max=PUT_BYTES_MAX)]
     elif report.verdict in {Verdict.UNKNOWN, Verdict.DENIED}:
         lines.append("no profile was written: too little is known")
-    if report.hiccups_count:
-        lines.append(f"{count(report.hiccups_count, 'request')} had to be repeated")
-    if report.left or report.left_reason:
-        left = count(len(report.left), "object") if report.left else "unfinished uploads"
-        lines.append(f"NOT deleted: {left} below {report.root}: {report.left_reason}")
-    return lines
+    left = count(len(report.left), "object") if report.left else "unfinished uploads"
+    return lines + lines_if(
+        (report.hiccups_count, f"{count(report.hiccups_count, 'request')} had to be repeated"),
+        (report.left or report.left_reason, f"NOT deleted: {left} below {report.root}: {report.left_reason}"),
+    )
 
 
 def _table(report: DoctorReport) -> list[str]:

@@ -20,7 +20,7 @@ from engine.checkpoint.processes import Processes
 from engine.checkpoint.rescale_stores import Here
 from engine.cli import options as cli
 from engine.cli.errors import describe
-from engine.cli.output import format_state, format_took
+from engine.cli.output import format_state, format_took, lines_if
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, NotFoundError, UsageError
@@ -347,10 +347,8 @@ def _conversion_lines(found: convert.ConversionPlan) -> list[str]:
     batch = f"{'' if done else 'would be '}batch {found.batch} of query {found.query_id}"
     provider = _change(found.provider_before, found.provider)
     formats, codecs = _change(found.format_before, found.format_version), _change(found.codec_before, found.codec)
-    lines = [
-        f"{found.location}: {batch}",
-        f"from {found.source}; provider {provider}, format {formats}, codec {codecs}",
-    ]
+    source = f"from {found.source}; provider {provider}, format {formats}, codec {codecs}"
+    lines = [f"{found.location}: {batch}", source]
     if done is None:
         return [*lines, f"{count(found.stores, 'store')}; nothing was written"]
     held = format_state(found.stores, done.files, done.size_bytes)
@@ -475,18 +473,16 @@ def _rescale_lines(found: rescale.RescalePlan) -> list[str]:
 
 
 def _rescaled_lines(found: RescaleFigures) -> list[str]:
-    proof = (
-        "each in its partition" if found.partitions_before > 1 else "which in one partition shows nothing of the rule"
+    is_proof = found.partitions_before > 1
+    proof = "each in its partition" if is_proof else "which in one partition shows nothing of the rule"
+    counts = f"partitions {found.partitions_before} → {found.partitions}; stores {found.stores_before} → {found.stores}"
+    linked = f"{count(found.files_linked, 'SST')} taken over as they are, {human_bytes(found.bytes_linked)}"
+    return lines_if(
+        (True, counts),
+        (True, f"{count(found.keys_checked, 'key')} checked, {proof}"),
+        (found.files_linked, linked),
+        (found.bytes_rewritten, f"rows of {human_bytes(found.bytes_rewritten)} written again"),
     )
-    lines = [
-        f"partitions {found.partitions_before} → {found.partitions}; stores {found.stores_before} → {found.stores}",
-        f"{count(found.keys_checked, 'key')} checked, {proof}",
-    ]
-    if found.files_linked:
-        lines.append(f"{count(found.files_linked, 'SST')} taken over as they are, {human_bytes(found.bytes_linked)}")
-    if found.bytes_rewritten:
-        lines.append(f"rows of {human_bytes(found.bytes_rewritten)} written again")
-    return lines
 
 
 def _change(before: object, after: object) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 
 import click
 import msgspec
@@ -11,7 +10,7 @@ from engine.checkpoint import cutover, follower, replica
 from engine.cli import options as cli
 from engine.cli.cmd.spark import partitioner
 from engine.cli.errors import describe
-from engine.cli.output import extend
+from engine.cli.output import extend, lines_if
 from engine.cli.session import EVERY_S_MIN, Session, verb
 from engine.errors import MisplacedKeyError, TargetBusyError, TargetError, UsageError
 from index.display import count, human_bytes
@@ -111,13 +110,13 @@ def _lines(found: replica.QueryFollowStatus) -> list[str]:
     partitions = f", {count(found.partitions, 'partition')}" if found.partitions else ""
     lines = [f"{found.location}: batch {found.batch}{partitions}, of {found.source}"]
     step = found.step if isinstance(found, QueryFollowView) else None
-    if step is not None and step.copied:
-        lines.append(f"copied all state: {step.copied}")
-    elif step is not None and step.batches:
+    if step is not None:
         changes = f"{count(step.records, 'change')}, {human_bytes(step.changelog_bytes)} of changelogs"
-        lines.append(f"{count(step.batches, 'batch', 'batches')}: {changes}")
-    if step is not None and step.snapshots:
-        lines.append(f"{count(step.snapshots, 'snapshot')} made")
+        lines += lines_if(
+            (step.copied, f"copied all state: {step.copied}"),
+            (step.batches and not step.copied, f"{count(step.batches, 'batch', 'batches')}: {changes}"),
+            (step.snapshots, f"{count(step.snapshots, 'snapshot')} made"),
+        )
     return [*lines, f"lag {found.lag}"]
 
 
@@ -163,24 +162,23 @@ def spark_cutover(session: Session, checkpoint: str, target: str, options: Cutov
             found = asyncio.run(
                 cutover.cut_over(checkpoint, target, options, partitioner=partitioner(), progress=progress)
             )
-    session.show(found, list(_cutover_lines(found)))
+    session.show(found, _cutover_lines(found))
     if not found.closed:
         session.warn(f"{found.source} is not closed: see that no query goes on there")
 
 
-def _cutover_lines(found: cutover.CutoverPlan) -> Iterator[str]:
+def _cutover_lines(found: cutover.CutoverPlan) -> list[str]:
     done = found if isinstance(found, cutover.Cutover) else None
-    yield (
-        f"{found.location}: {'' if done else 'would be '}the checkpoint of query {found.query_id}"
-        f" after batch {found.batch}"
+    becomes = f"{'' if done else 'would be '}the checkpoint of query {found.query_id} after batch {found.batch}"
+    first = "is repeated there" if done else "is waited for, or repeated there"
+    end = f"{count(found.batches, 'batch', 'batches')} to follow; nothing was written"
+    if done is not None:
+        end = (
+            f"closed for {done.pause_s:.1f} s; " if found.closed else ""
+        ) + "start the query with this checkpointLocation"
+    return lines_if(
+        (True, f"{found.location}: {becomes}"),
+        (found.planned_batch is not None, f"batch {found.planned_batch} has begun and {first}"),
+        (found.closed, f"{found.source} {'is' if done else 'would be'} closed for its query"),
+        (True, end),
     )
-    if found.planned_batch is not None:
-        done_first = "is repeated there" if done else "is waited for, or repeated there"
-        yield f"batch {found.planned_batch} has begun and {done_first}"
-    if found.closed:
-        yield f"{found.source} {'is' if done else 'would be'} closed for its query"
-    if done is None:
-        yield f"{count(found.batches, 'batch', 'batches')} to follow; nothing was written"
-    else:
-        pause = f"closed for {done.pause_s:.1f} s; " if found.closed else ""
-        yield f"{pause}start the query with this checkpointLocation"
