@@ -193,7 +193,7 @@ def _read(value: Any, field: JsonField) -> Any:  # noqa: ANN401  (as above)
     return to_json(value)
 
 
-# Of these a number is a name, not a quantity.
+# Numbers that are names, and of stores there are few: they have no commas.
 _NAMES: Final = frozenset({"number", "version", "batch", "stores_count"})
 
 

@@ -80,10 +80,6 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     restore: bool
     scratch: Path | None
 
-    @property
-    def merge_delimiter(self) -> bytes | None:
-        return None if self.merge is None else _MERGES[self.merge]
-
 
 class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which keys, and how to print them."""
@@ -134,7 +130,7 @@ def keys(session: Session, place: Place, options: KeysOptions) -> None:
             resume=options.resume,
             values=options.values,
             counted=options.counted,
-            merge_delimiter=place.merge_delimiter,
+            merge_delimiter=_MERGES.get(place.merge or ""),
         )
         found, cost = session.repository.loop.run(reading), cost_of()
     view = KeysView(commit=view_commit(commit), reference=reference, found=found, cost=cost)
@@ -156,7 +152,8 @@ def get(session: Session, place: Place, names: tuple[bytes, ...], family: str, f
     """
     with _opened(session, place, "get") as (commit, reference, rows, cost_of):
         values = [
-            session.repository.loop.run(rows.get(key, family, merge_delimiter=place.merge_delimiter)) for key in names
+            session.repository.loop.run(rows.get(key, family, merge_delimiter=_MERGES.get(place.merge or "")))
+            for key in names
         ]
         found = tuple(browse.NamedKey(key=key, value=value) for key, value in zip(names, values, strict=True))
         cost = cost_of()

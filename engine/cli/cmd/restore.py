@@ -18,7 +18,7 @@ from engine.records.find import Choice, find_complete, key_of
 from engine.restore.restore import RestoredStore, RestoreOptions, RestoreResult, check_patterns, target_below
 from engine.restore.write import OwnerPolicy
 from index.plan.commits import Commit
-from index.plan.restore import RestorePlan, ReusedFile
+from index.plan.restore import ReusedFile
 from index.snapshot.model import Scope, StoreReference
 from tidemark.errors import TidemarkError
 
@@ -242,7 +242,25 @@ def _show_plan(session: Session, options: RestoreArguments) -> ExitCode:
     """Show what a restore would do, without a write; it ends as the restore would, as far as reading can show."""
 
     def plan(reference: StoreReference, target: Path) -> PlannedStoreView:
-        return _view_plan(reference, target, session.repository.plan_restore(reference, target, options=options.how))
+        found = session.repository.plan_restore(reference, target, options=options.how)
+        reused: tuple[ReusedFile, ...] = (*found.links, *found.copies)
+        fetched = sorted("/".join(file.path) for file in found.fetched)
+        return PlannedStoreView(
+            reference=reference,
+            target=target,
+            files_total=found.files_count,
+            bytes_total=found.size_bytes,
+            files_fetched=len(fetched),
+            fetch_bytes=found.fetch_bytes,
+            fetch_requests=found.fetch_requests,
+            files_reused=len(reused),
+            bytes_reused=sum(file.target.size_bytes for file in reused),
+            files_inline=len(found.inline),
+            bytes_inline=sum(file.size_bytes for file in found.inline),
+            files_empty=len(found.empty),
+            fetched=tuple(fetched),
+            reused=tuple(sorted("/".join(file.target.path) for file in reused)),
+        )
 
     choice, instead_because = _choose(session, options)
     with session.pinned(options.scope, choice, purpose="restore --dry-run") as (commit, _):
@@ -280,27 +298,6 @@ def _choose_complete(session: Session, options: RestoreArguments) -> tuple[Choic
     with session.explaining(options.scope):
         complete = session.repository.choose_complete(options.scope, **choice)
     return complete, "" if complete == choice else "something of that one is missing"
-
-
-def _view_plan(reference: StoreReference, target: Path, plan: RestorePlan) -> PlannedStoreView:
-    reused: tuple[ReusedFile, ...] = (*plan.links, *plan.copies)
-    fetched = sorted("/".join(file.path) for file in plan.fetched)
-    return PlannedStoreView(
-        reference=reference,
-        target=target,
-        files_total=plan.files_count,
-        bytes_total=plan.size_bytes,
-        files_fetched=len(fetched),
-        fetch_bytes=plan.fetch_bytes,
-        fetch_requests=plan.fetch_requests,
-        files_reused=len(reused),
-        bytes_reused=sum(file.target.size_bytes for file in reused),
-        files_inline=len(plan.inline),
-        bytes_inline=sum(file.size_bytes for file in plan.inline),
-        files_empty=len(plan.empty),
-        fetched=tuple(fetched),
-        reused=tuple(sorted("/".join(file.target.path) for file in reused)),
-    )
 
 
 def _store_by_store(
