@@ -56,7 +56,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
     "verify": "verify:verify",
     "collect": "collect:collect",
     "rewind": "rewind:rewind",
-    "rescale": "rescale:rescale",
+    "rescale": "rewind:rescale",
     "fork": "rewind:fork",
     "name": "rewind:name",
     "unname": "rewind:unname",
