@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
+from engine.cli.cmd.keys import _ascii_where_unsafe
 from engine.cli.output import extend, json_fields, to_json
 from index.snapshot.model import Scope
 from tests.docs.reference import field_type
@@ -70,3 +71,11 @@ def test_a_result_is_its_own_schema() -> None:
     assert list(types) == list(fields)
     assert (types["made_at"], types["seen_at"], types["size"], types["code"]) == (str, str | None, int, int)
     assert (types["place"], types["more"], types["first"]) == (str | None, frozenset[str], str)
+
+
+def test_a_line_of_json_stays_json_where_it_is_not_safe_for_a_terminal() -> None:
+    stored = {"family": "\x1b[31mé\x9b\u202e\U000e0001"}
+    line = _ascii_where_unsafe(msgspec.json.encode(stored).decode())
+    assert line.isprintable()
+    assert "é" in line
+    assert msgspec.json.decode(line) == stored
