@@ -203,7 +203,7 @@ def _opened(
             yield commit, reference, rows, cost_of
 
 
-def _ascii_where_unsafe(line: str) -> str:
+def safe_json(line: str) -> str:
     """Escape in a line of JSON what is not safe for a terminal, so that it stays JSON."""
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
@@ -211,7 +211,7 @@ def _ascii_where_unsafe(line: str) -> str:
 def _lines(view: KeysView, form: str) -> list[str]:
     found = view.found
     if form == "json":
-        return [_ascii_where_unsafe(msgspec.json.encode(to_json(key)).decode()) for key in found.keys]
+        return [safe_json(msgspec.json.encode(to_json(key)).decode()) for key in found.keys]
     place = f"{view.reference.task}/{view.reference.store}"
     lines = [f"{view.commit.line}: {place}, {human_bytes(view.reference.size_bytes)}"]
     family = None

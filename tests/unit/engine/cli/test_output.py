@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from engine.cli.cmd.keys import _ascii_where_unsafe
+from engine.cli.cmd.keys import safe_json
 from engine.cli.output import extend, json_fields, to_json
 from index.snapshot.model import Scope
 from tests.docs.reference import field_type
@@ -75,7 +75,7 @@ def test_a_result_is_its_own_schema() -> None:
 
 def test_a_line_of_json_stays_json_where_it_is_not_safe_for_a_terminal() -> None:
     stored = {"family": "\x1b[31mé\x9b\u202e\U000e0001"}
-    line = _ascii_where_unsafe(msgspec.json.encode(stored).decode())
+    line = safe_json(msgspec.json.encode(stored).decode())
     assert line.isprintable()
     assert "é" in line
     assert msgspec.json.decode(line) == stored
