@@ -27,7 +27,6 @@ from index.snapshot.keys import check_file_name
 from index.snapshot.model import FileMetadata, FilePath
 from index.spark.names import parse_state_name
 
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 _name = attrgetter("name")
 
 # O_NONBLOCK: opening a FIFO that took a file's name must not wait for its writer.
@@ -169,9 +168,7 @@ def _scan(descriptor: int, path: Path, known: LocalDir, depth: int) -> LocalDir:
 
 def _check_name(path: Path, name: str) -> None:
     try:
-        # Nothing else is asked about a name that is plain at one look.
-        if _PLAIN_NAME.fullmatch(name) is None:
-            check_file_name(name)
+        check_file_name(name)
     except UnsafeNameError as error:
         message = f"has an entry {name!r}: {error}"
         raise UnsafeSourceError(message, operation="backup", subject=str(path), hint="rename it") from error

@@ -8,6 +8,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -95,36 +96,19 @@ def encode_record(record: model.StoredRecord) -> bytes:
     return seal(kind, _pack(record), bytes_max=RECORD_BYTES_MAX, raw_bytes_max=RECORD_RAW_BYTES_MAX)
 
 
-def decode_commit(data: bytes, *, subject: str) -> model.CommitRecord:
-    """Decode a commit record; arguments and errors as in `decode_index`."""
-    return _decode_record(data, model.CommitRecord, subject)
-
-
-def decode_boundary(data: bytes, *, subject: str) -> model.Boundary:
-    """Decode a boundary; arguments and errors as in `decode_index`."""
-    return _decode_record(data, model.Boundary, subject)
-
-
-def decode_pin(data: bytes, *, subject: str) -> model.Pin:
-    """Decode a pin; arguments and errors as in `decode_index`."""
-    return _decode_record(data, model.Pin, subject)
-
-
-def decode_name(data: bytes, *, subject: str) -> model.NameRecord:
-    """Decode a name record; arguments and errors as in `decode_index`."""
-    return _decode_record(data, model.NameRecord, subject)
-
-
-def decode_repository(data: bytes, *, subject: str) -> model.RepositoryRecord:
-    """Decode a repository record; arguments and errors as in `decode_index`."""
-    return _decode_record(data, model.RepositoryRecord, subject)
-
-
-def _decode_record(data: bytes, kind: type[_Record], subject: str) -> _Record:
+def decode_record(kind: type[_Record], data: bytes, *, subject: str) -> _Record:
+    """Decode a record of one kind; arguments and errors as in `decode_index`."""
     letter, check = _RECORDS[kind]
     payload = unseal(data, letter, bytes_max=RECORD_BYTES_MAX, raw_bytes_max=RECORD_RAW_BYTES_MAX, subject=subject)
     record: _Record = _unpack(payload, msgspec.msgpack.Decoder(kind).decode, check, subject)
     return record
+
+
+decode_commit = partial(decode_record, model.CommitRecord)
+decode_boundary = partial(decode_record, model.Boundary)
+decode_pin = partial(decode_record, model.Pin)
+decode_name = partial(decode_record, model.NameRecord)
+decode_repository = partial(decode_record, model.RepositoryRecord)
 
 
 def _pack(value: model.StoredIndex | model.StoredRecord) -> bytes:

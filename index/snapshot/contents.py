@@ -4,12 +4,16 @@ A part is an index of its own, made to be restored and not to be stored: chosen 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 import msgspec
 
 from index.snapshot.keys import parse_upload_key
 from index.snapshot.model import BlobKey, DirIndex, FileIndex, FilePath, SnapshotIndex
+
+_File = TypeVar("_File")
 
 
 def files_of(directory: DirIndex, parents: FilePath = ()) -> Iterator[tuple[FilePath, FileIndex]]:
@@ -55,16 +59,18 @@ def new_blob_keys(index: SnapshotIndex) -> frozenset[BlobKey]:
     return frozenset(key for key in blob_keys(index) if parse_upload_key(key).session == index.session)
 
 
-class _Directory:
-    def __init__(self) -> None:
-        self.files: dict[str, FileIndex] = {}
-        self.sub_dirs: dict[str, _Directory] = {}
-
-    def frozen(self, name: str, source: DirIndex) -> DirIndex:
-        files = tuple(self.files[file] for file in sorted(self.files))
-        known = {sub.name: sub for sub in source.sub_dirs_present}
-        sub_dirs = (self.sub_dirs[sub].frozen(sub, known.get(sub, DirIndex(sub))) for sub in sorted(self.sub_dirs))
-        return DirIndex(name, files, tuple(sub_dirs), mode=source.mode)
+def group_by_dir(
+    files: Iterable[tuple[FilePath, _File]],
+) -> tuple[list[_File], list[tuple[str, list[tuple[FilePath, _File]]]]]:
+    """Split files by path into those of a directory itself, by name, and those of each sub-directory, by name."""
+    own: list[tuple[str, _File]] = []
+    below: dict[str, list[tuple[FilePath, _File]]] = {}
+    for (first, *rest), file in files:
+        if rest:
+            below.setdefault(first, []).append((tuple(rest), file))
+        else:
+            own.append((first, file))
+    return [file for _, file in sorted(own, key=itemgetter(0))], sorted(below.items())
 
 
 def select_files(index: SnapshotIndex, files: Iterable[tuple[FilePath, FileIndex]]) -> SnapshotIndex:
@@ -73,16 +79,17 @@ def select_files(index: SnapshotIndex, files: Iterable[tuple[FilePath, FileIndex
     It takes time by the files chosen, and not by all: who reads one file of many calls it for each. It is made to be
     restored, not to be stored: nothing else than a restore knows what to do with a part.
     """
-    root = _Directory()
-    used: set[str] = set()
-    for path, entry in files:
-        directory = root
-        for name in path[:-1]:
-            directory = directory.sub_dirs.setdefault(name, _Directory())
-        directory.files[entry.name] = entry
-        used.update(blob.key for blob in entry.blobs)
+    chosen = list(files)
+    used = {blob.key for _, entry in chosen for blob in entry.blobs}
     packs = tuple(pack for pack in index.packs if pack.key in used)
-    return msgspec.structs.replace(index, dir=root.frozen("", index.dir), packs=packs)
+    return msgspec.structs.replace(index, dir=_select(index.dir, chosen), packs=packs)
+
+
+def _select(source: DirIndex, files: Iterable[tuple[FilePath, FileIndex]]) -> DirIndex:
+    own, below = group_by_dir(files)
+    known = {sub.name: sub for sub in source.sub_dirs_present}
+    sub_dirs = tuple(_select(known.get(name, DirIndex(name)), of) for name, of in below)
+    return DirIndex(source.name, tuple(own), sub_dirs, mode=source.mode)
 
 
 def is_empty_pattern(pattern: str) -> bool:
@@ -96,12 +103,12 @@ def choose_files(index: SnapshotIndex, patterns: Sequence[str]) -> tuple[Snapsho
     A pattern is as in a shell, matched from the right: `*.sst` at any depth, `db/*.sst` in every directory `db`. `*`
     matches within one component. None of them is empty. Those that match nothing are returned, too.
     """
-    found = [
-        (path, file, {pattern for pattern in patterns if PurePosixPath(*path).match(pattern)})
-        for path, file in files_of(index.dir)
-    ]
-    unmatched = {*patterns} - {pattern for *_, by in found for pattern in by}
-    return select_files(index, [(path, file) for path, file, by in found if by]), tuple(sorted(unmatched))
+    unmatched, found = {*patterns}, []
+    for path, file in files_of(index.dir):
+        if by := {pattern for pattern in patterns if PurePosixPath(*path).match(pattern)}:
+            unmatched -= by
+            found.append((path, file))
+    return select_files(index, found), tuple(sorted(unmatched))
 
 
 class SnapshotShare(msgspec.Struct, frozen=True, kw_only=True):

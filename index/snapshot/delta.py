@@ -5,9 +5,9 @@ alike, which applying the delta finds out (design 0001, X3). So a delta costs wh
 went (design 0002, P2). The comparison for people (`tidemark diff A B`) is at the end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from index.snapshot.contents import dirs_of, files_of
 from index.snapshot.dir_diff import is_stored_alike, strip_removed
 from index.snapshot.invariants import DEPTH_MAX, check_index_delta, check_snapshot_index
 
+_Entry = TypeVar("_Entry", model.Pack, model.FileIndex, model.DirIndex)
 _name = attrgetter("name")
 _key = attrgetter("key")
 
@@ -68,10 +69,7 @@ def apply_delta(base: model.SnapshotIndex, delta: model.IndexDelta) -> model.Sna
     if delta.metadata.base != model.LineageItem(metadata.version, metadata.unique_id):
         reason = f"is a delta on another index than version {metadata.version}, {metadata.unique_id} (X2)"
         raise IndexInvariantError(reason, subject=_subject(delta))
-    packs = {pack.key: pack for pack in base.packs}
-    for key in delta.packs_dropped:
-        if packs.pop(key, None) is None:
-            raise _not_in_base("pack", key)
+    packs = _without(base.packs, _key, delta.packs_dropped, "pack")
     packs.update((pack.key, pack) for pack in delta.packs_set)
     return model.SnapshotIndex(
         metadata=delta.metadata,
@@ -123,15 +121,9 @@ def _dir_delta(base: model.DirIndex, new: model.DirIndex) -> model.DirDelta:
 def _apply_dir(base: model.DirIndex, delta: model.DirDelta, depth: int) -> model.DirIndex:
     if depth > DEPTH_MAX:
         raise IndexInvariantError(f"directories nest deeper than {DEPTH_MAX} (M3)", subject=delta.name)
-    files = {file.name: file for file in base.files_present}
-    for name in delta.files_dropped:
-        if files.pop(name, None) is None:
-            raise _not_in_base("file", name)
+    files = _without(base.files_present, _name, delta.files_dropped, "file")
     files.update((file.name, file) for file in delta.files_set)
-    sub_dirs = {sub.name: sub for sub in base.sub_dirs_present}
-    for name in delta.sub_dirs_dropped:
-        if sub_dirs.pop(name, None) is None:
-            raise _not_in_base("sub-directory", name)
+    sub_dirs = _without(base.sub_dirs_present, _name, delta.sub_dirs_dropped, "sub-directory")
     changed = {
         sub.name: _apply_dir(sub_dirs.get(sub.name, model.DirIndex(sub.name)), sub, depth + 1)
         for sub in delta.sub_dirs_set
@@ -153,12 +145,19 @@ def _apply_dir(base: model.DirIndex, delta: model.DirDelta, depth: int) -> model
     )
 
 
+def _without(
+    entries: Iterable[_Entry], name_of: Callable[[_Entry], str], dropped: Iterable[str], what: str
+) -> dict[str, _Entry]:
+    """Return the entries of a base by name, without those that a delta drops."""
+    found = {name_of(entry): entry for entry in entries}
+    for name in dropped:
+        if found.pop(name, None) is None:
+            raise IndexInvariantError(f"the delta drops a {what} that its base does not have (X2)", subject=name)
+    return found
+
+
 def _subject(delta: model.IndexDelta) -> str:
     return f"index delta of {delta.metadata.store}, version {delta.metadata.version}"
-
-
-def _not_in_base(what: str, name: str) -> IndexInvariantError:
-    return IndexInvariantError(f"the delta drops a {what} that its base does not have (X2)", subject=name)
 
 
 _GROUPS: Final = ("added", "removed", "changed", "unchanged")

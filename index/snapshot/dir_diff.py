@@ -4,13 +4,15 @@ First come the values of a directory on disk, then the rule that says when a fil
 (design 0002, I1), then the diff.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, TypeVar
 
 import msgspec
 
 from index.errors import IndexInvariantError
+from index.snapshot.contents import dirs_of, group_by_dir
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.model import DirIndex, FileIndex, FileMetadata, FilePath, SstIdentity
 
@@ -52,18 +54,12 @@ class LocalDir(msgspec.Struct, frozen=True, kw_only=True):
 
 def local_dir_of(files: Mapping[FilePath, LocalFile]) -> LocalDir:
     """Make a directory that has these files, by path from the root, and no others."""
-    own: list[LocalFile] = []
-    by_dir: dict[str, dict[FilePath, LocalFile]] = {}
-    for path, file in files.items():
-        if len(path) > 1:
-            by_dir.setdefault(path[0], {})[path[1:]] = file
-        else:
-            own.append(file)
-    return LocalDir(
-        name="",
-        files=tuple(sorted(own, key=_name)),
-        sub_dirs=tuple(msgspec.structs.replace(local_dir_of(by_dir[name]), name=name) for name in sorted(by_dir)),
-    )
+
+    def build(name: str, files: Iterable[tuple[FilePath, LocalFile]]) -> LocalDir:
+        own, below = group_by_dir(files)
+        return LocalDir(name=name, files=tuple(own), sub_dirs=tuple(build(*part) for part in below))
+
+    return build("", files.items())
 
 
 def is_same_file(local: LocalFile, remote: FileIndex) -> bool:
@@ -176,8 +172,26 @@ def build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex]) -> Di
 
 def diff_stats(diff: DirDiff) -> DiffStats:
     """Count files, sub-directories and bytes of a diff and of everything below it."""
-    sums = dict.fromkeys(DiffStats.__struct_fields__, 0)
-    _add_stats(diff, sums)
+    sums: Counter[str] = Counter()
+
+    def add_files(group: str, files: Sequence[LocalFile | FileIndex]) -> None:
+        sums[f"files_{group}"] += len(files)
+        sums[f"bytes_{group}"] += sum(file.metadata.size_bytes for file in files)
+
+    def add(diff: DirDiff) -> None:
+        add_files("added", diff.files_added)
+        add_files("retained", diff.files_retained)
+        add_files("removed", diff.files_removed)
+        sums["sub_dirs_added"] += len(diff.sub_dirs_added)
+        sums["sub_dirs_retained"] += len(diff.sub_dirs_retained)
+        for sub in (*diff.sub_dirs_added, *diff.sub_dirs_retained):
+            add(sub)
+        for top in diff.sub_dirs_removed:
+            for gone in (top, *(sub for _, sub in dirs_of(top))):
+                sums["sub_dirs_removed"] += 1
+                add_files("removed", gone.files_present)
+
+    add(diff)
     return DiffStats(**sums)
 
 
@@ -304,30 +318,6 @@ def _build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex], path
         diff.mode,
     )
     return directory, used_count
-
-
-def _add_stats(diff: DirDiff, sums: dict[str, int]) -> None:
-    _add_files(sums, "added", diff.files_added)
-    _add_files(sums, "retained", diff.files_retained)
-    _add_files(sums, "removed", diff.files_removed)
-    sums["sub_dirs_added"] += len(diff.sub_dirs_added)
-    sums["sub_dirs_retained"] += len(diff.sub_dirs_retained)
-    for sub in (*diff.sub_dirs_added, *diff.sub_dirs_retained):
-        _add_stats(sub, sums)
-    for gone in diff.sub_dirs_removed:
-        _add_removed_dir(gone, sums)
-
-
-def _add_removed_dir(directory: DirIndex, sums: dict[str, int]) -> None:
-    sums["sub_dirs_removed"] += 1
-    _add_files(sums, "removed", directory.files_present)
-    for sub in directory.sub_dirs_present:
-        _add_removed_dir(sub, sums)
-
-
-def _add_files(sums: dict[str, int], group: str, files: Sequence[LocalFile | FileIndex]) -> None:
-    sums[f"files_{group}"] += len(files)
-    sums[f"bytes_{group}"] += sum(file.metadata.size_bytes for file in files)
 
 
 def _by_name(entries: tuple[_Entry, ...], path: FilePath) -> dict[str, _Entry]:

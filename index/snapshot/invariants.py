@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from index.errors import FormatError, IndexInvariantError, UnknownFormatError
 from index.snapshot import model
+from index.snapshot.contents import files_of
 from index.snapshot.keys import BLOBS, INDEXES, check_file_name, encode_component, encode_scope, parse_upload_key
 
 # Directories between the root and the deepest one.
@@ -36,8 +37,6 @@ _OWNER_BYTES_MAX: Final = 255
 _ID_BYTES_MAX: Final = 200
 _OFFSETS_BYTES_MAX: Final = 64 * 1024 * 1024
 _SESSION = re.compile(r"[0-9a-f]{20}")
-# Names that `check_file_name` accepts, at a glance; it is asked about every other one.
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 
 
 def check_snapshot_index(index: model.SnapshotIndex, base: model.SnapshotIndex | None = None) -> None:
@@ -49,7 +48,8 @@ def check_snapshot_index(index: model.SnapshotIndex, base: model.SnapshotIndex |
     """
     _check_snapshot_metadata(index.metadata)
     check_session(index.session, "M14", "session")
-    walk = _IndexWalk(_check_packs(index.packs), _files_by_id(base.dir) if base is not None else {})
+    checked = {id(file): file for _, file in files_of(base.dir)} if base is not None else {}
+    walk = _IndexWalk(_check_packs(index.packs), checked)
     if index.dir.name:
         raise broken("M1", "has a name", f"root {index.dir.name!r}")
     walk.check_present(index.dir, ())
@@ -301,18 +301,10 @@ class _IndexWalk:
             raise broken("M9", f"is a part of {blob.key}, which is not a pack", _join(path, name))
 
 
-def _files_by_id(directory: model.DirIndex) -> dict[int, model.FileIndex]:
-    found = {id(file): file for file in directory.files_present}
-    for sub in directory.sub_dirs_present:
-        found |= _files_by_id(sub)
-    return found
-
-
 def _check_names(names: Iterable[str], path: model.FilePath) -> None:
     previous = ""
     for name in names:
-        if _PLAIN_NAME.fullmatch(name) is None:
-            check_file_name(name)
+        check_file_name(name)
         if name <= previous:
             raise broken("M2", f"comes after {previous!r}", _join(path, name))
         previous = name

@@ -51,6 +51,8 @@ COUNTER_DIGITS_MIN: Final = 6
 
 _SAFE = re.compile(r"[A-Za-z0-9_.-]")
 _ESCAPED = re.compile(r"(?:~[0-9A-F]{2})+")
+# File names of which nothing else is asked.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 _SESSION = r"[0-9a-f]{20}"
 # Coarse on purpose, because it is tried on every key of an index: `decode_component` knows what is well formed.
 _COMPONENT = r"[A-Za-z0-9_.@~-]+"
@@ -276,6 +278,8 @@ def parse_audit_key(key: str) -> RunId:
 
 def check_file_name(name: str) -> str:
     """Return a name from an index, once it is known to be one safe path component (design 0001, N1)."""
+    if _PLAIN_NAME.fullmatch(name) is not None:
+        return name
     hint = "the index is damaged or hostile; nothing was written"
     if name in {"", ".", ".."} or any(c in name for c in "/\\\0"):
         raise UnsafeNameError("is not a single path component", subject=repr(name), hint=hint)

@@ -67,7 +67,9 @@ def parsers() -> Iterator[str]:
 
 
 def covered() -> set[str]:
-    return {f"{function.__module__}.{function.__qualname__}" for t in TARGETS.values() for function in t.covers}
+    # The decoder of one kind of record is a partial of the one of all.
+    functions = {getattr(function, "func", function) for t in TARGETS.values() for function in t.covers}
+    return {f"{function.__module__}.{function.__qualname__}" for function in functions}
 
 
 def test_every_parser_is_fuzzed_or_has_a_reason() -> None:
