@@ -445,7 +445,7 @@ async def _gather_facts(
         requests += len(retained)
         missing |= await find_missing(repository.store, retained)
         facts = plan_again(facts)
-    brought = await source.prepare(tuple(facts.plan.files))
+    brought = await source.prepare(facts.plan.files)
     if brought is not None:
         facts = await compare(brought)
     if reference is not None:

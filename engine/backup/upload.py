@@ -170,7 +170,7 @@ class Uploader(msgspec.Struct, kw_only=True):
             StoreError: As the store says; the others are cancelled.
             DamagedError: A key that is ours alone was taken.
         """
-        self.files_left = plan.files_count
+        self.files_left = len(plan.files)
         self.progress.total(files=self.files_left, bytes_=plan.upload_bytes + plan.inline_bytes)
         nothing = hash_bytes(b"")
         for empty in plan.empty:

@@ -4,8 +4,10 @@ A file that is added takes the first form that fits it: nothing (it is empty), t
 space), a pack shared with its neighbours (small), a blob, or several blobs.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from operator import attrgetter
+from typing import Final
 
 import msgspec
 
@@ -13,8 +15,6 @@ from index.errors import IndexInvariantError
 from index.snapshot.contents import bytes_needed
 from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, LocalFile, build_dir_index, diff_stats
 from index.snapshot.model import BlobKey, DirIndex, FileIndex, FilePath, Pack, SnapshotIndex, SnapshotMetadata
-
-_Named = TypeVar("_Named", LocalFile, FileIndex)
 
 # A pack of which less than this part is live is packed again: one half (design 0002, P1).
 LIVE_SHARE_MIN: Final = 2
@@ -102,23 +102,15 @@ class BackupPlan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(item.size_bytes for item in self.inline)
 
     @property
-    def files_count(self) -> int:
-        """Number of files whose bytes are read: what progress counts."""
-        return sum(1 for _ in self.files)
-
-    @property
-    def files(self) -> Iterator[PlannedFile]:
-        yield from self.empty
-        yield from self.inline
-        for pack in self.packs:
-            yield from pack.files
-        for item in self.blobs:
-            yield item.file
+    def files(self) -> tuple[PlannedFile, ...]:
+        """The files whose bytes are read."""
+        packed = (file for pack in self.packs for file in pack.files)
+        return (*self.empty, *self.inline, *packed, *(item.file for item in self.blobs))
 
     @property
     def blobs_retained(self) -> dict[BlobKey, int]:
         """The blobs of the previous snapshot that the new one uses, each with the bytes that it must at least have."""
-        return bytes_needed(_retained_files(self.diff))
+        return bytes_needed(file for _, file in _retained(self.diff, ()))
 
 
 def plan_backup(
@@ -145,17 +137,18 @@ def plan_backup(
     packs = {pack.key: pack.size_bytes for pack in (previous.packs if previous is not None else ())}
     live_bytes = _live_bytes(diff)
     healed = _with_bytes_in(diff, live_bytes.keys() & missing)
-    repacked = healed | _with_bytes_in(diff, live_bytes.keys() & _thin_packs(packs, live_bytes))
+    thin = {key for key, size_bytes in packs.items() if live_bytes[key] * LIVE_SHARE_MIN < size_bytes}
+    repacked = healed | _with_bytes_in(diff, live_bytes.keys() & thin)
     found = tuple(_found(local, repacked, ())) if repacked else ()
     if len(found) != len(repacked):
         raise IndexInvariantError("the diff retains files that the scan did not see", subject="backup plan")
-    to_store = sorted((*_added(diff, ()), *found), key=lambda item: item.path)
+    to_store = sorted((*_added(diff, ()), *found), key=attrgetter("path"))
     # What is packed again has blobs, and so nothing inline.
-    in_index_bytes = sum(len(file.inline) for file in _retained_files(diff) if file.inline is not None)
+    in_index_bytes = sum(len(file.inline) for _, file in _retained(diff, ()) if file.inline is not None)
     empty, inline, small, large = _choose_forms(to_store, limits, limits.inline_bytes_max - in_index_bytes)
     groups = _fill_packs(small, limits.pack_bytes_max)
     # A file alone makes no pack.
-    large = sorted((*large, *(files[0] for files in groups if len(files) == 1)), key=lambda item: item.path)
+    large = sorted((*large, *(files[0] for files in groups if len(files) == 1)), key=attrgetter("path"))
     planned_packs = tuple(
         PlannedPack(counter=counter, files=tuple(files), size_bytes=sum(item.size_bytes for item in files))
         for counter, files in enumerate(files for files in groups if len(files) > 1)
@@ -219,23 +212,12 @@ def _retained(diff: DirDiff, path: FilePath) -> Iterator[tuple[FilePath, FileInd
         yield from _retained(sub, (*path, sub.name))
 
 
-def _retained_files(diff: DirDiff) -> Iterator[FileIndex]:
-    yield from diff.files_retained
-    for sub in diff.sub_dirs_retained:
-        yield from _retained_files(sub)
-
-
-def _live_bytes(diff: DirDiff) -> dict[BlobKey, int]:
-    live_bytes: dict[BlobKey, int] = {}
-    for file in _retained_files(diff):
+def _live_bytes(diff: DirDiff) -> Counter[BlobKey]:
+    live_bytes: Counter[BlobKey] = Counter()
+    for _, file in _retained(diff, ()):
         for blob in file.blobs:
-            live_bytes[blob.key] = live_bytes.get(blob.key, 0) + blob.size_bytes
+            live_bytes[blob.key] += blob.size_bytes
     return live_bytes
-
-
-def _thin_packs(packs: Mapping[BlobKey, int], live_bytes: Mapping[BlobKey, int]) -> set[BlobKey]:
-    """Return the packs of which less than half would be live in the new tree (design 0002, P1)."""
-    return {key for key, size_bytes in packs.items() if live_bytes.get(key, 0) * LIVE_SHARE_MIN < size_bytes}
 
 
 def _with_bytes_in(diff: DirDiff, keys: Collection[str]) -> dict[FilePath, FileIndex]:
@@ -292,15 +274,12 @@ def _moved(diff: DirDiff, previous: DirIndex, local: Mapping[FilePath, LocalFile
     names = {file.name for file in diff.files_retained if (*path, file.name) in local}
     previous_dirs = {sub.name: sub for sub in previous.sub_dirs_present}
     sub_dirs = tuple(_moved(sub, previous_dirs[sub.name], local, (*path, sub.name)) for sub in diff.sub_dirs_retained)
-    gone = tuple(file for file in previous.files_present if file.name in names)
+    added = (*diff.files_added, *(local[*path, name] for name in names))
+    gone = (*diff.files_removed, *(file for file in previous.files_present if file.name in names))
     return msgspec.structs.replace(
         diff,
-        files_added=_by_name((*diff.files_added, *(local[*path, name] for name in names))),
+        files_added=tuple(sorted(added, key=attrgetter("name"))),
         files_retained=tuple(file for file in diff.files_retained if file.name not in names),
-        files_removed=_by_name((*diff.files_removed, *gone)),
+        files_removed=tuple(sorted(gone, key=attrgetter("name"))),
         sub_dirs_retained=sub_dirs,
     )
-
-
-def _by_name(files: Iterable[_Named]) -> tuple[_Named, ...]:
-    return tuple(sorted(files, key=lambda file: file.name))

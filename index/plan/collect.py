@@ -6,7 +6,6 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
-from typing_extensions import override
 
 from index.errors import UnsafeNameError
 from index.plan.commits import (
@@ -37,19 +36,6 @@ class DeleteReason(StrEnum):
     UNFINISHED_UPLOAD = "begun longer ago than the TTL, and never finished"
     LEFT_RUN = "left by a collection that began longer ago than the TTL"
     OLD_AUDIT = "audit record older than those that are kept"
-
-    @classmethod
-    @override
-    def _missing_(cls, value: object) -> "DeleteReason | None":
-        """Read what audit records and plans of earlier releases say."""
-        return cls.UNREACHABLE_UPLOAD if value in _FORMER_UPLOADS else None
-
-
-_FORMER_UPLOADS: Final = (
-    "unreachable, and its TTL has expired: the upload was never committed",
-    "unreachable, and its TTL was removed: it belonged to a closed commit",
-    "unreachable, and older than its TTL, which has expired or was removed",
-)
 
 
 class PlannedDelete(msgspec.Struct, frozen=True, gc=False):

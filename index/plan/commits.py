@@ -428,19 +428,6 @@ class KeepReason(StrEnum):
     UNRULED = "no rule for this job"
 
 
-def _hour(at_ms: int) -> object:
-    return at_ms // _HOUR_MS
-
-
-def _day(at_ms: int) -> object:
-    return at_ms // _DAY_MS
-
-
-def _week(at_ms: int) -> object:
-    # The first day of 1970 was a Thursday, and a week begins on Monday.
-    return (at_ms // _DAY_MS + 3) // 7
-
-
 def _month(at_ms: int) -> object:
     # A file may be of any time; after the year 9999 there is one month.
     day = _EPOCH + timedelta(days=min(at_ms // _DAY_MS, _DAYS_MAX))
@@ -453,9 +440,10 @@ _EPOCH: Final = date(1970, 1, 1)
 _DAYS_MAX: Final = (date.max - _EPOCH).days
 # By which period a commit is kept, and which one a time is in (UTC).
 _PERIODS: Final[Mapping[KeepReason, Callable[[int], object]]] = {
-    KeepReason.HOURLY: _hour,
-    KeepReason.DAILY: _day,
-    KeepReason.WEEKLY: _week,
+    KeepReason.HOURLY: lambda at_ms: at_ms // _HOUR_MS,
+    KeepReason.DAILY: lambda at_ms: at_ms // _DAY_MS,
+    # The first day of 1970 was a Thursday, and a week begins on Monday.
+    KeepReason.WEEKLY: lambda at_ms: (at_ms // _DAY_MS + 3) // 7,
     KeepReason.MONTHLY: _month,
 }
 
@@ -483,17 +471,13 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse, with an IndexInvariantError, a rule with neither a count nor a time, or with a negative one."""
-        reason, hint = "", "give a positive number"
         counts = (self.keep_last, *(count for _, count in self.periods), self.keep_since_ms or 0)
         if min(counts) < 0:
-            reason = "counts and times are not negative"
-        elif max(counts) == 0 and self.keep_since_ms is None:
-            reason, hint = (
-                "keeps nothing by itself",
-                "give --keep-last N, --keep-since TIME, or --keep-daily N and the like",
-            )
-        if reason:
+            reason, hint = "counts and times are not negative", "give a positive number"
             raise IndexInvariantError(reason, subject="retention", hint=hint)
+        if max(counts) == 0 and self.keep_since_ms is None:
+            hint = "give --keep-last N, --keep-since TIME, or --keep-daily N and the like"
+            raise IndexInvariantError("keeps nothing by itself", subject="retention", hint=hint)
 
 
 class RetentionRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -517,12 +501,13 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def ageless(self) -> "RetentionPolicy":
         """Return the rules as where nothing is old: one that goes by a time or by periods keeps everything."""
-        rules = list(self.rules)
-        for place, rule in enumerate(rules):
-            retention = rule.retention
-            if retention is not None and (retention.keep_since_ms is not None or retention.periods):
-                ageless = msgspec.structs.replace(retention, keep_since_ms=0)
-                rules[place] = msgspec.structs.replace(rule, retention=ageless)
+
+        def ageless(retention: Retention | None) -> Retention | None:
+            if retention is None or (retention.keep_since_ms is None and not retention.periods):
+                return retention
+            return msgspec.structs.replace(retention, keep_since_ms=0)
+
+        rules = (RetentionRule(pattern=rule.pattern, retention=ageless(rule.retention)) for rule in self.rules)
         return RetentionPolicy(rules=tuple(rules))
 
     def unused(self, jobs: Iterable[str]) -> tuple[str, ...]:

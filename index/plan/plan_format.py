@@ -29,7 +29,7 @@ from index.errors import (
     UnknownFormatError,
     UnsafeNameError,
 )
-from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, sum_totals
+from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal
 from index.plan.commits import KeepReason, RetentionPolicy
 from index.snapshot.keys import BLOBS, INDEXES, SHARDS_COUNT, RunId, check_run_id, parse_upload_key
 from index.snapshot.model import NEVER_MS, SIZE_BYTES_MAX, CommitPointer, Scope
@@ -42,10 +42,6 @@ PLAN_SCHEMA: Final = 1
 # Caps for the reader of a file that anyone may have written.
 PLAN_HEADER_BYTES_MAX: Final = 256 * 1024 * 1024
 LINE_BYTES_MAX: Final = 4096
-
-# The reason of D2: what a line says; the others are what earlier releases wrote, each for a part of the same.
-_REASON: Final = "unreachable_upload"
-_Reason = Literal["unreachable_upload", "expired_upload", "closed_upload", "outlived_upload"]
 
 # What is negative, or does not fit 63 bits, is refused by the decoder.
 Natural = Annotated[int, msgspec.Meta(ge=0, le=SIZE_BYTES_MAX)]
@@ -138,7 +134,8 @@ _Part = TypeVar("_Part", PlanHeader, PlanSummary)
 
 class _Line(msgspec.Struct, frozen=True, gc=False):
     key: str
-    reason: _Reason
+    # The reason of D2.
+    reason: Literal["unreachable_upload"]
     size_bytes: Natural
     # Milliseconds before 1970 show no malice where a test's clock begins at 0.
     created_at_ms: Annotated[int, msgspec.Meta(ge=-NEVER_MS, le=NEVER_MS)]
@@ -170,13 +167,12 @@ def decode_plan_summary(data: bytes, *, subject: str) -> PlanSummary:
     summary = _decode_whole(data, PlanSummary, subject)
     if any(min(total.count, total.size_bytes) < 0 for total in summary.totals):
         raise PlanFileError("has counts or sizes that no plan has", subject=subject, hint=_PLAN_HINT)
-    # Of an earlier release's reasons several mean the same.
-    return msgspec.structs.replace(summary, totals=sum_totals(summary.totals))
+    return summary
 
 
 def encode_line(planned: PlannedUpload) -> bytes:
     """Return one line of a plan, with its newline."""
-    line = _Line(planned.key, _REASON, planned.size_bytes, planned.created_at_ms)
+    line = _Line(planned.key, "unreachable_upload", planned.size_bytes, planned.created_at_ms)
     return _line_encoder.encode(line) + b"\n"
 
 

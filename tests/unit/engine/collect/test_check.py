@@ -426,7 +426,7 @@ async def test_a_planner_that_takes_what_has_not_expired_is_found_out(
 
 
 def line_of(key: str, *, created_at_ms: int = 1) -> bytes:
-    fields = {"key": key, "reason": "closed_upload", "size_bytes": 1, "created_at_ms": created_at_ms}
+    fields = {"key": key, "reason": "unreachable_upload", "size_bytes": 1, "created_at_ms": created_at_ms}
     return msgspec.json.encode(fields) + b"\n"
 
 
