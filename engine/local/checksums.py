@@ -6,6 +6,8 @@ from typing import Final
 import xxhash
 from crc32c import crc32c as _crc32c
 
+from index.rocksdb.manifest import mask_crc
+
 try:
     # zlib's polynomial, many times as fast as zlib on a processor that multiplies without carry.
     from isal.isal_zlib import crc32
@@ -20,14 +22,8 @@ def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
     return _crc32c(data, crc)
 
 
-# RocksDB never stores a CRC of bytes that may hold CRCs as it is.
-_MASK_DELTA: Final = 0xA282EAD8
 _LAST_BYTE_PRIME: Final = 0x6B9083D9
 _UINT32: Final = 0xFFFFFFFF
-
-
-def _mask(crc: int) -> int:
-    return ((crc >> 15 | crc << 17 & _UINT32) + _MASK_DELTA) & _UINT32
 
 
 def _lower_xxh3(data: bytes | memoryview) -> int:
@@ -36,7 +32,7 @@ def _lower_xxh3(data: bytes | memoryview) -> int:
 
 # RocksDB's checksums of a block, by what its footers call them: of its contents and the byte behind them, at least one.
 BLOCK_SUMS: Final[dict[int, Callable[[bytes | memoryview], int]]] = {
-    1: lambda data: _mask(_crc32c(data)),
+    1: lambda data: mask_crc(_crc32c(data)),
     2: xxhash.xxh32_intdigest,
     3: lambda data: xxhash.xxh64_intdigest(data) & _UINT32,
     4: _lower_xxh3,
@@ -49,7 +45,7 @@ def sum_block(kind: int, pieces: Iterable[bytes], last: bytes) -> int:
         crc = 0
         for piece in pieces:
             crc = _crc32c(piece, crc)
-        return _mask(_crc32c(last, crc))
+        return mask_crc(_crc32c(last, crc))
     hasher = {2: xxhash.xxh32, 3: xxhash.xxh64, 4: xxhash.xxh3_64}[kind]()
     for piece in pieces:
         hasher.update(piece)

@@ -7,7 +7,7 @@ What was read is kept in a cache with a limit.
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from operator import attrgetter
 from typing import Final, Protocol, Self
 
@@ -31,12 +31,12 @@ from index.rocksdb import sst
 from index.rocksdb.lookup import DeletedRange, Version
 from index.rocksdb.manifest import (
     BYTEWISE,
-    INTERNAL_BYTES,
     SEQUENCE_MAX,
     ManifestFamily,
     ManifestFile,
     decode_log,
     decode_manifest,
+    runs_of,
 )
 from index.rocksdb.write_batch import decode_writes
 
@@ -108,7 +108,8 @@ class StoreInPlace:
             UsageError: The key has operands, and there is no delimiter.
         """
         of = self._family(family)
-        files = [file for file in newest_first(of) if file.smallest_key <= key <= file.largest_key]
+        newest_first = itertools.chain.from_iterable(runs_of(of))
+        files = [file for file in newest_first if file.smallest_key <= key <= file.largest_key]
         sources: list[_Source] = [
             self._logged[of.id],
             *await map_bounded(self._table, files, in_flight_max=_IN_FLIGHT_MAX),
@@ -136,7 +137,7 @@ class StoreInPlace:
         of = self._family(family)
         logged = self._logged[of.id]
         deleted = [*logged.deleted]
-        blocks = [logged.blocks(), *(self._blocks(level, start, stop, deleted) for level in levels_of(of))]
+        blocks = [logged.blocks(), *(self._blocks(run, start, stop, deleted) for run in runs_of(of))]
         runs = [_Run(each, self.location) for each in blocks]
         while True:
             await map_bounded(_Run.fill, runs, in_flight_max=_IN_FLIGHT_MAX)
@@ -310,31 +311,6 @@ def end_of_prefix(prefix: bytes) -> bytes | None:
     """Return the least key above all keys with a prefix; None if there is none."""
     cut = prefix.rstrip(b"\xff")
     return cut[:-1] + bytes([cut[-1] + 1]) if cut else None
-
-
-def newest_first(family: ManifestFamily) -> Iterator[ManifestFile]:
-    """Iterate over the files of a family, so that of one key what is newer comes first."""
-    for level in levels_of(family):
-        yield from level
-
-
-def levels_of(family: ManifestFamily) -> Iterator[Sequence[ManifestFile]]:
-    """Iterate over runs of files that overlap nowhere, by their keys, the newest first: each file of level 0 is one."""
-    by_level: dict[int, list[ManifestFile]] = {}
-    for level, file in family.files:
-        by_level.setdefault(level, []).append(file)
-    first = by_level.pop(0, [])
-    has_epochs = all(file.epoch is not None for file in first)
-
-    def age(file: ManifestFile) -> tuple[int, ...]:
-        epoch = (file.epoch or 0) if has_epochs else 0
-        return epoch, file.largest_sequence, file.smallest_sequence, file.number
-
-    for file in sorted(first, key=age, reverse=True):
-        yield (file,)
-    for _, files in sorted(by_level.items()):
-        # Of one key what is newer comes first.
-        yield sorted(files, key=lambda of: (of.smallest_key, -int.from_bytes(of.smallest[-INTERNAL_BYTES:], "little")))
 
 
 def newest_deletion(deleted: Iterable[DeletedRange], key: bytes) -> int:

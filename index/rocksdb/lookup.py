@@ -26,12 +26,11 @@ import msgspec
 from index.rocksdb.sst import (
     KEY_TRAILER_BYTES,
     KINDS_KNOWN,
-    TRAILER_BYTES,
     BlockHandle,
     IndexForm,
-    decode_handle,
     decode_varint,
     read_entries,
+    read_index_entries,
     refuse_hash_index,
     restart_offsets,
 )
@@ -166,32 +165,9 @@ class BlockIndex:
         return next(self._entries(at))[0]
 
     def _entries(self, at: int) -> Iterator[tuple[bytes, BlockHandle]]:
-        contents, form = self._contents, self._form.index
-        key, offset, size = b"", 0, 0
-        while at < self._end:
-            shared, at = decode_varint(contents, at)
-            unshared, at = decode_varint(contents, at)
-            value_bytes = None
-            if not form.delta:
-                value_bytes, at = decode_varint(contents, at)
-            value_at = at + unshared
-            if shared > len(key) or value_at > self._end:
-                raise ValueError("has an entry that reaches beyond its block")
-            key = key[:shared] + contents[at:value_at]
-            if form.delta and shared:
-                change, at = decode_varint(contents, value_at)
-                offset += size + TRAILER_BYTES
-                size += (change >> 1) ^ -(change & 1)
-            else:
-                handle, at = decode_handle(contents, value_at)
-                offset, size = handle.offset, handle.size_bytes
-            if value_bytes is not None:
-                at = value_at + value_bytes
-            elif form.first_keys:
-                first_key_bytes, at = decode_varint(contents, at)
-                at += first_key_bytes
-            if at > self._end or size < 0:
-                raise ValueError("has an entry that reaches beyond its block")
+        contents, key = self._contents, b""
+        for shared, start, end, offset, size in read_index_entries(contents, self._form.index, at, self._end):
+            key = key[:shared] + contents[start:end]
             yield key if self._form.user_keys else key[: _trailer(key)], BlockHandle(offset, size)
 
 

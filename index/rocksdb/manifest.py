@@ -6,7 +6,7 @@ block    = records | zeros, where no head of a record fits
 record   = masked CRC32C (4) | length (2) | type (1) | [log number (4): types 5 to 8] | payload
 type     = 1 or 5 a whole edit; 2 or 6 its first piece, 3 or 7 one between, 4 or 8 its last piece
 edit     = (tag | value) …
-tag      = a varint; what follows depends on it: `VersionEdit`
+tag      = a varint; what follows depends on it: `_PARTS`
 ```
 
 Integers are little-endian or varints. The checksum is over the type, the log number and the payload. An edit changes
@@ -125,36 +125,28 @@ class ManifestFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VersionEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a store; what is None or empty stays as it was. The tags are RocksDB's."""
+    """One change of a store; what is None or empty stays as it was. Which tag each has: `_PARTS`."""
 
-    # 8193
     db_id: bytes | None = None
-    # 1
     comparator: bytes | None = None
-    # 2, 9: the write-ahead logs before it are not needed by the family.
+    # The write-ahead logs before it are not needed by the family.
     log_number: int | None = None
     previous_log_number: int | None = None
-    # 3
     next_file_number: int | None = None
-    # 203
     family_id_max: int | None = None
-    # 10
     log_number_min: int | None = None
-    # 4
     last_sequence: int | None = None
-    # 5: level and internal key at which the next compaction begins.
+    # Level and internal key at which the next compaction begins.
     compact_cursors: tuple[tuple[int, bytes], ...] = ()
-    # 6: level and number.
+    # Level and number.
     deleted: tuple[tuple[int, int], ...] = ()
-    # 103: level and file.
+    # Level and file.
     added: tuple[tuple[int, ManifestFile], ...] = ()
-    # 200
     family: int = 0
-    # 201: the name of the family, which begins here.
+    # The name of the family, which begins here.
     family_added: bytes | None = None
-    # 202
     is_family_dropped: bool = False
-    # 300: number of edits that follow in the same atomic group.
+    # Number of edits that follow in the same atomic group.
     group_left: int | None = None
     # Other tags from 8192 on, with their values.
     ignored: tuple[tuple[int, bytes], ...] = ()
@@ -180,6 +172,26 @@ class ManifestFamily(msgspec.Struct, frozen=True, kw_only=True):
     log_number: int = 0
     # Level and file, sorted by level and number.
     files: tuple[tuple[int, ManifestFile], ...] = ()
+
+
+def runs_of(family: ManifestFamily) -> Iterator[tuple[ManifestFile, ...]]:
+    """Iterate over runs of files that overlap nowhere, by their keys, the newest first: each file of level 0 is one."""
+    by_level: dict[int, list[ManifestFile]] = {}
+    for level, file in family.files:
+        by_level.setdefault(level, []).append(file)
+    first = by_level.pop(0, [])
+    has_epochs = all(file.epoch for file in first)
+
+    def age(file: ManifestFile) -> tuple[int, ...]:
+        epoch = (file.epoch or 0) if has_epochs else 0
+        return epoch, file.largest_sequence, file.smallest_sequence, file.number
+
+    for file in sorted(first, key=age, reverse=True):
+        yield (file,)
+    for _, files in sorted(by_level.items()):
+        # Of one key what is newer comes first.
+        files.sort(key=lambda of: (of.smallest_key, -int.from_bytes(of.smallest[-INTERNAL_BYTES:], "little")))
+        yield tuple(files)
 
 
 class ManifestState(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,7 +261,7 @@ def _pieces(data: bytes, crc32c: Crc32c, at: int, subject: str, *, is_live: bool
             raise _broken("is cut short", subject)
         if kind > _LAST + _RECYCLABLE or end - at > left:
             raise _broken(f"has a record of type {kind} and {end - at} bytes in a block with {left} left", subject)
-        if int.from_bytes(data[at : at + 4], "little") != _mask(crc32c(data[at + 6 : end])):
+        if int.from_bytes(data[at : at + 4], "little") != mask_crc(crc32c(data[at + 6 : end])):
             raise _broken(f"has a record at byte {at} that does not fit its checksum", subject)
         if kind > _LAST:
             kind -= _RECYCLABLE
@@ -296,11 +308,12 @@ def encode_log(records: Iterable[bytes], *, crc32c: Crc32c) -> bytes:
             kind = (_FULL if is_last else _FIRST) if is_first else (_LAST if is_last else _MIDDLE)
             is_first = False
             typed = bytes((kind,)) + piece
-            log += _mask(crc32c(typed)).to_bytes(4, "little") + len(piece).to_bytes(2, "little") + typed
+            log += mask_crc(crc32c(typed)).to_bytes(4, "little") + len(piece).to_bytes(2, "little") + typed
     return bytes(log)
 
 
-def _mask(crc: int) -> int:
+def mask_crc(crc: int) -> int:
+    """Return a CRC-32C as RocksDB stores it: never as it is, of bytes that may hold CRCs."""
     return ((crc >> 15 | crc << 17 & _UINT32) + _MASK_DELTA) & _UINT32
 
 

@@ -18,6 +18,7 @@ from index.rocksdb.manifest import (
     ManifestFamily,
     ManifestFile,
     ManifestState,
+    runs_of,
 )
 
 # RocksDB's default number, which Spark leaves as it is.
@@ -90,8 +91,9 @@ def plan_merge(parents: Sequence[MergeParent], *, levels: int = LEVELS) -> Merge
     links: list[MergeLink] = []
     merged: list[ManifestFamily] = []
     for number, name in enumerate(families):
+        # Of each parent from the oldest rows to the newest.
         runs = [
-            list(_runs(at, family))
+            [_Run(parent=at, files=files) for files in runs_of(family)][::-1]
             for at, parent in enumerate(parents)
             for family in parent.state.families
             if family.name == name
@@ -138,22 +140,6 @@ def _check_parent(parent: MergeParent) -> None:
             if file.number in parent.range_deletions or FIELD_RANGE_DELETIONS in fields:
                 # It would delete the other parents' keys of the range, where they are on a lower level.
                 raise _refused(f"has deletions of ranges of keys (file {file.number})", parent)
-
-
-def _runs(parent: int, family: ManifestFamily) -> Iterator[_Run]:
-    """Yield what a parent has of a family, from the oldest rows to the newest."""
-    by_level: dict[int, list[ManifestFile]] = {}
-    for level, file in family.files:
-        by_level.setdefault(level, []).append(file)
-    newest = by_level.pop(0, [])
-    for _, files in sorted(by_level.items(), reverse=True):
-        yield _Run(parent=parent, files=tuple(files))
-    if all(file.epoch for file in newest):
-        newest.sort(key=lambda file: file.epoch or 0)
-    else:
-        newest.sort(key=lambda file: (file.largest_sequence, file.smallest_sequence, file.number))
-    for file in newest:
-        yield _Run(parent=parent, files=(file,))
 
 
 def _place(parents: Sequence[list[_Run]], levels: int) -> Iterator[tuple[int, int, _Run]]:

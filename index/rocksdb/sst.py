@@ -342,9 +342,16 @@ def decode_index(contents: bytes, form: IndexForm) -> Iterator[tuple[int, int]]:
     Raises:
         ValueError: From the iteration: the contents are not an index.
     """
-    # Keys are passed over: each may repeat all of the one before it.
-    end = _entries_end(contents)
-    at = offset = size = key_bytes = 0
+    for *_, offset, size in read_index_entries(contents, form, 0, _entries_end(contents)):
+        yield offset, size
+
+
+def read_index_entries(contents: bytes, form: IndexForm, at: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield the entries of an index from a restart on: shared bytes, start and end of the others, and the handle.
+
+    Nothing is made of a key here, which may repeat all of the one before it. Raises as `decode_index`.
+    """
+    offset = size = key_bytes = value_bytes = 0
     while at < end:
         shared, unshared = contents[at], contents[at + 1]
         if (shared | unshared) & 0x80:
@@ -352,35 +359,26 @@ def decode_index(contents: bytes, form: IndexForm) -> Iterator[tuple[int, int]]:
             unshared, at = decode_varint(contents, at)
         else:  # as of nearly every entry: without two calls
             at += 2
-        if shared > key_bytes:
-            raise ValueError("has an entry that reaches beyond its block")
-        key_bytes = shared + unshared
         if not form.delta:
             value_bytes, at = decode_varint(contents, at)
-            value_end = at + unshared + value_bytes
-            offset, at = decode_varint(contents, at + unshared)
-            size, at = decode_varint(contents, at)
-            if at > value_end or value_end > end:
-                raise ValueError("has an entry that reaches beyond its block")
-            at = value_end
-            yield offset, size
-            continue
-        at += unshared
-        if shared:
-            change, at = decode_varint(contents, at)
+        key_at, key_end = at, at + unshared
+        if form.delta and shared:
+            change, at = decode_varint(contents, key_end)
             offset += size + TRAILER_BYTES
             size += (change >> 1) ^ -(change & 1)
         else:
-            offset, at = decode_varint(contents, at)
+            offset, at = decode_varint(contents, key_end)
             size, at = decode_varint(contents, at)
-        if form.first_keys:
+        least = at
+        if not form.delta:
+            at = key_end + value_bytes
+        elif form.first_keys:
             first_key_bytes, at = decode_varint(contents, at)
             at += first_key_bytes
-        if at > end or size < 0:
+        if shared > key_bytes or not least <= at <= end or size < 0:
             raise ValueError("has an entry that reaches beyond its block")
-        yield offset, size
-    if at != end:
-        raise ValueError("has bytes after its last entry")
+        key_bytes = shared + unshared
+        yield shared, key_at, key_end, offset, size
 
 
 def _entries_end(contents: bytes) -> int:

@@ -499,6 +499,7 @@ TARGETS: Final = (
             sst.decode_index_form,
             sst.decode_entries,
             sst.decode_index,
+            sst.read_index_entries,
             sst.decode_handle,
             sst.decode_varint,
         ),
