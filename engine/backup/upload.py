@@ -16,12 +16,12 @@ from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
 from engine.errors import UnsafeSourceError
 from engine.local.digests import ContentHasher, Digest, DigestCache, FileHasher, hash_bytes, hash_pack, parse_sst
-from engine.local.scan import READ_FLAGS, SourceDir, changed_error, is_still, refusing, unreadable_error
+from engine.local.scan import SourceDir, changed_error, is_still, opened, refusing
 from engine.records.indexes import put_new
 from engine.records.journal import HashedBody, UploadJournal
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.runtime import Progress
-from index.plan.backup import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
+from index.plan.backup import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack, group_by_size
 from index.snapshot.model import BlobKey, FileBlob, FileIndex, FilePath, SstIdentity
 
 
@@ -104,17 +104,8 @@ class PartsBody:
 
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the parts one after the other; small ones are joined, none is larger than a pack takes."""
-        chunk: list[bytes] = []
-        chunk_bytes = 0
-        for part in self._parts:
-            if chunk and chunk_bytes + len(part) > self._chunk_bytes:
-                yield b"".join(chunk)
-                chunk.clear()
-                chunk_bytes = 0
-            chunk.append(part)
-            chunk_bytes += len(part)
-        if chunk_bytes:
-            yield b"".join(chunk)
+        for group in group_by_size(self._parts, len, bytes_max=self._chunk_bytes):
+            yield b"".join(group)
 
     async def read_digest(self) -> Digest:
         """Return what identifies the parts, as its caller has hashed them; nobody asks the CRC32, which is 0."""
@@ -350,17 +341,12 @@ def _read_files(source: SourceDir, items: tuple[PlannedFile, ...]) -> list[_Read
 
 def _read_file(source: SourceDir, item: PlannedFile) -> _Read:
     file, size_bytes = item.file, item.size_bytes
-    try:
-        descriptor = os.open("/".join(item.path), READ_FLAGS, dir_fd=source.descriptor)
-        try:
-            # One byte more than there should be, so that a file that grows is noticed.
-            data = os.read(descriptor, size_bytes + 1)
-            # A stat after the only reading covers all that came before it, and costs half of two.
-            status = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise unreadable_error(source.path.joinpath(*item.path), error) from error
+    path = source.path.joinpath(*item.path)
+    with refusing(path), opened("/".join(item.path), dir_fd=source.descriptor) as descriptor:
+        # One byte more than there should be, so that a file that grows is noticed.
+        data = os.read(descriptor, size_bytes + 1)
+        # A stat after the only reading covers all that came before it, and costs half of two.
+        status = os.fstat(descriptor)
     if len(data) != size_bytes or not is_still(file, status):
-        raise changed_error(source.path.joinpath(*item.path))
+        raise changed_error(path)
     return _Read(data, hash_bytes(data), parse_sst(file.name, data))

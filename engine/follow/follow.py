@@ -24,7 +24,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.local.files import flush, make_durable, sync_dir, write_all_at
 from engine.errors import DamagedError, NotFoundError, PromotedError, TargetBusyError, TargetError, UnsafeSourceError
 from engine.local.digests import hash_content, read_own_file
-from engine.local.scan import scan_dir
+from engine.local.scan import opened, scan_dir
 from engine.records.find import CHOICES_MAX, find_commit, find_pinned
 from engine.records.leases import PinLease
 from engine.records.log import list_log
@@ -366,12 +366,10 @@ class Standby:
         # Always the same name: what a killed process has left of it does not pile up.
         new = Path(f"{self._file}-new")
         with target_errors(self._file):
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            with opened(new, flags, 0o600) as descriptor:
                 write_all_at(descriptor, 0, msgspec.json.encode(found))
                 flush(descriptor)
-            finally:
-                os.close(descriptor)
             new.replace(self._file)
             sync_dir(self._file.parent)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from blobstore.local.files import write_all_at
-from engine.local.scan import READ_FLAGS
+from engine.local.scan import NEW_FILE_FLAGS, opened
 
 # How much one call copies: so much at most is copied after the other side of the copy went away.
 _COPY_BYTES: Final = 64 * 1024 * 1024
@@ -22,31 +22,21 @@ def copy_file(source: Path, target: Path) -> int:
     The blocks are shared where the file system can (reflink), but never the inode: what is written to one of the two
     files never shows in the other. OSError: ELOOP for a symbolic link, EISDIR or EINVAL for another kind of file.
     """
-    incoming = os.open(source, READ_FLAGS)
-    try:
+    copied = 0
+    with opened(source) as incoming:
         if not stat.S_ISREG(os.fstat(incoming).st_mode):
             raise OSError(errno.EINVAL, "is not a regular file", str(source))
-        outgoing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            return _copy(incoming, outgoing)
-        finally:
-            os.close(outgoing)
-    finally:
-        os.close(incoming)
-
-
-def _copy(incoming: int, outgoing: int) -> int:
-    copied = 0
-    if hasattr(os, "copy_file_range"):
-        try:
-            while count := os.copy_file_range(incoming, outgoing, _COPY_BYTES, copied, copied):
-                copied += count
-        except OSError as error:
-            if error.errno not in _CANNOT_COPY:
-                raise
-    # What is left: everything where the call is not known, and nothing, for the price of one read, where it is. Some
-    # kernels copy nothing from a file system that makes up its files, and report success.
-    while chunk := os.pread(incoming, _READ_BYTES, copied):
-        write_all_at(outgoing, copied, chunk)
-        copied += len(chunk)
+        with opened(target, NEW_FILE_FLAGS) as outgoing:
+            if hasattr(os, "copy_file_range"):
+                try:
+                    while count := os.copy_file_range(incoming, outgoing, _COPY_BYTES, copied, copied):
+                        copied += count
+                except OSError as error:
+                    if error.errno not in _CANNOT_COPY:
+                        raise
+            # What is left: everything where the call is not known, and nothing, for the price of one read, where it is.
+            # Some kernels copy nothing from a file system that makes up its files, and report success.
+            while chunk := os.pread(incoming, _READ_BYTES, copied):
+                write_all_at(outgoing, copied, chunk)
+                copied += len(chunk)
     return copied

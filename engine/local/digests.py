@@ -11,6 +11,7 @@ import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple, Self, TypeVar
 
@@ -21,18 +22,10 @@ from typing_extensions import override
 from blobstore.base import Buffer, Sink
 from blobstore.local.files import write_whole
 from engine.errors import UnsafeSourceError
+from engine.local import scan
 from engine.local.checksums import crc32
-from engine.local.scan import (
-    READ_FLAGS,
-    SourceDir,
-    all_files,
-    changed_error,
-    is_still,
-    is_written_once,
-    opened_dir,
-    unreadable_error,
-)
 from index.errors import UNDECODABLE
+from index.plan.backup import group_by_size
 from index.rocksdb.sst import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
 from index.snapshot.dir_diff import LocalDir, LocalFile, pairs_to_identify
 from index.snapshot.model import DirIndex, FileIndex, FilePath, SstIdentity
@@ -62,7 +55,6 @@ _GROUP_FILES_MAX: Final = 256
 _MAGIC: Final = b"TIDECACH"
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
-_Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
 
@@ -189,7 +181,7 @@ class DigestCache:
         file is written once.
         """
         known = self._find(file)
-        is_believed = known is not None and known.settled and (self._trust_stat or is_written_once(file.name))
+        is_believed = known is not None and known.settled and (self._trust_stat or scan.is_written_once(file.name))
         return known if is_believed else None
 
     def find_restored(self, file: LocalFile) -> CachedFile | None:
@@ -343,6 +335,12 @@ class Wanted(msgspec.Struct, frozen=True):
     sst: bool
     # Hash the content, unless the tail had an identity.
     digest: bool
+    # The hash to compare with, where only that is asked.
+    expected: bytes = b""
+
+    @property
+    def hashed_bytes(self) -> int:
+        return self.file.metadata.size_bytes if self.digest else 0
 
 
 class StoppedError(Exception):
@@ -385,7 +383,7 @@ class FactReader:
         local = _with_files(local, identified, ())
         # What the cache said now, and what is taken over of what it said before. What is read now may have changed a
         # moment ago, and a hash that a source has by a file's name was read by nobody.
-        taken_over = {id(file) for file in all_files(self._cache.believed)}
+        taken_over = {id(file) for file in scan.all_files(self._cache.believed)}
         taken_over.update(id(file) for files in identified.values() for file in files.values())
         self._cache.believed = _only(local, taken_over)
         read: dict[FilePath, dict[str, LocalFile]] = {}
@@ -414,28 +412,25 @@ class FactReader:
         Every file that the cache does not know from a restore of ours is read.
         """
         present: dict[FilePath, LocalFile] = {}
-        wanted: list[tuple[Wanted, bytes]] = []
+        wanted: list[Wanted] = []
         for path, file, entry in candidates:
             known = self._cache.find_restored(file)
             if known is None or known.blake3 is None:
-                wanted.append((Wanted(path, file, sst=False, digest=True), entry.blake3))
+                wanted.append(Wanted(path, file, sst=False, digest=True, expected=entry.blake3))
             elif known.blake3 == entry.blake3:
                 present[path] = file
         if wanted:
-            sizes = [item.file.metadata.size_bytes for item, _ in wanted]
-            with opened_dir(self._root) as source:
-                equal = _map_read(functools.partial(_is_equal, source, self._stop), wanted, sizes, self._stop)
-            found = zip(wanted, equal, strict=True)
-            present.update((item.path, item.file) for (item, _), is_equal in found if is_equal)
+            with scan.opened_dir(self._root) as source:
+                equal = _map_read(functools.partial(_is_equal, source, self._stop), wanted, self._stop)
+            present.update((item.path, item.file) for item, is_equal in zip(wanted, equal, strict=True) if is_equal)
         return present
 
     def _read(self, wanted: Sequence[Wanted]) -> dict[FilePath, LocalFile]:
         """Read facts from the disk, several files at once where there is much to hash, and remember them."""
         if not wanted:
             return {}
-        sizes = [item.file.metadata.size_bytes if item.digest else 0 for item in wanted]
-        with opened_dir(self._root) as source:
-            read = _map_read(functools.partial(_read_one, source, self._stop), wanted, sizes, self._stop)
+        with scan.opened_dir(self._root) as source:
+            read = _map_read(functools.partial(_read_one, source, self._stop), wanted, self._stop)
         found: dict[FilePath, LocalFile] = {}
         for item, file in zip(wanted, read, strict=True):
             self._cache.record(file, looked_at_ns=self._looked_at_ns, sst_read=item.sst)
@@ -443,17 +438,17 @@ class FactReader:
         return found
 
 
-def _map_read(
-    read: Callable[[_Item], _Found], items: Sequence[_Item], sizes: Sequence[int], stop: threading.Event
-) -> list[_Found]:
-    """Read one file after the other, or several at once where there is much to hash; `sizes` are in bytes."""
-    if sum(sizes) <= READ_ALONE_BYTES_MAX:
+def _map_read(read: Callable[[Wanted], _Found], items: Sequence[Wanted], stop: threading.Event) -> list[_Found]:
+    """Read one file after the other, or several at once where there is much to hash."""
+    size_of = attrgetter("hashed_bytes")
+    if sum(map(size_of, items)) <= READ_ALONE_BYTES_MAX:
         return [read(item) for item in items]
+    groups = group_by_size(items, size_of, bytes_max=_GROUP_BYTES, count_max=_GROUP_FILES_MAX)
     found: list[_Found] = []
     with ThreadPoolExecutor(READERS_MAX, "tidemark-read") as readers:
         try:
             # To hand a file over takes as long as to hash a small one, and memory.
-            for group in readers.map(lambda group: [read(item) for item in group], _groups(items, sizes)):
+            for group in readers.map(lambda group: [read(item) for item in group], groups):
                 found += group
         except BaseException:
             stop.set()
@@ -461,33 +456,18 @@ def _map_read(
     return found
 
 
-def _groups(items: Sequence[_Item], sizes: Sequence[int]) -> Iterator[list[_Item]]:
-    """Yield the items in groups, each of as many bytes or files as one thread takes at a time."""
-    group: list[_Item] = []
-    size_bytes = 0
-    for item, item_bytes in zip(items, sizes, strict=True):
-        group.append(item)
-        size_bytes += item_bytes
-        if size_bytes >= _GROUP_BYTES or len(group) == _GROUP_FILES_MAX:
-            yield group
-            group, size_bytes = [], 0
-    if group:
-        yield group
-
-
-def _is_equal(source: SourceDir, stop: threading.Event, item: tuple[Wanted, bytes]) -> bool:
+def _is_equal(source: scan.SourceDir, stop: threading.Event, item: Wanted) -> bool:
     """Compare a file with a hash; one that cannot be read or does not hold still is not equal, and not reused."""
-    wanted, blake3 = item
     hasher = ContentHasher()
     try:
-        with _opened_file(source, wanted) as descriptor:
-            _hash_file(descriptor, wanted, hasher, stop)
+        with _opened_file(source, item) as descriptor:
+            _hash_file(descriptor, item, hasher, stop)
     except UnsafeSourceError:
         return False
-    return hasher.blake3 == blake3
+    return hasher.blake3 == item.expected
 
 
-def _read_one(source: SourceDir, stop: threading.Event, item: Wanted) -> LocalFile:
+def _read_one(source: scan.SourceDir, stop: threading.Event, item: Wanted) -> LocalFile:
     sst: SstIdentity | None = None
     digest: Digest | None = None
     with _opened_file(source, item) as descriptor:
@@ -502,25 +482,15 @@ def _read_one(source: SourceDir, stop: threading.Event, item: Wanted) -> LocalFi
 
 
 @contextlib.contextmanager
-def _opened_file(source: SourceDir, item: Wanted) -> Iterator[int]:
-    """Open a file that has the stat of the scan, before the block and after it.
-
-    Raises:
-        UnsafeSourceError: It cannot be read, or has changed.
-    """
+def _opened_file(source: scan.SourceDir, item: Wanted) -> Iterator[int]:
+    """Open a file that has the stat of the scan, before the block and after it; else an UnsafeSourceError."""
     path = source.path.joinpath(*item.path)
-    try:
-        descriptor = os.open("/".join(item.path), READ_FLAGS, dir_fd=source.descriptor)
-        try:
-            if not is_still(item.file, os.fstat(descriptor)):
-                raise changed_error(path)
-            yield descriptor
-            if not is_still(item.file, os.fstat(descriptor)):
-                raise changed_error(path)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise unreadable_error(path, error) from error
+    with scan.refusing(path), scan.opened("/".join(item.path), dir_fd=source.descriptor) as descriptor:
+        if not scan.is_still(item.file, os.fstat(descriptor)):
+            raise scan.changed_error(path)
+        yield descriptor
+        if not scan.is_still(item.file, os.fstat(descriptor)):
+            raise scan.changed_error(path)
 
 
 def _hash_file(descriptor: int, item: Wanted, hasher: ContentHasher, stop: threading.Event) -> None:

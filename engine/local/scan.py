@@ -32,6 +32,7 @@ _name = attrgetter("name")
 # O_NONBLOCK: opening a FIFO that took a file's name must not wait for its writer.
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 DIR_FLAGS: Final = READ_FLAGS | os.O_DIRECTORY
+NEW_FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # What this machine or this user lacks: an error with one of these says nothing of the file that was to be read.
 LACKING: Final = TOO_MANY_OPEN | {
@@ -72,6 +73,34 @@ class SourceDir(NamedTuple):
 
 
 @contextmanager
+def opened(path: str | Path, flags: int = READ_FLAGS, mode: int = 0o666, *, dir_fd: int | None = None) -> Iterator[int]:
+    """Hold a file or directory open for a block; arguments and errors are those of `os.open`."""
+    descriptor = os.open(path, flags, mode, dir_fd=dir_fd)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def hold(name: str | Path, flags: int, *, dir_fd: int | None = None) -> int:
+    """Open a file or directory, and lock it (flock) until the descriptor is closed; -1 if it is gone by then.
+
+    BlockingIOError: another process holds it; OSError: it cannot be opened.
+    """
+    descriptor = os.open(name, flags, 0o600, dir_fd=dir_fd)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=dir_fd, follow_symlinks=False)):
+                return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return -1
+
+
+@contextmanager
 def opened_dir(path: Path) -> Iterator[SourceDir]:
     """Hold a directory open for a block. UnsafeSourceError: it is not a directory, or cannot be read."""
     with refusing(path):
@@ -99,11 +128,8 @@ def file_system_now_ns(directory: Path, scanned: LocalDir) -> int:
         for device in {file.device for file in files}
     }
     with suppress(OSError, AttributeError):  # read-only, or a system that has no such files
-        probe = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        try:
+        with opened(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600) as probe:
             status = os.fstat(probe)
-        finally:
-            os.close(probe)
         newest_ns[status.st_dev] = max(status.st_ctime_ns, newest_ns.get(status.st_dev, 0))
     return min(newest_ns.values(), default=0)
 
@@ -273,13 +299,6 @@ def _name_of(number: int, look_up: Callable[[int], pwd.struct_passwd | grp.struc
 
 def hold_dir(directory: Path) -> int:
     """Take a directory for this process; -1 if another one has it, or it is gone."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        descriptor = os.open(directory, DIR_FLAGS)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), directory.lstat()):
-                return descriptor
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        os.close(descriptor)
+    with suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
+        return hold(directory, DIR_FLAGS)
     return -1

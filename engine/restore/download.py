@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -18,13 +19,12 @@ from engine.restore import write
 from engine.restore.staging import target_errors
 from engine.runtime import NO_PROGRESS, Progress
 from engine.settings import TransferSettings
+from index.plan.backup import group_by_size
 from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, ReusedFile, plan_restore
 from index.snapshot.model import FileBlob, FilePath, SnapshotIndex, SnapshotMetadata
 
-# Small files that go to a thread together.
+# Files that go to a thread together, and bytes of those that are copied.
 FILES_PER_HOP: Final = 256
-# Local files up to this size are copied through memory, and the bytes of one call.
-SMALL_BYTES_MAX: Final = 256 * 1024
 HOP_BYTES_MAX: Final = 4 * 1024 * 1024
 
 _Item = TypeVar("_Item")
@@ -122,16 +122,15 @@ class Downloader(msgspec.Struct, kw_only=True):
                 yield partial(self._fetch_blob, stream, blob)
         for links in _groups(plan.links):
             yield partial(self._link, links)
-        for copies in _copies(plan.copies):
-            is_large = copies[0].target.size_bytes > SMALL_BYTES_MAX
-            yield partial(self._copy, copies[0]) if is_large else partial(self._copy_small, copies)
+        size_of: Callable[[ReusedFile], int] = attrgetter("target.size_bytes")
+        for copies in group_by_size(plan.copies, size_of, bytes_max=HOP_BYTES_MAX, count_max=FILES_PER_HOP):
+            yield partial(self._copy, copies)
         for files in _groups((*plan.empty, *plan.inline)):
             yield partial(self._write_whole, files)
 
     async def _write_whole(self, files: Sequence[RestoredFile]) -> None:
-        pieces = [(file, file.entry.inline or b"") for file in files]
         with target_errors(self.target):
-            written = await run_blocking(write.write_files, self.root, pieces, self.owners)
+            written = await run_blocking(write.write_files, self.root, files, self.owners, write.write_inline)
         self.written.extend(written)
         self.progress.add(files=len(files), bytes_=sum(file.size_bytes for file in files))
 
@@ -139,32 +138,22 @@ class Downloader(msgspec.Struct, kw_only=True):
         linked = await run_blocking(lambda: [write.link_file(self.root, self.source, file) for file in files])
         for reused, written in zip(files, linked, strict=True):
             if written is None:
-                await self._copy(reused)
+                await self._copy([reused])
             else:
                 self.linked.append(written)
                 self._reused(written)
 
-    async def _copy(self, reused: ReusedFile) -> None:
+    async def _copy(self, reused: Sequence[ReusedFile]) -> None:
+        """Copy files; fetch those that are gone, or do not have the right bytes after all."""
+        files, fill = [item.target for item in reused], partial(write.copy_into, self.source)
         with target_errors(self.target):
-            written = await run_blocking(write.copy_file, self.root, self.source, reused, self.owners)
-        if written is not None:
-            self._reused(written)
-        else:
-            await self._fetch_after_all(reused)
-
-    async def _copy_small(self, files: Sequence[ReusedFile]) -> None:
-        async with self.budget.hold(sum(file.target.size_bytes for file in files)):
-            with target_errors(self.target):
-                copied, broken = await run_blocking(write.copy_small_files, self.root, self.source, files, self.owners)
+            copied = await run_blocking(write.write_files, self.root, files, self.owners, fill)
         for written in copied:
             self._reused(written)
-        for reused in broken:
-            await self._fetch_after_all(reused)
-
-    async def _fetch_after_all(self, reused: ReusedFile) -> None:
-        stream = _Stream(reused.target)
-        for blob in reused.target.entry.blobs:
-            await self._fetch_blob(stream, blob)
+        there = {written.file.path for written in copied}
+        for stream in [_Stream(file) for file in files if file.path not in there]:
+            for blob in stream.file.entry.blobs:
+                await self._fetch_blob(stream, blob)
 
     async def _fetch_run(self, run: FetchedRun) -> None:
         """Fetch a range of a pack, and write its files as they come; only what is right stays."""
@@ -293,25 +282,6 @@ def _make_root(directory: Path, dirs: Sequence[FilePath]) -> int:
     for path in dirs:
         directory.joinpath(*path).mkdir()
     return os.open(directory, DIR_FLAGS)
-
-
-def _copies(copies: Sequence[ReusedFile]) -> Iterator[Sequence[ReusedFile]]:
-    """Group small files, as many as a thread takes at a time; each large one is by itself."""
-    group: list[ReusedFile] = []
-    group_bytes = 0
-    for item in copies:
-        size_bytes = item.target.size_bytes
-        if size_bytes > SMALL_BYTES_MAX:
-            yield (item,)
-            continue
-        if len(group) == FILES_PER_HOP or group_bytes + size_bytes > HOP_BYTES_MAX:
-            yield tuple(group)
-            group.clear()
-            group_bytes = 0
-        group.append(item)
-        group_bytes += size_bytes
-    if group:
-        yield tuple(group)
 
 
 def _groups(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:

@@ -7,10 +7,9 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -25,7 +24,7 @@ from blobstore.tracing import traced
 from blobstore.wrappers.forwarding import UndeletingStore
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.digests import Digest, DigestCache, FactReader
-from engine.local.scan import DIR_FLAGS, scan_dir
+from engine.local.scan import DIR_FLAGS, opened, scan_dir
 from engine.records.find import CHOICES_MAX, Choice, find_pinned, require_store
 from engine.records.indexes import check_is_of, read_stored_snapshot
 from engine.records.leases import PinLease, is_closed_by_now
@@ -351,26 +350,23 @@ class StagedRestore(msgspec.Struct, kw_only=True):
         self.progress.total(files=plan.files_count, bytes_=plan.size_bytes)
         await run_blocking(staging.prepare, plan.dirs, [file.size_bytes for file in plan.written])
         watch.end_phase("prepare")
-        source = -1
-        with target_errors(staging.target):
+        with ExitStack() as stack:
+            source = -1
             if plan.links or plan.copies:
-                source = os.open(staging.target, DIR_FLAGS)
-        downloader = Downloader(
-            store=self.repository.store,
-            snapshot=index.metadata,
-            target=staging.target,
-            root=staging.descriptor,
-            source=source,
-            owners=self.options.owners,
-            settings=settings,
-            progress=self.progress,
-            budget=ByteBudget(settings.memory_bytes_max),
-        )
-        try:
+                with target_errors(staging.target):
+                    source = stack.enter_context(opened(staging.target, DIR_FLAGS))
+            downloader = Downloader(
+                store=self.repository.store,
+                snapshot=index.metadata,
+                target=staging.target,
+                root=staging.descriptor,
+                source=source,
+                owners=self.options.owners,
+                settings=settings,
+                progress=self.progress,
+                budget=ByteBudget(settings.memory_bytes_max),
+            )
             await downloader.download(plan)
-        finally:
-            if source >= 0:
-                os.close(source)
         self.done = plan, downloader, requests
         watch.end_phase("download")
         pace.add_transfer(downloader.bytes_fetched, watch.phase_s("download"))
@@ -509,20 +505,15 @@ def check_not_in_use(target: Path) -> None:
 def _remember(target: Path, done: Downloader, cache: DigestCache) -> None:
     """Remember the files that are at the target now (I2)."""
     links = {written.file.path for written in done.linked}
-    try:
-        root = os.open(target, DIR_FLAGS)
-    except OSError:
-        return  # somebody has moved it already: there is nothing to remember, and the restore is done
-    try:
+    # Where somebody has moved it already there is nothing to remember, and the restore is done.
+    with suppress(OSError), opened(target, DIR_FLAGS) as root:
         for written in done.written:
             # The ctime of a linked file has changed again when the old directory with its other name was removed.
             local = stat_again(root, written) if written.file.path in links else written.local
             if local is not None:
                 entry = written.file.entry
                 cache.record_restored(local, Digest(entry.blake3, entry.crc32))
-    finally:
-        os.close(root)
-    cache.trim([written.local for written in done.written])
+        cache.trim([written.local for written in done.written])
 
 
 async def plan_restore_store(

@@ -16,7 +16,6 @@ Everything here blocks and is made for a thread.
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -29,7 +28,7 @@ from typing import Final
 
 from blobstore.local.files import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT, make_durable, sync_dir
 from engine.errors import TargetBusyError, TargetError
-from engine.local.scan import DIR_FLAGS
+from engine.local.scan import DIR_FLAGS, hold, opened
 from index.snapshot.model import FilePath
 
 # The lock's file may go between opening and locking it, once for every restore that ends just then.
@@ -133,13 +132,10 @@ class Staging:
                 with contextlib.suppress(PermissionError):
                     os.fchown(self.descriptor, self._there.st_uid, self._there.st_gid)
             for path in reversed(dirs):
-                below = os.open("/".join(path), DIR_FLAGS, dir_fd=self.descriptor)
-                try:
+                with opened("/".join(path), DIR_FLAGS, dir_fd=self.descriptor) as below:
                     if path in modes:
                         os.fchmod(below, modes[path])
                     sync_dir(below)
-                finally:
-                    os.close(below)
             # A directory moves to another parent only if its owner may write to it.
             os.fchmod(self.descriptor, mode | stat.S_IWUSR)
             sync_dir(self.descriptor)
@@ -191,23 +187,15 @@ class Staging:
                 os.close(descriptor)
 
     def _take_lock(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         for _ in range(LOCK_ATTEMPTS_MAX):
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self._lock_name, flags, 0o600, dir_fd=self._parent)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(descriptor), self._stat(self._lock_name)):
+                # Its owner may be done with it between our opening and locking it.
+                if (descriptor := hold(self._lock_name, flags, dir_fd=self._parent)) >= 0:
                     return descriptor
             except BlockingIOError as error:
-                os.close(descriptor)
                 message = "another restore is at work here"
                 raise TargetBusyError(message, operation="restore", subject=str(self.target)) from error
-            except FileNotFoundError:
-                pass  # its owner was done with it between our opening and locking it
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
         raise TargetError("its lock keeps changing owners", operation="restore", subject=str(self.target))
 
     def _clean_up(self) -> None:
@@ -336,12 +324,8 @@ def look_at_target(target: Path, *, replace: bool, parent: int | None = None) ->
         if not stat.S_ISDIR(there.st_mode):
             kind = "a symbolic link" if stat.S_ISLNK(there.st_mode) else "not a directory"
             raise TargetError(f"is {kind}", operation="restore", subject=str(target))
-        descriptor = os.open(name, DIR_FLAGS, dir_fd=parent)
-        try:
-            with os.scandir(descriptor) as entries:
-                has_content = next(entries, None) is not None
-        finally:
-            os.close(descriptor)
+        with opened(name, DIR_FLAGS, dir_fd=parent) as descriptor, os.scandir(descriptor) as entries:
+            has_content = next(entries, None) is not None
     if has_content and not replace:
         raise TargetError("is a directory with content", operation="restore", subject=str(target))
     return there, has_content

@@ -12,6 +12,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
@@ -23,7 +24,7 @@ from blobstore.errors import BlobCorruptError
 from blobstore.local.files import flush, write_all_at
 from engine.errors import TargetError
 from engine.local.digests import ContentHasher, hash_content
-from engine.local.scan import READ_FLAGS, is_untouched, local_file
+from engine.local.scan import NEW_FILE_FLAGS, READ_FLAGS, is_untouched, local_file
 from index.plan.restore import RESTORED_MODE, FetchedRun, RestoredFile, ReusedFile
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FileMetadata
@@ -31,9 +32,6 @@ from index.snapshot.model import FileMetadata
 # Files are made in groups of this size and then synced: the first sync of a group does most of the work for all.
 SYNC_GROUP_MAX: Final = 64
 COPY_BYTES: Final = 1024 * 1024
-
-_NEW_FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW_FILE_MODE: Final = 0o600
 
 
 class OwnerPolicy(StrEnum):
@@ -56,7 +54,7 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 def create_file(root: int, file: RestoredFile) -> int:
     """Create an empty file, open for writing; nobody else may read it until `seal_file`."""
-    return os.open("/".join(file.path), _NEW_FILE_FLAGS, _NEW_FILE_MODE, dir_fd=root)
+    return os.open("/".join(file.path), NEW_FILE_FLAGS, 0o600, dir_fd=root)
 
 
 class FilePlace(Sink):
@@ -88,22 +86,29 @@ def seal_file(descriptor: int, file: RestoredFile, owners: OwnerPolicy) -> Writt
 
 
 def write_files(
-    root: int, files: Sequence[tuple[RestoredFile, bytes | memoryview]], owners: OwnerPolicy
+    root: int, files: Sequence[RestoredFile], owners: OwnerPolicy, fill: Callable[[int, RestoredFile], bool]
 ) -> list[WrittenFile]:
-    """Write small files, whose bytes are known to be right, in groups that are synced together."""
+    """Write files in groups that are synced together: what `fill` has not filled with the right bytes is not there."""
     written: list[WrittenFile] = []
     for start in range(0, len(files), SYNC_GROUP_MAX):
-        opened: list[tuple[int, RestoredFile]] = []
+        made: list[tuple[int, RestoredFile]] = []
         try:
-            for file, data in files[start : start + SYNC_GROUP_MAX]:
-                descriptor = create_file(root, file)
-                opened.append((descriptor, file))
-                write_all_at(descriptor, 0, data)
-            written.extend(seal_file(descriptor, file, owners) for descriptor, file in opened)
+            for file in files[start : start + SYNC_GROUP_MAX]:
+                made.append((create_file(root, file), file))
+                if not fill(*made[-1]):
+                    os.unlink("/".join(file.path), dir_fd=root)
+                    os.close(made.pop()[0])
+            written.extend(seal_file(descriptor, file, owners) for descriptor, file in made)
         finally:
-            for descriptor, _ in opened:
+            for descriptor, _ in made:
                 os.close(descriptor)
     return written
+
+
+def write_inline(descriptor: int, file: RestoredFile) -> bool:
+    """Write the bytes that the index has of a file, or none; they are known to be right."""
+    write_all_at(descriptor, 0, file.entry.inline or b"")
+    return True
 
 
 def link_file(root: int, source: int, reused: ReusedFile) -> WrittenFile | None:
@@ -120,8 +125,7 @@ def link_file(root: int, source: int, reused: ReusedFile) -> WrittenFile | None:
     try:
         before = os.fstat(descriptor)
         # The ctime counts here even of an SST: nothing reads the bytes of a link again, and a copy is hashed.
-        same = is_untouched(reused.local, before) and before.st_ctime_ns == reused.local.changed_at_ns
-        if not same or stat.S_IMODE(before.st_mode) & ~RESTORED_MODE:
+        if not is_untouched(reused.local, before) or stat.S_IMODE(before.st_mode) & ~RESTORED_MODE:
             return None
         try:
             os.link(path, path, src_dir_fd=source, dst_dir_fd=root, follow_symlinks=False)
@@ -139,46 +143,20 @@ def link_file(root: int, source: int, reused: ReusedFile) -> WrittenFile | None:
         os.close(descriptor)
 
 
-def copy_small_files(
-    root: int, source: int, reused: Sequence[ReusedFile], owners: OwnerPolicy
-) -> tuple[list[WrittenFile], list[ReusedFile]]:
-    """Copy files that fit into memory together.
-
-    Returns what was written, and the files that are gone or do not have the right bytes after all: these are not there.
-    """
-    read: list[tuple[RestoredFile, bytes | memoryview]] = []
-    broken: list[ReusedFile] = []
-    for item in reused:
-        data = _read_small(source, item)
-        if data is not None and hash_content(data) == item.target.entry.blake3:
-            read.append((item.target, data))
-        else:
-            broken.append(item)
-    return write_files(root, read, owners), broken
-
-
-def copy_file(root: int, source: int, reused: ReusedFile, owners: OwnerPolicy) -> WrittenFile | None:
-    """Copy a file of the directory `source`, hashing it on the way.
-
-    None, and nothing is done, if it is gone or its bytes are not the right ones after all.
-    """
-    file = reused.target
-    path = "/".join(file.path)
+def copy_into(source: int, descriptor: int, file: RestoredFile) -> bool:
+    """Copy a file of the directory `source`; return whether it was there and had the right bytes."""
+    hasher = ContentHasher()
     try:
-        reader = os.open(path, READ_FLAGS, dir_fd=source)
+        reader = os.open("/".join(file.path), READ_FLAGS, dir_fd=source)
     except OSError:
-        return None
+        return False
     try:
-        writer = create_file(root, file)
-        try:
-            if _copy(reader, writer, file.size_bytes) == file.entry.blake3:
-                return seal_file(writer, file, owners)
-            os.unlink(path, dir_fd=root)
-            return None
-        finally:
-            os.close(writer)
+        while chunk := _read(reader, min(COPY_BYTES, file.size_bytes - hasher.size_bytes), hasher.size_bytes):
+            write_all_at(descriptor, hasher.size_bytes, chunk)
+            hasher.update(chunk)
     finally:
         os.close(reader)
+    return hasher.blake3 == file.entry.blake3
 
 
 def stat_again(root: int, written: WrittenFile) -> LocalFile | None:
@@ -195,29 +173,11 @@ def stat_again(root: int, written: WrittenFile) -> LocalFile | None:
     return now if same and now.metadata == known.metadata else None
 
 
-def _read_small(source: int, item: ReusedFile) -> bytes | None:
-    try:
-        descriptor = os.open("/".join(item.target.path), READ_FLAGS, dir_fd=source)
-        try:
-            return os.read(descriptor, item.target.size_bytes)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return None
-
-
-def _copy(reader: int, writer: int, size_bytes: int) -> bytes:
-    hasher = ContentHasher()
-    while hasher.size_bytes < size_bytes:
-        try:
-            chunk = os.pread(reader, min(COPY_BYTES, size_bytes - hasher.size_bytes), hasher.size_bytes)
-        except OSError:
-            chunk = b""  # the disk has lost it: what is read so far does not have the right hash
-        if not chunk:
-            break
-        write_all_at(writer, hasher.size_bytes, chunk)
-        hasher.update(chunk)
-    return hasher.blake3
+def _read(descriptor: int, size_bytes: int, at: int) -> bytes:
+    """Read a piece of a file; nothing where the disk has lost it: then the hash is not the right one."""
+    with suppress(OSError):
+        return os.pread(descriptor, size_bytes, at)
+    return b""
 
 
 def _set_owner(descriptor: int, name: str, metadata: FileMetadata, *, required: bool) -> None:

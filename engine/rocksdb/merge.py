@@ -8,7 +8,7 @@ from typing import Final
 
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.checksums import crc32c
-from engine.local.scan import READ_FLAGS
+from engine.local.scan import opened
 from index.errors import StoreMergeError
 from index.rocksdb.manifest import decode_manifest, encode_manifest
 from index.rocksdb.merge import MergeParent, MergePlan, plan_merge
@@ -90,11 +90,8 @@ def read_current(directory: Path, operation: str) -> str:
         NotFoundError: The directory is not one of RocksDB.
     """
     try:
-        descriptor = os.open(directory / CURRENT, READ_FLAGS)
-        try:
+        with opened(directory / CURRENT) as descriptor:
             current = os.read(descriptor, _CURRENT_BYTES_MAX)
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise NotFoundError("is not a RocksDB directory", operation=operation, subject=str(directory)) from error
     return parse_current(current, str(directory), operation)
@@ -114,17 +111,15 @@ def sst_name(number: int) -> str:
 
 
 def _deletes_ranges(path: Path, size_bytes: int) -> bool:
-    descriptor = os.open(path, READ_FLAGS)
-    try:
+    answer: bool | MoreBytesNeeded = MoreBytesNeeded(min(TAIL_BYTES, size_bytes))
+    with opened(path) as descriptor:
         if os.fstat(descriptor).st_size != size_bytes:
             reason = f"has another size than the {size_bytes} bytes that the MANIFEST says"
             raise DamagedError(reason, operation="merge", subject=str(path), hint=_DAMAGED)
-        answer: bool | MoreBytesNeeded = MoreBytesNeeded(min(TAIL_BYTES, size_bytes))
-        while isinstance(answer, MoreBytesNeeded):
-            tail = os.pread(descriptor, answer.tail_bytes, size_bytes - answer.tail_bytes)
-            answer = parse_range_deletions(tail, size_bytes)
-    except ValueError as error:
-        raise DamagedError(str(error), operation="merge", subject=str(path), hint=_DAMAGED) from error
-    finally:
-        os.close(descriptor)
+        try:
+            while isinstance(answer, MoreBytesNeeded):
+                tail = os.pread(descriptor, answer.tail_bytes, size_bytes - answer.tail_bytes)
+                answer = parse_range_deletions(tail, size_bytes)
+        except ValueError as error:
+            raise DamagedError(str(error), operation="merge", subject=str(path), hint=_DAMAGED) from error
     return answer

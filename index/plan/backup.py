@@ -4,10 +4,11 @@ A file that is added takes the first form that fits it: nothing (it is empty), t
 space), a pack shared with its neighbours (small), a blob, or several blobs.
 """
 
+import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -15,6 +16,8 @@ from index.errors import IndexInvariantError
 from index.snapshot.contents import bytes_needed
 from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, LocalFile, build_dir_index, diff_stats
 from index.snapshot.model import BlobKey, DirIndex, FileIndex, FilePath, Pack, SnapshotIndex, SnapshotMetadata
+
+_Item = TypeVar("_Item")
 
 # A pack of which less than this part is live is packed again: one half (design 0002, P1).
 LIVE_SHARE_MIN: Final = 2
@@ -137,8 +140,7 @@ def plan_backup(
     packs = {pack.key: pack.size_bytes for pack in (previous.packs if previous is not None else ())}
     live_bytes = _live_bytes(diff)
     healed = _with_bytes_in(diff, live_bytes.keys() & missing)
-    thin = {key for key, size_bytes in packs.items() if live_bytes[key] * LIVE_SHARE_MIN < size_bytes}
-    repacked = healed | _with_bytes_in(diff, live_bytes.keys() & thin)
+    repacked = healed | _with_bytes_in(diff, live_bytes.keys() & _thin_packs(packs, live_bytes))
     found = tuple(_found(local, repacked, ())) if repacked else ()
     if len(found) != len(repacked):
         raise IndexInvariantError("the diff retains files that the scan did not see", subject="backup plan")
@@ -146,7 +148,7 @@ def plan_backup(
     # What is packed again has blobs, and so nothing inline.
     in_index_bytes = sum(len(file.inline) for _, file in _retained(diff, ()) if file.inline is not None)
     empty, inline, small, large = _choose_forms(to_store, limits, limits.inline_bytes_max - in_index_bytes)
-    groups = _fill_packs(small, limits.pack_bytes_max)
+    groups = list(group_by_size(small, attrgetter("size_bytes"), bytes_max=limits.pack_bytes_max))
     # A file alone makes no pack.
     large = sorted((*large, *(files[0] for files in groups if len(files) == 1)), key=attrgetter("path"))
     planned_packs = tuple(
@@ -220,6 +222,11 @@ def _live_bytes(diff: DirDiff) -> Counter[BlobKey]:
     return live_bytes
 
 
+def _thin_packs(packs: Mapping[BlobKey, int], live_bytes: Counter[BlobKey]) -> set[BlobKey]:
+    """Return the packs of which less than half would be live in the new tree (design 0002, P1)."""
+    return {key for key, size_bytes in packs.items() if live_bytes[key] * LIVE_SHARE_MIN < size_bytes}
+
+
 def _with_bytes_in(diff: DirDiff, keys: Collection[str]) -> dict[FilePath, FileIndex]:
     if not keys:
         return {}
@@ -256,17 +263,21 @@ def _choose_forms(
     return empty, inline, small, large
 
 
-def _fill_packs(files: Iterable[PlannedFile], pack_bytes_max: int) -> list[list[PlannedFile]]:
-    """Group files, in their order, by the pack that they would share."""
-    groups: list[list[PlannedFile]] = []
-    space_bytes = -1
-    for item in files:
-        if item.size_bytes > space_bytes:
-            groups.append([])
-            space_bytes = pack_bytes_max
-        groups[-1].append(item)
-        space_bytes -= item.size_bytes
-    return groups
+def group_by_size(
+    items: Iterable[_Item], size_of: Callable[[_Item], int], *, bytes_max: int, count_max: int = sys.maxsize
+) -> Iterator[list[_Item]]:
+    """Yield items, in order, in groups of so many bytes and items at most; what is larger is a group by itself."""
+    group: list[_Item] = []
+    space_bytes = bytes_max
+    for item in items:
+        size_bytes = size_of(item)
+        if group and (size_bytes > space_bytes or len(group) == count_max):
+            yield group
+            group, space_bytes = [], bytes_max
+        group.append(item)
+        space_bytes -= size_bytes
+    if group:
+        yield group
 
 
 def _moved(diff: DirDiff, previous: DirIndex, local: Mapping[FilePath, LocalFile], path: FilePath) -> DirDiff:

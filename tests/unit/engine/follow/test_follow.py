@@ -93,7 +93,7 @@ class TestFollowing:
         is_equal = digests._is_equal
 
         def counted(source: Any, stop: Any, item: Any) -> bool:
-            hashed.append(item[0].path)
+            hashed.append(item.path)
             return is_equal(source, stop, item)
 
         monkeypatch.setattr(digests, "_is_equal", counted)
