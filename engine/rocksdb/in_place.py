@@ -9,7 +9,7 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from operator import attrgetter
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError, NotFoundError, UsageError
@@ -27,17 +27,8 @@ from engine.rocksdb.sst_table import (
 from engine.rocksdb.store import DEFAULT_FAMILY
 from engine.settings import MIB
 from index.errors import ManifestError
-from index.rocksdb import sst
+from index.rocksdb import manifest, sst
 from index.rocksdb.lookup import DeletedRange, Version
-from index.rocksdb.manifest import (
-    BYTEWISE,
-    SEQUENCE_MAX,
-    ManifestFamily,
-    ManifestFile,
-    decode_log,
-    decode_manifest,
-    runs_of,
-)
 from index.rocksdb.write_batch import decode_writes
 
 # A write buffer and a half, as Spark has it; it is held whole.
@@ -49,24 +40,15 @@ _IN_FLIGHT_MAX: Final = 16
 _DELETIONS: Final = frozenset({sst.DELETION, sst.SINGLE_DELETION})
 
 
-class _Source(Protocol):
-    """What has entries of keys: an SST, or the write-ahead log."""
-
-    deleted: list[DeletedRange]
-
-    @property
-    def largest_sequence(self) -> int: ...
-
-    async def versions_of(self, key: bytes) -> list[Version]:
-        """Return what it has of a key, the newest first."""
-        ...
-
-
 class StoreInPlace:
     """A RocksDB store whose files are read by ranges. Nothing is on a disk, and nobody writes it."""
 
     def __init__(
-        self, files: FileRanges, families: dict[str, ManifestFamily], logged: "dict[int, _Logged]", cache: BlockCache
+        self,
+        files: FileRanges,
+        families: dict[str, manifest.ManifestFamily],
+        logged: "dict[int, _Logged]",
+        cache: BlockCache,
     ) -> None:
         self.families = tuple(sorted(families))
         self.location = files.location
@@ -87,9 +69,9 @@ class StoreInPlace:
         current = await _read_whole(files, "CURRENT", _CURRENT_BYTES_MAX)
         name = parse_current(current, files.location)
         data = await _read_whole(files, name, MANIFEST_BYTES_MAX)
-        state = decode_manifest(data, crc32c=crc32c, subject=f"{files.location}/{name}")
+        state = manifest.decode_manifest(data, crc32c=crc32c, subject=f"{files.location}/{name}")
         families = {family.name.decode("utf-8", "surrogateescape"): family for family in state.families}
-        if other := {family.comparator for family in state.families} - {BYTEWISE}:
+        if other := {family.comparator for family in state.families} - {manifest.BYTEWISE}:
             raise not_in_place(f"the comparator {other.pop().decode(errors='replace')}", files.location)
         return cls(files, families, await _read_logs(files, state.families), BlockCache(cache_bytes))
 
@@ -108,12 +90,10 @@ class StoreInPlace:
             UsageError: The key has operands, and there is no delimiter.
         """
         of = self._family(family)
-        newest_first = itertools.chain.from_iterable(runs_of(of))
+        newest_first = itertools.chain.from_iterable(manifest.runs_of(of))
         files = [file for file in newest_first if file.smallest_key <= key <= file.largest_key]
-        sources: list[_Source] = [
-            self._logged[of.id],
-            *await map_bounded(self._table, files, in_flight_max=_IN_FLIGHT_MAX),
-        ]
+        tables = await map_bounded(self._table, files, in_flight_max=_IN_FLIGHT_MAX)
+        sources: list[_Logged | SstTable] = [self._logged[of.id], *tables]
         found: list[Version] = []
         deleted_before = 0
         for source in sources:
@@ -137,7 +117,7 @@ class StoreInPlace:
         of = self._family(family)
         logged = self._logged[of.id]
         deleted = [*logged.deleted]
-        blocks = [logged.blocks(), *(self._blocks(run, start, stop, deleted) for run in runs_of(of))]
+        blocks = [logged.blocks(), *(self._blocks(run, start, stop, deleted) for run in manifest.runs_of(of))]
         runs = [_Run(each, self.location) for each in blocks]
         while True:
             await map_bounded(_Run.fill, runs, in_flight_max=_IN_FLIGHT_MAX)
@@ -166,7 +146,7 @@ class StoreInPlace:
             if rows:
                 yield rows
 
-    def _family(self, name: str) -> ManifestFamily:
+    def _family(self, name: str) -> manifest.ManifestFamily:
         found = self._by_name.get(name)
         if found is None:
             hint = f"it has {', '.join(self.families)}"
@@ -174,25 +154,21 @@ class StoreInPlace:
         return found
 
     def _value(self, versions: Iterable[Version], deleted_before: int, delimiter: bytes | None) -> bytes | None:
-        operands: list[bytes] = []
+        newest_first: list[bytes] = []
+        has_operands = False
         for version in versions:
             if version.sequence < deleted_before or version.kind in _DELETIONS:
                 break
+            newest_first.append(version.value)
             if version.kind == sst.VALUE:
-                return self._joined(version.value, operands, delimiter)
-            operands.append(version.value)
-        return self._joined(None, operands, delimiter)
-
-    def _joined(self, value: bytes | None, operands: Sequence[bytes], delimiter: bytes | None) -> bytes | None:
-        """Join operands, the newest first, behind a value."""
-        if not operands:
-            return value
-        if delimiter is None:
+                break
+            has_operands = True
+        if has_operands and delimiter is None:
             hint = "say what was between them when they were written"
             raise UsageError("has operands of merges", operation="read", subject=self.location, hint=hint)
-        return delimiter.join([*([] if value is None else [value]), *operands[::-1]])
+        return (delimiter or b"").join(newest_first[::-1]) if newest_first else None
 
-    async def _table(self, file: ManifestFile) -> SstTable:
+    async def _table(self, file: manifest.ManifestFile) -> SstTable:
         name = sst_name(file.number)
         found: SstTable | None = self._cache.get((name, -1))
         if found is None:
@@ -201,7 +177,7 @@ class StoreInPlace:
         return found
 
     async def _blocks(
-        self, level: Sequence[ManifestFile], start: bytes, stop: bytes | None, deleted: list[DeletedRange]
+        self, level: Sequence[manifest.ManifestFile], start: bytes, stop: bytes | None, deleted: list[DeletedRange]
     ) -> AsyncIterator[list[Version]]:
         """Yield the entries of files that follow each other; the ranges of a file are known before its first entry."""
         for file in level:
@@ -224,7 +200,7 @@ class _Logged:
 
     @property
     def largest_sequence(self) -> int:
-        return SEQUENCE_MAX
+        return manifest.SEQUENCE_MAX
 
     async def versions_of(self, key: bytes) -> list[Version]:
         at = bisect_left(self.versions, key, key=attrgetter("key"))
@@ -235,7 +211,7 @@ class _Logged:
             yield self.versions[at : at + _LOG_SLICE]
 
 
-async def _read_logs(files: FileRanges, families: Iterable[ManifestFamily]) -> dict[int, _Logged]:
+async def _read_logs(files: FileRanges, families: Iterable[manifest.ManifestFamily]) -> dict[int, _Logged]:
     """Read what the write-ahead logs have that no SST has: of each family from the log on that it needs."""
     logged = {family.id: _Logged() for family in families}
     needed = {family.id: family.log_number for family in families}
@@ -247,7 +223,7 @@ async def _read_logs(files: FileRanges, families: Iterable[ManifestFamily]) -> d
         subject = f"{files.location}/{name}"
         data = await _read_whole(files, name, _LOG_BYTES_MAX)
         try:
-            records, whole_bytes = decode_log(data, crc32c=crc32c, is_live=True, subject=subject)
+            records, whole_bytes = manifest.decode_log(data, crc32c=crc32c, is_live=True, subject=subject)
         except ManifestError as error:
             raise not_in_place(f"a write-ahead log that is not read: {error}", files.location) from error
         if is_cut and records:

@@ -21,15 +21,7 @@ from engine.local.checksums import crc32c
 from engine.local.copy import copy_file
 from engine.local.scan import READ_FLAGS, SourceDir, opened_dir, special_error, unreadable_error
 from engine.rocksdb.merge import CURRENT, MANIFEST_BYTES_MAX, read_current, sst_name
-from index.rocksdb.manifest import (
-    BLOCK_BYTES,
-    ManifestState,
-    VersionEdit,
-    apply_edits,
-    decode_edit,
-    decode_log,
-    measure_log,
-)
+from index.rocksdb import manifest
 
 # Each but the first has to link only what has come since the one before.
 ATTEMPTS_MAX: Final = 1000
@@ -79,9 +71,9 @@ class LiveReader:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
-        self._state: ManifestState | None = None
+        self._state: manifest.ManifestState | None = None
         # Of an atomic group whose end is not there yet.
-        self._half_group: list[VersionEdit] = []
+        self._half_group: list[manifest.VersionEdit] = []
         self._whole_bytes = 0
         # The write-ahead logs before it are not needed, also not for transactions that are only prepared.
         self._log_number_min: int | None = None
@@ -125,7 +117,7 @@ class LiveReader:
         target = made.path
         self._follow_current()
         self._read_on()
-        state, manifest, whole_bytes = self._require_state(), self._manifest, self._whole_bytes
+        state, current, whole_bytes = self._require_state(), self._manifest, self._whole_bytes
         wanted = {sst_name(file.number): file.size_bytes for family in state.families for _, file in family.files}
         there = set(os.listdir(target))  # noqa: PTH208  (names, not paths)
         kept = set() if self._is_new else there & wanted.keys()
@@ -139,12 +131,12 @@ class LiveReader:
         log_bytes = self._take_logs(min(needed), target)
         self._take_options(target)
         with contextlib.suppress(FileNotFoundError):  # then CURRENT names another one
-            copy_file(self.directory / manifest, target / manifest)
-            os.truncate(target / manifest, whole_bytes)
+            copy_file(self.directory / current, target / current)
+            os.truncate(target / current, whole_bytes)
         self._follow_current()
         if self._is_new or not all(edit.is_compaction for edit in self._read_on()):
             raise _MovedOnError
-        (target / CURRENT).write_text(f"{manifest}\n", encoding="ascii")
+        (target / CURRENT).write_text(f"{current}\n", encoding="ascii")
         return LiveCopy(ssts=len(wanted), bytes_copied=copied, log_bytes=log_bytes, attempts=attempt)
 
     def _follow_current(self) -> None:
@@ -162,27 +154,27 @@ class LiveReader:
         if not stat.S_ISREG(mode := os.fstat(self._descriptor).st_mode):
             raise special_error(path, mode)
 
-    def _read_on(self) -> list[VersionEdit]:
+    def _read_on(self) -> list[manifest.VersionEdit]:
         """Apply what was added to the MANIFEST, up to the last whole record, and return it."""
         subject = str(self.directory / self._manifest)
-        block = self._whole_bytes // BLOCK_BYTES * BLOCK_BYTES
+        block = self._whole_bytes // manifest.BLOCK_BYTES * manifest.BLOCK_BYTES
         size_bytes = os.fstat(self._descriptor).st_size - block
         if size_bytes > MANIFEST_BYTES_MAX:
             reason, hint = f"has more than {MANIFEST_BYTES_MAX} bytes", "open and close the store: RocksDB rewrites it"
             raise UnsafeSourceError(reason, operation="backup", subject=subject, hint=hint)
         data, start = os.pread(self._descriptor, size_bytes, block), self._whole_bytes - block
-        records, end = decode_log(data, crc32c=crc32c, is_live=True, start=start, subject=subject)
-        edits = [decode_edit(record, subject=subject) for record in records]
+        records, end = manifest.decode_log(data, crc32c=crc32c, is_live=True, start=start, subject=subject)
+        edits = [manifest.decode_edit(record, subject=subject) for record in records]
         groups = self._half_group + edits
         whole = next((n for n in range(len(groups), 0, -1) if not groups[n - 1].group_left), 0)
         if whole:
-            self._state = apply_edits(groups[:whole], onto=self._state, subject=subject)
+            self._state = manifest.apply_edits(groups[:whole], onto=self._state, subject=subject)
             logs = [edit.log_number_min for edit in groups[:whole] if edit.log_number_min is not None]
             self._log_number_min = max(logs, default=self._log_number_min)
         self._half_group, self._whole_bytes = groups[whole:], block + end
         return edits
 
-    def _require_state(self) -> ManifestState:
+    def _require_state(self) -> manifest.ManifestState:
         if self._state is None:
             reason = "has no whole record"
             raise DamagedError(reason, operation="backup", subject=str(self.directory / self._manifest))
@@ -200,7 +192,7 @@ class LiveReader:
                     # What comes after the newest record may be half of one.
                     with (target / name).open("r+b") as log:
                         with mmap.mmap(log.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                            size_bytes = measure_log(data)
+                            size_bytes = manifest.measure_log(data)
                         log.truncate(size_bytes)
                 log_bytes += size_bytes
                 if not size_bytes:

@@ -15,17 +15,7 @@ from engine.rocksdb.merge import sst_name
 from engine.rocksdb.sst_blocks import decompress_sst_block
 from engine.settings import KIB, MIB
 from index.errors import UnknownFormatError
-from index.rocksdb import sst
-from index.rocksdb.lookup import (
-    FILTER_BLOCK,
-    BlockIndex,
-    DeletedRange,
-    LookupForm,
-    Version,
-    decode_deleted_ranges,
-    decode_versions,
-    may_contain,
-)
+from index.rocksdb import lookup, sst
 from index.rocksdb.manifest import SEQUENCE_MAX, ManifestFile
 
 # The end of a file that is read at first where the MANIFEST does not say how long it is.
@@ -99,7 +89,7 @@ class SstTable:
 
     def __init__(self, files: FileRanges, file: ManifestFile, cache: BlockCache) -> None:
         self.file = file
-        self.deleted: list[DeletedRange] = []
+        self.deleted: list[lookup.DeletedRange] = []
         # Of memory, about.
         self.size_bytes = 0
         self._files = files
@@ -138,10 +128,10 @@ class SstTable:
             raise not_in_place("a compression dictionary", self._subject)
         described = await self._end_block("properties", properties)
         entries = self._decoded("properties", lambda: dict(sst.decode_entries(described)))
-        self._form = self._decoded("properties", lambda: LookupForm.decode(entries, sst.decode_index_form(entries)))
+        self._form = self._decoded("properties", lambda: sst.decode_index_form(entries))
         self._index = self._index_in(await self._end_block("index", index))
         self.size_bytes = self._index.held_bytes
-        if self._form.whole_keys and (handle := handles.get(FILTER_BLOCK)) is not None:
+        if self._form.whole_keys and (handle := handles.get(lookup.FILTER_BLOCK)) is not None:
             self._filter = await self._end_block("filter", handle)
             self.size_bytes += len(self._filter)
         if (handle := handles.get(sst.RANGE_DELETIONS)) is not None:
@@ -162,26 +152,26 @@ class SstTable:
         return footer
 
     def _note_ranges(self, block: bytes) -> None:
-        ranges = self._decoded("range deletion", lambda: decode_deleted_ranges(block))
+        ranges = self._decoded("range deletion", lambda: lookup.decode_deleted_ranges(block))
         if len(ranges) > RANGES_MAX:
             raise not_in_place(f"more than {RANGES_MAX} deleted ranges of keys", self._subject)
         self.deleted = list(filter(None, map(self._within, ranges)))
         self.size_bytes += len(block) + _RANGE_BYTES * len(ranges)
 
-    def _within(self, deleted: DeletedRange) -> DeletedRange | None:
+    def _within(self, deleted: lookup.DeletedRange) -> lookup.DeletedRange | None:
         """Cut a deleted range to the keys of the file: beyond them newer rows may be on lower levels."""
         file = self.file
         is_open = int.from_bytes(file.largest[-sst.KEY_TRAILER_BYTES :], "little") >= _EXCLUSIVE
         end = file.largest_key if is_open else file.largest_key + b"\0"
         start, stop = max(deleted.start, file.smallest_key), min(deleted.stop, end)
         sequence = file.largest_sequence if self._form.one_sequence else deleted.sequence
-        return DeletedRange(start, stop, sequence) if start < stop else None
+        return lookup.DeletedRange(start, stop, sequence) if start < stop else None
 
-    async def versions_of(self, key: bytes) -> list[Version]:
+    async def versions_of(self, key: bytes) -> list[lookup.Version]:
         """Return what the file has of a key, the newest first, down to a value or a deletion."""
-        if self._filter is not None and not may_contain(self._filter, key):
+        if self._filter is not None and not lookup.may_contain(self._filter, key):
             return []
-        found: list[Version] = []
+        found: list[lookup.Version] = []
         async for separator, handle in self._handles(key):
             (block,) = await self._data_blocks([handle])
             found += [version for version in block if version.key == key]
@@ -189,7 +179,7 @@ class SstTable:
                 break
         return found
 
-    async def blocks(self, start: bytes, stop: bytes | None) -> AsyncIterator[list[Version]]:
+    async def blocks(self, start: bytes, stop: bytes | None) -> AsyncIterator[list[lookup.Version]]:
         """Yield the entries of all blocks that may have keys from one on and before another."""
         ahead_bytes = _READ_AHEAD_BYTES
         wanted: list[sst.BlockHandle] = []
@@ -207,26 +197,26 @@ class SstTable:
     async def _handles(self, key: bytes) -> AsyncIterator[tuple[bytes, sst.BlockHandle]]:
         """Yield separator and place of each data block from the first one on that may have a key."""
         for separator, handle in self._seek(self._index, key):
-            if not self._form.index.two_levels:
+            if not self._form.two_levels:
                 yield separator, handle
                 continue
             for below in self._seek(self._index_in(*await self._contents("index", [handle])), key):
                 yield below
 
-    def _index_in(self, contents: bytes) -> BlockIndex:
-        return self._decoded("index", lambda: BlockIndex(contents, self._form))
+    def _index_in(self, contents: bytes) -> lookup.BlockIndex:
+        return self._decoded("index", lambda: lookup.BlockIndex(contents, self._form))
 
-    def _seek(self, index: BlockIndex, key: bytes) -> Iterator[tuple[bytes, sst.BlockHandle]]:
+    def _seek(self, index: lookup.BlockIndex, key: bytes) -> Iterator[tuple[bytes, sst.BlockHandle]]:
         try:
             yield from index.seek(key)
         except ValueError as error:
             raise self._damaged(f"index block {error}") from error
 
-    async def _data_blocks(self, handles: Sequence[sst.BlockHandle]) -> list[list[Version]]:
+    async def _data_blocks(self, handles: Sequence[sst.BlockHandle]) -> list[list[lookup.Version]]:
         """Return the entries of blocks that follow each other."""
         found = []
         for contents in await self._contents("data", handles):
-            versions = self._decoded("data", functools.partial(decode_versions, contents))
+            versions = self._decoded("data", functools.partial(lookup.decode_versions, contents))
             if self._form.one_sequence:
                 versions = [version._replace(sequence=self.file.largest_sequence) for version in versions]
             found.append(versions)

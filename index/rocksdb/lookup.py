@@ -21,19 +21,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-import msgspec
-
-from index.rocksdb.sst import (
-    KEY_TRAILER_BYTES,
-    KINDS_KNOWN,
-    BlockHandle,
-    IndexForm,
-    decode_varint,
-    read_entries,
-    read_index_entries,
-    refuse_hash_index,
-    restart_offsets,
-)
+from index.rocksdb import sst
 
 FILTER_BLOCK: Final = b"fullfilter.rocksdb.BuiltinBloomFilter"
 RANGE_DELETION: Final = 15
@@ -41,11 +29,6 @@ RANGE_DELETION: Final = 15
 # Of the keys of one block: each may repeat all of the one before it, and an entry takes memory of its own.
 _HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 _ENTRY_BYTES: Final = 100
-
-_EXTERNAL_VERSION: Final = b"rocksdb.external_sst_file.version"
-_WITH_SEQUENCE: Final = 2
-_KEY_IS_USER_KEY: Final = b"rocksdb.index.key.is.user.key"
-_WHOLE_KEYS: Final = b"rocksdb.block.based.table.whole.key.filtering"
 
 
 class Version(NamedTuple):
@@ -72,12 +55,12 @@ def decode_versions(contents: bytes) -> list[Version]:
         ValueError: The contents are not a data block.
         NotImplementedError: The block or an entry is of a kind that is unknown here.
     """
-    refuse_hash_index(contents)
+    sst.refuse_hash_index(contents)
     found = []
     for key, value in _read_bounded(contents):
         at = _trailer(key)
         kind = key[at]
-        if kind not in KINDS_KNOWN:
+        if kind not in sst.KINDS_KNOWN:
             raise NotImplementedError(f"entries of the kind {kind}")
         found.append(Version(key[:at], int.from_bytes(key[at + 1 :], "little"), kind, value))
     return found
@@ -96,7 +79,7 @@ def decode_deleted_ranges(contents: bytes) -> list[DeletedRange]:
 
 def _read_bounded(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
     left = _HELD_BYTES_MAX
-    for key, value in read_entries(contents):
+    for key, value in sst.read_entries(contents):
         left -= len(key) + _ENTRY_BYTES
         if left < 0:
             raise ValueError("has more entries, or longer keys, than a block can have")
@@ -104,50 +87,26 @@ def _read_bounded(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _trailer(key: bytes) -> int:
-    if len(key) < KEY_TRAILER_BYTES:
+    if len(key) < sst.KEY_TRAILER_BYTES:
         raise ValueError("has a key without its trailer")
-    return len(key) - KEY_TRAILER_BYTES
-
-
-class LookupForm(msgspec.Struct, frozen=True, kw_only=True):
-    """What the properties of a file say of looking keys up in it."""
-
-    index: IndexForm
-    # Whether keys of the index are without a trailer.
-    user_keys: bool
-    # Whether the filter is of whole keys.
-    whole_keys: bool
-    # Whether all entries have the sequence number that the MANIFEST says: of a file that was ingested.
-    one_sequence: bool
-
-    @classmethod
-    def decode(cls, properties: dict[bytes, bytes], index: IndexForm) -> "LookupForm":
-        """Decode it from the properties; a ValueError if a number is none."""
-        external = int.from_bytes(properties.get(_EXTERNAL_VERSION, b""), "little")
-        user_keys = properties.get(_KEY_IS_USER_KEY)
-        return cls(
-            index=index,
-            user_keys=user_keys is not None and decode_varint(user_keys, 0)[0] != 0,
-            whole_keys=properties.get(_WHOLE_KEYS) != b"0",
-            one_sequence=external >= _WITH_SEQUENCE,
-        )
+    return len(key) - sst.KEY_TRAILER_BYTES
 
 
 class BlockIndex:
     """An index block: which blocks may hold a key. It is decoded from the restart before the key on, not as a whole."""
 
-    def __init__(self, contents: bytes, form: LookupForm) -> None:
+    def __init__(self, contents: bytes, form: sst.IndexForm) -> None:
         """Take a block apart; a ValueError if it is none."""
         self._contents = contents
         self._form = form
-        self._end, self._restarts = restart_offsets(contents)
+        self._end, self._restarts = sst.restart_offsets(contents)
 
     @property
     def held_bytes(self) -> int:
         """Memory that it takes, about."""
         return len(self._contents) + 36 * len(self._restarts)
 
-    def seek(self, key: bytes) -> Iterator[tuple[bytes, BlockHandle]]:
+    def seek(self, key: bytes) -> Iterator[tuple[bytes, sst.BlockHandle]]:
         """Yield the blocks, in order, from the first one on that may hold a key: each with its separator.
 
         The separator is not below any key of the block, and not above any of the next. A ValueError, from the
@@ -164,11 +123,11 @@ class BlockIndex:
     def _separator_at(self, at: int) -> bytes:
         return next(self._entries(at))[0]
 
-    def _entries(self, at: int) -> Iterator[tuple[bytes, BlockHandle]]:
+    def _entries(self, at: int) -> Iterator[tuple[bytes, sst.BlockHandle]]:
         contents, key = self._contents, b""
-        for shared, start, end, offset, size in read_index_entries(contents, self._form.index, at, self._end):
+        for shared, start, end, offset, size in sst.read_index_entries(contents, self._form, at, self._end):
             key = key[:shared] + contents[start:end]
-            yield key if self._form.user_keys else key[: _trailer(key)], BlockHandle(offset, size)
+            yield key if self._form.user_keys else key[: _trailer(key)], sst.BlockHandle(offset, size)
 
 
 # --- filters

@@ -10,16 +10,7 @@ from typing import Final
 import msgspec
 
 from index.errors import StoreMergeError
-from index.rocksdb.manifest import (
-    BYTEWISE,
-    FIELD_LOG_NUMBER_MIN,
-    FIELD_OLDEST_BLOB_FILE,
-    FIELD_RANGE_DELETIONS,
-    ManifestFamily,
-    ManifestFile,
-    ManifestState,
-    runs_of,
-)
+from index.rocksdb import manifest
 
 # RocksDB's default number, which Spark leaves as it is.
 LEVELS: Final = 7
@@ -31,7 +22,7 @@ class MergeParent(msgspec.Struct, frozen=True, kw_only=True):
 
     # What errors call it.
     subject: str
-    state: ManifestState
+    state: manifest.ManifestState
     # Write-ahead logs with rows that no SST has, by name.
     logs: tuple[str, ...] = ()
     # Numbers of SSTs that delete ranges of keys.
@@ -51,7 +42,7 @@ class MergePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the merged store consists of."""
 
     links: tuple[MergeLink, ...]
-    state: ManifestState
+    state: manifest.ManifestState
     # Of its files `MANIFEST-<number>` and `OPTIONS-<number>`.
     manifest_number: int
     options_number: int
@@ -61,7 +52,7 @@ class _Run(msgspec.Struct, kw_only=True):
     """Files of one family and one parent that overlap each other nowhere: a level, or one file of level 0."""
 
     parent: int
-    files: tuple[ManifestFile, ...]
+    files: tuple[manifest.ManifestFile, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -89,27 +80,27 @@ def plan_merge(parents: Sequence[MergeParent], *, levels: int = LEVELS) -> Merge
     for parent in parents:
         _check_parent(parent)
     links: list[MergeLink] = []
-    merged: list[ManifestFamily] = []
+    merged: list[manifest.ManifestFamily] = []
     for number, name in enumerate(families):
         # Of each parent from the oldest rows to the newest.
         runs = [
-            [_Run(parent=at, files=files) for files in runs_of(family)][::-1]
+            [_Run(parent=at, files=files) for files in manifest.runs_of(family)][::-1]
             for at, parent in enumerate(parents)
             for family in parent.state.families
             if family.name == name
         ]
-        placed: list[tuple[int, ManifestFile]] = []
+        placed: list[tuple[int, manifest.ManifestFile]] = []
         for level, epoch, run in _place(runs, levels):
             for file in run.files:
                 link = MergeLink(parent=run.parent, before=file.number, number=len(links) + 1)
                 links.append(link)
                 placed.append((level, _renumbered(file, link.number, epoch)))
         placed.sort(key=lambda item: (item[0], item[1].number))
-        merged.append(ManifestFamily(id=number, name=name, comparator=BYTEWISE, files=tuple(placed)))
+        merged.append(manifest.ManifestFamily(id=number, name=name, comparator=manifest.BYTEWISE, files=tuple(placed)))
     last = len(links)
     sequences = [parent.state.last_sequence for parent in parents]
     sequences += [file.largest_sequence for family in merged for _, file in family.files]
-    state = ManifestState(
+    state = manifest.ManifestState(
         families=tuple(merged), last_sequence=max(sequences), next_file_number=last + 3, family_id_max=len(merged) - 1
     )
     return MergePlan(links=tuple(links), state=state, manifest_number=last + 1, options_number=last + 2)
@@ -130,14 +121,14 @@ def _check_parent(parent: MergeParent) -> None:
     if parent.logs:
         raise _refused(f"has rows in a write-ahead log, {parent.logs[0]}, that no SST has", parent, "flush it first")
     for family in parent.state.families:
-        if family.comparator != BYTEWISE:
+        if family.comparator != manifest.BYTEWISE:
             name = family.comparator.decode(errors="replace")
-            raise _refused(f"orders its keys by {name}, and only {BYTEWISE.decode()} is known", parent)
+            raise _refused(f"orders its keys by {name}, and only {manifest.BYTEWISE.decode()} is known", parent)
         for _, file in family.files:
             fields = dict(file.fields)
-            if FIELD_OLDEST_BLOB_FILE in fields:
+            if manifest.FIELD_OLDEST_BLOB_FILE in fields:
                 raise _refused(f"has values in blob files (file {file.number})", parent)
-            if file.number in parent.range_deletions or FIELD_RANGE_DELETIONS in fields:
+            if file.number in parent.range_deletions or manifest.FIELD_RANGE_DELETIONS in fields:
                 # It would delete the other parents' keys of the range, where they are on a lower level.
                 raise _refused(f"has deletions of ranges of keys (file {file.number})", parent)
 
@@ -166,9 +157,9 @@ def _place(parents: Sequence[list[_Run]], levels: int) -> Iterator[tuple[int, in
             yield 0, epoch, run
 
 
-def _renumbered(file: ManifestFile, number: int, epoch: int) -> ManifestFile:
+def _renumbered(file: manifest.ManifestFile, number: int, epoch: int) -> manifest.ManifestFile:
     # Which logs were needed once says nothing in a store without any.
-    fields = tuple(field for field in file.fields if field[0] != FIELD_LOG_NUMBER_MIN)
+    fields = tuple(field for field in file.fields if field[0] != manifest.FIELD_LOG_NUMBER_MIN)
     return msgspec.structs.replace(file, number=number, fields=fields).with_epoch(epoch)
 
 

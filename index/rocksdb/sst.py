@@ -93,6 +93,10 @@ _FILTERS: Final = (b"filter.", b"fullfilter.", _PARTITIONED_FILTER)
 _INDEX_TYPE: Final = b"rocksdb.block.based.table.index.type"
 _INDEX_DELTA: Final = b"rocksdb.index.value.is.delta.encoded"
 _FORMAT_VERSION: Final = b"rocksdb.format.version"
+_KEY_IS_USER_KEY: Final = b"rocksdb.index.key.is.user.key"
+_WHOLE_KEYS: Final = b"rocksdb.block.based.table.whole.key.filtering"
+_EXTERNAL_VERSION: Final = b"rocksdb.external_sst_file.version"
+_WITH_SEQUENCE: Final = 2
 _DATA_BLOCKS: Final = b"rocksdb.num.data.blocks"
 _ENTRIES: Final = b"rocksdb.num.entries"
 _COUNTS: Final = (_ENTRIES, b"rocksdb.deleted.keys", b"rocksdb.raw.key.size", b"rocksdb.raw.value.size")
@@ -169,12 +173,17 @@ class SstFooter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexForm(msgspec.Struct, frozen=True, kw_only=True):
-    """What the properties say of the index, and what they count."""
+    """What the properties say of the index, of looking keys up, and what they count."""
 
     two_levels: bool = False
     # Whether values are delta encoded, and whether the first key of a block follows its handle.
     delta: bool = False
     first_keys: bool = False
+    # Whether keys of the index are without a trailer, and whether the filter is of whole keys.
+    user_keys: bool = False
+    whole_keys: bool = True
+    # Whether all entries have the sequence number that the MANIFEST says: of a file that was ingested.
+    one_sequence: bool = False
     # None: a RocksDB that did not say so wrote it.
     format_version: int | None = None
     data_blocks: int | None = None
@@ -262,6 +271,9 @@ def decode_index_form(properties: dict[bytes, bytes]) -> IndexForm:
         two_levels=index_type == _TWO_LEVELS,
         first_keys=index_type == _FIRST_KEYS,
         delta=bool(_number(properties, _INDEX_DELTA)),
+        user_keys=bool(_number(properties, _KEY_IS_USER_KEY)),
+        whole_keys=properties.get(_WHOLE_KEYS) != b"0",
+        one_sequence=int.from_bytes(properties.get(_EXTERNAL_VERSION, b""), "little") >= _WITH_SEQUENCE,
         format_version=_number(properties, _FORMAT_VERSION) or None,
         data_blocks=_number(properties, _DATA_BLOCKS),
         entries=_number(properties, _ENTRIES),

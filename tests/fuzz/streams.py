@@ -358,8 +358,8 @@ def run_sst_lookup(data: bytes) -> None:
         return
 
     def seek() -> None:
-        form = sst.IndexForm(delta=bool(data[0] & 1), first_keys=bool(data[0] & 2))
-        properties = lookup.LookupForm(index=form, user_keys=bool(data[0] & 4), whole_keys=True, one_sequence=False)
+        flags = [bool(data[0] & bit) for bit in (1, 2, 4)]
+        properties = sst.IndexForm(delta=flags[0], first_keys=flags[1], user_keys=flags[2])
         key = data[1:9]
         for separator, handle in lookup.BlockIndex(data[9:], properties).seek(key):
             assert separator >= key
@@ -512,7 +512,6 @@ TARGETS: Final = (
             lookup.decode_versions,
             lookup.decode_deleted_ranges,
             lookup.may_contain,
-            lookup.LookupForm.decode,
             sst.read_entries,
         ),
     ),
