@@ -25,7 +25,7 @@ from engine.runtime import NO_PROGRESS, Progress
 from index.display import DisplayMixin
 from index.errors import UNDECODABLE, SamzaFormatError
 from index.plan.commits import Commit
-from index.samza.format import SamzaFile, SamzaSnapshot, decode_samza_index, from_samza, parse_samza_checkpoint_id
+from index.samza.format import SamzaFile, SamzaSnapshot, decode_samza_index, from_samza
 from index.snapshot.model import Scope, UniqueId
 
 _OPERATION: Final = "import"
@@ -105,18 +105,18 @@ async def import_samza(
     choice = choice or SamzaChoice()
     decoded = decode_samza_index(index_json, blob_id="index")
     snapshot = from_samza(decoded)
-    parse_samza_checkpoint_id(snapshot.checkpoint_id)
+    named = snapshot.metadata
     _check_blob_ids(snapshot)
-    job, task = choice.job or snapshot.job_name, choice.task or snapshot.task_name
-    store = choice.store or snapshot.store_name
+    job, task = choice.job or named.job_name, choice.task or named.task_name
+    store = choice.store or named.store_name
     origin = SamzaOrigin(
-        job_id=snapshot.job_id, checkpoint_id=snapshot.checkpoint_id, creation_time_millis=decoded.creation_time_millis
+        job_id=named.job_id, checkpoint_id=named.checkpoint_id, creation_time_millis=decoded.creation_time_millis
     )
     scope = Scope(job)
     newest = await repository.latest(scope)
     held = newest.store(task, store) if newest else None
     # Stores of one task share a checkpoint, so this is about the store, not about the job (S3).
-    is_there = held is not None and held.unique_id == snapshot.checkpoint_id
+    is_there = held is not None and held.unique_id == named.checkpoint_id
     found = SamzaImport(
         dry_run=choice.dry_run,
         commit=newest if is_there else None,
@@ -124,7 +124,7 @@ async def import_samza(
         job=job,
         task=task,
         store=store,
-        checkpoint_id=snapshot.checkpoint_id,
+        checkpoint_id=named.checkpoint_id,
         files_count=len(snapshot.files),
         size_bytes=sum(file.size_bytes for file in snapshot.files),
     )
@@ -136,7 +136,7 @@ async def import_samza(
         target = Path(scratch.name) / "store"
         progress.total(files=found.files_count, bytes_=found.size_bytes)
         await fetch_samza(snapshot, blobs, target, progress=progress)
-        options = BackupOptions(version=version, unique_id=UniqueId(snapshot.checkpoint_id), base=held)
+        options = BackupOptions(version=version, unique_id=UniqueId(named.checkpoint_id), base=held)
         result = await repository.backup(scope, target, task=task, store=store, options=options)
     finally:
         await run_blocking(scratch.cleanup)
@@ -170,9 +170,9 @@ def _check_blob_ids(snapshot: SamzaSnapshot) -> None:
     for file in snapshot.files:
         for run in file.blobs:
             try:
-                check_key(run.blob_id, "import")
+                check_key(run.key, "import")
             except InvalidRequestError as error:
-                message, hint = f"blob id {run.blob_id!r} cannot be a key", "is this the place of the blobs?"
+                message, hint = f"blob id {run.key!r} cannot be a key", "is this the place of the blobs?"
                 raise SamzaFormatError(message, subject="/".join(file.path), hint=hint) from error
 
 
@@ -199,12 +199,12 @@ async def _fetch(file: SamzaFile, blobs: BlobStore, path: Path) -> None:
         for run in file.blobs:
             sink = _PartSink(out.descriptor, run.file_offset_bytes, run.size_bytes, found)
             try:
-                await blobs.read_into(run.blob_id, sink)
+                await blobs.read_into(run.key, sink)
             except (BlobNotFoundError, TooLargeError) as error:
                 wrong = "is missing" if isinstance(error, BlobNotFoundError) else "is longer than the index says"
-                raise _damaged(file, f"blob {run.blob_id!r} {wrong}") from error
+                raise _damaged(file, f"blob {run.key!r} {wrong}") from error
             if sink.size_bytes != run.size_bytes:
-                message = f"blob {run.blob_id!r} has {sink.size_bytes} bytes, and {run.size_bytes} in the index"
+                message = f"blob {run.key!r} has {sink.size_bytes} bytes, and {run.size_bytes} in the index"
                 raise _damaged(file, message)
             found = sink.crc32
     if found != file.crc32:

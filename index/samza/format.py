@@ -19,7 +19,7 @@ from index.errors import UNDECODABLE, FormatError, SamzaFormatError
 from index.java_text import encode_jackson
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.keys import check_file_name
-from index.snapshot.model import DirIndex, FileBlob, FileIndex, FilePath, SnapshotIndex
+from index.snapshot.model import BlobKey, DirIndex, FileBlob, FileIndex, FilePath, SnapshotIndex
 
 OFFSET_BYTES_MAX = 2**31 - 1
 
@@ -97,14 +97,6 @@ class SamzaSnapshotIndex(msgspec.Struct, frozen=True, kw_only=True, rename="keba
 _decoder = msgspec.json.Decoder(SamzaSnapshotIndex)
 
 
-class SamzaBlobRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole blob and where its bytes are in the file."""
-
-    blob_id: str
-    file_offset_bytes: int
-    size_bytes: int
-
-
 class SamzaFile(msgspec.Struct, frozen=True, kw_only=True):
     """One present file of a Samza snapshot, with what reading it takes."""
 
@@ -113,18 +105,14 @@ class SamzaFile(msgspec.Struct, frozen=True, kw_only=True):
     crc32: int
     mode: int
     modified_at_ms: int
-    # In file order, covering the file; Samza stores an empty file as one empty blob.
-    blobs: tuple[SamzaBlobRun, ...]
+    # In file order, each whole, covering the file; Samza stores an empty file as one empty blob.
+    blobs: tuple[FileBlob, ...]
 
 
 class SamzaSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The present files of a Samza snapshot, and every directory, empty ones included, parents first."""
 
-    job_name: str
-    job_id: str
-    task_name: str
-    store_name: str
-    checkpoint_id: str
+    metadata: SamzaSnapshotMetadata
     files: tuple[SamzaFile, ...]
     directories: tuple[FilePath, ...]
 
@@ -253,16 +241,7 @@ def from_samza(index: SamzaSnapshotIndex) -> SamzaSnapshot:
     files: list[SamzaFile] = []
     directories: list[FilePath] = []
     _collect(index.dir_index, (), files, directories)
-    metadata = index.snapshot_metadata
-    return SamzaSnapshot(
-        job_name=metadata.job_name,
-        job_id=metadata.job_id,
-        task_name=metadata.task_name,
-        store_name=metadata.store_name,
-        checkpoint_id=metadata.checkpoint_id,
-        files=tuple(files),
-        directories=tuple(directories),
-    )
+    return SamzaSnapshot(metadata=index.snapshot_metadata, files=tuple(files), directories=tuple(directories))
 
 
 def _check_dir(directory: SamzaDirIndex, path: FilePath) -> None:
@@ -358,7 +337,7 @@ def _collect(directory: SamzaDirIndex, path: FilePath, files: list[SamzaFile], d
         _collect(sub, below, files, directories)
 
 
-def _runs(file: SamzaFileIndex, path: FilePath) -> tuple[SamzaBlobRun, ...]:
+def _runs(file: SamzaFileIndex, path: FilePath) -> tuple[FileBlob, ...]:
     size_bytes = file.file_metadata.size
     if size_bytes == 0 and not file.blobs:
         return ()
@@ -372,6 +351,6 @@ def _runs(file: SamzaFileIndex, path: FilePath) -> tuple[SamzaBlobRun, ...]:
             f"its blobs start at {starts[:8]}, which does not divide {size_bytes} bytes", subject="/".join(path)
         )
     return tuple(
-        SamzaBlobRun(blob_id=blob.blob_id, file_offset_bytes=start, size_bytes=end - start)
+        FileBlob(BlobKey(blob.blob_id), start, 0, end - start)
         for blob, start, end in zip(blobs, starts, ends, strict=True)
     )

@@ -7,7 +7,6 @@ import pytest
 
 from index.errors import FormatError, SamzaFormatError, UnsafeNameError
 from index.samza.format import (
-    SamzaBlobRun,
     SamzaFile,
     decode_samza_index,
     encode_samza_index,
@@ -16,7 +15,7 @@ from index.samza.format import (
     samza_checkpoint_id,
     to_samza,
 )
-from index.snapshot.model import DirIndex, FileBlob, Pack, SnapshotIndex
+from index.snapshot.model import BlobKey, DirIndex, FileBlob, Pack, SnapshotIndex
 from tests.unit.index.builders import EMPTY, SESSION, backup, blob_key, content_hash, file_index, metadata, parse_tree
 
 change = msgspec.structs.replace
@@ -314,12 +313,12 @@ def test_samza_snapshot_is_read_with_every_run() -> None:
         mode=0o640,
         modified_at_ms=1795239632679,
         blobs=(
-            SamzaBlobRun(blob_id="blob-3-CURRENT-0", file_offset_bytes=0, size_bytes=6),
-            SamzaBlobRun(blob_id="blob-4-CURRENT-1", file_offset_bytes=6, size_bytes=6),
-            SamzaBlobRun(blob_id="blob-5-CURRENT-2", file_offset_bytes=12, size_bytes=4),
+            FileBlob(BlobKey("blob-3-CURRENT-0"), 0, 0, 6),
+            FileBlob(BlobKey("blob-4-CURRENT-1"), 6, 0, 6),
+            FileBlob(BlobKey("blob-5-CURRENT-2"), 12, 0, 4),
         ),
     )
-    assert snapshot.files[2].blobs == (SamzaBlobRun(blob_id="blob-12-empty.log-0", file_offset_bytes=0, size_bytes=0),)
+    assert snapshot.files[2].blobs == (FileBlob(BlobKey("blob-12-empty.log-0"), 0, 0, 0),)
 
 
 def test_blobs_out_of_order_are_read_in_file_order() -> None:
