@@ -34,24 +34,11 @@ from index.display import DisplayMixin, format_files, format_seconds, human_byte
 from index.errors import FormatError
 from index.plan.backup import BackupPlan, PlannedFile, build_snapshot, plan_backup
 from index.plan.commits import is_shrunk
+from index.snapshot import model
 from index.snapshot.contents import blob_keys, new_blob_keys
 from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, diff_dir
 from index.snapshot.invariants import check_snapshot_index
 from index.snapshot.keys import parse_upload_key
-from index.snapshot.model import (
-    BlobKey,
-    DirIndex,
-    FilePath,
-    IndexReference,
-    LineageItem,
-    Pack,
-    Scope,
-    SnapshotIndex,
-    SnapshotMetadata,
-    SstIdentity,
-    StoreReference,
-    UniqueId,
-)
 from index.spark.names import parse_state_name
 
 _LOG: Final = logging.getLogger(__name__)
@@ -66,11 +53,11 @@ class BackupSource(Protocol):
     is_lasting: bool
 
     @property
-    def lineage(self) -> Sequence[LineageItem] | None:
+    def lineage(self) -> Sequence[model.LineageItem] | None:
         """The versions that its state grew from, oldest first; known once it was looked at. None: it does not know."""
         return None
 
-    async def look(self, previous: SnapshotIndex | None, believed: LocalDir) -> LocalDir:
+    async def look(self, previous: model.SnapshotIndex | None, believed: LocalDir) -> LocalDir:
         """List what there is to back up, sorted by name; raises if it cannot be backed up.
 
         A file that carries its `blake3` already is known to be the one of `previous`, which it will be compared with:
@@ -109,7 +96,7 @@ class WholeDirectory(BackupSource):
         self._scanned = LocalDir(name="")
 
     @override
-    async def look(self, previous: SnapshotIndex | None, believed: LocalDir) -> LocalDir:
+    async def look(self, previous: model.SnapshotIndex | None, believed: LocalDir) -> LocalDir:
         def scan() -> LocalDir:
             scanned = scan_dir(self.directory, believed)
             check_not_held(self.directory, scanned)
@@ -165,15 +152,15 @@ class BackupStats(DiffStats, frozen=True, kw_only=True):
 class BackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What a commit needs to know of a backup; it can be sent to the process that commits."""
 
-    scope: Scope
+    scope: model.Scope
     # Without a number: the commit gives it one.
-    reference: StoreReference
+    reference: model.StoreReference
     # The index that it was diffed against; a commit on another parent refuses the result (design 0002, C2).
-    base: IndexReference | None
+    base: model.IndexReference | None
     # When the store created the oldest upload: the lease begins there (C5).
     oldest_birth_ms: int
     # Everything that carries a TTL: blobs, then the index.
-    new_keys: tuple[BlobKey, ...]
+    new_keys: tuple[model.BlobKey, ...]
     stats: BackupStats
     # What the base needs, is missing, and is not needed any more: the commit does not stumble over it.
     missing_keys: tuple[str, ...] = ()
@@ -204,12 +191,12 @@ class BackupOptions(msgspec.Struct, frozen=True, kw_only=True):
     # The caller's version of this state, greater than the last of the lineage; None: the base's plus one.
     version: int | None = None
     # A label of this attempt at the version, for people and for Spark; None: a random one.
-    unique_id: UniqueId | None = None
+    unique_id: model.UniqueId | None = None
     # What to diff against: by default the newest commit's snapshot of the store. None uploads everything.
-    base: StoreReference | Literal["latest"] | None = LATEST
+    base: model.StoreReference | Literal["latest"] | None = LATEST
     # The versions that this one grew from, oldest first: Spark's lineage of a state store's version (design 0004, R6).
     # None: the source's; else the base and what that grew from; of a state store's directory, nothing (0001, M13).
-    lineage: Sequence[LineageItem] | None = None
+    lineage: Sequence[model.LineageItem] | None = None
     # Blobs that are known to be missing, besides those that the repository has met: files with bytes in them are
     # uploaded again, as are all if the base's index is missing (design 0006, M1).
     missing: Collection[str] = ()
@@ -228,11 +215,11 @@ async def backup_source(
     repository: OpenRepository,
     source: BackupSource,
     address: StoreAddress,
-    base: StoreReference | None,
+    base: model.StoreReference | None,
     options: BackupOptions,
     *,
     progress: Progress = NO_PROGRESS,
-    previous: SnapshotIndex | None = None,
+    previous: model.SnapshotIndex | None = None,
 ) -> BackupResult:
     """Upload what a source has and its base has not, and write the index of all of it.
 
@@ -266,7 +253,9 @@ async def backup_source(
         metadata = _describe(facts, source, address, options, repository.runtime)
         try:
             # What could not be written down after the last upload is refused before the first one.
-            check_snapshot_index(SnapshotIndex(metadata=metadata, session=journal.session, dir=DirIndex("")))
+            check_snapshot_index(
+                model.SnapshotIndex(metadata=metadata, session=journal.session, dir=model.DirIndex(""))
+            )
         except FormatError as error:
             subject = f"{metadata.job}/{metadata.task}/{metadata.store} version {metadata.version}"
             hint = "versions grow along a lineage; names are not empty and not too long"
@@ -290,7 +279,7 @@ async def backup_source(
                 """Look again and write the index, while packs are still sent from memory (design 0002, P3)."""
                 await uploader.all_read.wait()
                 await source.check_held_still()
-                packs = [Pack(uploader.key(pack.counter), pack.size_bytes) for pack in plan.packs]
+                packs = [model.Pack(uploader.key(pack.counter), pack.size_bytes) for pack in plan.packs]
                 index = await run_blocking(
                     build_snapshot,
                     plan,
@@ -326,7 +315,7 @@ async def backup_source(
     )
     return BackupResult(
         scope=address.scope,
-        reference=StoreReference(
+        reference=model.StoreReference(
             task=address.task,
             store=address.store,
             version=metadata.version,
@@ -345,7 +334,7 @@ async def backup_source(
 
 
 async def plan_backup_source(
-    repository: OpenRepository, source: BackupSource, base: StoreReference | None, options: BackupOptions
+    repository: OpenRepository, source: BackupSource, base: model.StoreReference | None, options: BackupOptions
 ) -> BackupPlan:
     """Plan what `backup_source` would do; nothing is written to the store. Errors likewise."""
     # What is remembered of a base may hide that it is gone.
@@ -367,7 +356,7 @@ async def _open_journal(
     def spent() -> frozenset[str]:
         """Return the sessions of the base: what it retains would be new once more (U2)."""
         previous = base.previous
-        keys = frozenset[BlobKey]() if previous is None else blob_keys(previous)
+        keys = frozenset[model.BlobKey]() if previous is None else blob_keys(previous)
         return frozenset({parse_upload_key(key).session for key in keys} | ({previous.session} if previous else set()))
 
     # All is sent where that is asked for, or the base is lost.
@@ -380,11 +369,11 @@ async def _open_journal(
 class _Base(msgspec.Struct, frozen=True, kw_only=True):
     """What a backup is diffed against, as far as it is there."""
 
-    reference: StoreReference | None = None
+    reference: model.StoreReference | None = None
     # None: there is no base, its index is missing, or files are compared with others.
     snapshot: StoredSnapshot | None = None
     # What files are compared with.
-    previous: SnapshotIndex | None = None
+    previous: model.SnapshotIndex | None = None
     # That it took to find out.
     requests: int = 0
     # What of it is missing: with its index, that and what it is a delta on.
@@ -398,7 +387,7 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     local: LocalDir
     diff: DirDiff
     plan: BackupPlan
-    ssts: dict[FilePath, SstIdentity]
+    ssts: dict[model.FilePath, model.SstIdentity]
     # By the clock of the source's file system, after the scan.
     looked_at_ns: int
     # What was known to be missing or altered before anything was sent, of the base or not.
@@ -422,12 +411,23 @@ async def _gather_facts(
     previous = base.previous
     settings = repository.settings
 
+    def read(scanned: LocalDir, stop: Event) -> _Facts:
+        """Read of the directory all that decides what to upload, in one hop to a thread."""
+        looked_at_ns = file_system_now_ns(source.directory, scanned)
+        reader = FactReader(source.directory, cache, stop=stop, looked_at_ns=looked_at_ns)
+        remote = previous.dir if previous is not None else model.DirIndex("")
+        local = reader.identify(scanned, remote, by_content=options.by_content)
+        diff = diff_dir(local, remote)
+        plan = plan_backup(local, previous, diff, settings)
+        cache.trim(all_files(scanned))
+        # Small files are read as a whole when they are sent, and identified then.
+        ssts = reader.identify_ssts([(i.file.path, i.file.file) for i in plan.blobs if i.file.expected is None])
+        return _Facts(base=base, local=local, diff=diff, plan=plan, ssts=ssts, looked_at_ns=looked_at_ns)
+
     async def compare(scanned: LocalDir) -> _Facts:
         stop = Event()
         try:
-            facts = await asyncio.to_thread(
-                _compare, source.directory, scanned, base, settings, cache, stop, by_content=options.by_content
-            )
+            facts = await asyncio.to_thread(read, scanned, stop)
         finally:
             # The thread of a cancelled backup stops at its next megabyte, and holds nothing that anybody waits for.
             stop.set()
@@ -452,7 +452,7 @@ async def _gather_facts(
         size_bytes = facts.plan.changes.bytes_added + facts.plan.changes.bytes_retained
         subject = f"{reference.task}/{reference.store}"
         check_shrinking(reference.size_bytes, size_bytes, options.shrink_max, subject=subject)
-    of_base = blob_keys(previous) if missing and previous is not None else frozenset[BlobKey]()
+    of_base = blob_keys(previous) if missing and previous is not None else frozenset[model.BlobKey]()
     base = msgspec.structs.replace(base, requests=requests, missing=base.missing | (missing & of_base))
     return msgspec.structs.replace(facts, base=base, missing=missing)
 
@@ -473,7 +473,7 @@ def check_shrinking(
 
 
 async def _find_base(
-    repository: OpenRepository, base: StoreReference, missing: frozenset[str], *, check_retained: bool
+    repository: OpenRepository, base: model.StoreReference, missing: frozenset[str], *, check_retained: bool
 ) -> _Base:
     """Read the base's index; it is not an error if that is known to be missing: everything is uploaded again (M1)."""
     known = repository.indexes.find(base.index)
@@ -496,48 +496,24 @@ async def _find_base(
     return _Base(reference=base, snapshot=snapshot, previous=snapshot.index, requests=requests)
 
 
-def _compare(
-    directory: Path,
-    scanned: LocalDir,
-    base: _Base,
-    settings: TransferSettings,
-    cache: DigestCache,
-    stop: Event,
-    *,
-    by_content: bool,
-) -> _Facts:
-    """Read of the directory all that decides what to upload, in one hop to a thread."""
-    previous = base.previous
-    remote = previous.dir if previous is not None else DirIndex("")
-    looked_at_ns = file_system_now_ns(directory, scanned)
-    reader = FactReader(directory, cache, stop=stop, looked_at_ns=looked_at_ns)
-    local = reader.identify(scanned, remote, by_content=by_content)
-    diff = diff_dir(local, remote)
-    plan = plan_backup(local, previous, diff, settings)
-    cache.trim(all_files(scanned))
-    # Small files are read as a whole when they are sent, and identified then.
-    ssts = reader.identify_ssts([(i.file.path, i.file.file) for i in plan.blobs if i.file.expected is None])
-    return _Facts(base=base, local=local, diff=diff, plan=plan, ssts=ssts, looked_at_ns=looked_at_ns)
-
-
 def _describe(
     facts: _Facts, source: BackupSource, address: StoreAddress, options: BackupOptions, runtime: Runtime
-) -> SnapshotMetadata:
+) -> model.SnapshotMetadata:
     base = facts.base.reference
     given = options.lineage if options.lineage is not None else source.lineage
-    return SnapshotMetadata(
+    return model.SnapshotMetadata(
         job=address.scope.job,
         task=address.task,
         store=address.store,
         version=options.version if options.version is not None else (base.version + 1 if base else 1),
         unique_id=options.unique_id or runtime.unique_id(),
-        base=LineageItem(base.version, base.unique_id) if base is not None else None,
+        base=model.LineageItem(base.version, base.unique_id) if base is not None else None,
         lineage=_lineage(facts) if given is None else tuple(given),
         created_at_ms=runtime.local_now_ms(),
     )
 
 
-def _lineage(facts: _Facts) -> tuple[LineageItem, ...]:
+def _lineage(facts: _Facts) -> tuple[model.LineageItem, ...]:
     """Find the versions that this one grew from, as far as that is known.
 
     Of a state store's directory it is not: the last backup may be of an attempt that lost, or of a version that the
@@ -548,7 +524,7 @@ def _lineage(facts: _Facts) -> tuple[LineageItem, ...]:
     if base is None or any(parse_state_name(file.name) is not None for file in facts.local.files):
         return ()
     metadata = base.index.metadata
-    return (*metadata.lineage, LineageItem(metadata.version, metadata.unique_id))[-LINEAGE_KEPT_MAX:]
+    return (*metadata.lineage, model.LineageItem(metadata.version, metadata.unique_id))[-LINEAGE_KEPT_MAX:]
 
 
 def _stats(facts: _Facts, uploader: Uploader, index_bytes: int, watch: Stopwatch) -> BackupStats:

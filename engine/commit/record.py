@@ -27,18 +27,9 @@ from engine.records.log import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, rea
 from index.display import format_texts
 from index.errors import FormatError
 from index.plan.commits import Commit, Head, Verdict, judge_record, valid_commits
+from index.snapshot import model
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import LOG, commit_key, encode_component
-from index.snapshot.model import (
-    NEVER_MS,
-    CommitPointer,
-    CommitRecord,
-    IndexReference,
-    RepositoryRecord,
-    Scope,
-    ScopeLayout,
-    WriteId,
-)
 
 # Any commit may be the parent, as far as the caller is concerned; what the results were diffed against counts (C2).
 ANY: Final = "any"
@@ -48,8 +39,8 @@ class LayoutChange(msgspec.Struct, frozen=True, kw_only=True):
     """Another layout for a scope, with another store in place of each that it has (design 0010, T1)."""
 
     # What the parent has to say.
-    before: ScopeLayout
-    after: ScopeLayout
+    before: model.ScopeLayout
+    after: model.ScopeLayout
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,22 +49,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["commit", "rewind", "fork"]
     version: int | None = None
     offsets: str = ""
-    layout: ScopeLayout | LayoutChange | None = None
+    layout: model.ScopeLayout | LayoutChange | None = None
     # Task, store and index of each result. A unique id is the caller's label: two results may have the same one.
-    results: tuple[tuple[str, str, IndexReference], ...] = ()
+    results: tuple[tuple[str, str, model.IndexReference], ...] = ()
     # Task and name of each store that the scope no longer has.
     dropped: tuple[tuple[str, str], ...] = ()
-    parent: CommitPointer | Literal["any"] | None = ANY
-    source: CommitPointer | None = None
-    source_scope: Scope | None = None
+    parent: model.CommitPointer | Literal["any"] | None = ANY
+    source: model.CommitPointer | None = None
+    source_scope: model.Scope | None = None
 
     @property
-    def layout_after(self) -> ScopeLayout | None:
+    def layout_after(self) -> model.ScopeLayout | None:
         """What the record says, if the caller gave it."""
         return self.layout.after if isinstance(self.layout, LayoutChange) else self.layout
 
 
-def is_answer(record: CommitRecord, request: Request) -> bool:
+def is_answer(record: model.CommitRecord, request: Request) -> bool:
     """Return whether a record is the commit of a request: it names the very indexes of its results as new (C3).
 
     An index is uploaded once, so the record answers this request, even if another process sent it.
@@ -95,7 +86,7 @@ class Sent(msgspec.Struct, frozen=True):
     """A record that was sent, or was about to be, and of which the outcome was never learned (C3)."""
 
     request: Request
-    record: CommitRecord
+    record: model.CommitRecord
 
 
 def request_of(
@@ -103,8 +94,8 @@ def request_of(
     *,
     version: int | None,
     offsets: str,
-    layout: ScopeLayout | LayoutChange | None,
-    parent: CommitPointer | Literal["any"] | None,
+    layout: model.ScopeLayout | LayoutChange | None,
+    parent: model.CommitPointer | Literal["any"] | None,
     dropped: Collection[tuple[str, str]],
 ) -> Request:
     """Make the request to commit some backups, whatever order they come in."""
@@ -126,11 +117,11 @@ def compose_commit(
     request: Request,
     results: Sequence[BackupResult],
     *,
-    scope: Scope,
-    write_id: WriteId,
-    repository: RepositoryRecord,
-    committed_before: Collection[IndexReference] = (),
-) -> CommitRecord:
+    scope: model.Scope,
+    write_id: model.WriteId,
+    repository: model.RepositoryRecord,
+    committed_before: Collection[model.IndexReference] = (),
+) -> model.CommitRecord:
     """Compose the record of new backups on a head: stores without a result are carried over (C2) or dropped (F3).
 
     The results fit the head (`check_bases`); those of indexes that were `committed_before` are not new in it (T4).
@@ -158,22 +149,22 @@ def compose_commit(
     created_ms = [result.oldest_birth_ms for result in results]
     lease_ms = repository.ttl_ms - repository.margin_ms
     next_version = parent.version + 1 if parent else 1
-    return CommitRecord(
+    return model.CommitRecord(
         scope=scope,
         number=head.next_number,
         write_id=write_id,
         kind=request.kind,
         version=request.version if request.version is not None else next_version,
         offsets=request.offsets,
-        layout=request.layout_after or (parent.layout if parent else ScopeLayout()),
+        layout=request.layout_after or (parent.layout if parent else model.ScopeLayout()),
         stores=tuple(stores[key] for key in sorted(stores)),
-        valid_until_ms=min(created_ms) + lease_ms if created_ms else NEVER_MS,
+        valid_until_ms=min(created_ms) + lease_ms if created_ms else model.NEVER_MS,
         predecessor=head.pointer,
         predecessor_committed_at_ms=head.committed_at_ms,
     )
 
 
-def _check_layout(scope: Scope, request: Request, parent: CommitRecord | None) -> None:
+def _check_layout(scope: model.Scope, request: Request, parent: model.CommitRecord | None) -> None:
     """Raise `UsageError` for a layout that is not the parent's, or a change of it that does not replace every store."""
     layout = request.layout
     begun = parent.layout if parent is not None else None
@@ -181,7 +172,7 @@ def _check_layout(scope: Scope, request: Request, parent: CommitRecord | None) -
     if isinstance(layout, LayoutChange):
         left = {(s.task, s.store) for s in (parent.stores if parent is not None else ())}
         left -= {(task, store) for task, store, _ in request.results}.union(request.dropped)
-        if not isinstance(request.parent, CommitPointer):
+        if not isinstance(request.parent, model.CommitPointer):
             message, hint = "a change of the layout has to name its parent", "give the commit that it was made from"
         elif begun != layout.before:
             message = f"the scope has {begun}, not {layout.before}"
@@ -195,8 +186,14 @@ def _check_layout(scope: Scope, request: Request, parent: CommitRecord | None) -
 
 
 def compose_copy(
-    head: Head, request: Request, source: CommitRecord, *, scope: Scope, write_id: WriteId, valid_until_ms: int
-) -> CommitRecord:
+    head: Head,
+    request: Request,
+    source: model.CommitRecord,
+    *,
+    scope: model.Scope,
+    write_id: model.WriteId,
+    valid_until_ms: int,
+) -> model.CommitRecord:
     """Compose a record of what another commit (`source`) holds, on top of a head (C2, C6, C7).
 
     `valid_until_ms` is until when a pin protects that commit (D5).
@@ -217,7 +214,7 @@ def compose_copy(
         message = f"commit {source.number} is newer than what is there"
         hint = "look again which commits there are, and rewind to one of them"
         raise NotFoundError(message, operation="rewind", subject=str(scope), hint=hint)
-    return CommitRecord(
+    return model.CommitRecord(
         scope=scope,
         number=head.next_number,
         write_id=write_id,
@@ -234,7 +231,7 @@ def compose_copy(
     )
 
 
-def encode_commit(record: CommitRecord) -> bytes:
+def encode_commit(record: model.CommitRecord) -> bytes:
     """Encode a record; raise `UsageError` where a value that the caller gave cannot be written down."""
     try:
         return encode_record(record)
@@ -244,7 +241,7 @@ def encode_commit(record: CommitRecord) -> bytes:
         ) from error
 
 
-def check_results(scope: Scope, results: Sequence[BackupResult], dropped: Collection[tuple[str, str]]) -> None:
+def check_results(scope: model.Scope, results: Sequence[BackupResult], dropped: Collection[tuple[str, str]]) -> None:
     """Raise `UsageError` for results of another scope or task, two of one store, or one of a store that is dropped."""
 
     def refuse(problem: str) -> NoReturn:
@@ -264,14 +261,14 @@ def check_results(scope: Scope, results: Sequence[BackupResult], dropped: Collec
         refuse(f"store {name} of task {task} has a result and is to be dropped")
 
 
-def check_parent(scope: Scope, head: Head, request: Request) -> None:
+def check_parent(scope: model.Scope, head: Head, request: Request) -> None:
     """Raise `CommitLostError` for a request whose caller has seen another newest commit."""
     if request.parent not in {ANY, head.pointer}:
         there = f"the newest commit is {head.pointer.number}" if head.pointer else "there is no commit any more"
         raise CommitLostError(f"{there}: it is not the parent given", operation=request.kind, subject=str(scope))
 
 
-def check_bases(scope: Scope, head: Head, results: Sequence[BackupResult]) -> None:
+def check_bases(scope: model.Scope, head: Head, results: Sequence[BackupResult]) -> None:
     """Raise `StaleResultError` for a result that was diffed against another index than the parent holds (C2).
 
     So is one that was uploaded before the scope was forgotten (D8).
@@ -288,7 +285,7 @@ def check_bases(scope: Scope, head: Head, results: Sequence[BackupResult]) -> No
             raise StaleResultError(message, operation="commit", subject=str(scope))
 
 
-async def check_granularity(store: BlobStore, scope: Scope, operation: str, first: Commit | None = None) -> None:
+async def check_granularity(store: BlobStore, scope: model.Scope, operation: str, first: Commit | None = None) -> None:
     """Refuse to commit a job both as a whole and by task: a store belongs to exactly one scope (K3).
 
     `first` is the first commit of the scope. Of two kinds that began side by side the one goes on whose first record
@@ -308,7 +305,9 @@ async def check_granularity(store: BlobStore, scope: Scope, operation: str, firs
         raise UsageError(message, operation=operation, subject=str(scope), hint=hint)
 
 
-async def find_committed(store: BlobStore, head: Head, results: Iterable[BackupResult]) -> frozenset[IndexReference]:
+async def find_committed(
+    store: BlobStore, head: Head, results: Iterable[BackupResult]
+) -> frozenset[model.IndexReference]:
     """Find the results that were committed before, as after a rewind, a drop or a forget: their indexes have no TTL.
 
     Such an index is not new in another record: only so does an index without a TTL prove that the record that names it
@@ -329,7 +328,7 @@ async def find_committed(store: BlobStore, head: Head, results: Iterable[BackupR
     return frozenset(result.reference.index for result, found in zip(asked, old, strict=True) if found)
 
 
-async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
+async def acknowledge(store: BlobStore, record: model.CommitRecord) -> Commit:
     """Decide by one LIST whether a record that was created is acknowledged, lost, fenced or void (C4, C5).
 
     Raises:
@@ -359,7 +358,7 @@ async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
     raise UnsafeStoreError("the log keeps changing", operation=record.kind, subject=str(record.scope))
 
 
-def _refusal(verdict: Verdict, record: CommitRecord) -> EngineError:
+def _refusal(verdict: Verdict, record: model.CommitRecord) -> EngineError:
     scope, operation = str(record.scope), record.kind
     match verdict:
         case Verdict.FENCED:

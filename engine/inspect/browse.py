@@ -5,7 +5,7 @@ import re
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, TypeAlias
 
 import msgspec
 from typing_extensions import override
@@ -98,26 +98,8 @@ class FoundKeys(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class Rows(Protocol):
-    """A store whose rows are listed: `StoreInPlace`, or a restored one."""
-
-    families: tuple[str, ...]
-    # What errors call it.
-    location: str
-
-    def chunks(
-        self, family: str, *, start: bytes, stop: bytes | None, merge_delimiter: bytes | None
-    ) -> AsyncGenerator[list[tuple[bytes, bytes]], None]:
-        """Yield the rows from one key on and before another, in lists."""
-        ...
-
-    async def get(self, key: bytes, family: str, *, merge_delimiter: bytes | None) -> bytes | None:
-        """Return the value of a key; None if there is none."""
-        ...
-
-
 class RestoredRows:
-    """The rows of a directory that nobody has open, read by RocksDB in raw mode; it blocks."""
+    """The rows of a directory that nobody has open, read by RocksDB in raw mode as `StoreInPlace` does; it blocks."""
 
     def __init__(self, directory: Path) -> None:
         self.families = list_families(directory)
@@ -136,6 +118,9 @@ class RestoredRows:
     async def get(self, key: bytes, family: str, *, merge_delimiter: bytes | None) -> bytes | None:
         with open_family(self._directory, family, RocksDbSettings(merge_delimiter=merge_delimiter)) as reader:
             return reader.get(key)
+
+
+Rows: TypeAlias = StoreInPlace | RestoredRows
 
 
 @contextlib.asynccontextmanager

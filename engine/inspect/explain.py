@@ -1,5 +1,6 @@
 """Explain one key: what leads to it, and what a collection would do with it (design 0006, P7)."""
 
+import itertools
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import ClassVar, Final
@@ -19,7 +20,7 @@ from index.errors import UnsafeNameError
 from index.plan.collect import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key
 from index.plan.commits import KeepReason, Retention, RetentionPolicy, as_policy
 from index.snapshot import keys
-from index.snapshot.contents import files_of
+from index.snapshot.contents import paths_in
 from index.snapshot.model import IndexReference, RepositoryRecord, Scope
 
 # Of all that leads to a key, the most that is listed.
@@ -237,10 +238,8 @@ async def _find_paths(
         keys = tuple(link.key for link in snapshot.chain)
         if key in keys:
             return keys[: keys.index(key) + 1], ()
-        files = tuple(
-            "/".join(path) for path, file in files_of(snapshot.index.dir) if any(b.key == key for b in file.blobs)
-        )
-        return (keys[:1], files[:FILES_LISTED_MAX]) if files else None
+        files = tuple(itertools.islice(paths_in(snapshot.index, key), FILES_LISTED_MAX))
+        return (keys[:1], files) if files else None
 
     indexes = sorted({reference for _, reference in starts}, key=lambda r: r.key)
     found = dict(zip(indexes, await map_bounded(look, indexes, in_flight_max=IN_FLIGHT_MAX), strict=True))

@@ -120,14 +120,14 @@ async def read_history(
         UnsafeStoreError: The log kept changing, or had holes (design 0002, C1).
     """
 
-    async def read() -> _Read:
+    async def read() -> tuple[list[HistoryEntry], frozenset[int], list[Unreadable]]:
         return await _read_entries(store, scope, entries_max, since_ms)
 
-    log = await repeat_reading(read, operation="history", subject=str(scope))
+    shown, numbers, unreadable = await repeat_reading(read, operation="history", subject=str(scope))
     noted = Noted()
     names = await list_names(store, scope, noted)
     pins = await read_pins(store, repository, await read_now_ms(store), noted)
-    entries = _with_named(log, names, entries_max, since_ms)
+    entries = _with_named(shown, numbers, names, entries_max, since_ms)
     # Each with what it went back to.
     rewinds = [(e.number, e.commit.record.source) for e in entries if e.commit and e.commit.record.kind == "rewind"]
     entries = [
@@ -142,23 +142,15 @@ async def read_history(
     ]
     if shares:
         entries = await _with_shares(store, entries, progress)
-    problems = [str(one.error) for one in (*log.unreadable, *noted.unreadable)]
-    return History(scope=scope, entries=tuple(entries), older_count=log.older_count, problems=tuple(problems))
+    problems = [str(one.error) for one in (*unreadable, *noted.unreadable)]
+    older_count = len(numbers) - len(shown)
+    return History(scope=scope, entries=tuple(entries), older_count=older_count, problems=tuple(problems))
 
 
-class _Read(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of the log."""
-
-    entries: list[HistoryEntry]
-    # Records that are there and were not asked for.
-    older_count: int
-    # Of all records that are there.
-    numbers: frozenset[int]
-    # Boundaries.
-    unreadable: list[Unreadable]
-
-
-async def _read_entries(store: BlobStore, scope: model.Scope, entries_max: int, since_ms: int | None) -> _Read:
+async def _read_entries(
+    store: BlobStore, scope: model.Scope, entries_max: int, since_ms: int | None
+) -> tuple[list[HistoryEntry], frozenset[int], list[Unreadable]]:
+    """Read the log once: the entries that were asked for, the numbers of all records, unreadable boundaries."""
     listing, noted = await list_log(store, scope), Noted()
     found = [await noted.read(boundary_key(scope, n), read_boundary(store, scope, n)) for n in listing.boundaries]
     boundaries = [boundary for boundary in found if boundary is not None]
@@ -189,12 +181,7 @@ async def _read_entries(store: BlobStore, scope: model.Scope, entries_max: int, 
                 break
             entries.append(entry)
             newer = entry.commit if entry.state is State.OPEN else newer
-    return _Read(
-        entries=entries,
-        older_count=len(newest_first) - len(entries),
-        numbers=frozenset(newest_first),
-        unreadable=noted.unreadable,
-    )
+    return entries, frozenset(newest_first), noted.unreadable
 
 
 def _is_before(entry: HistoryEntry, since_ms: int | None) -> bool:
@@ -223,12 +210,16 @@ def _entry_of(
 
 
 def _with_named(
-    log: _Read, names: Iterable[model.NameRecord], entries_max: int, since_ms: int | None
+    shown: Sequence[HistoryEntry],
+    numbers: frozenset[int],
+    names: Iterable[model.NameRecord],
+    entries_max: int,
+    since_ms: int | None,
 ) -> list[HistoryEntry]:
     """Add what only names hold: once for each commit, in its place, or in that of the record that cannot be read."""
-    entries = list(log.entries)
+    entries = list(shown)
     last = min((entry.number for entry in entries), default=0)
-    not_shown = log.numbers - {entry.number for entry in entries}
+    not_shown = numbers - {entry.number for entry in entries}
     for name in names:
         number = name.source.number
         if number in not_shown or any(_is_of(name.source, entry) for entry in entries):
@@ -238,7 +229,7 @@ def _with_named(
             entries[unreadable] = msgspec.structs.replace(entries[unreadable], commit=commits.commit_of_name(name))
             continue
         entry = HistoryEntry(number=number, state=State.NAMED, commit=commits.commit_of_name(name))
-        is_in_range = not log.older_count or number > last
+        is_in_range = not not_shown or number > last
         if is_in_range and len(entries) < entries_max and not _is_before(entry, since_ms):
             entries.append(entry)
     return sorted(entries, key=lambda entry: -entry.number)

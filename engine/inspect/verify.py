@@ -23,7 +23,7 @@ from engine.runtime import NO_PROGRESS, Progress
 from index.display import DisplayMixin, format_files, format_texts
 from index.errors import FormatError, UnsafeNameError
 from index.plan.commits import NOTHING_VOUCHES, Commit
-from index.snapshot.contents import blobs_needed, files_of, new_blob_keys
+from index.snapshot.contents import blobs_needed, files_of, new_blob_keys, paths_in
 from index.snapshot.keys import BLOBS, INDEXES, LOG, commit_key, parse_log_key, parse_name_key
 from index.snapshot.model import BlobKey, FileBlob, FileIndex, IndexReference, SnapshotIndex
 
@@ -310,9 +310,9 @@ class _Verification:
     def _find_missing(self, index: SnapshotIndex, needs: Mapping[BlobKey, int], place: _Place) -> Iterable[Problem]:
         for key, size_bytes in needs.items():
             if key not in self._listed:
-                yield place.problem(ProblemKind.BLOB_MISSING, key, _first_file(index, key))
+                yield place.problem(ProblemKind.BLOB_MISSING, key, next(paths_in(index, key), ""))
             elif self._listed[key].size_bytes < size_bytes:
-                yield place.problem(ProblemKind.BLOB_SHORT, key, _first_file(index, key))
+                yield place.problem(ProblemKind.BLOB_SHORT, key, next(paths_in(index, key), ""))
 
 
 async def _heal(store: BlobStore, keys: Iterable[str]) -> frozenset[str]:
@@ -336,10 +336,6 @@ def _choose(paths: Iterable[str], sample: float, seed: int) -> Iterable[str]:
     drawn = {path: zlib.crc32(path.encode(), seed & 0xFFFFFFFF) for path in paths}
     chosen = [path for path, number in drawn.items() if number < sample * 2**32]
     return chosen or ([min(drawn, key=lambda path: drawn[path])] if drawn else [])
-
-
-def _first_file(index: SnapshotIndex, key: str) -> str:
-    return next(("/".join(path) for path, file in files_of(index.dir) if any(b.key == key for b in file.blobs)), "")
 
 
 async def _reads_right(store: BlobStore, file: FileIndex, *, fresh: bool) -> bool:

@@ -32,6 +32,11 @@ def dirs_of(directory: DirIndex, parents: FilePath = ()) -> Iterator[tuple[FileP
         yield from dirs_of(sub, path)
 
 
+def paths_in(index: SnapshotIndex, key: str) -> Iterator[str]:
+    """Yield the paths of the present files that have bytes in a blob."""
+    return ("/".join(path) for path, file in files_of(index.dir) if any(blob.key == key for blob in file.blobs))
+
+
 def blob_keys(index: SnapshotIndex) -> frozenset[BlobKey]:
     """Return the blobs that hold bytes of the snapshot's present files."""
     return frozenset(blob.key for _, file in files_of(index.dir) for blob in file.blobs)
