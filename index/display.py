@@ -1,5 +1,6 @@
 """Sizes, times and results as people read them: a result is one line at a prompt, in a notebook a small table."""
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from enum import Enum
@@ -17,9 +18,7 @@ FIGURES_MAX: Final = 7
 _WHOLE_S: Final = 100
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-_DAY_S: Final = 86_400
-_HOUR_S: Final = 3_600
-_MINUTE_S: Final = 60
+_UNITS_S: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 
 
 class DisplayMixin:
@@ -45,11 +44,11 @@ class DisplayMixin:
     def _repr_html_(self) -> str:
         """Format all figures as a table: what a notebook shows."""
         rows = "".join(
-            f'<tr><th scope="row" style="text-align:left">{_html(name)}</th>'
-            f'<td style="text-align:left">{_html(text)}</td></tr>'
+            f'<tr><th scope="row" style="text-align:left">{escape(printable(name))}</th>'
+            f'<td style="text-align:left">{escape(printable(text))}</td></tr>'
             for name, text in self.figures().items()
         )
-        return f"<table><caption>{_html(type(self).__name__)}</caption><tbody>{rows}</tbody></table>"
+        return f"<table><caption>{escape(type(self).__name__)}</caption><tbody>{rows}</tbody></table>"
 
 
 def format_line(result: DisplayMixin) -> str:
@@ -113,10 +112,6 @@ def _format_number(name: str, value: Any) -> str:  # noqa: ANN401  (to a type ch
     return f"{value:,}"
 
 
-def _html(text: str) -> str:
-    return escape(printable(text))
-
-
 def human_bytes(size_bytes: int) -> str:
     """Format a size with a unit that leaves at most four digits before the point."""
     size = float(size_bytes)
@@ -132,11 +127,7 @@ def human_duration(duration_ms: int) -> str:
     if duration_ms < 1000:  # noqa: PLR2004
         return f"{duration_ms} ms"
     seconds = duration_ms // 1000
-    for size, unit, below, below_unit in (
-        (_DAY_S, "d", _HOUR_S, "h"),
-        (_HOUR_S, "h", _MINUTE_S, "m"),
-        (_MINUTE_S, "m", 1, "s"),
-    ):
+    for (size, unit), (below, below_unit) in itertools.pairwise(_UNITS_S):
         if seconds >= size:
             rest = seconds % size // below
             return f"{seconds // size}{unit} {rest}{below_unit}" if rest else f"{seconds // size}{unit}"
