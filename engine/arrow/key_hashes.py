@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from engine.arrow.block_keys import KeyColumn, split_columns
 from engine.arrow.unsafe_rows import WORD, Ints, RowBuffer, damaged_row
-from index.spark.partition_keys import DOUBLE_NAN, FLOAT_NAN, SEED, WORD_DIGITS_MAX, KeyRule, hash_bytes, hash_values
+from index.spark.partition_keys import DOUBLE_NAN, FLOAT_NAN, SEED, KeyRule, hash_bytes, hash_values
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
+from index.spark.unsafe_row import WORD_DIGITS_MAX
 
 Hashes: TypeAlias = npt.NDArray[np.uint32]
 

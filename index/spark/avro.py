@@ -52,7 +52,7 @@ def decode_record(read: Read, data: bytes, at: int = 0) -> Any:  # noqa: ANN401 
 
 
 def _field_reader(of: DataType) -> Read:
-    return _null if of == AtomType("void") else _optional(_reader(of))
+    return (lambda _, at: (None, at)) if of == AtomType("void") else _optional(_reader(of))
 
 
 def _inner_reader(of: DataType) -> Read:
@@ -74,10 +74,6 @@ def _reader(of: DataType) -> Read:
             return _ATOMS[name]
         case _:
             raise KeyError(of)
-
-
-def _null(data: bytes, at: int) -> tuple[None, int]:  # noqa: ARG001  # as all readers
-    return None, at
 
 
 def _optional(read: Read) -> Read:

@@ -13,22 +13,13 @@ import msgspec
 from index.errors import RowChecksumError, UnsupportedRecordError
 from index.spark.changelog import DELETE, PUT, Record
 from index.spark.checksums import Crc32c, unwrap_deleted_key, wrap_value
-from index.spark.schema import AtomType, DecimalType, StructType
+from index.spark.schema import StructType
+from index.spark.unsafe_row import HALF, PLACE, WIDE_BYTES, WORD, is_in_word, null_bytes
 
 # Of an unsafe row, before its bytes.
 _ROW_VERSION: Final = b"\0"
-_WORD: Final = 8
-_WORD_BITS: Final = 64
-_UINT32: Final = 0xFFFFFFFF
 _CHECKSUM: Final = struct.Struct("<I")
 _LENGTH: Final = struct.Struct("<i")
-_PLACE: Final = struct.Struct("<Q")
-# More digits than this do not fit a word, and take two beside the others.
-_DECIMAL_DIGITS_IN_WORD: Final = 18
-_TWO_WORDS: Final = 16
-_IN_WORD: Final = frozenset(
-    {"boolean", "byte", "short", "integer", "long", "float", "double", "date", "timestamp", "timestamp_ntz", "void"}
-)
 _HINT: Final = "the row is damaged; restore the checkpoint from a backup"
 
 # Splits the bytes of a key row as RocksDB's encoder for the operator does; None: it stays whole.
@@ -52,10 +43,13 @@ class RowForm(msgspec.Struct, frozen=True):
         if kind == DELETE:
             return kind, self._key(unwrap_deleted_key(key, self.crc32c) if self.row_checksums else key), b""
         if self.row_checksums:
-            value = self._checked(key, value)
+            checksum, value = value[: _CHECKSUM.size], value[_CHECKSUM.size :]
+            if checksum != _CHECKSUM.pack(self.crc32c(value, self.crc32c(key, 0))):
+                subject = f"row with the key {key[:64].hex()}"
+                raise RowChecksumError("does not fit its checksum", subject=subject, hint=_HINT)
         stored_key = self._key(key)
         # Spark 2.2 wrote four bytes too many behind some values, which its successors pass over.
-        row = _ROW_VERSION + value[: len(value) // _WORD * _WORD]
+        row = _ROW_VERSION + value[: len(value) // WORD * WORD]
         return kind, stored_key, wrap_value(stored_key, row, self.crc32c) if self.row_checksums else row
 
     def from_rocksdb(self, key: bytes, value: bytes) -> Record:
@@ -71,13 +65,6 @@ class RowForm(msgspec.Struct, frozen=True):
     def _key(self, key: bytes) -> bytes:
         return _ROW_VERSION + key if self.split_key is None else self.split_key(key)
 
-    def _checked(self, key: bytes, value: bytes) -> bytes:
-        row = value[_CHECKSUM.size :]
-        if value[: _CHECKSUM.size] != _CHECKSUM.pack(self.crc32c(row, self.crc32c(key, 0))):
-            subject = f"row with the key {key[:64].hex()}"
-            raise RowChecksumError("does not fit its checksum", subject=subject, hint=_HINT)
-        return row
-
 
 def prefix_key_splitter(key: StructType, prefix_columns: int) -> SplitKey:
     """Return what encodes a key for a scan by its first columns: their row with its length before it, then the rest.
@@ -87,7 +74,7 @@ def prefix_key_splitter(key: StructType, prefix_columns: int) -> SplitKey:
     if not 0 < prefix_columns < len(key.fields):
         reason = f"has {len(key.fields)} columns, and {prefix_columns} of them are to lead"
         raise UnsupportedRecordError(reason, subject="key", hint="the metadata of the operator is of another query")
-    in_words = tuple(_is_in_word(field.type) for field in key.fields)
+    in_words = tuple(is_in_word(field.type) for field in key.fields)
 
     def split(row: bytes) -> bytes:
         prefix = _ROW_VERSION + _project(row, in_words, range(prefix_columns))
@@ -97,38 +84,27 @@ def prefix_key_splitter(key: StructType, prefix_columns: int) -> SplitKey:
     return split
 
 
-def _is_in_word(of: object) -> bool:
-    if isinstance(of, DecimalType):
-        return of.precision <= _DECIMAL_DIGITS_IN_WORD
-    return isinstance(of, AtomType) and (of.name in _IN_WORD or of.name.startswith("interval "))
-
-
 def _project(row: bytes, in_words: tuple[bool, ...], columns: range) -> bytes:
     """Return the unsafe row of some columns of an unsafe row, as Spark's projection writes it."""
-    fixed_at = _null_bytes(len(in_words))
+    fixed_at = null_bytes(len(in_words))
     nulls = 0
     words: list[bytes] = []
     data = b""
-    data_at = _null_bytes(len(columns)) + _WORD * len(columns)
-    if len(row) < fixed_at + _WORD * len(in_words):
+    data_at = null_bytes(len(columns)) + WORD * len(columns)
+    if len(row) < fixed_at + WORD * len(in_words):
         raise UnsupportedRecordError(f"has {len(row)} bytes and {len(in_words)} columns", subject="row", hint=_HINT)
     for number, column in enumerate(columns):
-        word = row[fixed_at + _WORD * column : fixed_at + _WORD * (column + 1)]
+        word = row[fixed_at + WORD * column : fixed_at + WORD * (column + 1)]
         is_null = bool(row[column // 8] >> column % 8 & 1)
         nulls |= is_null << number
-        if not in_words[column] and word != bytes(_WORD):
-            (place,) = _PLACE.unpack(word)
-            offset, size = place >> 32, place & _UINT32
+        if not in_words[column] and word != bytes(WORD):
+            (place,) = PLACE.unpack(word)
+            offset, size = place >> HALF, place & (1 << HALF) - 1
             # A null that keeps its place: a decimal of many digits.
-            taken = _TWO_WORDS if is_null else -(-size // _WORD) * _WORD
+            taken = WIDE_BYTES if is_null else -(-size // WORD) * WORD
             if offset + taken > len(row):
                 raise UnsupportedRecordError("has a value beyond its end", subject="row", hint=_HINT)
-            word = _PLACE.pack(data_at + len(data) << 32 | size)
+            word = PLACE.pack(data_at + len(data) << HALF | size)
             data += row[offset : offset + taken]
         words.append(word)
-    return nulls.to_bytes(_null_bytes(len(columns)), "little") + b"".join(words) + data
-
-
-def _null_bytes(columns: int) -> int:
-    """Return how many bytes say which columns are null."""
-    return -(-columns // _WORD_BITS) * _WORD
+    return nulls.to_bytes(null_bytes(len(columns)), "little") + b"".join(words) + data

@@ -28,7 +28,7 @@ from index.spark.schema import (
     StateSchema,
     StructType,
 )
-from index.spark.unsafe_row import WORD, decode_row
+from index.spark.unsafe_row import WORD, WORD_DIGITS_MAX, decode_row
 
 # --- Murmur3
 
@@ -41,8 +41,6 @@ _DOUBLE: Final = struct.Struct("<d")
 # What Java makes of every number that is none.
 FLOAT_NAN: Final = 0x7FC00000
 DOUBLE_NAN: Final = 0x7FF8000000000000
-# Decimals of more digits are hashed as the bytes of their number without its point.
-WORD_DIGITS_MAX: Final = 18
 _EXACT: Final = Context(prec=40)
 _INTS: Final = frozenset({"boolean", "byte", "short", "integer"})
 
@@ -50,10 +48,7 @@ _INTS: Final = frozenset({"boolean", "byte", "short", "integer"})
 def hash_values(types: Iterable[DataType], values: Iterable[Any], seed: int = SEED) -> int:
     """Hash typed columns as Spark's `hash` does, one after the other, each with the hash before it as its seed (H1).
 
-    Args:
-        types: Stored types, as `stored_type` returns them.
-        values: As `unsafe_row` or `avro` decode them.
-        seed: 32 bits without a sign, as what is returned.
+    Types are those of `stored_type`, values as `unsafe_row` or `avro` decode them; a hash is 32 bits without a sign.
 
     Source:
         Spark's `Murmur3Hash` and `Murmur3_x86_32`; 0010, H1 to H3.
@@ -91,7 +86,7 @@ def _hash(of: DataType, value: Any, seed: int) -> int:  # noqa: ANN401  # of any
             number = int(value.scaleb(scale, _EXACT)) if isinstance(value, Decimal) else value
             if precision <= WORD_DIGITS_MAX:
                 return _hash_long(number, seed)
-            # As few bytes as hold it and its sign.
+            # The bytes of the number without its point, as few as hold it and its sign.
             size = (number if number >= 0 else ~number).bit_length() // 8 + 1
             return hash_bytes(number.to_bytes(size, "big", signed=True), seed)
         case StructType(fields=fields):
@@ -243,8 +238,7 @@ class KeyRule(msgspec.Struct, frozen=True, kw_only=True):
             values = values[0].values() if isinstance(values[0], dict) else values[0]
             if values is None:
                 raise ValueError("has no columns to hash")
-        found: Sequence[Any] = tuple(values)[: self.count]
-        return found
+        return tuple(values)[: self.count]
 
     def partition_of(self, key: bytes, partitions: int) -> int:
         """Return the partition of a key among a number of them. Raises as `hash_of`."""
@@ -282,10 +276,10 @@ def cut_keys(form: KeyForm, keys: Sequence[bytes]) -> tuple[list[bytes], list[by
         case "time_last":
             return [key[-WORD:] for key in keys], [key[:-WORD] for key in keys]
     cuts = [_LENGTH_BYTES + int.from_bytes(key[:_LENGTH_BYTES], "little", signed=True) for key in keys]
-    if not all(_LENGTH_BYTES <= cut <= len(key) for key, cut in zip(keys, cuts, strict=True)):
+    both = [*zip(keys, cuts, strict=True)]
+    if not all(_LENGTH_BYTES <= cut <= len(key) for key, cut in both):
         raise ValueError("has a key whose first part does not fit into it")
-    leading = [key[_LENGTH_BYTES:cut] for key, cut in zip(keys, cuts, strict=True)]
-    return leading, [key[cut:] for key, cut in zip(keys, cuts, strict=True)]
+    return [key[_LENGTH_BYTES:cut] for key, cut in both], [key[cut:] for key, cut in both]
 
 
 def choose_key_rule(
@@ -300,14 +294,8 @@ def choose_key_rule(
 ) -> KeyRule:
     """Choose by which columns the keys of a column family were given to partitions (H4 to H7).
 
-    Args:
-        operator: Its number.
-        operator_name: As Spark calls it.
-        store: The name of the store.
-        schema: Of the column family.
-        form: How its keys are encoded; None: in a form that is not known.
-        variables: The types of the state variables of the operator, by name.
-        is_avro: Whether rows are encoded as Avro.
+    How its keys are encoded is its `form`; None: in one that is not known. `variables` are the types of the state
+    variables of the operator, by name.
 
     Raises:
         PartitionKeyError: The operator, the family, the form or a type of the key is not known (H8).

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from index.spark.schema import AtomType, DataType, DecimalType, KeyForm, StateSchema, StructType
-from index.spark.unsafe_row import WORD
+from index.spark.schema import AtomType, DataType, KeyForm, StateSchema, StructType
+from index.spark.unsafe_row import WORD, is_in_word, null_bytes
 
 Pair = tuple[bytes, bytes]
 
@@ -22,11 +22,10 @@ _GROUPS_KEPT: Final = 20_000
 GROUPS_SHOWN: Final = 10
 _LABEL_CHARACTERS_MAX: Final = 60
 
-_WORD_BITS: Final = 64
-_WORD_DIGITS_MAX: Final = 18
 _LENGTH_BYTES: Final = 4
 _WORDS: Final = frozenset({"boolean", "byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz"})
-_WIDE: Final = frozenset({"string", "binary"})
+# Types that are read, beside decimals, structs, arrays and maps.
+_READ: Final = _WORDS | {"float", "double", "string", "binary"}
 _TIMES: Final = frozenset({"timestamp", "timestamp_ntz"})
 # When a row goes, as `dropDuplicatesWithinWatermark` notes it, in microseconds.
 _EXPIRES: Final = "expiresAtMicros"
@@ -68,8 +67,8 @@ class RowAges(msgspec.Struct, frozen=True, kw_only=True):
         times = [at for of in (self, other) for at in (of.oldest_ms, of.newest_ms) if at is not None]
         counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
         column = self.column if self.column == other.column else f"{self.column}, {other.column}"
-        oldest_ms, newest_ms = min(times, default=None), max(times, default=None)
-        return RowAges(column=column, expires=self.expires, oldest_ms=oldest_ms, newest_ms=newest_ms, **counts)
+        ends = {"oldest_ms": min(times, default=None), "newest_ms": max(times, default=None)}
+        return msgspec.structs.replace(self, column=column, **ends, **counts)
 
 
 _COUNTS: Final = ("due", "within_1h", "within_1d", "later", "without")
@@ -106,16 +105,10 @@ class FamilyScan:
         is_internal: bool = False,
         is_list: bool = False,
     ) -> None:
-        """Begin.
+        """Begin, with the schema of the rows and how keys are encoded, as far as they are known.
 
-        Args:
-            name: Of the column family.
-            schema: Of its rows; None if it is not known, or they are not UnsafeRows: then they are only counted.
-            form: How keys are encoded; None if that is not known.
-            operator: Of whose state it is, as Spark calls it.
-            watermark_ms: Of the query.
-            is_internal: Whether it is bookkeeping of the operator.
-            is_list: Whether a value is several rows.
+        Without a schema, or if they are not UnsafeRows, rows are only counted. The operator is that of Spark's name
+        whose state it is, and whose bookkeeping if it is internal; of a list, a value is several rows.
         """
         self._name, self._is_internal, self._operator = name, is_internal, operator
         self._watermark_ms = watermark_ms
@@ -161,9 +154,8 @@ class FamilyScan:
         for at_ms in known:
             left_ms = at_ms - self._watermark_ms
             self._counts[(left_ms > 0) + (left_ms > HOUR_MS) + (left_ms > DAY_MS)] += 1
-        if known:
-            self._oldest_ms = min(known) if self._oldest_ms is None else min(self._oldest_ms, *known)
-            self._newest_ms = max(known) if self._newest_ms is None else max(self._newest_ms, *known)
+        ends_ms = [at_ms for at_ms in (self._oldest_ms, self._newest_ms) if at_ms is not None]
+        self._oldest_ms, self._newest_ms = min(known + ends_ms, default=None), max(known + ends_ms, default=None)
 
     def figures(self) -> FamilyFigures:
         """Return what was counted."""
@@ -246,7 +238,7 @@ def _time(
     return None, ""
 
 
-def _millis(read: "_Read", *, is_key: bool) -> Callable[[bytes, bytes], int | None]:
+def _millis(read: Callable[[bytes, int], bytes | None], *, is_key: bool) -> Callable[[bytes, bytes], int | None]:
     def time(key: bytes, value: bytes) -> int | None:
         word = read(key if is_key else value, 1)
         return None if word is None else int.from_bytes(word, "little", signed=True) // 1000
@@ -254,10 +246,7 @@ def _millis(read: "_Read", *, is_key: bool) -> Callable[[bytes, bytes], int | No
     return time
 
 
-_Read = Callable[[bytes, int], bytes | None]
-
-
-def _field_reader(of: StructType, path: Sequence[int]) -> _Read | None:
+def _field_reader(of: StructType, path: Sequence[int]) -> Callable[[bytes, int], bytes | None] | None:
     """Return what reads a field, and below it those of structs, of a row that begins at a place; None: of another type.
 
     It returns the word of a number, or the bytes of a text, and None for null.
@@ -267,14 +256,11 @@ def _field_reader(of: StructType, path: Sequence[int]) -> _Read | None:
     for place in path:
         if not isinstance(level, StructType):
             return None
-        fixed = -(-len(level.fields) // _WORD_BITS) * WORD
+        fixed = null_bytes(len(level.fields))
         level = level.fields[place].type
-        is_wide = not isinstance(level, AtomType | DecimalType)
-        is_wide = is_wide or (isinstance(level, AtomType) and level.name in _WIDE)
-        is_wide = is_wide or (isinstance(level, DecimalType) and level.precision > _WORD_DIGITS_MAX)
-        if isinstance(level, AtomType) and level.name not in _WORDS | _WIDE | {"float", "double"}:
+        if isinstance(level, AtomType) and level.name not in _READ:
             return None
-        steps.append((place, fixed, is_wide))
+        steps.append((place, fixed, not is_in_word(level)))
 
     def read(row: bytes, at: int) -> bytes | None:
         word, end = b"", len(row)

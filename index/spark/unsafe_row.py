@@ -15,12 +15,14 @@ from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapTy
 Value: TypeAlias = "int | float | bytes | tuple[Value, ...] | list[Value] | None"
 
 WORD: Final = 8
+# Decimals of more digits take two words beside the others.
+WORD_DIGITS_MAX: Final = 18
 _WORD_BITS: Final = 64
-_WORD_DIGITS_MAX: Final = 18
-_WIDE_BYTES: Final = 16
-_HALF: Final = 32
+WIDE_BYTES: Final = 16
+# Where a value is that does not fit its word: how many bytes from the beginning of the row, over how many it has.
+PLACE: Final = struct.Struct("<Q")
+HALF: Final = 32
 _LONG: Final = struct.Struct("<q")
-_PLACE: Final = struct.Struct("<Q")
 _NUMBERS: Final[dict[str, struct.Struct]] = {
     "boolean": struct.Struct("?"),
     "byte": struct.Struct("b"),
@@ -32,6 +34,19 @@ _NUMBERS: Final[dict[str, struct.Struct]] = {
 }
 # Which are the same number in no two ways.
 _WHOLE: Final = frozenset({"boolean", "byte", "short", "integer", "long"})
+_IN_WORD: Final = _NUMBERS.keys() | {"date", "timestamp", "timestamp_ntz", "void"}
+
+
+def null_bytes(fields: int) -> int:
+    """Return how many bytes say which of a number of fields are null."""
+    return -(-fields // _WORD_BITS) * WORD
+
+
+def is_in_word(of: DataType) -> bool:
+    """Return whether a value of a type is in the word of its field, as far as the type is known."""
+    if isinstance(of, DecimalType):
+        return of.precision <= WORD_DIGITS_MAX
+    return isinstance(of, AtomType) and (of.name in _IN_WORD or of.name.startswith("interval "))
 
 
 def encode_row(of: StructType, values: Sequence[int | bytes]) -> bytes:
@@ -41,11 +56,11 @@ def encode_row(of: StructType, values: Sequence[int | bytes]) -> bytes:
         ValueError: A number does not fit its type.
         KeyError: A type is none of these.
     """
-    fixed, beside = bytearray(-(-len(of.fields) // _WORD_BITS) * WORD), bytearray()
+    fixed, beside = bytearray(null_bytes(len(of.fields))), bytearray()
     begin = len(fixed) + WORD * len(of.fields)
     for field, value in zip(of.fields, values, strict=True):
         if field.type == AtomType("binary") and isinstance(value, bytes):
-            fixed += _PLACE.pack(begin + len(beside) << _HALF | len(value))
+            fixed += PLACE.pack(begin + len(beside) << HALF | len(value))
             beside += value + bytes(-len(value) % WORD)
         elif isinstance(field.type, AtomType) and field.type.name in _WHOLE:
             try:
@@ -70,7 +85,7 @@ def decode_row(of: StructType, row: bytes) -> tuple[Value, ...]:
 
 
 def _struct(of: StructType, data: bytes, start: int, size: int) -> tuple[Value, ...]:
-    fixed = -(-len(of.fields) // _WORD_BITS) * WORD
+    fixed = null_bytes(len(of.fields))
     if size < fixed + WORD * len(of.fields):
         raise ValueError("is shorter than its fields")
     return tuple(
@@ -88,12 +103,12 @@ def _value(of: DataType, data: bytes, at: int, start: int, size: int) -> Value:
     if isinstance(of, AtomType) and of.name in _NUMBERS:
         found: int | float = _NUMBERS[of.name].unpack_from(data, at)[0]
         return found
-    if isinstance(of, DecimalType) and of.precision <= _WORD_DIGITS_MAX:
+    if isinstance(of, DecimalType) and is_in_word(of):
         return int(_LONG.unpack_from(data, at)[0])
     if of == AtomType("void"):
         return None
-    (place,) = _PLACE.unpack_from(data, at)
-    offset, length = place >> _HALF, place & (1 << _HALF) - 1
+    (place,) = PLACE.unpack_from(data, at)
+    offset, length = place >> HALF, place & (1 << HALF) - 1
     if offset + length > size:
         raise ValueError("points beyond its end")
     if of != AtomType("binary") and not isinstance(of, DecimalType) and (offset | length) % WORD:
@@ -107,7 +122,7 @@ def _beside(of: DataType, data: bytes, at: int, length: int) -> Value:
         case AtomType("binary"):
             return data[at : at + length]
         case DecimalType():
-            if not 0 < length <= _WIDE_BYTES:
+            if not 0 < length <= WIDE_BYTES:
                 raise ValueError("has a decimal of more than 16 bytes")
             return int.from_bytes(data[at : at + length], "big", signed=True)
         case StructType():
@@ -127,7 +142,7 @@ def _array(element: DataType, data: bytes, at: int, size: int) -> list[Value]:
         width = _NUMBERS[element.name].size
     else:
         width = 1 if element == AtomType("void") else WORD
-    header = WORD + -(-count // _WORD_BITS) * WORD
+    header = WORD + null_bytes(count)
     if count < 0 or header + count * width > size:
         raise ValueError("has an array beyond its end")
     first = at + header
