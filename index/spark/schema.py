@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from index.errors import BatchLogError, UnknownFormatError
+from index.errors import BatchLogError
 from index.java_text import decode_utf
-from index.spark.query_logs import DEFAULT_STORE
+from index.spark.query_logs import DEFAULT_STORE, version_of
 
 VERSION_MAX: Final = 3
 # Texts over 65,535 bytes are written in pieces; no schema is that long.
@@ -27,7 +27,6 @@ TYPE_DEPTH_MAX: Final = 100
 
 _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
-_VERSION: Final = re.compile(r"v([0-9]{1,9})")
 _DECIMAL: Final = re.compile(r"decimal\(\s*([0-9]{1,2})\s*,\s*(-?[0-9]{1,2})\s*\)")
 # A text may have a collation, which its type says, or the metadata of a field does; one of them is by bytes.
 _COLLATIONS: Final = "__COLLATIONS"
@@ -119,25 +118,14 @@ def decode_state_schema(data: bytes, *, subject: str = "schema") -> tuple[StateS
         UnknownFormatError: It is of a newer version.
     """
     reader = _Reader(data, subject)
-    first = reader.text()
-    m = _VERSION.fullmatch(first)
-    if m is None:
-        raise BatchLogError(f"begins with {first[:40]!r}, not with a version", subject=subject)
-    version = int(m[1])
-    if not 1 <= version <= VERSION_MAX:
-        raise UnknownFormatError(
-            f"is of version {version}; 1 to {VERSION_MAX} are known",
-            subject=subject,
-            hint="a newer Spark wrote it; use a newer tidemark",
-        )
-    found: tuple[StateSchema, ...]
+    version = version_of(reader.text(), VERSION_MAX, subject)
     if version == VERSION_MAX:
-        found = tuple(_read_family(reader, subject) for _ in range(reader.count(FAMILIES_MAX)))
+        found = [_read_family(reader, subject) for _ in range(reader.count(FAMILIES_MAX))]
     else:
         read = reader.text if version == 1 else reader.chunks
-        found = (_schema(read(), read(), subject),)
+        found = [_schema(read(), read(), subject)]
     reader.check_end()
-    return found
+    return tuple(found)
 
 
 def decode_type(json: str, *, subject: str = "schema") -> DataType:
@@ -191,13 +179,8 @@ def with_unique_names(of: DataType) -> DataType:
     """
     match of:
         case StructType(fields=fields):
-            names = unique_names([field.name for field in fields])
-            return StructType(
-                tuple(
-                    Field(name, with_unique_names(field.type), field.nullable)
-                    for name, field in zip(names, fields, strict=True)
-                )
-            )
+            named = zip(unique_names([field.name for field in fields]), fields, strict=True)
+            return StructType(tuple(Field(name, with_unique_names(of.type), of.nullable) for name, of in named))
         case ArrayType(element=element, contains_null=contains_null):
             return ArrayType(with_unique_names(element), contains_null)
         case MapType(key=key, value=value, value_contains_null=contains_null):
@@ -232,9 +215,7 @@ class _Reader:
     """A file as Java's DataInputStream reads it."""
 
     def __init__(self, data: bytes, subject: str) -> None:
-        self._data = data
-        self._subject = subject
-        self._at = 0
+        self._data, self._subject, self._at = data, subject, 0
 
     def text(self) -> str:
         try:
