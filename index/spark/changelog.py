@@ -5,7 +5,7 @@ The decoder takes a file in chunks as they come and never holds more of it than 
 
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
@@ -50,6 +50,7 @@ _TYPE_AND_LENGTH = struct.Struct(">Bi")
 _HINT: Final = (
     "the file is damaged; take it from a backup, or load an older version and let the query run its batches again"
 )
+_UPGRADE: Final = "a newer Spark has written it; upgrade tidemark"
 
 
 class ChangelogHeader(msgspec.Struct, frozen=True):
@@ -78,16 +79,13 @@ def check_header(header: ChangelogHeader, of: StateVersion, *, subject: str = "c
     """
     if of.is_hdfs and header.version != 1:
         message = f"is a changelog of version {header.version}, and the HDFS-backed provider writes version 1"
-        hint = "another file was copied to this name; take the file from a backup"
-        raise DamagedChangelogError(message, subject=subject, hint=hint)
-    if (of.unique_id is not None) == (header.version in _WITH_LINEAGE):
+    elif (of.unique_id is not None) == (header.version in _WITH_LINEAGE):
         return
-    kind = "an id" if of.unique_id is not None else "no id"
-    raise DamagedChangelogError(
-        f"has {kind} in its name, and its content is of version {header.version}, which goes with another kind of name",
-        subject=subject,
-        hint="another file was copied to this name; take the file from a backup",
-    )
+    else:
+        found = f"has {'no' if of.unique_id is None else 'an'} id in its name, and its content is of version"
+        message = f"{found} {header.version}, which goes with another kind of name"
+    hint = "another file was copied to this name; take the file from a backup"
+    raise DamagedChangelogError(message, subject=subject, hint=hint)
 
 
 def check_leads_back(header: ChangelogHeader, of: StateVersion, before: StateVersion) -> None:
@@ -102,13 +100,10 @@ def check_leads_back(header: ChangelogHeader, of: StateVersion, before: StateVer
     if of.unique_id is None:
         return
     newest = max((StateVersion(item.version, item.unique_id) for item in header.lineage), default=None)
-    if newest == (None if before.unique_id is None else before):
-        return
-    raise LineageError(
-        f"does not lead back: it was written on top of {newest or 'no version with an id'}, not of {before}",
-        subject=changelog_name(of),
-        hint=_HINT,
-    )
+    if newest != (None if before.unique_id is None else before):
+        written_on = newest or "no version with an id"
+        message = f"does not lead back: it was written on top of {written_on}, not of {before}"
+        raise LineageError(message, subject=changelog_name(of), hint=_HINT)
 
 
 def decode_header(start: bytes, *, complete: bool, subject: str = "changelog") -> ChangelogHeader | None:
@@ -159,11 +154,8 @@ def _decode_version(start: bytes, *, complete: bool, subject: str) -> tuple[Chan
         return 1, 0
     version = _WRITTEN_VERSIONS.get(start[_UTF_LENGTH.size : size_bytes])
     if version is None:
-        raise UnknownFormatError(
-            f"is a changelog of version {number}; this tidemark reads 1 to 4",
-            subject=subject,
-            hint="a newer Spark has written it; upgrade tidemark",
-        )
+        message, hint = f"is a changelog of version {number}; this tidemark reads 1 to 4", _UPGRADE
+        raise UnknownFormatError(message, subject=subject, hint=hint)
     return version, size_bytes
 
 
@@ -185,7 +177,7 @@ class ChangelogDecoder:
         # Where `_pending` begins in the file.
         self._offset_bytes = 0
         self._ended = False
-        self._decode: Callable[[bytes, int, list[Record]], int] = self._decode_plain
+        self._is_typed = False
 
     def feed(self, chunk: bytes) -> list[Record]:
         """Return the records that are whole with this chunk, in order; it may be of any size, empty too.
@@ -212,8 +204,7 @@ class ChangelogDecoder:
                 return records
             self.header = header
             start = header.size_bytes
-            if header.version in _TYPED:
-                self._decode = self._decode_typed
+            self._is_typed = header.version in _TYPED
         self._needed_bytes = 1
         used = self._decode(buffer, start, records)
         self._hold(buffer, used, self._needed_bytes)
@@ -247,90 +238,67 @@ class ChangelogDecoder:
             f"{message} (at byte {self._offset_bytes + at} of the decompressed file)", subject=self._subject, hint=_HINT
         )
 
-    def _check_length(self, length: int, at: int) -> None:
-        if not 0 <= length <= self._field_bytes_max:
-            raise self._damaged(f"has a length of {length} in a record", at)
+    def _bad_length(self, length: int, at: int) -> DamagedChangelogError:
+        return self._damaged(f"has a length of {length} in a record", at)
 
-    # Both loops decode what is whole and answer where they stopped; `_needed_bytes` then says how many bytes from there
-    # are wanted before it is worth another try. They are long because a call per record would cost half the speed.
+    def _decode(self, buffer: bytes, at: int, records: list[Record]) -> int:
+        """Decode what is whole, and return where it ends; `_needed_bytes` is how many from there are worth another try.
 
-    def _decode_plain(self, buffer: bytes, at: int, records: list[Record]) -> int:
-        unpack_int = _INT.unpack_from
-        append = records.append
-        most = self._field_bytes_max
-        end = len(buffer)
-        while at + 4 <= end:
-            (key_length,) = unpack_int(buffer, at)
+        It is long because a call per record would cost half the speed.
+        """
+        unpack_int, unpack_start, append = _INT.unpack_from, _TYPE_AND_LENGTH.unpack_from, records.append
+        most, end, is_typed = self._field_bytes_max, len(buffer), self._is_typed
+        head = _TYPE_AND_LENGTH.size if is_typed else _INT.size
+        kind = PUT
+        while at + head <= end:
+            if is_typed:
+                kind, key_length = unpack_start(buffer, at)
+                if kind not in _KINDS:
+                    break
+            else:
+                (key_length,) = unpack_int(buffer, at)
             if not 0 <= key_length <= most:
-                if key_length == _END_V1:
-                    self._ended = True
-                    return at + 4
-                self._check_length(key_length, at)
-            key_at = at + 4
+                break
+            key_at = at + head
             key_end = key_at + key_length
             value_at = key_end + 4
             if value_at > end:
                 self._needed_bytes = value_at - at
                 return at
             (value_length,) = unpack_int(buffer, key_end)
-            if 0 <= value_length <= most:
+            if 0 <= value_length <= most and kind != DELETE:
                 value_end = value_at + value_length
                 if value_end > end:
                     self._needed_bytes = value_end - at
                     return at
-                append((PUT, buffer[key_at:key_end], buffer[value_at:value_end]))
+                append((kind, buffer[key_at:key_end], buffer[value_at:value_end]))
                 at = value_end
-            elif value_length == _NO_VALUE:
+            elif value_length == _NO_VALUE and (kind == DELETE or not is_typed):
                 append((DELETE, buffer[key_at:key_end], b""))
                 at = value_at
+            elif kind == DELETE:
+                raise self._damaged(f"has a value of length {value_length} in a DELETE", key_end)
             else:
-                self._check_length(value_length, key_end)
-        return at
-
-    def _decode_typed(self, buffer: bytes, at: int, records: list[Record]) -> int:
-        unpack_int = _INT.unpack_from
-        unpack_start = _TYPE_AND_LENGTH.unpack_from
-        append = records.append
-        most = self._field_bytes_max
-        end = len(buffer)
-        while at + 5 <= end:
-            kind, key_length = unpack_start(buffer, at)
-            if kind not in _KINDS or not 0 <= key_length <= most:
-                break
-            key_at = at + 5
-            key_end = key_at + key_length
-            value_at = key_end + 4
-            if value_at > end:
-                self._needed_bytes = value_at - at
-                return at
-            (value_length,) = unpack_int(buffer, key_end)
-            if kind == DELETE:
-                if value_length != _NO_VALUE:
-                    raise self._damaged(f"has a value of length {value_length} in a DELETE", key_end)
-                append((DELETE, buffer[key_at:key_end], b""))
-                at = value_at
-                continue
-            if not 0 <= value_length <= most:
-                self._check_length(value_length, key_end)
-            value_end = value_at + value_length
-            if value_end > end:
-                self._needed_bytes = value_end - at
-                return at
-            append((kind, buffer[key_at:key_end], buffer[value_at:value_end]))
-            at = value_end
+                raise self._bad_length(value_length, key_end)
         return self._decode_what_is_no_record(buffer, at)
 
     def _decode_what_is_no_record(self, buffer: bytes, at: int) -> int:
         """Decode the end mark, or the beginning of a record that is not whole; anything else is damage."""
-        if at == len(buffer):
-            return at
-        if buffer[at] == _END:
+        rest_bytes = len(buffer) - at
+        if not self._is_typed and rest_bytes >= _INT.size:
+            (length,) = _INT.unpack_from(buffer, at)
+            if length != _END_V1:
+                raise self._bad_length(length, at)
             self._ended = True
-            return at + 1
-        if buffer[at] not in _KINDS:
-            raise self._damaged(f"has a record of the unknown type 0x{buffer[at]:02x}", at)
-        if at + _TYPE_AND_LENGTH.size <= len(buffer):
-            self._check_length(_TYPE_AND_LENGTH.unpack_from(buffer, at)[1], at)
+            return at + _INT.size
+        if self._is_typed and rest_bytes:
+            if buffer[at] == _END:
+                self._ended = True
+                return at + 1
+            if buffer[at] not in _KINDS:
+                raise self._damaged(f"has a record of the unknown type 0x{buffer[at]:02x}", at)
+            if rest_bytes >= _TYPE_AND_LENGTH.size:
+                raise self._bad_length(_TYPE_AND_LENGTH.unpack_from(buffer, at)[1], at)
         return at
 
 
@@ -347,20 +315,14 @@ def encode_header(version: ChangelogVersion, lineage: Iterable[LineageItem] = ()
     items = tuple(lineage)
     if version not in _WITH_LINEAGE:
         if items:
-            raise UnsupportedRecordError(
-                "cannot hold a lineage",
-                subject=f"changelog version {version}",
-                hint="only stores with unique ids (versions 3 and 4) have one",
-            )
+            subject, hint = f"changelog version {version}", "only stores with unique ids (versions 3 and 4) have one"
+            raise UnsupportedRecordError("cannot hold a lineage", subject=subject, hint=hint)
         return b"" if version == 1 else encode_utf(f"v{version}")
     try:
         return encode_utf(f"v{version}") + encode_utf(encode_lineage(items))
     except ValueError as error:
-        raise LineageError(
-            f"of {len(items)} versions is too long: {error}",
-            subject="lineage",
-            hint="commit a snapshot: a lineage begins at the newest one",
-        ) from error
+        hint = "commit a snapshot: a lineage begins at the newest one"
+        raise LineageError(f"of {len(items)} versions is too long: {error}", subject="lineage", hint=hint) from error
 
 
 def encode_end(version: ChangelogVersion) -> bytes:
@@ -380,14 +342,10 @@ def encode_record(version: ChangelogVersion, record: Record) -> bytes:
         raise UnsupportedRecordError("is unknown", subject=f"record type {kind}", hint="pass a kind of this module")
     is_typed = version in _TYPED
     if not is_typed and kind in _ONLY_TYPED:
-        raise UnsupportedRecordError(
-            f"cannot hold a {_ONLY_TYPED[kind]}",
-            subject=f"changelog version {version}",
-            hint="only stores with column families (versions 2 and 4) have them",
-        )
-    if len(key) > FIELD_BYTES_MAX or len(value) > FIELD_BYTES_MAX:
-        raise UnsupportedRecordError(
-            f"has a field of over {FIELD_BYTES_MAX} bytes", subject="changelog record", hint="split the row"
-        )
+        subject, hint = f"changelog version {version}", "only stores with column families (versions 2 and 4) have them"
+        raise UnsupportedRecordError(f"cannot hold a {_ONLY_TYPED[kind]}", subject=subject, hint=hint)
+    if max(len(key), len(value)) > FIELD_BYTES_MAX:
+        message = f"has a field of over {FIELD_BYTES_MAX} bytes"
+        raise UnsupportedRecordError(message, subject="changelog record", hint="split the row")
     start = _TYPE_AND_LENGTH.pack(kind, len(key)) if is_typed else _INT.pack(len(key))
     return start + key + (_INT.pack(_NO_VALUE) if kind == DELETE else _INT.pack(len(value)) + value)
