@@ -20,7 +20,7 @@ has seen.
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import msgspec
@@ -46,6 +46,7 @@ SOURCES: Final = "sources"
 STATE: Final = "state"
 QUERY_ID: FilePath = ("metadata",)
 
+_TASK: Final = re.compile(r"(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
 _NAME: Final = re.compile(r"(?P<entry>0|[1-9][0-9]{0,17})(?P<compact>\.compact)?")
 _COMPACT: Final = ".compact"
 _MISSING_LISTED_MAX: Final = 16
@@ -73,11 +74,7 @@ class StoreId(msgspec.Struct, frozen=True, order=True):
 
     @property
     def path(self) -> str:
-        """Its directory in a checkpoint.
-
-        Raises:
-            UnsafeNameError: The name of the store is not one safe component.
-        """
+        """Its directory in a checkpoint; an `UnsafeNameError` if the name of the store is not one safe component."""
         path = f"{STATE}/{self.operator}/{self.partition}"
         return path if self.store == DEFAULT_STORE else f"{path}/{check_store_dir(self.store)}"
 
@@ -88,10 +85,8 @@ class StoreId(msgspec.Struct, frozen=True, order=True):
     @classmethod
     def parse(cls, task: str, store: str) -> Self | None:
         """Return the state store that a task and a store of a commit mean; None if they mean something else."""
-        operator, dash, partition = task.partition("-")
-        if not dash or not _is_number(operator) or not _is_number(partition):
-            return None
-        return cls(int(operator), int(partition), store)
+        found = _TASK.fullmatch(task)
+        return None if found is None else cls(int(found[1]), int(found[2]), store)
 
 
 def single_operators(stores: Iterable[StoreReference], version: int) -> frozenset[int]:
@@ -148,26 +143,21 @@ def decode_checkpoint_backup(offsets: str) -> CheckpointBackup | None:
         return None
     if kind.kind != KIND:
         return None
+    subject = "checkpoint backup"
     if kind.format != FORMAT:
-        raise UnknownFormatError(
-            f"is of format {kind.format}", subject="checkpoint backup", hint="read it with a newer tidemark"
-        )
+        raise UnknownFormatError(f"is of format {kind.format}", subject=subject, hint="read it with a newer tidemark")
     try:
         backup = msgspec.json.decode(offsets, type=CheckpointBackup)
     except UNDECODABLE as error:
-        raise BatchLogError(f"cannot be read: {error}", subject="checkpoint backup") from error
+        raise BatchLogError(f"cannot be read: {error}", subject=subject) from error
     if not 0 <= backup.oldest_batch <= backup.batch:
-        raise BatchLogError(f"says batches {backup.oldest_batch} to {backup.batch}", subject="checkpoint backup")
+        raise BatchLogError(f"says batches {backup.oldest_batch} to {backup.batch}", subject=subject)
     return backup
 
 
 class _Kind(msgspec.Struct):
     kind: str
     format: int = 0
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and (text == "0" or not text.startswith("0"))
 
 
 # A backup with the commit that keeps it.
@@ -215,9 +205,8 @@ def select_query_files(paths: Iterable[FilePath], *, oldest_batch: int, batch: i
     needed = (QUERY_ID, (OFFSETS, str(batch)), *((COMMITS, str(b)) for b in range(oldest_batch, batch + 1)))
     for path in needed:
         if path not in there:
-            raise BatchLogError(
-                "is not in the backup", subject="/".join(path), hint="the backup is not whole; restore from another one"
-            )
+            hint = "the backup is not whole; restore from another one"
+            raise BatchLogError("is not in the backup", subject="/".join(path), hint=hint)
     return take_query_files(there, oldest_batch, batch)
 
 
@@ -318,8 +307,7 @@ def join_entries(files: Iterable[tuple[str, bytes]], newest: int) -> bytes:
     version = b""
     kept: list[bytes] = []
     for name, data in files:
-        lines = _lines(name, data)
-        version = next(lines)
+        version, lines = _lines(name, data)
         kept += [line for line in lines if _entry_of(line, name) <= newest]
     return b"\n".join([version, *kept])
 
@@ -340,14 +328,8 @@ def is_entry(name: str) -> bool:
 
 
 def check_entry(data: bytes, *, subject: str) -> None:
-    """Refuse an entry with a line that cannot be read.
-
-    Raises:
-        BatchLogError: It is not what Spark writes.
-    """
-    lines = _lines(subject, data)
-    next(lines)
-    for line in lines:
+    """Refuse an entry with a line that cannot be read, with a `BatchLogError`."""
+    for line in _lines(subject, data)[1]:
         _entry_of(line, subject)
 
 
@@ -358,27 +340,22 @@ def _entry_of(line: bytes, subject: str) -> int:
         raise BatchLogError(f"has a line that cannot be read: {error}", subject=subject) from error
 
 
-def _lines(name: str, data: bytes) -> Iterator[bytes]:
+def _lines(name: str, data: bytes) -> tuple[bytes, list[bytes]]:
     first, *lines = data.split(b"\n")
     if _VERSION_LINE.fullmatch(first) is None:
         raise BatchLogError("does not begin with a version", subject=name)
-    yield first
-    yield from filter(None, lines)
+    return first, [line for line in lines if line]
 
 
 def _sort(names: Collection[str]) -> tuple[set[int], set[int]]:
-    plain: set[int] = set()
-    compacts: set[int] = set()
-    for name in names:
-        m = _NAME.fullmatch(name)
-        if m is not None:
-            (compacts if m["compact"] else plain).add(int(m["entry"]))
+    found = [m for m in map(_NAME.fullmatch, names) if m is not None]
+    plain, compacts = ({int(m["entry"]) for m in found if bool(m["compact"]) == kind} for kind in (False, True))
     return plain, compacts
 
 
 def _names(plain: set[int], compacts: set[int], *, above: int) -> tuple[str, ...]:
-    names = {entry: str(entry) for entry in plain}, {entry: f"{entry}{_COMPACT}" for entry in compacts}
-    return tuple(name for kind in names for entry, name in sorted(kind.items()) if entry > above)
+    kinds = (plain, ""), (compacts, _COMPACT)
+    return tuple(f"{entry}{suffix}" for entries, suffix in kinds for entry in sorted(entries) if entry > above)
 
 
 def relocate_operator(data: bytes, target: str, *, subject: str) -> bytes:

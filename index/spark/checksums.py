@@ -197,18 +197,13 @@ def check_file_checksum(expected: FileChecksum, *, crc32c: int, size_bytes: int,
         UnknownFormatError: The checksum is of another algorithm.
     """
     if expected.algorithm != CRC32C:
-        raise UnknownFormatError(
-            f"has a checksum of the algorithm {expected.algorithm!r}; this tidemark knows {CRC32C}",
-            subject=subject,
-            hint="a newer Spark has written it; upgrade tidemark",
-        )
-    if (crc32c, size_bytes) != (expected.crc32c, expected.main_file_size_bytes):
-        raise FileChecksumError(
-            f"has {size_bytes} bytes with the CRC32C {crc32c:08x}, and its checksum file wants "
-            f"{expected.main_file_size_bytes} with {expected.crc32c:08x}",
-            subject=subject,
-            hint=_FILE_HINT,
-        )
+        message = f"has a checksum of the algorithm {expected.algorithm!r}; this tidemark knows {CRC32C}"
+        raise UnknownFormatError(message, subject=subject, hint="a newer Spark has written it; upgrade tidemark")
+    wanted_bytes = expected.main_file_size_bytes
+    if (crc32c, size_bytes) != (expected.crc32c, wanted_bytes):
+        found = f"has {size_bytes} bytes with the CRC32C {crc32c:08x}"
+        message = f"{found}, and its checksum file wants {wanted_bytes} with {expected.crc32c:08x}"
+        raise FileChecksumError(message, subject=subject, hint=_FILE_HINT)
 
 
 def hadoop_checksum_name(name: str) -> str:
@@ -224,8 +219,7 @@ def hadoop_checksum_bytes(size_bytes: int, chunk_bytes: int = 512) -> int:
 class HadoopSums:
     """Compares a file, as it is read, with `stored`, the content of its hidden checksum file.
 
-    Raises:
-        FileChecksumError: What is stored is not such a file. From the methods: the file is another one.
+    FileChecksumError: what is stored is not such a file, or from the methods, the file is another one.
     """
 
     def __init__(self, stored: bytes, *, subject: str) -> None:

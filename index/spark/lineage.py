@@ -131,13 +131,15 @@ def decode_lineage(text: str) -> Lineage:
     try:
         wire = _decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        raise LineageError(
-            f"is not a list of versions and ids: {error}", subject="lineage", hint=_HEADER_HINT
-        ) from error
+        raise _bad_header(f"is not a list of versions and ids: {error}", "lineage") from error
     for item in wire:
         if not 0 < item.version <= STATE_VERSION_MAX:
-            raise LineageError(f"names version {item.version}", subject="lineage", hint=_HEADER_HINT)
+            raise _bad_header(f"names version {item.version}", "lineage")
     return tuple(LineageItem(item.version, check_unique_id(item.checkpoint_unique_id)) for item in wire)
+
+
+def _bad_header(message: str, subject: str) -> LineageError:
+    return LineageError(message, subject=subject, hint=_HEADER_HINT)
 
 
 def lineage_fits(items: Sequence[LineageItem]) -> bool:
@@ -166,22 +168,16 @@ def resolve(version: int, unique_id: UniqueId | None, present: Present) -> Resol
         Design 0004, R1 to R5; Spark's `RocksDB.load` and `getFullLineage`.
     """
     if not 0 <= version <= STATE_VERSION_MAX:
-        raise VersionMissingError(
-            "does not exist: versions are 0 and above",
-            subject=f"version {version}",
-            hint="state versions are batch + 1",
-        )
+        message, hint = "does not exist: versions are 0 and above", "state versions are batch + 1"
+        raise VersionMissingError(message, subject=f"version {version}", hint=hint)
     if unique_id is None:
         target = StateVersion(version, is_hdfs=present.is_hdfs)
         base, changelogs = _resolve_by_number(target, target, present)
         return Resolution(target, base, changelogs)
     target = StateVersion(version, check_unique_id(unique_id))
     if version == 0:
-        raise LineageError(
-            "has a unique id, but the empty version has none",
-            subject=f"version {target}",
-            hint="load version 0 without an id",
-        )
+        message, hint = "has a unique id, but the empty version has none", "load version 0 without an id"
+        raise LineageError(message, subject=f"version {target}", hint=hint)
     return _resolve_by_lineage(target, present)
 
 
@@ -216,18 +212,12 @@ def _check_header(of: StateVersion, header: Lineage) -> tuple[StateVersion, ...]
     expected = of.version - 1
     for item in items:
         if not 0 < item.version <= expected:
-            raise LineageError(
-                f"names version {item}, which is not a version below {expected + 1}",
-                subject=changelog_name(of),
-                hint=_HEADER_HINT,
-            )
+            message = f"names version {item}, which is not a version below {expected + 1}"
+            raise _bad_header(message, changelog_name(of))
         if item.version < expected:
-            raise LineageError(
-                "Lineage versions are not increasing by one: it lacks "
-                + _spell(_gaps((item.version for item in items), items[-1].version, of.version - 1)),
-                subject=changelog_name(of),
-                hint=_HEADER_HINT,
-            )
+            gaps = _gaps((item.version for item in items), items[-1].version, of.version - 1)
+            message = f"Lineage versions are not increasing by one: it lacks {_spell(gaps)}"
+            raise _bad_header(message, changelog_name(of))
         expected = item.version - 1
     return tuple(items)
 
@@ -249,11 +239,8 @@ def _resolve_by_number(
 def _missing(target: StateVersion, of: StateVersion, present: Present) -> VersionMissingError:
     others = sorted(o for o in present.changelogs | present.snapshots if o.version == of.version)
     other = "" if not others else f"; of that version there are only {', '.join(map(str, others[:_GAPS_MAX]))}"
-    return VersionMissingError(
-        f"cannot be put together: neither {snapshot_name(of)} nor {changelog_name(of)} is there{other}",
-        subject=f"version {target}",
-        hint=_COLLECTED_HINT,
-    )
+    message = f"cannot be put together: neither {snapshot_name(of)} nor {changelog_name(of)} is there{other}"
+    return VersionMissingError(message, subject=f"version {target}", hint=_COLLECTED_HINT)
 
 
 def _missing_by_number(
@@ -264,12 +251,11 @@ def _missing_by_number(
     there = present.changelogs | present.snapshots
     if upper == target and any(o.version == target.version and o.unique_id is not None for o in there):
         hint = "the directory has this version with unique ids only: pass the one in the commit log"
-    return VersionMissingError(
-        f"cannot be put together: {changelog_name(first)} is not there, nor a later snapshot to "
-        f"start from; missing are the changelogs of {_spell(gaps)}",
-        subject=f"version {target}",
-        hint=hint,
+    message = (
+        f"cannot be put together: {changelog_name(first)} is not there, nor a later snapshot to start from; "
+        f"missing are the changelogs of {_spell(gaps)}"
     )
+    return VersionMissingError(message, subject=f"version {target}", hint=hint)
 
 
 def _gaps(found: Iterable[int], first: int, last: int) -> list[tuple[int, int]]:
@@ -308,11 +294,8 @@ def full_lineage(
             `end`.
     """
     if not 0 < start_version <= end.version:
-        raise LineageError(
-            f"cannot start at version {start_version}",
-            subject=f"lineage of {end.version}_{end.unique_id}",
-            hint="start between version 1 and the end",
-        )
+        subject, hint = f"lineage of {end.version}_{end.unique_id}", "start between version 1 and the end"
+        raise LineageError(f"cannot start at version {start_version}", subject=subject, hint=hint)
     chain = [StateVersion(end.version, end.unique_id)]
     while chain[-1].version > start_version:
         oldest = chain[-1]
@@ -321,11 +304,8 @@ def full_lineage(
             return HeaderNeeded(oldest)
         below = _check_header(oldest, tuple(item for item in header if item.version >= start_version))
         if not below:
-            raise LineageError(
-                f"Cannot find version smaller than {oldest.version} in lineage",
-                subject=changelog_name(oldest),
-                hint=_HEADER_HINT,
-            )
+            message = f"Cannot find version smaller than {oldest.version} in lineage"
+            raise _bad_header(message, changelog_name(oldest))
         chain.extend(below)
     return _lineage_of(chain)
 
@@ -342,15 +322,12 @@ def present_in_index(index: SnapshotIndex) -> Present:
     present = Present.of_names(file.name for file in index.dir.files_present)
     metadata = index.metadata
     if not present.snapshots and not present.changelogs:
-        raise VersionMissingError(
-            "holds no snapshot or changelog of Spark's",
-            subject=f"snapshot index of {metadata.store} at version {metadata.version}",
-            hint="it is a backup of a plain directory; restore it as one",
-        )
+        subject = f"snapshot index of {metadata.store} at version {metadata.version}"
+        hint = "it is a backup of a plain directory; restore it as one"
+        raise VersionMissingError("holds no snapshot or changelog of Spark's", subject=subject, hint=hint)
     headers: dict[StateVersion, Lineage] = {}
-    chain = (*metadata.lineage, LineageItem(metadata.version, metadata.unique_id))
     run: list[LineageItem] = []
-    for item in chain:
+    for item in (*metadata.lineage, LineageItem(metadata.version, metadata.unique_id)):
         if run and run[-1].version != item.version - 1:
             run = []
         if run or item.version == 1:
