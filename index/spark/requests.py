@@ -106,17 +106,14 @@ def measure_requests(
 ) -> RequestRate | None:
     """Measure what a query writes in a day; None if its files do not say: times of one batch only, or of a copy.
 
-    Args:
-        files: All that is in the checkpoint, in any order.
-        logged_at_ms: When a few batches began, by their offsets: a copy has other times than these, and the files of it
-            say when it was made. Empty or None: that is not looked at.
-        renames: As `RequestRate.renames`.
+    The files are all of the checkpoint, in any order. `logged_at_ms` is when a few batches began, by their offsets: a
+    copy has other times, of when it was made. Empty or None: that is not looked at.
     """
     listed = [(of, kind_of(of.path)) for of in files]
     committed = log_times((of for of, _ in listed), COMMITS)
     # Where older state was deleted than Spark deletes, commits go further back than what they committed.
-    versions = [_version_of(of.path) for of, kind in listed if kind == "changelog"]
-    first_whole = min(versions, default=0) - 1
+    names = [parse_state_name(of.path.rpartition("/")[2]) for of, kind in listed if kind == "changelog"]
+    first_whole = min((name.of.version for name in names if name is not None), default=0) - 1
     times = sorted((batch, at_ms) for batch, at_ms in committed.items() if batch >= first_whole)
     if len(times) < 2:  # noqa: PLR2004  # it takes two to be a window
         return None
@@ -159,11 +156,6 @@ def kind_of(path: str) -> Kind | None:
             found = parse_state_name(parts[-1])
             return None if found is None else "checksum" if found.checksum else found.kind
     return None
-
-
-def _version_of(path: str) -> int:
-    found = parse_state_name(path.rpartition("/")[2])
-    return 0 if found is None else found.of.version
 
 
 def _is_of_copy(committed: Mapping[int, int], logged: Mapping[int, int]) -> bool:

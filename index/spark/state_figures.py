@@ -3,8 +3,10 @@
 Each figure is there with how it was found (`Method`); None stands for what is not known, and is never counted as 0.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -15,7 +17,13 @@ from index.spark.state_rows import GROUPS_SHOWN, FamilyFigures, KeyGroup, RowAge
 # `counted`: every row was read. `snapshot`: the count in a snapshot's metadata, of the query. `properties`: what
 # all SSTs of a snapshot say. `estimated`: some of it was read, and the rest taken to be alike.
 Method: TypeAlias = Literal["counted", "snapshot", "properties", "estimated", "unknown"]
-_ORDER: Final[tuple[Method, ...]] = ("counted", "snapshot", "properties", "estimated", "unknown")
+_ORDER: Final[tuple[Method, ...]] = get_args(Method)
+# Of stores: the figures that are summed up for an operator, and the methods of which the least exact one is its.
+_SUMMED: Final = (
+    *("rows", "internal_rows", "row_bytes", "sst_bytes", "stored_bytes", "entries", "tombstones"),
+    *("changelogs_after", "changelogs_after_bytes"),
+)
+_METHODS: Final = ("rows_by", "row_bytes_by", "entries_by")
 
 # Operators whose rows stay for ever, unless they have a time that a watermark reaches.
 _KEEPING: Final = frozenset({"stateStoreSave", "dedupe", "globalLimit"})
@@ -137,26 +145,17 @@ def sum_up(
     operator: int, name: str, stores: Sequence[StoreFigures], *, before: Sequence[StoreFigures] = ()
 ) -> OperatorFigures:
     """Sum up the stores of an operator; `before` are those of an older batch."""
-    rows, row_bytes, entries = (_sum(stores, of) for of in ("rows", "row_bytes", "entries"))
     families = tuple(_merged(stores)) if all(of.families for of in stores) else ()
     may_keep = bool(families) and name in _KEEPING and not any(of.unread for of in families)
+    sums: dict[str, Any] = {figure: _sum(stores, figure) for figure in _SUMMED}
+    methods = {by: max((getattr(of, by) for of in stores), key=_ORDER.index, default="unknown") for by in _METHODS}
     return OperatorFigures(
         operator=operator,
         name=name,
         partitions=len({of.partition for of in stores}),
         stores=len(stores),
-        rows=rows,
-        rows_by=_worst(of.rows_by for of in stores),
-        internal_rows=_sum(stores, "internal_rows"),
-        row_bytes=row_bytes,
-        row_bytes_by=_worst(of.row_bytes_by for of in stores),
-        sst_bytes=_sum(stores, "sst_bytes"),
-        stored_bytes=sum(of.stored_bytes for of in stores),
-        entries=entries,
-        tombstones=_sum(stores, "tombstones"),
-        entries_by=_worst(of.entries_by for of in stores),
-        changelogs_after=sum(of.changelogs_after for of in stores),
-        changelogs_after_bytes=sum(of.changelogs_after_bytes for of in stores),
+        **sums,
+        **methods,
         row_skew=skew_of(_by_partition(stores, "rows")),
         byte_skew=skew_of(_by_partition(stores, "row_bytes")) or skew_of(_by_partition(stores, "sst_bytes")),
         levels=tuple(_levels(stores)),
@@ -192,7 +191,7 @@ def estimate(stores: Sequence[StoreFigures], read: Mapping[StoreId, tuple[int, i
     totals: dict[tuple[int, str], list[int]] = {}
     for of, counts in read.items():
         total = totals.setdefault((of.operator, of.store), [0, 0, 0, 0])
-        total[:] = [a + b for a, b in zip(total, counts, strict=True)]
+        total[:] = map(sum, zip(total, counts, strict=True))
     return [_estimated(of, read.get(of.id) or totals.get((of.operator, of.store))) for of in stores]
 
 
@@ -223,16 +222,11 @@ def _sum(stores: Sequence[StoreFigures], name: str) -> int | None:
     return None if None in values else sum(values)
 
 
-def _worst(methods: Iterable[Method]) -> Method:
-    return max(methods, key=_ORDER.index, default="unknown")
-
-
 def _by_partition(stores: Sequence[StoreFigures], name: str) -> dict[int, int | None]:
-    found: dict[int, int | None] = {}
+    partitions: dict[int, list[StoreFigures]] = {}
     for of in stores:
-        value, before = getattr(of, name), found.get(of.partition, 0)
-        found[of.partition] = None if value is None or before is None else before + value
-    return found
+        partitions.setdefault(of.partition, []).append(of)
+    return {number: _sum(found, name) for number, found in partitions.items()}
 
 
 def _levels(stores: Sequence[StoreFigures]) -> Iterator[LevelFigures]:
@@ -250,21 +244,18 @@ def _merged(stores: Sequence[StoreFigures]) -> Iterator[FamilyFigures]:
             found.setdefault((of.store, family.name), []).append(family)
     has_stores = len({store for store, _ in found}) > 1
     for (store, name), families in sorted(found.items()):
-        groups: dict[str, KeyGroup] = {}
+        rows, sizes = Counter[str](), Counter[str]()
         for group in (group for family in families for group in family.heaviest):
-            had = groups.get(group.key)
-            rows, size = (had.rows, had.size_bytes) if had else (0, 0)
-            groups[group.key] = KeyGroup(key=group.key, rows=group.rows + rows, size_bytes=group.size_bytes + size)
-        heaviest = sorted(groups.values(), key=lambda of: (-of.size_bytes, of.key))
-        ages: RowAges | None = None
-        for each in (family.ages for family in families if family.ages is not None):
-            ages = each if ages is None else ages.plus(each)
+            rows[group.key] += group.rows
+            sizes[group.key] += group.size_bytes
+        heaviest = sorted(sizes, key=lambda key: (-sizes[key], key))[:GROUPS_SHOWN]
+        ages = [family.ages for family in families if family.ages is not None]
         yield FamilyFigures(
             name=store if has_stores else name,
             is_internal=families[0].is_internal,
             rows=sum(of.rows for of in families),
             size_bytes=sum(of.size_bytes for of in families),
-            heaviest=tuple(heaviest[:GROUPS_SHOWN]),
+            heaviest=tuple(KeyGroup(key=key, rows=rows[key], size_bytes=sizes[key]) for key in heaviest),
             # What is not among those of a partition may have there as much as the last one that is.
             heaviest_error_bytes=sum(
                 of.heaviest_error_bytes + (of.heaviest[-1].size_bytes if len(of.heaviest) == GROUPS_SHOWN else 0)
@@ -272,7 +263,7 @@ def _merged(stores: Sequence[StoreFigures]) -> Iterator[FamilyFigures]:
             )
             if len(families) > 1
             else families[0].heaviest_error_bytes,
-            ages=ages,
+            ages=reduce(RowAges.plus, ages) if ages else None,
             unread=next((of.unread for of in families if of.unread), ""),
         )
 
@@ -289,13 +280,8 @@ def _growth(stores: Sequence[StoreFigures], before: Sequence[StoreFigures]) -> G
         now, then = (_sum([pair[n] for pair in both], name) for n in (0, 1))
         return None if now is None or then is None else now - then
 
-    return Growth(
-        since_batch=min(batches),
-        since_batch_last=max(batches),
-        rows=grown("rows"),
-        row_bytes=grown("row_bytes"),
-        sst_bytes=grown("sst_bytes"),
-    )
+    by_name = {name: grown(name) for name in ("rows", "row_bytes", "sst_bytes")}
+    return Growth(since_batch=min(batches), since_batch_last=max(batches), **by_name)
 
 
 def advise(operators: Sequence[OperatorFigures], rate: RequestRate | None, prices: Prices) -> tuple[Advice, ...]:
@@ -343,15 +329,12 @@ def _state_advice(operators: Sequence[OperatorFigures]) -> Iterator[Advice]:
         if of.byte_skew is not None and of.partitions > 1 and of.byte_skew.ratio > _SKEWED:
             skew = of.byte_skew
             reason = f"{which}: partition {skew.partition} has {skew.ratio:.1f} times the bytes of the mean"
-            heaviest = max(
-                (group for f in of.families for group in f.heaviest), key=lambda g: g.size_bytes, default=None
-            )
+            groups = (group for family in of.families for group in family.heaviest)
+            heaviest = max(groups, key=lambda group: group.size_bytes, default=None)
             if heaviest is not None and heaviest.size_bytes > skew.mean:
                 reason += f"; {heaviest.key} alone has more than that mean, which more partitions may not divide"
             yield Advice(setting="spark.sql.shuffle.partitions, or other keys", reason=reason)
         if of.entries and of.tombstones and of.tombstones > _TOMBSTONES * of.entries:
-            share = of.tombstones / of.entries
-            reason = (
-                f"{which}: {share:.0%} of all entries are tombstones; a compaction takes them away, at each snapshot"
-            )
+            share = f"{of.tombstones / of.entries:.0%}"
+            reason = f"{which}: {share} of all entries are tombstones; a compaction takes them away, at each snapshot"
             yield Advice(setting="spark.sql.streaming.stateStore.rocksdb.compactOnCommit", reason=reason)

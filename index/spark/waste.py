@@ -30,12 +30,9 @@ class Waste(msgspec.Struct, frozen=True):
 
 
 def find_waste(files: Iterable[ListedFile], batch: int, commit: BatchCommit) -> tuple[Waste, ...]:
-    """Find files of state that the newest committed batch, and all before it, have left behind.
+    """Find files of state, of all in a checkpoint, that its newest committed batch and all before it have left behind.
 
-    Args:
-        files: All files of the checkpoint, by their paths in it.
-        batch: The newest committed batch of the listing.
-        commit: Of that batch. Without unique ids nothing separates attempts and operators: only versions are looked at.
+    Where the commit has no unique ids nothing separates attempts and operators: only versions are looked at.
     """
     stored = [of for file in files if (of := _StateFile.of(file)) is not None]
     newest, ids = batch + 1, commit.unique_ids
@@ -70,17 +67,7 @@ class _StateFile(NamedTuple):
     @property
     def directory(self) -> str:
         """The directory of its store."""
-        parts = self.file.path.split("/")
-        return "/".join(parts[: -1 if self.name is not None else -2])
-
-    @property
-    def is_snapshot(self) -> bool:
-        return self.name is not None and self.name.kind == "snapshot" and not self.name.checksum
-
-    @property
-    def is_of_spark(self) -> bool:
-        """Whether Spark names files so (design 0014, X1)."""
-        return self.name is not None or is_shared_path(self.shared)
+        return self.file.path.rsplit("/", 1 if self.name is not None else 2)[0]
 
     @classmethod
     def of(cls, file: ListedFile) -> "_StateFile | None":
@@ -138,7 +125,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 def find_collectable(look: Look, *, older_than_ms: int, is_stopped: bool) -> tuple[Collectable, ...]:
     """Find what a look shows to be of no use, by path (X1 to X6); orphans only of a query that does not run (X4)."""
     now_ms = max((file.modified_at_ms for file in look.files), default=0)
-    stored = [of for file in look.files if (of := _StateFile.of(file)) is not None and of.is_of_spark]
+    stored = [of for file in look.files if (of := _StateFile.of(file)) is not None]
+    # What Spark names otherwise is nobody's to judge (X1).
+    stored = [of for of in stored if of.name is not None or is_shared_path(of.shared)]
     newest, known = look.newest_batch + 1, [ids for ids in look.ids.values() if ids is not None]
     begun = {of.place for of in stored if of.name is not None and of.name.of.version > newest}
     alive = {operator for ids in known for operator in ids} | {operator for operator, _ in begun}
@@ -146,7 +135,8 @@ def find_collectable(look: Look, *, older_than_ms: int, is_stopped: bool) -> tup
     # When each store had its newest snapshot of an attempt that was committed.
     based_ms: dict[str, int] = {}
     for of in stored:
-        if of.is_snapshot and _attempt(of, look.ids) == "won":
+        is_snapshot = of.name is not None and of.name.kind == "snapshot" and not of.name.checksum
+        if is_snapshot and _attempt(of, look.ids) == "won":
             based_ms[of.directory] = max(based_ms.get(of.directory, 0), of.file.modified_at_ms)
 
     def reason_of(of: _StateFile) -> CollectReason | None:
