@@ -16,7 +16,6 @@ from engine.checkpoint.backup import opened_checkpoint
 from engine.errors import ConflictError, DamagedError, TooMuchToDeleteError, UsageError
 from engine.runtime import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.local_files import shared_path
 from engine.state.query import StreamingCheckpoint
 from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
 from index.display import count, human_bytes
@@ -126,8 +125,7 @@ async def _read_snapshots(root: CheckpointDir) -> tuple[Mapping[str, frozenset[s
         except (BlobNotFoundError, DamagedError, FormatError):
             unread.add(directory)
             return
-        files = (*zipped.metadata.sst_files, *zipped.metadata.log_files)
-        named.setdefault(directory, set()).update(shared_path(file.stored_name) for file in files)
+        named.setdefault(directory, set()).update(file.path for file in zipped.metadata.files)
 
     paths = [file.path for file in await root.walk(STATE)]
     snapshots = [path for path in paths if path.endswith(".zip") and parse_state_name(path.rpartition("/")[2])]

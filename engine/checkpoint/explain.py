@@ -34,7 +34,7 @@ from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager, resolve_with
 from engine.state.key_rules import AVRO, read_forms
 from engine.state.load import StateLoader, check_target
-from engine.state.local_files import WorkingDir, shared_path
+from engine.state.local_files import WorkingDir
 from engine.state.query import QueryAt, StateOperator, StoreAt, StreamingCheckpoint
 from engine.state.restore import IndexStateFiles
 from engine.state.settings import ENCODING_KEY
@@ -389,8 +389,7 @@ class _Explain(msgspec.Struct, kw_only=True):
             _, _, of, file = item
             size = min(sst.TAIL_BYTES, file.size_bytes)
             try:
-                path = shared_path(file.stored_name)
-                tail = await self.open(of).read_range(path, file.size_bytes - size, size)
+                tail = await self.open(of).read_range(file.path, file.size_bytes - size, size)
             except (EngineError, FormatError, BlobNotFoundError) as error:
                 self.problems.append(f"{of.path}: {error}")
                 return

@@ -31,7 +31,7 @@ from engine.state.compression import Codec
 from engine.state.files import CapturedSnapshot, StateFileManager, named_metadata
 from engine.state.load import LoadMetrics, StateLoader
 from engine.state.loaded import LoadedState
-from engine.state.local_files import WorkingDir, local_path, shared_path
+from engine.state.local_files import WorkingDir, local_path
 from engine.state.query import StoreAt
 from engine.state.restore import IndexStateFiles, StateRestoreOptions, restore_state
 from engine.state.settings import StateStoreSettings
@@ -252,7 +252,7 @@ def write_snapshot(
     """
     zipped, _ = build_state_zip(captured.directory, named_metadata(captured, captured.files))
     for file in captured.files:
-        path = target / shared_path(file.stored.stored_name)
+        path = target / file.stored.path
         path.parent.mkdir(exist_ok=True)
         local_path(captured.directory, file.local.name).rename(path)
         if not file.is_reused:  # what was fetched is synced already, and has its time

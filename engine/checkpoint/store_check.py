@@ -28,7 +28,7 @@ from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.compression import Codec
 from engine.state.files import StateFileManager, resolve_with
 from engine.state.load import StateLoader
-from engine.state.local_files import WorkingDir, shared_path
+from engine.state.local_files import WorkingDir
 from engine.state.query import StreamingCheckpoint
 from engine.state.settings import StateStoreSettings
 from index.errors import (
@@ -252,8 +252,8 @@ class _StoreCheck:
         for of, state in sorted(self._zips.items(), key=lambda item: names.by_version(item[0]), reverse=True):
             if state is None:
                 continue
-            for file in (*state.sst_files, *state.log_files):
-                path = shared_path(file.stored_name)
+            for file in state.files:
+                path = file.path
                 seen.add(path)
                 size_bytes = self._sizes.get(path)
                 if size_bytes is None:

@@ -133,21 +133,6 @@ class StateFileManager:
         # Names in the last listing; None before the first.
         self._listed: frozenset[str] | None = None
 
-    async def latest_version(self) -> int:
-        """Return the greatest version of a snapshot or a changelog, of whatever id; 0 if there is none. One LIST."""
-        return retention.StateListing.of_names(await self._names()).latest_version
-
-    async def latest_snapshot_version(self, version: int | None = None) -> int:
-        """Return the greatest version of a snapshot, of whatever id; 0 if there is none. One LIST.
-
-        With `version`, versions above it do not count, as in Spark's `getLatestSnapshotVersion`. Whether that snapshot
-        belongs to the history of a version is for `resolve` to say.
-        """
-        listing = retention.StateListing.of_names(await self._names())
-        if version is None:
-            return listing.latest_snapshot_version
-        return max((of.version for of in listing.snapshots if of.version <= version), default=0)
-
     async def resolve(
         self,
         version: int,
@@ -168,8 +153,7 @@ class StateFileManager:
             rejected: Snapshots that count as absent, as they do not open (R7).
 
         Raises:
-            VersionMissingError: The version is not there, or something that it takes.
-            LineageError: Its lineage has a gap or does not lead back.
+            VersionMissingError, LineageError: As `index.spark.lineage.resolve`.
             FormatError: A changelog's header is damaged, or the changelog does not fit its checksum.
             EngineError, StoreError: As they say.
         """
@@ -186,14 +170,12 @@ class StateFileManager:
 
     async def read_header(self, of: StateVersion, scratch: Path | None = None) -> Lineage:
         """Find the lineage in the header of a changelog, in memory or by a read of it; errors as `resolve`."""
-        lineage = self._headers.get(of)
-        if lineage is None:
-            lineage = self.files.known_lineage(of)
+        lineage = self._headers.get(of, self.files.known_lineage(of))
         if lineage is None:
             with contextlib.ExitStack() as resources:
                 if scratch is None:
                     scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-")))
-                path = await self._fetch_changelog(of, scratch)
+                path = await self.fetch_rows(of, changelog_name(of), scratch)
                 lineage = await run_blocking(_read_lineage, path, self.settings.codec, of)
         if of.unique_id is not None:
             self._headers[of] = lineage
@@ -208,10 +190,7 @@ class StateFileManager:
         return names
 
     async def has_snapshot(self, of: StateVersion) -> bool:
-        """Return whether the last listing showed a snapshot of this version, or one was put there since.
-
-        One LIST if there was none yet.
-        """
+        """Return whether the last listing, else a new one, showed a snapshot of this version, or one was put since."""
         if self._listed is None:
             await self._names()
         return snapshot_name(of) in (self._listed or ())
@@ -238,7 +217,7 @@ class StateFileManager:
             return StateMetadata(num_keys=0, column_family_ids=(), column_family_internal=(), column_family_id_max=0)
         self.known.forget_named_from(base.version)
         state = await self.read_snapshot(base)
-        wanted = (*state.metadata.sst_files, *state.metadata.log_files)
+        wanted = state.metadata.files
         local = await run_blocking(_look_for, directory, wanted)
         # What is known of the files is true from here on, also of what is left if this fails.
         kept = self.known.begin_load(base.version, local, wanted)
@@ -246,19 +225,18 @@ class StateFileManager:
         missing = [file for file in wanted if file.local_name not in kept]
 
         async def fetch(file: StoredFile) -> tuple[StoredFile, retention.LocalStateFile]:
-            path = local_files.shared_path(file.stored_name)
             target = local_files.local_path(directory, file.local_name)
             try:
-                await self.files.fetch(path, target, size_bytes=file.size_bytes)
+                await self.files.fetch(file.path, target, size_bytes=file.size_bytes)
             except BlobNotFoundError as error:
                 hint = "it was deleted while it was needed; an older snapshot may be whole"
-                reason, subject = f"snapshot {base} names it, and it is not there", f"{self.files.location}/{path}"
+                reason, subject = f"snapshot {base} names it, and it is not there", f"{self.files.location}/{file.path}"
                 raise DamagedError(reason, operation="load", subject=subject, hint=hint) from error
             return file, await run_blocking(local_files.look_at, target)
 
         fetched = await map_bounded(fetch, missing, in_flight_max=self.settings.fetches_max)
         self.known.end_load(base.version, fetched)
-        self.known.remember_named(base, [local_files.shared_path(file.stored_name) for file in wanted], None)
+        self.known.remember_named(base, [file.path for file in wanted], None)
         size_bytes = sum(file.size_bytes for file in missing)
         self.last_load = FilesLoaded(files_fetched=len(missing), files_reused=len(kept), bytes_fetched=size_bytes)
         return state.metadata
@@ -283,12 +261,12 @@ class StateFileManager:
         """
 
         async def fetch(of: StateVersion) -> Path:
-            return await self._fetch_changelog(of, scratch)
+            return await self.fetch_rows(of, changelog_name(of), scratch)
 
         return tuple(await map_bounded(fetch, items, in_flight_max=self.settings.fetches_max))
 
-    async def _fetch_changelog(self, of: StateVersion, scratch: Path) -> Path:
-        name = changelog_name(of)
+    async def fetch_rows(self, of: StateVersion, name: str, scratch: Path) -> Path:
+        """Copy a changelog, or a snapshot of the HDFS-backed provider, to this machine. Raises as `load_snapshot`."""
         target = scratch / name
         if of.unique_id is not None and await run_blocking(target.is_file):
             return target  # whole, as it has its name, and never overwritten
@@ -300,14 +278,6 @@ class StateFileManager:
         except BlobNotFoundError as error:
             raise self._missing(name) from error
         return target
-
-    async def fetch_row_snapshot(self, of: StateVersion, scratch: Path) -> None:
-        """Copy a snapshot of the HDFS-backed provider to this machine, under its name. Raises as `load_snapshot`."""
-        name = snapshot_name(of)
-        try:
-            await self.files.fetch(name, scratch / name)
-        except BlobNotFoundError as error:
-            raise self._missing(name) from error
 
     def _may_have_checksum(self, of: StateVersion, name: str) -> bool:
         # A checksum of a name without an id may be that of a file that was overwritten since: Spark 4.1 wrote such
@@ -389,13 +359,12 @@ class StateFileManager:
         self, directory: CheckpointDir, captured: CapturedSnapshot
     ) -> list[local_files.CapturedFile]:
         """Give the reused files that another executor may have deleted new names (S4)."""
-        newest = retention.StateListing.of_names(
-            status.name for status in await directory.list()
-        ).latest_snapshot_version
+        listing = retention.StateListing.of_names(status.name for status in await directory.list())
+        newest, retained_min = listing.latest_snapshot_version, self.settings.versions_retained_min
         renewed: list[local_files.CapturedFile] = []
         for file in captured.files:
-            used = self.known.newest_use(local_files.shared_path(file.stored.stored_name))
-            if file.is_reused and retention.is_stale(used, newest, self.settings.versions_retained_min):
+            used = self.known.newest_use(file.stored.path)
+            if file.is_reused and retention.is_stale(used, newest, retained_min):
                 name = stored_name(file.local.name, captured.upload_id)
                 stored = StoredFile(file.local.name, name, file.local.size_bytes)
                 renewed.append(local_files.CapturedFile(stored, file.local, is_reused=False))
@@ -477,7 +446,7 @@ async def _put(directory: CheckpointDir, source: Path, file: local_files.Capture
         if not await run_blocking(local_files.is_untouched, path, file.local):
             raise _changed(path, "was written to since it was captured")
         # The name is new and this upload's alone: sent twice, it is the same.
-        size_bytes = await directory.publish(local_files.shared_path(file.stored.stored_name), path, overwrite=True)
+        size_bytes = await directory.publish(file.stored.path, path, overwrite=True)
     except OSError as error:
         raise UnsafeSourceError(error.strerror or str(error), operation="snapshot", subject=str(path)) from error
     if size_bytes != file.stored.size_bytes:
@@ -498,10 +467,8 @@ async def delete_old_versions(manager: StateFileManager, *, needed: Resolution |
     Nothing is asked of the store while this process has seen too few versions go by. Then LISTs of the directory,
     of `SSTs/` and of `logs/`, one GET for each zip that is not known, and deletes of up to 1,000 files.
 
-    Args:
-        manager: Of the files.
-        needed: What the newest version that the caller has loaded or committed is made of; it stays, and where
-            newer files are those of a history that was left, so do the versions before it (G4).
+    What the newest version that the caller has loaded or committed is made of is `needed`: it stays, and where newer
+    files are those of a history that was left, so do the versions before it (G4).
 
     Raises:
         DamagedError: A snapshot that stays cannot be read, so that nobody knows what it names; nothing was deleted.
@@ -533,11 +500,9 @@ async def delete_old_versions(manager: StateFileManager, *, needed: Resolution |
         # listed.
         found = [*await directory.list(SSTS), *await directory.list(LOGS)]
         shared = {status.path: status.modified_at_ms for status in found if not status.is_directory}
-        stamps = {status.name: local_files.ZipStamp(status.size_bytes, status.modified_at_ms) for status in statuses}
+        stamps = {status.name: (status.size_bytes, status.modified_at_ms) for status in statuses}
         files_of = await _files_of(manager, {of: stamps[snapshot_name(of)] for of in listing.snapshots}, going, chosen)
-        plan = retention.plan_deletion(listing, files_of, shared, oldest_kept=chosen, needed=needed)
-        if plan is None:
-            return Deleted()
+        plan = retention.plan_deletion(listing, going, files_of, shared, oldest_kept=chosen, needed=needed)
         unnamed = known.give_up(plan.unnamed, uploaded_paths)
         orphans = known.give_up(plan.orphans, uploaded_paths)
     # Each step before the next (G2): what is left of an interrupted one is found again.
@@ -584,24 +549,21 @@ async def _files_of(
     going: Collection[StateVersion],
     oldest_kept: int,
 ) -> dict[StateVersion, frozenset[str]]:
-    async def read(of: StateVersion) -> tuple[StateVersion, frozenset[str] | None]:
+    async def read(of: StateVersion) -> tuple[StateVersion, frozenset[str]]:
         # The one that stays at the end is read again, as in Spark: some stores have times in whole seconds.
         is_sure = of.unique_id is not None or of.version != oldest_kept
         paths = manager.known.named_by(of, snapshots[of]) if is_sure else None
         if paths is not None:
             return of, paths
         try:
-            metadata = (await manager.read_snapshot(of)).metadata
+            paths = frozenset(file.path for file in (await manager.read_snapshot(of)).metadata.files)
         except (DamagedError, FormatError) as error:
             if of in going or isinstance(error, VersionMissingError):
                 # It is not needed any more, or was just deleted by another process. No other snapshot names its files.
-                return of, None
+                return of, frozenset()
             error.add_note("a snapshot that stays cannot be read, so nothing was deleted: what it names is not known")
             raise
-        files = (*metadata.sst_files, *metadata.log_files)
-        paths = frozenset(local_files.shared_path(file.stored_name) for file in files)
         manager.known.remember_named(of, paths, snapshots[of])
         return of, paths
 
-    found = await map_bounded(read, snapshots, in_flight_max=manager.settings.fetches_max)
-    return {of: paths if paths is not None else frozenset() for of, paths in found}
+    return dict(await map_bounded(read, snapshots, in_flight_max=manager.settings.fetches_max))

@@ -13,7 +13,6 @@ from engine.rocksdb.sst_table import not_in_place
 from engine.rocksdb.store import DEFAULT_FAMILY
 from engine.state.changelogs import Opener, Replayed
 from engine.state.checkpoint_dir import StateFiles
-from engine.state.local_files import shared_path
 from engine.state.overlay import OverlaidStore
 from engine.state.zips import StateZip
 from index.spark.changelog import Record
@@ -50,7 +49,7 @@ class _SnapshotRanges:
     async def read(self, name: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
         if name in self._zipped:
             return self._zipped[name][start : start + size_bytes]
-        return await self._files.read_range(shared_path(self._ssts[name].stored_name), start, size_bytes, fresh=fresh)
+        return await self._files.read_range(self._ssts[name].path, start, size_bytes, fresh=fresh)
 
 
 class StateInPlace(OverlaidStore):

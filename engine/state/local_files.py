@@ -31,7 +31,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -41,7 +41,7 @@ from engine.local.scan import READ_FLAGS
 from index.errors import UnsafeNameError
 from index.spark import retention
 from index.spark.metadata import StoredFile
-from index.spark.names import LOGS, SSTS, StateVersion, check_local_name, stored_name
+from index.spark.names import StateVersion, check_local_name, stored_name
 
 # Where RocksDB keeps WALs that it does not write any more.
 ARCHIVE: Final = "archive"
@@ -50,11 +50,6 @@ ARCHIVE: Final = "archive"
 def local_path(directory: Path, local_name: str) -> Path:
     """Return the path of a file of this checked local name in a RocksDB directory."""
     return directory / local_name if local_name.endswith(".sst") else directory / ARCHIVE / local_name
-
-
-def shared_path(stored_name: str) -> str:
-    """Return the path of a file of this checked stored name in the directory of a state store."""
-    return f"{SSTS if stored_name.endswith('.sst') else LOGS}/{stored_name}"
 
 
 def list_shared(directory: Path) -> tuple[Path, ...]:
@@ -189,11 +184,10 @@ class WorkingDir:
             place._remove_all()
             for path in (place.db, directory / _CAPTURED, directory / _CHANGELOGS, place.fetched):
                 path.mkdir()
-        except OSError as error:
+        except BaseException as error:
             _release(lock)
-            raise unwritable_error("open", error) from error
-        except BaseException:
-            _release(lock)
+            if isinstance(error, OSError):
+                raise unwritable_error("open", error) from error
             raise
         return place
 
@@ -271,9 +265,8 @@ def _release(lock: int) -> None:
 
 def unwritable_error(operation: str, error: OSError) -> TargetError:
     """Return the error of a working directory that cannot be written."""
-    hint = "choose another working directory"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        hint = "free space where the working directory is"
+    is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+    hint = "free space where the working directory is" if is_full else "choose another working directory"
     subject = str(error.filename or "")
     return TargetError(error.strerror or str(error), operation=operation, subject=subject, hint=hint)
 
@@ -287,11 +280,8 @@ class CapturedFile(msgspec.Struct, frozen=True):
     is_reused: bool
 
 
-class ZipStamp(msgspec.Struct, frozen=True):
-    """Size and time of a zip in a listing: they show that it was overwritten, if it can be."""
-
-    size_bytes: int
-    modified_at_ms: int
+# Size and time of a zip in a listing, in bytes and ms: they show that it was overwritten, if it can be.
+ZipStamp: TypeAlias = tuple[int, int]
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -320,20 +310,14 @@ class StateFileMap:
     # --- the working directory ---
 
     def forget_all(self) -> None:
-        """Forget the working directory: it is empty, or RocksDB has found its files damaged (design 0004, S5).
-
-        The next load fetches every file, and the next snapshot names none that is in the store already.
-        """
+        """Forget the working directory, so that all is fetched and uploaded again, as it is empty or damaged (S5)."""
         with self._lock:
             self._shared = {}
 
     def begin_load(
         self, version: int, local: Sequence[retention.LocalStateFile], wanted: Sequence[StoredFile]
     ) -> frozenset[str]:
-        """Choose the local names that stay for a snapshot, and forget everything about all others.
-
-        If the load then fails, what is known of these is still true.
-        """
+        """Choose the local names that stay for a snapshot, and forget all others; it holds even if the load fails."""
         with self._lock:
             kept = retention.choose_kept(local, wanted, self._shared, self._pending)
             self._shared = retention.as_fetched(self._shared, kept, version)
@@ -341,10 +325,7 @@ class StateFileMap:
 
     def end_load(self, version: int, fetched: Sequence[tuple[StoredFile, retention.LocalStateFile]]) -> None:
         with self._lock:
-            for stored, local in fetched:
-                self._shared[local.name] = retention.SharedFile(
-                    stored=stored, identity=local.identity, stamp=local.stamp, version=version
-                )
+            self._shared |= {local.name: retention.SharedFile.of(stored, local, version) for stored, local in fetched}
 
     def capture(
         self, local: Sequence[retention.LocalStateFile], *, version: int, upload_id: str
@@ -365,21 +346,17 @@ class StateFileMap:
             files: list[CapturedFile] = []
             shared: dict[str, retention.SharedFile] = {}
             for file in local:
-                if file.name in reused:
-                    shared[file.name] = self._shared[file.name]
-                else:
-                    new = StoredFile(file.name, stored_name(file.name, upload_id), file.size_bytes)
-                    shared[file.name] = retention.SharedFile(
-                        stored=new, identity=file.identity, stamp=file.stamp, version=version, upload_id=upload_id
-                    )
-                files.append(CapturedFile(shared[file.name].stored, file, file.name in reused))
+                new = StoredFile(file.name, stored_name(file.name, upload_id), file.size_bytes)
+                is_reused = file.name in reused
+                known = self._shared[file.name] if is_reused else retention.SharedFile.of(new, file, version, upload_id)
+                shared[file.name] = known
+                files.append(CapturedFile(known.stored, file, is_reused))
             # Files that are gone from the working directory go from here: another history may make them again.
             self._shared = shared
             self._pending[upload_id] = _paths(files)
             return tuple(files)
 
     def begin_upload(self, upload_id: str, files: Sequence[CapturedFile]) -> None:
-        """Note that a captured snapshot is about to be uploaded, and names these files."""
         with self._lock:
             self._pending[upload_id] = self._pending.get(upload_id, frozenset()) | _paths(files)
 
@@ -421,9 +398,7 @@ class StateFileMap:
         """Return the paths that a snapshot names, if they are known; a name with an id is never overwritten."""
         with self._lock:
             named = self._named.get(of)
-            if named is None or (of.unique_id is None and named.stamp != stamp):
-                return None
-            return named.paths
+            return None if named is None or (of.unique_id is None and named.stamp != stamp) else named.paths
 
     def remember_named(self, of: StateVersion, paths: Collection[str], stamp: ZipStamp | None) -> None:
         with self._lock:
@@ -438,9 +413,8 @@ class StateFileMap:
     def forget_named_from(self, version: int) -> None:
         """Forget snapshots without ids from this version on: after a load of it they are written again."""
         with self._lock:
-            self._named = {
-                of: named for of, named in self._named.items() if of.unique_id is not None or of.version < version
-            }
+            kept = {of: named for of, named in self._named.items() if of.unique_id is not None or of.version < version}
+            self._named = kept
 
     # --- what is deleted ---
 
@@ -466,11 +440,9 @@ class StateFileMap:
             in_use = frozenset(uploaded).union(*self._pending.values())
             given_up = tuple(path for path in paths if path not in in_use)
             gone = frozenset(given_up)
-            self._shared = {
-                name: file for name, file in self._shared.items() if shared_path(file.stored.stored_name) not in gone
-            }
+            self._shared = {name: file for name, file in self._shared.items() if file.stored.path not in gone}
             return given_up
 
 
 def _paths(files: Iterable[CapturedFile]) -> frozenset[str]:
-    return frozenset(shared_path(file.stored.stored_name) for file in files)
+    return frozenset(file.stored.path for file in files)

@@ -7,7 +7,7 @@ import msgspec
 from index.errors import UNDECODABLE, FormatError, StateMetadataError, UnknownFormatError
 from index.java_text import encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX
-from index.spark.names import check_local_name, check_stored_name
+from index.spark.names import LOGS, SSTS, check_local_name, check_stored_name
 
 # Some 250,000 files, more than any RocksDB has, and few enough to be read at once: what is read takes ten times that.
 STATE_METADATA_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -30,6 +30,11 @@ class StoredFile(msgspec.Struct, frozen=True):
     stored_name: str = msgspec.field(name="dfsSstFileName")
     size_bytes: int = msgspec.field(name="sizeBytes")
 
+    @property
+    def path(self) -> str:
+        """Its path in the directory of a state store."""
+        return f"{SSTS if self.stored_name.endswith('.sst') else LOGS}/{self.stored_name}"
+
 
 class StateMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot says of itself.
@@ -50,6 +55,11 @@ class StateMetadata(msgspec.Struct, frozen=True, kw_only=True):
     # Name, and whether the family is internal: timers, counters, indexes.
     column_family_internal: tuple[tuple[str, bool], ...] | None = None
     column_family_id_max: int | None = None
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """All its files."""
+        return (*self.sst_files, *self.log_files)
 
 
 class _SparkLog(msgspec.Struct, frozen=True, rename="camel"):
@@ -83,8 +93,7 @@ def encode_state_metadata(metadata: StateMetadata) -> bytes:
         UnsafeNameError: A name is not what design 0004, N4 allows.
     """
     _check(metadata)
-    ids = metadata.column_family_ids
-    internal = metadata.column_family_internal
+    ids, internal = metadata.column_family_ids, metadata.column_family_internal
     wire = _SparkMetadata(
         sst_files=metadata.sst_files,
         log_files=tuple(_SparkLog(f.local_name, f.stored_name, f.size_bytes) for f in metadata.log_files) or None,
@@ -109,22 +118,18 @@ def decode_state_metadata(data: bytes, *, subject: str = "metadata") -> StateMet
         UnsafeNameError: A name is not what design 0004, N4 allows.
     """
     if len(data) > STATE_METADATA_BYTES_MAX:
-        raise StateMetadataError(
-            f"{len(data)} bytes exceed the cap of {STATE_METADATA_BYTES_MAX}", subject=subject, hint=_HINT
-        )
+        message = f"{len(data)} bytes exceed the cap of {STATE_METADATA_BYTES_MAX}"
+        raise StateMetadataError(message, subject=subject, hint=_HINT)
     if not data.startswith(_FIRST_LINE):
         line = data[:40].split(b"\n")[0].decode(errors="replace")
-        raise UnknownFormatError(
-            f"begins with {line!r}, not 'v1'",
-            subject=subject,
-            hint="if the first line is a later version, a newer Spark has written it: upgrade tidemark",
-        )
+        hint = "if the first line is a later version, a newer Spark has written it: upgrade tidemark"
+        raise UnknownFormatError(f"begins with {line!r}, not 'v1'", subject=subject, hint=hint)
     try:
         wire = _decoder.decode(memoryview(data)[len(_FIRST_LINE) :])
     except UNDECODABLE as error:
         raise StateMetadataError(f"is not what Spark writes: {error}", subject=subject, hint=_HINT) from error
+    metadata = _from_wire(wire)
     try:
-        metadata = _from_wire(wire)
         _check(metadata)
     except FormatError as error:
         error.add_note(f"while reading {subject}")
@@ -133,9 +138,7 @@ def decode_state_metadata(data: bytes, *, subject: str = "metadata") -> StateMet
 
 
 def _from_wire(wire: _SparkMetadata) -> StateMetadata:
-    ids = wire.column_family_mapping
-    internal = wire.column_family_type_map
-    internal_keys = wire.num_internal_keys
+    ids, internal, internal_keys = wire.column_family_mapping, wire.column_family_type_map, wire.num_internal_keys
     if internal_keys is None:
         # Spark 4.0 has column families and no such number; before it there was nothing to count.
         internal_keys = 0 if ids is None else NOT_COUNTED
@@ -152,7 +155,7 @@ def _from_wire(wire: _SparkMetadata) -> StateMetadata:
 
 
 def _check(metadata: StateMetadata) -> None:
-    if len(metadata.sst_files) + len(metadata.log_files) > STATE_FILES_MAX:
+    if len(metadata.files) > STATE_FILES_MAX:
         raise _broken(f"names more than {STATE_FILES_MAX} files")
     for files, extension in ((metadata.sst_files, ".sst"), (metadata.log_files, ".log")):
         for file in files:
@@ -169,8 +172,7 @@ def _check(metadata: StateMetadata) -> None:
 
 
 def _check_column_families(metadata: StateMetadata) -> None:
-    ids = metadata.column_family_ids
-    most = metadata.column_family_id_max
+    ids, most = metadata.column_family_ids, metadata.column_family_id_max
     if (ids is None) != (most is None):
         raise _broken("has one of columnFamilyMapping and maxColumnFamilyId without the other")
     if ids is None or most is None:

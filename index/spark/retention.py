@@ -68,24 +68,20 @@ def select_state_files(
         for stored in files:
             path = directory, stored.stored_name
             chosen[path] = entry = _need(resolution, path, present)
-            if entry.metadata.size_bytes != stored.size_bytes:
-                raise StateMetadataError(
-                    f"says that {'/'.join(path)} has {stored.size_bytes} bytes, and it has {entry.metadata.size_bytes}",
-                    subject=f"snapshot {resolution.base}",
-                    hint=_HINT,
-                )
+            size_bytes = entry.metadata.size_bytes
+            if size_bytes != stored.size_bytes:
+                message = f"says that {'/'.join(path)} has {stored.size_bytes} bytes, and it has {size_bytes}"
+                raise StateMetadataError(message, subject=f"snapshot {resolution.base}", hint=_HINT)
     if SCHEMA_PATH in present:
         chosen[SCHEMA_PATH] = present[SCHEMA_PATH]
     return chosen
 
 
 def _need(resolution: Resolution, path: FilePath, present: Mapping[FilePath, _Present]) -> _Present:
-    entry = present.get(path)
-    if entry is None:
-        raise VersionMissingError(
-            f"cannot be put together: {'/'.join(path)} is not there", subject=f"version {resolution.target}", hint=_HINT
-        )
-    return entry
+    if path not in present:
+        message = f"cannot be put together: {'/'.join(path)} is not there"
+        raise VersionMissingError(message, subject=f"version {resolution.target}", hint=_HINT)
+    return present[path]
 
 
 class StateListing(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,11 +95,11 @@ class StateListing(msgspec.Struct, frozen=True, kw_only=True):
     def of_names(cls, names: Iterable[str]) -> "StateListing":
         # What the HDFS-backed provider wrote is never deleted here (N1a).
         found = [parsed for parsed in map(parse_state_name, names) if parsed is not None and not parsed.of.is_hdfs]
-        return cls(
-            snapshots=tuple(sorted(f.of for f in found if f.kind == "snapshot" and not f.checksum)),
-            changelogs=tuple(sorted(f.of for f in found if f.kind == "changelog" and not f.checksum)),
-            checksums=tuple(sorted((f for f in found if f.checksum), key=lambda f: (f.of, f.kind))),
+        found.sort(key=lambda file: (file.of, file.kind))
+        snapshots, changelogs = (
+            tuple(f.of for f in found if f.kind == kind and not f.checksum) for kind in ("snapshot", "changelog")
         )
+        return cls(snapshots=snapshots, changelogs=changelogs, checksums=tuple(f for f in found if f.checksum))
 
     @property
     def latest_version(self) -> int:
@@ -177,7 +173,11 @@ def choose_oldest_kept(
     if not snapshots:
         return 0
     newest = snapshots[-1].version
-    newest = min([newest, *_forks(listing)] if target is None else [newest, target.version])
+    if target is not None:
+        newest = min(newest, target.version)
+    else:
+        counts = Counter(of.version for of in {*listing.snapshots, *listing.changelogs})
+        newest = min([newest, *(version for version, count in counts.items() if count > 1)])
     limit = newest - retained_min + 1
     if deleted_max != -1:
         limit = min(limit, listing.snapshots[0].version + deleted_max)
@@ -187,11 +187,6 @@ def choose_oldest_kept(
     if needed is not None:
         return candidates[0] if _is_certain(candidates[0], listing, needed) else BaseNeeded(limit)
     return next((version for version in candidates if _is_certain(version, listing, None)), 0)
-
-
-def _forks(listing: StateListing) -> list[int]:
-    counts = Counter(of.version for of in {*listing.snapshots, *listing.changelogs})
-    return [version for version, count in counts.items() if count > 1]
 
 
 def _is_certain(version: int, listing: StateListing, needed: Resolution | None) -> bool:
@@ -213,11 +208,7 @@ def find_base(needed: BaseNeeded, target: StateVersion, present: Present) -> Res
     """Find what an older version of the history that leads to `target`, the caller's version with its id, is made of.
 
     If the older version is below 1, version 1 is meant. Its base is the oldest snapshot that stays; or there is a
-    changelog whose header has to be known next.
-
-    Raises:
-        LineageError: The headers do not lead back so far.
-        VersionMissingError: A file of the older version is not there.
+    changelog whose header has to be known next. Raises as `full_lineage` and `resolve`.
     """
     assert target.unique_id is not None  # noqa: S101  # `choose_oldest_kept` asks for no other
     end = LineageItem(target.version, target.unique_id)
@@ -237,38 +228,34 @@ def snapshots_to_delete(
 
 def plan_deletion(
     listing: StateListing,
+    going: tuple[StateVersion, ...],
     files_of: Mapping[StateVersion, Collection[str]],
     shared: Mapping[str, int],
     *,
     oldest_kept: int,
     needed: Resolution | None = None,
-) -> Deletion | None:
-    """Plan what is deleted once the oldest snapshot to keep is known; None if no snapshot goes.
-
-    Then nothing goes, orphans included, as in Spark.
+) -> Deletion:
+    """Plan what is deleted with the snapshots that go. Where none does, nothing goes, orphans included, as in Spark.
 
     Args:
         listing: The directory.
+        going: As `snapshots_to_delete` answers, and not empty.
         files_of: The paths of SSTs and logs that each snapshot names. One that goes may be missing: it was deleted
             meanwhile or cannot be read, and what only it names is an orphan then.
         shared: What is in `SSTs/` and `logs/`: path to the time of its last change, by the store's clock.
         oldest_kept: As `choose_oldest_kept` answers.
         needed: What the caller's version is put together from; it stays (G4).
     """
-    going = snapshots_to_delete(listing.snapshots, oldest_kept, needed)
-    if not going:
-        return None
     gone = frozenset(going)
     by_going = {path for of in going for path in files_of.get(of, ())}
     by_kept = {path for of in listing.snapshots if of not in gone for path in files_of[of]}
-    orphans = find_orphan_files(by_going | by_kept, shared, snapshots=len(listing.snapshots))
     replayed = frozenset(() if needed is None else needed.changelogs)
     changelogs = tuple(of for of in listing.changelogs if of.version < oldest_kept and of not in replayed)
     staying = {"snapshot": frozenset(listing.snapshots) - gone, "changelog": replayed & frozenset(listing.changelogs)}
     return Deletion(
         oldest_kept=oldest_kept,
         unnamed=tuple(sorted(by_going - by_kept)),
-        orphans=orphans,
+        orphans=find_orphan_files(by_going | by_kept, shared, snapshots=len(listing.snapshots)),
         snapshots=going,
         changelogs=changelogs,
         checksums=tuple(
@@ -329,6 +316,10 @@ class SharedFile(msgspec.Struct, frozen=True, kw_only=True):
     # The upload that puts it there; empty for a file that was fetched.
     upload_id: str = ""
 
+    @classmethod
+    def of(cls, stored: StoredFile, local: LocalStateFile, version: int, upload_id: str = "") -> "SharedFile":
+        return cls(stored=stored, identity=local.identity, stamp=local.stamp, version=version, upload_id=upload_id)
+
 
 # By local name.
 SharedFiles = Mapping[str, SharedFile]
@@ -358,14 +349,8 @@ def choose_kept(
     that are not complete (Spark `RocksDBFileManager.loadImmutableFilesFromDfs`).
     """
     by_name = {file.local_name: file for file in wanted}
-    return frozenset(
-        file.name
-        for file in local
-        if file.name in by_name
-        and file.name in shared
-        and shared[file.name].stored == by_name[file.name]
-        and _is_same(file, shared[file.name], pending)
-    )
+    both = ((file, shared[file.name]) for file in local if file.name in by_name and file.name in shared)
+    return frozenset(file.name for file, of in both if of.stored == by_name[file.name] and _is_same(file, of, pending))
 
 
 def choose_reused(
@@ -376,11 +361,8 @@ def choose_reused(
     Every other one has to be uploaded under a new name. Spark's `RocksDBFileMapping.getDfsFileForSave`, and the
     identity beyond it.
     """
-    return frozenset(
-        file.name
-        for file in local
-        if file.name in shared and shared[file.name].version < version and _is_same(file, shared[file.name], pending)
-    )
+    both = ((file, shared[file.name]) for file in local if file.name in shared)
+    return frozenset(file.name for file, of in both if of.version < version and _is_same(file, of, pending))
 
 
 def find_altered(local: Iterable[LocalStateFile], shared: SharedFiles) -> tuple[str, ...]:
@@ -389,17 +371,16 @@ def find_altered(local: Iterable[LocalStateFile], shared: SharedFiles) -> tuple[
     RocksDB never writes to an SST again. Another inode of the same identity is not proof, but a copy: the file system,
     if it knows no hard links, and that may use an inode again.
     """
+    both = ((file, shared[file.name]) for file in local if file.is_linked and file.name in shared)
     return tuple(
         file.name
-        for file in local
-        if file.is_linked
-        and file.name in shared
-        and not isinstance(file.identity, bytes)
-        and file.identity == shared[file.name].identity
-        and (now := file.stamp) is not None
-        and (then := shared[file.name].stamp) is not None
-        and now.inode == then.inode
-        and now != then
+        for file, of in both
+        if not isinstance(file.identity, bytes)
+        and file.identity == of.identity
+        and file.stamp is not None
+        and of.stamp is not None
+        and file.stamp.inode == of.stamp.inode
+        and file.stamp != of.stamp
     )
 
 
@@ -414,9 +395,5 @@ def is_stale(newest_use: int, newest_snapshot: int, versions_retained: int) -> b
 def _is_same(local: LocalStateFile, shared: SharedFile, pending: Collection[str]) -> bool:
     # A hash is of all bytes that are there now.
     is_untouched = isinstance(local.identity, bytes) or (local.stamp is not None and local.stamp == shared.stamp)
-    return (
-        shared.upload_id not in pending
-        and local.size_bytes == shared.stored.size_bytes
-        and local.identity == shared.identity
-        and is_untouched
-    )
+    is_this = (local.size_bytes, local.identity) == (shared.stored.size_bytes, shared.identity)
+    return shared.upload_id not in pending and is_this and is_untouched

@@ -238,19 +238,14 @@ async def test_of_a_name_without_an_id_the_last_writer_wins(bench: StateBench, t
 
 
 async def test_latest_versions_count_every_id_and_pass_over_foreign_names(bench: StateBench) -> None:
-    assert (await bench.manager.latest_version(), await bench.manager.latest_snapshot_version()) == (0, 0)
+    listing = await bench.listing()
+    assert (listing.latest_version, listing.latest_snapshot_version) == (0, 0)
     await bench.save(files(), at(3, "a"))
     await bench.changelog(at(5, "b"))
     for name in ("99.zip.bak", "x.zip", "07.zip", "8_a_b.changelog", "schema"):
         await bench.directory.publish(name, b"", overwrite=True)
-    assert (await bench.manager.latest_version(), await bench.manager.latest_snapshot_version()) == (5, 3)
-
-
-async def test_the_latest_snapshot_at_or_below_a_version(bench: StateBench) -> None:
-    for version, unique_id in ((3, "a"), (7, "b"), (7, "c")):
-        await bench.save(files(), at(version, unique_id))
-    found = [await bench.manager.latest_snapshot_version(version) for version in (0, 2, 3, 6, 7, 9)]
-    assert found == [0, 0, 3, 3, 7, 7]
+    listing = await bench.listing()
+    assert (listing.latest_version, listing.latest_snapshot_version) == (5, 3)
 
 
 async def test_changelogs_come_in_order_and_a_missing_one_is_named(bench: StateBench, tmp_path: Path) -> None:

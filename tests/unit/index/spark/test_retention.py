@@ -1,5 +1,7 @@
 """What a deletion takes and what it leaves, as tables."""
 
+from collections.abc import Collection, Mapping
+
 import pytest
 
 from index.errors import LineageError
@@ -8,12 +10,14 @@ from index.spark.lineage import HeaderNeeded, Present, Resolution
 from index.spark.names import StateVersion
 from index.spark.retention import (
     BaseNeeded,
+    Deletion,
     StateListing,
     choose_oldest_kept,
     deletion_is_due,
     find_base,
     find_orphan_files,
     plan_deletion,
+    snapshots_to_delete,
 )
 
 
@@ -181,9 +185,19 @@ FILES_OF = {
 THERE = listed(one=10, shared=10, lost=10, two=20, three=30, older=5, younger=25)
 
 
+def planned(
+    files_of: Mapping[StateVersion, Collection[str]],
+    there: Mapping[str, int],
+    *,
+    oldest_kept: int,
+    needed: Resolution | None = None,
+) -> Deletion:
+    going = snapshots_to_delete(LISTING.snapshots, oldest_kept, needed)
+    return plan_deletion(LISTING, going, files_of, there, oldest_kept=oldest_kept, needed=needed)
+
+
 def test_everything_below_the_oldest_that_stays_goes_of_every_id() -> None:
-    plan = plan_deletion(LISTING, FILES_OF, THERE, oldest_kept=3)
-    assert plan is not None
+    plan = planned(FILES_OF, THERE, oldest_kept=3)
     assert plan.snapshots == vs("1_a 1_b 2_a")
     assert plan.changelogs == vs("1_a 2_b")
     assert set(plan.unnamed) == set(paths("lost one shared"))
@@ -192,19 +206,17 @@ def test_everything_below_the_oldest_that_stays_goes_of_every_id() -> None:
 
 
 def test_a_file_that_a_snapshot_which_stays_names_stays() -> None:
-    plan = plan_deletion(LISTING, FILES_OF, THERE, oldest_kept=2)
-    assert plan is not None
+    plan = planned(FILES_OF, THERE, oldest_kept=2)
     assert (plan.snapshots, plan.unnamed) == (vs("1_a 1_b"), paths("lost one"))
 
 
 def test_nothing_goes_where_no_snapshot_goes() -> None:
-    assert plan_deletion(LISTING, FILES_OF, THERE, oldest_kept=1) is None
+    assert snapshots_to_delete(LISTING.snapshots, 1, None) == ()
 
 
 def test_what_the_callers_version_is_made_of_stays_with_its_checksums() -> None:
     needed = Resolution(v("2_b"), v("1_b"), vs("2_b"))
-    plan = plan_deletion(LISTING, FILES_OF, THERE, oldest_kept=3, needed=needed)
-    assert plan is not None
+    plan = planned(FILES_OF, THERE, oldest_kept=3, needed=needed)
     assert plan.snapshots == vs("1_a 2_a")
     assert plan.changelogs == vs("1_a")
     assert plan.unnamed == paths("one shared")
@@ -213,8 +225,7 @@ def test_what_the_callers_version_is_made_of_stays_with_its_checksums() -> None:
 
 def test_what_only_a_snapshot_names_that_cannot_be_read_is_judged_as_an_orphan() -> None:
     files_of = {of: named for of, named in FILES_OF.items() if of != v("1_b")}
-    plan = plan_deletion(LISTING, files_of, listed(one=10, shared=10, two=20, three=30, lost=9), oldest_kept=3)
-    assert plan is not None
+    plan = planned(files_of, listed(one=10, shared=10, two=20, three=30, lost=9), oldest_kept=3)
     assert (plan.unnamed, plan.orphans) == (paths("one shared"), paths("lost"))
 
 
