@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -93,9 +93,8 @@ class SnapshotUploads:
         if captured.of.unique_id is None:
             self.zips_begun.add(captured.of)
         if self._settings.row_checksums:
-            checks = RowChecks(self._settings.merge_delimiter, self._settings.row_check_ratio)
             try:
-                await run_blocking(checks.check_snapshot, captured.directory, self._rocksdb)
+                await run_blocking(RowChecks(self._settings).check_snapshot, captured.directory, self._rocksdb)
             except BaseException:
                 self._manager.known.discard(captured.upload_id)
                 raise
@@ -129,7 +128,7 @@ class SnapshotUploads:
         self._failure = None
         self.is_due_again = False
         self._unwanted = self._running
-        await self._give_up(lambda _: True)
+        await self._give_up()
 
     async def revoke(self, is_void: Callable[[CapturedSnapshot], bool]) -> None:
         """Give up snapshots that must not be seen any more.
@@ -168,15 +167,14 @@ class SnapshotUploads:
         """Raise, once, the last failure that no later upload made good, as a `SnapshotUploadError`."""
         failure, self._failure = self._failure, None
         if failure is not None:
-            captured, error = failure
-            reason = f"the snapshot was not uploaded: {error}"
-            raise SnapshotUploadError(reason, operation=operation, subject=f"version {captured.of}") from error
+            reason, subject = f"the snapshot was not uploaded: {failure[1]}", f"version {failure[0].of}"
+            raise SnapshotUploadError(reason, operation=operation, subject=subject) from failure[1]
 
     async def close(self) -> None:
         """Upload the rest, or give up what has not begun by itself. Cancelled, it stops the upload under way."""
         try:
             if not self._settings.background_uploads:
-                await self._give_up(lambda _: True)
+                await self._give_up()
             await self.settle()
         except asyncio.CancelledError:
             if self._task is not None:
@@ -184,7 +182,7 @@ class SnapshotUploads:
                 await asyncio.wait({self._task})
             raise
 
-    async def _give_up(self, is_void: Callable[[CapturedSnapshot], bool]) -> None:
+    async def _give_up(self, is_void: Callable[[CapturedSnapshot], bool] = lambda _: True) -> None:
         waiting = self._waiting
         if waiting is not None and is_void(waiting):
             self._waiting = None
@@ -297,12 +295,11 @@ class StateCommits:
             inline = await self._manager.has_snapshot(of)
         overdue = of.version - loaded.snapshot_version >= self._manager.settings.deltas_per_snapshot
         captured: CapturedSnapshot | None = None
+        phases_s: dict[str, Any] = {}
         changelog_bytes = 0
-        changelog_s = 0.0
-        self._last_save = msgspec.structs.replace(self._last_save, flush_s=0.0, compact_s=0.0, checkpoint_s=0.0)
         try:
             if inline or overdue or self.uploads.is_due_again:
-                captured = await self._capture(loaded, of)
+                captured, phases_s = await self._capture(loaded, of)
             if captured is not None and inline:
                 if of.unique_id is None:
                     # One that began earlier must not end later: only their names differ.
@@ -316,7 +313,7 @@ class StateCommits:
                 with suppress(OSError):
                     # The version is there; what cannot be removed now is removed when the store is closed.
                     await run_blocking(writer.path.unlink, missing_ok=True)
-                changelog_s = self._runtime.monotonic_s() - changelog_began_s
+                phases_s["changelog_s"] = self._runtime.monotonic_s() - changelog_began_s
         except BaseException:
             if captured is not None:
                 await self.uploads.drop(captured)
@@ -330,40 +327,33 @@ class StateCommits:
                 await self.uploads.free(captured)
             else:
                 await self.uploads.offer(captured)
-        _LOG.info(
-            "%s: committed version %s: %d bytes of changelog; snapshot: %s",
-            self._manager.files.location,
-            of,
-            changelog_bytes,
-            captured is not None,
-        )
-        self._last_save = msgspec.structs.replace(
-            self._last_save,
+        location, made = self._manager.files.location, captured is not None
+        _LOG.info("%s: committed version %s: %d bytes of changelog; snapshot: %s", location, of, changelog_bytes, made)
+        self._last_save = SaveMetrics(
             of=of,
             records=0 if writer is None else writer.records,
             changelog_bytes=changelog_bytes,
-            snapshot_made=captured is not None,
+            snapshot_made=made,
             snapshot_inline=inline,
             total_s=self._runtime.monotonic_s() - began_s,
-            changelog_s=changelog_s,
+            **phases_s,
         )
         return Committed(
             version=of.version,
             unique_id=of.unique_id,
             base_unique_id=base_unique_id if of.unique_id is not None else None,
             num_keys=loaded.counts.keys,
-            snapshot_made=captured is not None,
+            snapshot_made=made,
         )
 
-    async def _capture(self, loaded: LoadedState, of: StateVersion) -> CapturedSnapshot:
-        """Capture what is there now, so that nothing that follows can change it (design 0004, S3)."""
+    async def _capture(self, loaded: LoadedState, of: StateVersion) -> tuple[CapturedSnapshot, dict[str, Any]]:
+        """Capture what is there now, so that nothing that follows can change it (design 0004, S3), and time it."""
         directory = self._place.new_captured()
         metadata = loaded.metadata
         made: list[CapturedSnapshot] = []
-        times_s: list[float] = []
+        times_s = [self._runtime.monotonic_s()]
 
         def capture() -> None:
-            times_s.append(self._runtime.monotonic_s())
             loaded.write_operands()
             loaded.db.flush()
             times_s.append(self._runtime.monotonic_s())
@@ -382,8 +372,5 @@ class StateCommits:
                 self._manager.known.discard(captured.upload_id)
             await run_blocking(remove_tree, directory)
             raise
-        flush_s, compact_s, checkpoint_s = (after - before for before, after in pairwise(times_s))
-        self._last_save = msgspec.structs.replace(
-            self._last_save, flush_s=flush_s, compact_s=compact_s, checkpoint_s=checkpoint_s
-        )
-        return made[0]
+        spent_s = (after - before for before, after in pairwise(times_s))
+        return made[0], dict(zip(("flush_s", "compact_s", "checkpoint_s"), spent_s, strict=True))

@@ -96,17 +96,19 @@ class SnapshotUnusableError(Exception):
 
 
 class _Timer:
-    """Seconds of the phases of one load, one after the other."""
+    """Seconds of the phases of one load."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._last_s = runtime.monotonic_s()
         self.phases: dict[str, Any] = {"resolve_s": 0.0, "fetch_s": 0.0, "open_s": 0.0, "replay_s": 0.0}
 
-    def note(self, phase: str) -> None:
-        now_s = self._runtime.monotonic_s()
-        self.phases[phase] += now_s - self._last_s
-        self._last_s = now_s
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began_s = self._runtime.monotonic_s()
+        try:
+            yield
+        finally:
+            self.phases[name] += self._runtime.monotonic_s() - began_s
 
 
 class StateLoader:
@@ -140,8 +142,8 @@ class StateLoader:
         changelogs are laid over the snapshot where they can be (C1a).
         """
         timer = _Timer(self._runtime)
-        candidate = Resolution(target, None) if empty else await self._resolve(target, known)
-        timer.note("resolve_s")
+        with timer.phase("resolve_s"):
+            candidate = Resolution(target, None) if empty else await self._resolve(target, known)
         if candidate.target.is_hdfs and not read_only:
             reason = f"its state is of {HDFS_PROVIDER}, which can be read, and not be written"
             hint = "load it to be read only, or convert the checkpoint with `tidemark spark convert --to rocksdb`"
@@ -154,12 +156,11 @@ class StateLoader:
         may_repair = self._settings.snapshot_repair and (self._settings.changelogs or read_only)
         while True:
             try:
-                state, replayed = await self._build(
-                    candidate, changelogs, timer, is_empty_start=empty, overlays=overlays
-                )
+                state, replayed = await self._build(candidate, changelogs, timer, overlays=overlays)
             except SnapshotUnusableError as error:
                 failure = error
             else:
+                state.is_empty_start = empty
                 # Until there is a snapshot again, every load has to repair. It also names the families.
                 state.needs_snapshot = state.needs_snapshot or bool(rejected)
                 metrics = LoadMetrics(
@@ -193,8 +194,8 @@ class StateLoader:
                 rejected.append(candidate.base)
                 location = self._manager.files.location
                 _LOG.warning("%s: snapshot %s does not open: %s", location, candidate.base, failure.reason)
-                candidate = await self._older(target, known, rejected, failure.reason)
-                timer.note("resolve_s")
+                with timer.phase("resolve_s"):
+                    candidate = await self._older(target, known, rejected, failure.reason)
 
     async def load_in_place(self, target: StateVersion, run: Run[Any]) -> loaded.LoadedState:
         """Build a version of whose snapshot no SST is fetched: to look single keys up (0013, W9).
@@ -205,15 +206,14 @@ class StateLoader:
         """
         candidate = await self._resolve(target, {})
         base, files = candidate.rocksdb_snapshot, self._manager.files
-        if base is None or candidate.row_snapshot is not None:
+        if base is None:
             raise not_in_place("no snapshot of RocksDB", f"{files.location}, version {target}")
         paths = await self._manager.fetch_changelogs(candidate.changelogs, self._place.fetched)
         zipped = await self._manager.read_snapshot(base)
         name = snapshot_name(base)
         db = await StateInPlace.of_snapshot(files, zipped, name, run, self.rocksdb.merge_delimiter)
         openers = self._openers(candidate, dict(zip(candidate.changelogs, paths, strict=True)))
-        state, _ = await self._finish(candidate, db, zipped.metadata, openers, is_empty_start=False)
-        return state
+        return (await self._finish(candidate, db, zipped.metadata, openers))[0]
 
     async def _resolve(
         self, target: StateVersion, known: Mapping[StateVersion, Lineage], rejected: Sequence[StateVersion] = ()
@@ -247,45 +247,34 @@ class StateLoader:
         return found
 
     async def _build(
-        self,
-        candidate: Resolution,
-        changelogs: dict[StateVersion, Path],
-        timer: _Timer,
-        *,
-        is_empty_start: bool,
-        overlays: bool,
+        self, candidate: Resolution, changelogs: dict[StateVersion, Path], timer: _Timer, *, overlays: bool
     ) -> tuple[loaded.LoadedState, Replayed]:
         """Build a version from one of the snapshots that it can be made of, or raise a `SnapshotUnusableError`.
 
         `changelogs` has those that are here already; more afterwards.
         """
-        try:
+        with timer.phase("fetch_s"):
             metadata = await self._fetch(candidate, changelogs)
-        finally:
-            timer.note("fetch_s")
         reused = self._manager.last_load.files_reused > 0
         base = candidate.rocksdb_snapshot
-        try:
+        with timer.phase("open_s"):
             db = await self._open(base, reused=reused, kind=OverlaidStore if overlays and base else StoreWriter)
-        finally:
-            timer.note("open_s")
-        openers = self._openers(candidate, changelogs)
         try:
-            return await self._finish(candidate, db, metadata, openers, is_empty_start=is_empty_start)
+            with timer.phase("replay_s"):
+                return await self._finish(candidate, db, metadata, self._openers(candidate, changelogs))
         except DamagedError as error:
             # It opens. But where files were here already, those in the store deserve a try.
             if reused:
                 raise SnapshotUnusableError(error, reused=True) from error
             raise
-        finally:
-            timer.note("replay_s")
 
     async def _fetch(self, candidate: Resolution, changelogs: dict[StateVersion, Path]) -> StateMetadata:
         """Fetch a snapshot and the changelogs that are not here yet, at once."""
         missing = tuple(of for of in candidate.changelogs if of not in changelogs)
         load_snapshot = self._manager.load_snapshot(candidate.rocksdb_snapshot, self._place.db)
         if candidate.row_snapshot is not None:
-            await self._manager.fetch_row_snapshot(candidate.row_snapshot, self._place.fetched)
+            name = snapshot_name(candidate.row_snapshot)
+            await self._manager.fetch_rows(candidate.row_snapshot, name, self._place.fetched)
         try:
             async with asyncio.TaskGroup() as group:
                 # The changelogs are fetched to the end: the next candidate takes them, too.
@@ -338,18 +327,8 @@ class StateLoader:
         files = zip(paths, replayed, below, strict=False)
         return [partial(_open_changelog, *each, self._settings) for each in files]
 
-    def _row_checks(self) -> loaded.RowChecks | None:
-        settings = self._settings
-        return loaded.RowChecks(settings.merge_delimiter, settings.row_check_ratio) if settings.row_checksums else None
-
     async def _finish(
-        self,
-        candidate: Resolution,
-        db: StoreWriter,
-        metadata: StateMetadata,
-        openers: Sequence[Opener],
-        *,
-        is_empty_start: bool,
+        self, candidate: Resolution, db: StoreWriter, metadata: StateMetadata, openers: Sequence[Opener]
     ) -> tuple[loaded.LoadedState, Replayed]:
         """Replay on top of a snapshot, or lay changes over it; closes RocksDB if that fails."""
         settings = self._settings
@@ -361,7 +340,7 @@ class StateLoader:
                 before = KeyCounts(metadata.num_keys, metadata.num_internal_keys)
                 if min(metadata.num_keys, metadata.num_internal_keys) < 0:  # its writer did not count
                     before = await run_blocking(count_store, db, is_internal)
-            rows = self._row_checks()
+            rows = loaded.RowChecks(settings) if settings.row_checksums else None
             check_row = None if rows is None else rows.replayed
             if candidate.target.is_hdfs:
                 check_row = self._row_form.to_rocksdb
@@ -376,9 +355,7 @@ class StateLoader:
                     replay, db, openers, before=before, is_internal=is_internal, check_row=check_row
                 )
             counts = loaded.RunningCounts(replayed.counts)
-            state = loaded.LoadedState(
-                db, settings, candidate, families=families, counts=counts, rows=rows, is_empty_start=is_empty_start
-            )
+            state = loaded.LoadedState(db, settings, candidate, families=families, counts=counts, rows=rows)
             if settings.column_families and loaded.DEFAULT_FAMILY not in families:
                 families.add(loaded.DEFAULT_FAMILY, is_internal=False)
                 # As Spark does: changelogs do not hold names, so the first commit is a snapshot.
@@ -395,11 +372,9 @@ class StateLoader:
 def check_target(
     version: int, unique_id: str | None, files: StateFiles, format_version: int, *, read_only: bool, empty: bool
 ) -> StateVersion:
-    """Return what is to be loaded, once it is known to make sense; arguments as of `StateStore.load`.
+    """Return what is to be loaded; arguments as of `StateStore.load`.
 
-    Raises:
-        UsageError: It makes no sense.
-        UnsafeNameError: The id cannot be part of a file name.
+    What makes no sense is a `UsageError`, an id that cannot be part of a file name an `UnsafeNameError`.
     """
     reason = hint = ""
     if version < 0:

@@ -154,11 +154,10 @@ class PendingOperands:
         return key in self._by_key
 
     def add(self, key: bytes, operand: bytes) -> None:
-        operands = self._by_key.get(key)
-        if operands is None:
-            operands = self._by_key[key] = []
+        if key not in self._by_key:
+            self._by_key[key] = []
             self._size_bytes += len(key) + _OVERHEAD_BYTES
-        operands.append(operand)
+        self._by_key[key].append(operand)
         self._size_bytes += len(operand) + _OVERHEAD_BYTES
         if self._size_bytes >= OPERANDS_BYTES_MAX:
             self.write()
@@ -172,11 +171,10 @@ class PendingOperands:
     def write_one(self, key: bytes) -> None:
         """Write what was appended to this key; a failure can be tried again."""
         operands = self._by_key.get(key)
-        if operands is None:
-            return
-        before = self._db.get(key)
-        self._db.put(key, self._db.merge_delimiter.join(operands if before is None else (before, *operands)))
-        self.drop(key)
+        if operands is not None:
+            before = self._db.get(key)
+            self._db.put(key, self._db.merge_delimiter.join(operands if before is None else (before, *operands)))
+            self.drop(key)
 
     def write(self) -> None:
         """Write everything, one value after the other: each may be of any size."""
@@ -187,13 +185,13 @@ class PendingOperands:
 class RowChecks:
     """Writes a checksum with every row of a store, and verifies it at every replay and at some reads.
 
-    The delimiter is between two operands of a merge; one of `ratio` rows read is verified, and with 0 none. What does
-    not fit its checksum, or has none, is a `RowChecksumError`.
+    One of `row_check_ratio` rows read is verified, and with 0 none. What does not fit its checksum, or has none, is a
+    `RowChecksumError`.
     """
 
-    def __init__(self, delimiter: bytes, ratio: int) -> None:
-        self._delimiter = delimiter
-        self._ratio = ratio
+    def __init__(self, settings: StateStoreSettings) -> None:
+        self._delimiter = settings.merge_delimiter
+        self._ratio = settings.row_check_ratio
         self._reads = 0
 
     def read(self, stored_key: bytes, stored: bytes) -> bytes:
@@ -209,8 +207,7 @@ class RowChecks:
             return
         with StoreReader.open(directory, settings) as reader:
             for stored_key, stored in reader.items():
-                check = self._turn()
-                if check is not None:
+                if (check := self._turn()) is not None:
                     split_values(stored_key, stored, delimiter=self._delimiter, crc32c=check)
 
     def _turn(self) -> Crc32c | None:
@@ -260,7 +257,6 @@ class LoadedState:
         families: ColumnFamilies,
         counts: RunningCounts,
         rows: RowChecks | None,
-        is_empty_start: bool = False,
     ) -> None:
         self.db = db
         self.settings = settings
@@ -271,7 +267,7 @@ class LoadedState:
         self.families = families
         self.counts = counts
         # Whether it was declared empty, whatever there is of this version (`load(..., empty=True)`).
-        self.is_empty_start = is_empty_start
+        self.is_empty_start = False
         self.is_read_only = True
         # Versions were deleted since, and what this one is made of was not kept: nothing can be built on it.
         self.is_outlived = False
@@ -321,18 +317,13 @@ class LoadedState:
     def begin(self, changelog: Path, unique_id: UniqueId | None) -> None:
         """Prepare for the changes of the next version, with its changelog and its id (None for format 1)."""
         self.cancel()
-        self.is_read_only = False
+        self.is_read_only = self.is_lineage_cut = False
         self.next_id = unique_id
-        self.is_lineage_cut = False
-        if not self.settings.changelogs or self.is_empty_start:
-            return
-        self.writer, self.is_lineage_cut = new_changelog(
-            changelog,
-            self.settings.codec,
-            self.resolution,
-            column_families=self.families.is_enabled,
-            unique_ids=unique_id is not None,
-        )
+        if self.settings.changelogs and not self.is_empty_start:
+            families, codec = self.families.is_enabled, self.settings.codec
+            self.writer, self.is_lineage_cut = new_changelog(
+                changelog, codec, self.resolution, column_families=families, unique_ids=unique_id is not None
+            )
 
     def cancel(self) -> None:
         """Remove the changelog that is being written, or was written and not taken by the store."""
@@ -386,10 +377,19 @@ class LoadedState:
 
     def items(self, prefix: bytes, family: str, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over keys and values in the order of the keys, as they are at this call."""
-        before = self.families.prefix(family)
+        before, rows = self.families.prefix(family), self._rows
         self._operands.write()
         scan = self.db.items(before + prefix, start=before + start)
-        return self._without_prefix(scan, len(before))
+
+        def without_prefix() -> Iterator[tuple[bytes, bytes]]:
+            try:
+                for stored_key, value in scan:
+                    yield stored_key[len(before) :], value if rows is None else rows.read(stored_key, value)
+            except DamagedError:
+                self.is_damaged = True
+                raise
+
+        return without_prefix()
 
     def chunks(self, family: str, *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
         """Iterate as `items`, in lists: see `StoreReader.chunks`."""
@@ -402,15 +402,6 @@ class LoadedState:
                     yield [(key[skip:], rows.read(key, value)) for key, value in chunk]
                 else:
                     yield [(key[skip:], value) for key, value in chunk] if skip else chunk
-        except DamagedError:
-            self.is_damaged = True
-            raise
-
-    def _without_prefix(self, scan: Iterator[tuple[bytes, bytes]], skip: int) -> Iterator[tuple[bytes, bytes]]:
-        rows = self._rows
-        try:
-            for stored_key, value in scan:
-                yield stored_key[skip:], value if rows is None else rows.read(stored_key, value)
         except DamagedError:
             self.is_damaged = True
             raise
@@ -526,9 +517,8 @@ def newest_that_fit(lineage: tuple[LineageItem, ...]) -> tuple[LineageItem, ...]
     What is cut off is found hop by hop, as after every snapshot (R5).
     """
     # Mostly this is clear without encoding it.
-    if sum(len(item.unique_id) for item in lineage) * 3 + len(lineage) * _ITEM_BYTES_MAX < LINEAGE_BYTES_MAX:
-        return lineage
-    if lineage_fits(lineage):
+    most_bytes = sum(len(item.unique_id) for item in lineage) * 3 + len(lineage) * _ITEM_BYTES_MAX
+    if most_bytes < LINEAGE_BYTES_MAX or lineage_fits(lineage):
         return lineage
     fitting = bisect_left(range(1, len(lineage)), 1, key=lambda count: 0 if lineage_fits(lineage[-count:]) else 1)
     return lineage[-fitting:]
@@ -536,13 +526,8 @@ def newest_that_fit(lineage: tuple[LineageItem, ...]) -> tuple[LineageItem, ...]
 
 def check_families_known(db: StoreWriter, families: ColumnFamilies) -> None:
     """Refuse a store with keys of an unnamed family, with a `DamagedError`; reads one key of each family."""
-    start = b""
-    while True:
-        found = next(iter(db.items(start=start)), None)
-        if found is None:
-            return
+    prefix = start = b""
+    while prefix != b"\xff" * PREFIX_BYTES and (found := next(iter(db.items(start=start)), None)) is not None:
         families.check_prefix(found[0], str(db.directory))
         prefix = found[0][:PREFIX_BYTES]
-        if prefix == b"\xff" * PREFIX_BYTES:
-            return
         start = after_prefix(prefix)
