@@ -76,13 +76,9 @@ class StateFiles(Protocol):
     async def fetch(
         self, path: str, target: Path, *, size_bytes: int | None = None, size_bytes_max: int | None = None
     ) -> int:
-        """Copy a file to this machine, whole or not at all, and return its size.
+        """Copy a file to this machine, whole or not at all, to a target in a directory that exists; return its size.
 
-        Args:
-            path: Of the file.
-            target: Its new name; replaced if it is there. Its directory exists.
-            size_bytes: What it has to have; None if that is not known.
-            size_bytes_max: What it may have; None for any size.
+        A file that is there is replaced. `size_bytes` is what it has to have, `size_bytes_max` what it may; None: any.
 
         Raises:
             BlobNotFoundError: There is no such file.
@@ -120,54 +116,36 @@ class Seen:
             self.size_bytes += len(data)
             self.files[key] = status, data
 
-    def known(self, key: str, size_bytes: int, modified_at_ms: int) -> bytes | None:
-        """Return what was read of a file, if it is now as it was listed before that; else None."""
-        status, data = self.files.get(key, (None, b""))
-        if status is None or (status.size_bytes, status.modified_at_ms) != (size_bytes, modified_at_ms):
-            return None
-        return data if len(data) == size_bytes else None
 
 
-class CheckpointDir:
+class CheckpointDir(msgspec.Struct, eq=False):
     """Files below one directory of a checkpoint: the `StateFiles` that can be written. Paths are relative to it.
 
     Opened from a path, it may be used from several event loops at once; opened from another URL, from the one that it
     is first used in, as its connections belong to that; opened from a store object, from those that the store bears.
     """
 
-    def __init__(
-        self,
-        store: BlobStore,
-        prefix: str = "",
-        *,
-        local_root: Path | None = None,
-        location: str = "",
-        owns_store: bool = False,
-        seen: Seen | None = None,
-        links_ssts: bool = False,
-    ) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._files = CheckpointFiles(store, prefix)
-        self._owns_store = owns_store
-        # The same directory as this machine's file system has it; None: it is on no local file system.
-        self.local_root = local_root
-        self.location = location
-        # Of a look.
-        self._seen = seen
-        self._links_ssts = links_ssts
+    store: BlobStore
+    prefix: str = ""
+    # The same directory as this machine's file system has it; None: it is on no local file system.
+    local_root: Path | None = None
+    location: str = ""
+    owns_store: bool = False
+    # Of a look.
+    seen: Seen | None = None
+    links_ssts: bool = False
+
+    @property
+    def _files(self) -> CheckpointFiles:
+        return CheckpointFiles(self.store, self.prefix)
 
     @classmethod
     async def open(
         cls, location: str | Path | BlobStore, prefix: str = "", *, settings: StoreSettings | None = None
     ) -> Self:
-        """Open a directory; it need not exist. Asks nothing of the store.
+        """Open a directory at or below a location; it need not exist. Asks nothing of the store.
 
-        Args:
-            location: A path, a URL as `open_store` or Spark take it, or an open store, which stays the caller's to
-                close.
-            prefix: The directory below it; "" for itself.
-            settings: Of the store that is opened.
+        The location is a path, a URL as `open_store` or Spark take it, or an open store, which stays the caller's.
 
         Raises:
             InvalidRequestError: The URL or the prefix does not follow the grammar.
@@ -186,19 +164,15 @@ class CheckpointDir:
             opened = cls(store, local_root=local_root, location=shown, owns_store=True)
         else:
             opened = cls(location, location=type(location).__name__)
-        return opened.child(prefix, owns_store=opened._owns_store) if prefix else opened
+        return opened.child(prefix, owns_store=opened.owns_store) if prefix else opened
 
     def child(self, path: str, *, owns_store: bool = False) -> Self:
         """Open a directory below this one, on the same store; only this one closes it, unless that has its store."""
         check_key(path, "open")
-        return type(self)(
-            self._store,
-            f"{self._prefix}/{path}" if self._prefix else path,
-            local_root=None if self.local_root is None else self.local_root / path,
-            location=f"{self.location}/{path}" if self.location else path,
-            owns_store=owns_store,
-            seen=self._seen,
-            links_ssts=self._links_ssts,
+        local_root = None if self.local_root is None else self.local_root / path
+        location = f"{self.location}/{path}" if self.location else path
+        return msgspec.structs.replace(
+            self, prefix=self._key(path), local_root=local_root, location=location, owns_store=owns_store
         )
 
     def linked(self) -> Self:
@@ -206,14 +180,7 @@ class CheckpointDir:
 
         It must not be written to then, nor be given another time; RocksDB never does either.
         """
-        return type(self)(
-            self._store,
-            self._prefix,
-            local_root=self.local_root,
-            location=self.location,
-            seen=self._seen,
-            links_ssts=True,
-        )
+        return msgspec.structs.replace(self, owns_store=False, links_ssts=True)
 
     def look(self, *, again: bool = False) -> Self:
         """Begin a look at this directory, in which each small file is read once and each directory listed once.
@@ -221,26 +188,29 @@ class CheckpointDir:
         What it has seen may be another by now: of a query that runs, look `again`. Else a look is returned as it is.
         Only the directory that is looked at is closed.
         """
-        if self._seen is not None and not again:
+        if self.seen is not None and not again:
             return self
-        meter = Meter() if self._seen is None else self._seen.meter
-        store = MeteredStore(self._store, meter) if self._seen is None else self._store
-        return type(self)(store, self._prefix, local_root=self.local_root, location=self.location, seen=Seen(meter))
+        meter = Meter() if self.seen is None else self.seen.meter
+        store = MeteredStore(self.store, meter) if self.seen is None else self.store
+        return msgspec.structs.replace(self, store=store, seen=Seen(meter), owns_store=False, links_ssts=False)
 
     @property
     def requests(self) -> int:
         """Number of requests of a look, and of those before it; of a file system of this machine 0."""
-        return 0 if self._seen is None or self.local_root is not None else self._seen.meter.requests.total()
+        return 0 if self.seen is None or self.local_root is not None else self.seen.meter.requests.total()
 
     def known(self, path: str, size_bytes: int, modified_at_ms: int) -> bytes | None:
         """Return what this look has read of a file that still is as it was listed before; else None."""
-        return None if self._seen is None else self._seen.known(self._key(path), size_bytes, modified_at_ms)
+        status, data = (None, b"") if self.seen is None else self.seen.files.get(self._key(path), (None, b""))
+        if status is None or (status.size_bytes, status.modified_at_ms) != (size_bytes, modified_at_ms):
+            return None
+        return data if len(data) == size_bytes else None
 
     def forget(self, paths: Iterable[str]) -> None:
         """Read these files again when they are asked for."""
-        if self._seen is not None:
+        if self.seen is not None:
             for path in paths:
-                self._seen.files.pop(self._key(path), None)
+                self.seen.files.pop(self._key(path), None)
 
     def place(self) -> tuple[str, ...]:
         """Return its place, as `BlobStore.place`; () if that is unknown."""
@@ -248,13 +218,13 @@ class CheckpointDir:
 
     async def list(self, path: str = "") -> tuple[FileStatus, ...]:
         """List files and directories directly in a directory, sorted by name; none if there is no such directory."""
-        if self._seen is None:
+        if self.seen is None:
             return await self._list(path)
         key = self._key(path)
-        async with self._seen.locks[f"{key}/"]:
-            if key not in self._seen.listed:
-                self._seen.listed[key] = self._note(await self._list(path))
-            return self._seen.listed[key]
+        async with self.seen.locks[f"{key}/"]:
+            if key not in self.seen.listed:
+                self.seen.listed[key] = self._note(await self._list(path))
+            return self.seen.listed[key]
 
     async def _list(self, path: str) -> tuple[FileStatus, ...]:
         try:
@@ -263,12 +233,12 @@ class CheckpointDir:
             return ()
 
     def _note(self, found: tuple[FileStatus, ...]) -> tuple[FileStatus, ...]:
-        if self._seen is not None:
-            self._seen.statuses |= {self._key(status.path): status for status in found}
+        if self.seen is not None:
+            self.seen.statuses |= {self._key(status.path): status for status in found}
         return found
 
     def _key(self, path: str) -> str:
-        return "/".join(filter(None, (self._prefix, path)))
+        return "/".join(filter(None, (self.prefix, path)))
 
     async def names(self) -> tuple[str, ...]:
         return tuple(status.name for status in await self.list() if not status.is_directory)
@@ -284,15 +254,15 @@ class CheckpointDir:
     async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
         """Read a small file, as `StateFiles.read`; a path that cannot be a key is an `InvalidRequestError`."""
         check_key(path, "read")
-        if self._seen is None:
+        if self.seen is None:
             return await self._read(path, size_bytes_max)
         key = self._key(path)
-        async with self._seen.locks[key]:
-            if key not in self._seen.files:
-                status, data = self._seen.statuses.get(key), await self._read(path, size_bytes_max)
-                self._seen.add(key, data, status)
+        async with self.seen.locks[key]:
+            if key not in self.seen.files:
+                status, data = self.seen.statuses.get(key), await self._read(path, size_bytes_max)
+                self.seen.add(key, data, status)
                 return data
-            data = self._seen.files[key][1]
+            data = self.seen.files[key][1]
             if len(data) > size_bytes_max:
                 raise self._too_large(path, size_bytes_max)
             return data
@@ -308,7 +278,7 @@ class CheckpointDir:
     async def read_range(self, path: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
         sink = MemorySink(size_bytes)
         try:
-            await self._store.read_into(self._key(path), sink, start=start, size_bytes=size_bytes, fresh=fresh)
+            await self.store.read_into(self._key(path), sink, start=start, size_bytes=size_bytes, fresh=fresh)
         except InvalidRequestError as error:
             raise self._misfit(path, f"has no bytes {start} to {start + size_bytes}") from error
         return sink.data
@@ -345,7 +315,7 @@ class CheckpointDir:
 
     async def _fetch(self, path: str, temp: Path, at_most: int | None) -> int:
         if self.local_root is not None:
-            links = self._links_ssts and path.endswith(".sst")
+            links = self.links_ssts and path.endswith(".sst")
             copied = await run_blocking(_copy_within, self.local_root / path, temp, at_most, links=links)
             if copied is not None:
                 if at_most is not None and copied > at_most:
@@ -395,11 +365,11 @@ class CheckpointDir:
     async def give_up_unfinished(self) -> None:
         """Remove what dead writers have left in a directory of this machine; a bucket has lifecycle rules for that."""
         if self.local_root is not None:
-            await CheckpointFiles(self._store).abort_unfinished(older_than_ms=UNFINISHED_MS)
+            await CheckpointFiles(self.store).abort_unfinished(older_than_ms=UNFINISHED_MS)
 
     async def close(self) -> None:
-        if self._owns_store:
-            await self._store.close()
+        if self.owns_store:
+            await self.store.close()
 
     def _remove_hidden(self, paths: Sequence[str], *, unless_there: bool) -> None:
         if self.local_root is None:

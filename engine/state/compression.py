@@ -159,11 +159,9 @@ _LZF_LENGTH: Final = struct.Struct(">H")
 
 
 def decompress_chunks(codec: Codec, chunks: Iterable[bytes], *, subject: str = "") -> Iterator[bytes]:
-    """Decompress a stream, cut anywhere into chunks, piece by piece. Errors name the subject.
+    """Decompress a stream, cut anywhere into chunks, into pieces of at most `BLOCK_BYTES_MAX`, most of them far below.
 
-    Returns:
-        What is in it, in pieces of at most `BLOCK_BYTES_MAX` bytes, most of them far below. Streams behind one another
-        are one, as for the JVM's readers.
+    Streams behind one another are one, as for the JVM's readers. Errors name the subject.
 
     Raises:
         DamagedError: From the iteration: a block is cut short, contradicts its checksum, or is none.
@@ -176,8 +174,7 @@ def decompress_chunks(codec: Codec, chunks: Iterable[bytes], *, subject: str = "
 class Compressor:
     """Compresses one stream: zstd's own, or blocks of one size, encoded one after another. Not for two threads at once.
 
-    Raises:
-        UsageError: There is no such codec.
+    A codec that there is not is a `UsageError`.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -216,8 +213,7 @@ class Compressor:
 
 
 def _lz4_block(data: bytes) -> bytes:
-    compressed = bytes(cramjam.lz4.compress_block(data, store_size=False))
-    kind = _LZ4_COMPRESSED
+    kind, compressed = _LZ4_COMPRESSED, bytes(cramjam.lz4.compress_block(data, store_size=False))
     if len(compressed) >= len(data):
         kind, compressed = _LZ4_RAW, data
     checksum = xxhash.xxh32_intdigest(data, _LZ4_SEED) & _LZ4_CHECKSUM_MASK
@@ -273,19 +269,13 @@ class _Source:
         self._at -= size
 
     def take(self, size: int, what: str) -> bytes:
-        after = self._at + size
-        if after <= len(self._chunk):
-            piece = self._chunk[self._at : after]
-            self._at = after
-            return piece
         pieces = []
-        missing = size
-        while missing:
+        while size:
             if self.is_at_end():
                 raise self.damaged(f"ends within {what}")
-            piece = self._chunk[self._at : self._at + missing]
+            piece = self._chunk[self._at : self._at + size]
             self._at += len(piece)
-            missing -= len(piece)
+            size -= len(piece)
             pieces.append(piece)
         return b"".join(pieces)
 
@@ -305,12 +295,8 @@ def _lz4_pieces(source: _Source) -> Iterator[bytes]:
         if magic != _LZ4_MAGIC or kind not in (_LZ4_RAW, _LZ4_COMPRESSED):
             raise source.damaged("is not a stream of lz4 blocks")
         raw = kind == _LZ4_RAW
-        if (
-            not 0 <= plain_bytes <= most
-            or not 0 <= compressed_bytes <= most
-            or (plain_bytes == 0) != (compressed_bytes == 0)
-            or (raw and plain_bytes != compressed_bytes)
-        ):
+        fits = 0 <= plain_bytes <= most and 0 <= compressed_bytes <= most
+        if not fits or (not plain_bytes) != (not compressed_bytes) or (raw and plain_bytes != compressed_bytes):
             raise source.damaged(f"has a block of {compressed_bytes} bytes for {plain_bytes}, where {most} are allowed")
         ended = plain_bytes == 0
         if ended:

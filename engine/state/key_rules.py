@@ -6,6 +6,7 @@ can lose nothing: it is refused at the first key.
 
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -63,13 +64,13 @@ class StoreRules(msgspec.Struct, frozen=True, kw_only=True):
     # By column family; none for an operator of one partition, whose keys are not shuffled.
     families: dict[str, KeyRule]
 
+    @property
+    def subject(self) -> str:
+        return f"operator {self.operator.id} ({self.operator.name}), store {self.store}"
+
 
 def partitions_of(rule: KeyRule, keys: Sequence[bytes], partitions: int) -> list[int]:
-    """Return the partition of each key, in plain Python; `engine.arrow.key_hashes` is faster.
-
-    Raises:
-        PartitionKeyError: A key does not fit its schema.
-    """
+    """Return the partition of each key, in plain Python; `engine.arrow.key_hashes` is faster. Raises as `hash_of`."""
     return [rule.partition_of(key, partitions) for key in keys]
 
 
@@ -86,19 +87,10 @@ async def read_key_rules(directory: CheckpointDir, query: QueryAt) -> dict[tuple
     found = {}
     for operator in query.operators:
         variables = decode_state_variables(operator.properties, subject=f"properties of operator {operator.id}")
+        choose = partial(choose_key_rule, variables=variables, is_avro=avro and operator.column_families)
         for store in operator.stores:
-            families = {}
-            if not operator.is_single:
-                for schema, form in await read_forms(directory, operator, store, is_hdfs=is_hdfs):
-                    families[schema.family] = choose_key_rule(
-                        operator.id,
-                        operator.name,
-                        store,
-                        schema,
-                        form,
-                        variables=variables,
-                        is_avro=avro and operator.column_families,
-                    )
+            forms = [] if operator.is_single else await read_forms(directory, operator, store, is_hdfs=is_hdfs)
+            families = {of.family: choose(operator.id, operator.name, store, of, form) for of, form in forms}
             found[operator.id, store] = StoreRules(operator=operator, store=store, families=families)
     return found
 
@@ -122,17 +114,7 @@ def check_store(
     *,
     partitioner: Partitioner = partitions_of,
 ) -> dict[str, int]:
-    """Hash every key of an open store, which has to be in this partition.
-
-    Args:
-        rules: Of the store.
-        reader: The store, loaded.
-        families: The column families that it has.
-        partition: Its own, from 0 on.
-        partitioner: What hashes.
-
-    Returns:
-        How many keys each column family has, all of them in place.
+    """Hash every key of these column families of an open store; return how many keys each has, all of them in place.
 
     Raises:
         MisplacedKeyError: One is not: the error names operator, store, family, key and rule (0010, H9).
@@ -153,43 +135,27 @@ def check_store(
 def check_keys(
     rules: StoreRules, family: str, keys: Sequence[bytes], found: Sequence[int], partition: int, *, checked: int = 0
 ) -> None:
-    """Refuse keys of a column family of which not all belong in this partition. Raises as `check_store`.
+    """Refuse keys that are in this partition of which not all belong there: each in the one that was `found` for it.
 
-    Args:
-        rules: Of the store.
-        family: The column family.
-        keys: Some of its keys.
-        found: In which partition each of them belongs.
-        partition: In which they are.
-        checked: How many keys of the store were found in place before these.
+    Of the store, `checked` keys were found in place before these. Raises as `check_store`.
     """
     operator, rule = rules.operator, rules.families.get(family)
     if keys and rule is None and not operator.is_single:
-        raise PartitionKeyError(
-            f"has keys of the column family {family}, which no schema names",
-            subject=f"operator {operator.id} ({operator.name}), store {rules.store}",
-            hint="restore the checkpoint from a backup",
-        )
-    if found.count(partition) < len(found):
-        wrong = next(number for number, of in enumerate(found) if of != partition)
-        raise _misplaced(rules, rule, keys[wrong], partition, found[wrong], checked + wrong)
-
-
-def _misplaced(
-    rules: StoreRules, rule: KeyRule | None, key: bytes, partition: int, right: int, checked: int
-) -> MisplacedKeyError:
-    operator = rules.operator
-    shown, by = key[:64].hex(), "there is one partition"
-    subject = f"operator {operator.id} ({operator.name}), store {rules.store}"
+        reason = f"has keys of the column family {family}, which no schema names"
+        raise PartitionKeyError(reason, subject=rules.subject, hint="restore the checkpoint from a backup")
+    if found.count(partition) == len(found):
+        return
+    wrong = next(number for number, of in enumerate(found) if of != partition)
+    shown, by, subject = keys[wrong][:64].hex(), "there is one partition", rules.subject
     if rule is not None:
-        shown, by, subject = show_key(rule, key), f"the hash of {rule.rule}", rule.subject
+        shown, by, subject = show_key(rule, keys[wrong]), f"the hash of {rule.rule}", rule.subject
     reason = (
-        f"the key {shown} is in partition {partition} of {operator.partitions_count}, and belongs in partition {right} "
-        f"by {by}; {checked} keys before it are in place"
+        f"the key {shown} is in partition {partition} of {operator.partitions_count}, and belongs in partition "
+        f"{found[wrong]} by {by}; {checked + wrong} keys before it are in place"
     )
     error = MisplacedKeyError(reason, operation="check partitions", subject=subject)
-    error.checked = checked
-    return error
+    error.checked = checked + wrong
+    raise error
 
 
 def show_key(rule: KeyRule, key: bytes) -> str:

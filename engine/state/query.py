@@ -6,7 +6,7 @@ The offset log and the commit log have one file for each batch, published once, 
 (design 0004, B1): two queries never both own a batch. Spark's `HDFSMetadataLog` does the same.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Generic, Literal, Self, TypeVar
@@ -14,6 +14,7 @@ from typing import Final, Generic, Literal, Self, TypeVar
 import msgspec
 
 from blobstore.base import BlobStore
+from blobstore.checkpoint_files import FileStatus
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError, bare_message, restated
 from engine.state.checkpoint_dir import CheckpointDir
@@ -43,9 +44,7 @@ E = TypeVar("E")
 class BatchLog(Generic[E]):
     """A directory of a checkpoint with one file for each batch, which need not exist: its offset or commit log."""
 
-    def __init__(
-        self, root: CheckpointDir, name: str, encode: Callable[[E], bytes], decode: Callable[[bytes, str], E]
-    ) -> None:
+    def __init__(self, root: CheckpointDir, name: str, encode: Callable[[E], bytes], decode: Callable[..., E]) -> None:
         self._directory = root.child(name)
         self._name = name
         self._encode = encode
@@ -81,17 +80,20 @@ class BatchLog(Generic[E]):
             data = await self._directory.read(name, size_bytes_max=ENTRY_BYTES_MAX)
         except BlobNotFoundError:
             return None
-        return self._decode(data, f"{self._name}/{name}")
+        return self._decode(data, subject=f"{self._name}/{name}")
 
     async def batches(self) -> tuple[int, ...]:
         """List the batches that have a file, ascending. Costs one list."""
-        found = [status.name for status in await self._directory.list() if not status.is_directory]
-        return tuple(sorted(batch for name in found if (batch := query_logs.parse_batch_name(name)) is not None))
+        return tuple(_numbers(status for status in await self._directory.list() if not status.is_directory))
 
     def _file_name(self, batch: int, operation: str) -> str:
         if not 0 <= batch < SIZE_BYTES_MAX:
             raise UsageError(f"{batch} is not a batch", operation=operation, subject=self._name)
         return str(batch)
+
+
+def _numbers(named: Iterable[FileStatus]) -> list[int]:
+    return sorted(found for of in named if (found := query_logs.parse_batch_name(of.name)) is not None)
 
 
 PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
@@ -177,13 +179,14 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
             properties=metadata.properties,
         )
 
+    @property
+    def is_hdfs(self) -> bool:
+        return provider_of(self.offsets) == HDFS_PROVIDER
+
     def settings_of(self, operator: StateOperator, base: StateStoreSettings) -> StateStoreSettings:
-        format_version: Literal[1, 2] = 1 if self.commit.unique_ids is None else 2
+        version: Literal[1, 2] = 1 if self.commit.unique_ids is None else 2
         pinned = msgspec.structs.replace(
-            base,
-            format_version=format_version,
-            column_families=operator.column_families,
-            is_hdfs=provider_of(self.offsets) == HDFS_PROVIDER,
+            base, format_version=version, column_families=operator.column_families, is_hdfs=self.is_hdfs
         )
         with _of_file(f"{OFFSETS}/{self.batch}"):
             return StateStoreSettings.from_conf(self.offsets.conf, pinned)
@@ -196,7 +199,7 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= partition < operator.partitions_count:
             raise _no_such(f"{which} has no partition {partition}", self.batch)
         if unique_ids is None:
-            return StateVersion(self.batch + 1, is_hdfs=provider_of(self.offsets) == HDFS_PROVIDER)
+            return StateVersion(self.batch + 1, is_hdfs=self.is_hdfs)
         ids = unique_ids[operator.id][partition]
         if len(ids) != len(operator.stores):
             reason = f"has {len(ids)} ids for the {len(operator.stores)} stores of operator {operator.id}"
@@ -226,9 +229,8 @@ class StreamingCheckpoint:
     """Reads the checkpoint of one query.
 
     Nothing that can change is cached, so what the query writes meanwhile is seen; only a directory that is a look
-    (`CheckpointDir.look`) shows each file as it read it first.
-
-    A batch that is an argument is a committed one, by default the newest.
+    (`CheckpointDir.look`) shows each file as it read it first. A batch that is an argument is a committed one, by
+    default the newest.
 
     Raises:
         NotFoundError: From every method of a batch: it is not committed, or has no such operator, partition or store.
@@ -241,18 +243,8 @@ class StreamingCheckpoint:
         # By operator: whether it is an aggregation without grouping keys. Of those in `single`, one partition is known.
         self._keyless: dict[int, bool] = dict.fromkeys(single, True)
         # What each batch reads, written before it; which are done, and under which ids their state is kept (B3).
-        self.offsets = BatchLog(
-            directory,
-            OFFSETS,
-            query_logs.encode_offsets,
-            lambda data, name: query_logs.decode_offsets(data, subject=name),
-        )
-        self.commits = BatchLog(
-            directory,
-            COMMITS,
-            query_logs.encode_commit,
-            lambda data, name: query_logs.decode_commit(data, subject=name),
-        )
+        self.offsets = BatchLog(directory, OFFSETS, query_logs.encode_offsets, query_logs.decode_offsets)
+        self.commits = BatchLog(directory, COMMITS, query_logs.encode_commit, query_logs.decode_commit)
 
     @classmethod
     async def open(cls, location: str | Path | BlobStore, prefix: str = "") -> Self:
@@ -317,8 +309,7 @@ class StreamingCheckpoint:
         return tuple(operators)
 
     async def _numbered(self, path: str) -> list[int]:
-        found = [status for status in await self._directory.list(path) if status.is_directory]
-        return sorted(number for status in found if (number := query_logs.parse_batch_name(status.name)) is not None)
+        return _numbers(status for status in await self._directory.list(path) if status.is_directory)
 
     async def _is_undescribed(self, operator: int) -> bool:
         """Return whether an operator has state and no metadata, not even of a later batch."""
@@ -373,15 +364,12 @@ class StreamingCheckpoint:
     async def _operator(self, operator: int, at: _Committed) -> StateOperator | None:
         """Read an operator from the metadata that applies to a batch; None if there is none."""
         root = self._directory.child(f"{STATE}/{operator}")
-        statuses = await root.list(_OPERATOR_BY_BATCH)
-        by_batch = [found for status in statuses if (found := query_logs.parse_batch_name(status.name)) is not None]
+        name, by_batch = _OPERATOR, _numbers(await root.list(_OPERATOR_BY_BATCH))
         if by_batch:
-            applies = [found for found in by_batch if found <= at.batch]
-            if not applies:
+            applies = max((found for found in by_batch if found <= at.batch), default=None)
+            if applies is None:
                 return None
-            name = f"{_OPERATOR_BY_BATCH}/{max(applies)}"
-        else:
-            name = _OPERATOR
+            name = f"{_OPERATOR_BY_BATCH}/{applies}"
         try:
             data = await root.read(name, size_bytes_max=ENTRY_BYTES_MAX)
         except BlobNotFoundError:
@@ -425,9 +413,8 @@ def name_stores(
         )
         for operator in at.operators
     }
-    return msgspec.structs.replace(
-        commit, version=max(commit.version, query_logs.UNIQUE_IDS_VERSION), unique_ids=unique_ids
-    )
+    version = max(commit.version, query_logs.UNIQUE_IDS_VERSION)
+    return msgspec.structs.replace(commit, version=version, unique_ids=unique_ids)
 
 
 def provider_of(offsets: query_logs.BatchOffsets) -> str:

@@ -31,7 +31,7 @@ from index.display import DisplayMixin
 from index.errors import LineageError, VersionMissingError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
-from index.snapshot.model import FileIndex, FilePath, Scope, SnapshotIndex, StoreReference, UniqueId
+from index.snapshot.model import FileIndex, Scope, SnapshotIndex, StoreReference, UniqueId
 from index.spark.lineage import Lineage, Resolution, present_in_index, resolve_index, target_in_index
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion, snapshot_name
@@ -92,9 +92,12 @@ class IndexStateFiles:
         try:
             with target_errors(target):
                 await run_blocking(make_private)
-            await self._download(path, Path(privates[0].name), target)
+            # One file into a directory of its own, as if it were all of the snapshot.
+            index, private = select_files(self.index, [self._ranges.entries[path]]), Path(privates[0].name)
+            done = await download_index(self._store, index, private, self._settings, target=target, budget=self._budget)
+            self.requests += done.requests
             with target_errors(target):
-                await run_blocking(Path(privates[0].name, path).replace, target)
+                await run_blocking((private / path).replace, target)
         finally:
             for private in privates:
                 await run_blocking(private.cleanup)
@@ -116,12 +119,6 @@ class IndexStateFiles:
         if found is None:
             raise BlobNotFoundError("is not a file of the snapshot", operation="get", key=f"{self.location}/{path}")
         return found[1]
-
-    async def _download(self, path: str, private: Path, target: Path) -> None:
-        """Restore one file into a directory of its own, as if it were all of the snapshot."""
-        index = select_files(self.index, [self._ranges.entries[path]])
-        done = await download_index(self._store, index, private, self._settings, target=target, budget=self._budget)
-        self.requests += done.requests
 
     def _misfit(self, path: str, message: str) -> DamagedError:
         return DamagedError(message, operation="fetch", subject=f"{self.location}/{path}")
@@ -182,12 +179,8 @@ async def restore_state(
     none if the index has the version's lineage.
 
     Raises:
-        VersionMissingError: The directory does not hold the version, or not all that it takes; the error names it.
-        LineageError: Its lineage has a gap or does not lead back.
-        DamagedError: An index or a blob is missing or altered, or the snapshot is damaged or hostile.
-        FormatError: Its snapshot says what cannot be.
-        TargetError: The target cannot be used.
-        StoreError: As the store says. After any error the target is as it was.
+        VersionMissingError, LineageError: The directory does not hold the version, or not all that it takes.
+        DamagedError, FormatError: The snapshot is damaged or hostile. The others are as in a restore.
     """
     with repository.missing_blobs.recording():
         async with staged_restore(repository, target, options, progress) as staged:
@@ -208,17 +201,13 @@ async def find_state_commit(
 ) -> Commit:
     """Find the commit to restore a version of a state store from; without a unique id, of whatever id.
 
-    Requests: none if a commit is of the version; else one GET, or a few with deltas, for each index that is read. The
-    commits are newest first; errors name the scope.
-
-    Returns:
-        The newest one whose backup of the store is of the version; else the oldest of those after it whose backup
-        still has all that it takes.
+    That is the newest one whose backup of the store is of the version; else the oldest of those after it whose backup
+    still has all that it takes. Requests: none if a commit is of the version; else one GET, or a few with deltas, for
+    each index that is read. The commits are newest first; errors name the scope.
 
     Raises:
         NotFoundError: None of them has it, or of the first `INDEXES_READ_MAX` after it.
-        DamagedError: An index is missing or altered.
-        StoreError: As the store says.
+        DamagedError, StoreError: An index is missing or altered; as the store says.
     """
     candidates = [(c, r) for c in commits if (r := c.store(task, store_name)) is not None]
     for commit, reference in candidates:
@@ -250,9 +239,7 @@ async def _select(files: IndexStateFiles, resolution: Resolution) -> SnapshotInd
     if resolution.rocksdb_snapshot is not None:
         name = snapshot_name(resolution.rocksdb_snapshot)
         data = await files.read(name, size_bytes_max=ZIP_BYTES_MAX)
-        zipped = await run_blocking(read_state_zip, data, subject=f"{files.location}/{name}")
-        metadata = zipped.metadata
+        metadata = (await run_blocking(read_state_zip, data, subject=f"{files.location}/{name}")).metadata
         # It has been fetched and verified: no need to do so again.
-        path: FilePath = (name,)
-        present[path] = msgspec.structs.replace(present[path], inline=data, blobs=())
+        present[name,] = msgspec.structs.replace(present[name,], inline=data, blobs=())
     return select_files(files.index, select_state_files(resolution, metadata, present).items())

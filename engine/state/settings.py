@@ -144,12 +144,8 @@ def _folded(name: str) -> str:
 def _read(values: Mapping[str, str], keys: Mapping[str, str], struct: type[msgspec.Struct]) -> dict[str, Any]:
     """Read the fields of a struct that are there, each from the text of its key, by its type."""
     types = {field.name: field.type for field in msgspec.structs.fields(struct)} | {"deleted_ratio": float}
-    found = {}
-    for field, name in keys.items():
-        text = values.get(_folded(name))
-        if text is not None:
-            found[field] = _parse(text, types[field], name)
-    return found
+    texts = {field: values[_folded(name)] for field, name in keys.items() if _folded(name) in values}
+    return {field: _parse(text, types[field], keys[field]) for field, text in texts.items()}
 
 
 def _parse(text: str, kind: object, name: str) -> bool | int | float | str:
