@@ -46,7 +46,7 @@ from index.snapshot.contents import files_of
 from index.spark.checkpoint import STATE, StoreId
 from index.spark.lineage import Present, resolve
 from index.spark.metadata import NOT_COUNTED, StoredFile
-from index.spark.names import LOGS, SSTS, StateVersion, by_version, snapshot_name
+from index.spark.names import LOGS, SSTS, StateVersion, snapshot_name
 from index.spark.query_logs import DEFAULT_STORE, decode_state_variables
 from index.spark.requests import Prices, RequestRate, measure_requests
 from index.spark.schema import KeyForm, StateSchema
@@ -351,7 +351,7 @@ class _Explain(msgspec.Struct, kw_only=True):
         """
         target = store.at
         stores = next(of.stores for of in query.operators if of.id == store.id.operator)
-        for found in sorted(present.snapshots, key=by_version, reverse=True):
+        for found in sorted(present.snapshots, reverse=True):
             if found == target or (found.unique_id is None and target.unique_id is None and found < target):
                 return found
             if found.unique_id is None or target.unique_id is None or found.version >= target.version:

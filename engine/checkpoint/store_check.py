@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -158,9 +159,9 @@ class _StoreCheck:
         chained = {
             of for found in resolutions for of in (found.target, found.base, *found.changelogs) if of is not None
         }
-        for of in sorted(chained & present.changelogs, key=names.by_version):
+        for of in sorted(chained & present.changelogs):
             await self._changelog(of)
-        for of in sorted(chained & present.snapshots, key=names.by_version):
+        for of in sorted(chained & present.snapshots):
             if of.is_hdfs:
                 self._row_snapshots[of] = await self._read_rows(names.snapshot_name(of), of)
                 continue
@@ -249,7 +250,7 @@ class _StoreCheck:
     async def _check_shared(self) -> None:
         """Check every SST and log that a needed snapshot names: there, of its size, and sound (K3, K4)."""
         seen: set[str] = set()
-        for of, state in sorted(self._zips.items(), key=lambda item: names.by_version(item[0]), reverse=True):
+        for of, state in sorted(self._zips.items(), key=itemgetter(0), reverse=True):
             if state is None:
                 continue
             for file in state.files:

@@ -57,7 +57,7 @@ class StateVersion(msgspec.Struct, frozen=True):
         return str(self.version) if self.unique_id is None else f"{self.version}_{self.unique_id}"
 
     def __lt__(self, other: "StateVersion") -> bool:
-        return by_version(self) < by_version(other)
+        return (self.version, self.unique_id or "") < (other.version, other.unique_id or "")
 
 
 class StateFileName(msgspec.Struct, frozen=True):
@@ -67,11 +67,6 @@ class StateFileName(msgspec.Struct, frozen=True):
     of: StateVersion
     # Whether this is `<name>.crc`, the checksum of the file that the rest of the name is about.
     checksum: bool = False
-
-
-def by_version(of: StateVersion) -> tuple[int, str]:
-    """Return the key to sort versions by: number first, then id, none before any."""
-    return of.version, of.unique_id or ""
 
 
 def parse_state_name(name: str) -> StateFileName | None:
