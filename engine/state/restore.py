@@ -93,11 +93,11 @@ class IndexStateFiles:
             with target_errors(target):
                 await run_blocking(make_private)
             # One file into a directory of its own, as if it were all of the snapshot.
-            index, private = select_files(self.index, [self._ranges.entries[path]]), Path(privates[0].name)
-            done = await download_index(self._store, index, private, self._settings, target=target, budget=self._budget)
+            index, own = select_files(self.index, [self._ranges.entries[path]]), Path(privates[0].name)
+            done = await download_index(self._store, index, own, self._settings, target=target, budget=self._budget)
             self.requests += done.requests
             with target_errors(target):
-                await run_blocking((private / path).replace, target)
+                await run_blocking((own / path).replace, target)
         finally:
             for private in privates:
                 await run_blocking(private.cleanup)

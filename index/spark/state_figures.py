@@ -148,7 +148,9 @@ def sum_up(
     families = tuple(_merged(stores)) if all(of.families for of in stores) else ()
     may_keep = bool(families) and name in _KEEPING and not any(of.unread for of in families)
     sums: dict[str, Any] = {figure: _sum(stores, figure) for figure in _SUMMED}
-    methods = {by: max((getattr(of, by) for of in stores), key=_ORDER.index, default="unknown") for by in _METHODS}
+    methods: dict[str, Any] = {
+        by: max((getattr(of, by) for of in stores), key=_ORDER.index, default="unknown") for by in _METHODS
+    }
     return OperatorFigures(
         operator=operator,
         name=name,
