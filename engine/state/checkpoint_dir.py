@@ -117,7 +117,6 @@ class Seen:
             self.files[key] = status, data
 
 
-
 class CheckpointDir(msgspec.Struct, eq=False):
     """Files below one directory of a checkpoint: the `StateFiles` that can be written. Paths are relative to it.
 
