@@ -50,7 +50,6 @@ from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager
 from engine.state.key_rules import SCHEMA_PATH
 from engine.state.loaded import LoadedState
-from engine.state.local_files import shared_path
 from engine.state.overlay import align_chunks
 from engine.state.query import StoreAt
 from index.errors import FormatError
@@ -260,7 +259,7 @@ async def _find_needed(files: StateFiles, store: StoreAt) -> frozenset[str] | No
             names.append(snapshot_name(resolution.base))
         if resolution.rocksdb_snapshot is not None:
             metadata = (await manager.read_snapshot(resolution.rocksdb_snapshot)).metadata
-            shared = [shared_path(file.stored_name) for file in (*metadata.sst_files, *metadata.log_files)]
+            shared = [file.path for file in (*metadata.sst_files, *metadata.log_files)]
     except (FormatError, EngineError):
         return None
     return frozenset([*names, *map(checksum_name, names), *shared, SCHEMA_PATH])
