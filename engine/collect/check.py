@@ -24,7 +24,7 @@ from engine.errors import DamagedError, UnsafeStoreError, UsageError
 from engine.records.log import Decode, read_record
 from engine.runtime import read_now_ms
 from index.display import DisplayMixin
-from index.errors import FormatError, IndexInvariantError, PlanFileError, UnsafeNameError
+from index.errors import IndexInvariantError, PlanFileError, UnsafeNameError
 from index.plan.collect import PlannedUpload, is_upload_key
 from index.plan.commits import Retention, RetentionPolicy, RetentionRule
 from index.plan.plan_format import (
@@ -408,24 +408,13 @@ async def _read_all(
         try:
             parse(blob.key)
         except UnsafeNameError:
-            # One that ends in a slash is a console's; a name of the first commits is not to be passed over.
-            if not blob.key.endswith("/") and await _is_name(store, blob.key):
-                raise
-        else:
-            listed.append(blob)
+            continue
+        listed.append(blob)
 
     async def read(blob: BlobInfo) -> tuple[BlobInfo, Record]:
         return blob, await read_record(store, blob.key, decode)
 
-    return await map_bounded(read, listed, in_flight_max=IN_FLIGHT_MAX)
-
-
-async def _is_name(store: BlobStore, key: str) -> bool:
-    try:
-        await read_record(store, key, decode_name)
-    except FormatError:
-        return False
-    return True
+    return await map_bounded(read, listed)
 
 
 def _decode_log(data: bytes, *, subject: str) -> model.CommitRecord | model.Boundary:

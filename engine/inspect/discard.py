@@ -8,7 +8,6 @@ import msgspec
 from blobstore.base import BlobStore, Created
 from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import verify
-from engine.records.leases import read_first_name
 from engine.records.log import (
     Noted,
     ScopeLog,
@@ -72,12 +71,6 @@ async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Disca
     try:
         if is_pin_key(key):
             await noted.read(key, read_record(store, key, decode_pin))
-        elif key.startswith(NAMES) and (first := await read_first_name(store, key)) is not None:
-            # Nobody has to be asked: what is read here is refused everywhere else.
-            meaning = f"the name {first.name!r} of commit {first.source.number} of {first.scope} is released"
-            if not dry_run:
-                await _delete(store, key)
-            return msgspec.structs.replace(planned, meaning=meaning)
         elif key.startswith(NAMES):
             scope, name, _ = parse_name_key(key)
             await noted.read(key, read_record(store, key, decode_name))
@@ -94,13 +87,9 @@ async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Disca
     check_commits(store, OPERATION)
     if planned.boundary is not None:
         await _write(store, planned.boundary)
-    await _delete(store, key)
-    return planned
-
-
-async def _delete(store: BlobStore, key: str) -> None:
     for failure in await store.delete([key]):
         raise DamagedError(f"could not be deleted: {failure}", operation=OPERATION, subject=key)
+    return planned
 
 
 def _check_damaged(key: str, noted: Noted) -> None:

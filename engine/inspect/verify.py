@@ -128,7 +128,7 @@ def with_logs(report: VerifyReport, logs: Iterable[ScopeLog], unreadable: Iterab
 
 
 def _place_of(key: str) -> "_Place":
-    """Return what the key of a record says; that of a pin, or of a name of the first commits, says nothing."""
+    """Return what the key of a record says; that of a pin says nothing."""
     with suppress(UnsafeNameError):
         if key.startswith(LOG):
             place = parse_log_key(key)

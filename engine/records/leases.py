@@ -19,7 +19,6 @@ from blobstore.errors import (
     REFUSALS,
     AccessDeniedError,
     BlobNotFoundError,
-    InvalidRequestError,
     StoreError,
     StoreFullError,
     StoreUnavailableError,
@@ -90,18 +89,6 @@ def _choose(namings: tuple[Naming, ...], scope: Scope, name: str) -> Naming:
     return chosen
 
 
-async def read_first_name(store: BlobStore, key: str) -> NameRecord | None:
-    """Return a name as the first commits of tidemark wrote it, at a key without an id; None if that is none.
-
-    Its writer may have put it twice, so that it cannot be believed as others are.
-    """
-    try:
-        record = await log.read_record(store, key, decode_name)
-    except (BlobNotFoundError, FormatError, InvalidRequestError):
-        return None
-    return record if key == name_prefix(record.scope, record.name).rstrip("/") else None
-
-
 async def list_namings(store: BlobStore, noted: log.Noted, prefix: str = NAMES) -> tuple[Naming, ...]:
     """Return every record of every name below a prefix; what cannot be read, and foreign keys, are noted."""
     namings: list[Naming] = []
@@ -109,17 +96,7 @@ async def list_namings(store: BlobStore, noted: log.Noted, prefix: str = NAMES) 
         try:
             naming_id = parse_name_key(blob.key)[2]
         except UnsafeNameError:
-            first = await read_first_name(store, blob.key)
-            if first is None:
-                noted.foreign.append(blob.key)
-                continue
-            commit = f"commit {first.source.number} of {first.scope}"
-            error = UnknownFormatError(
-                f"is the name {first.name!r} of {commit}, as the first commits of tidemark wrote it",
-                subject=blob.key,
-                hint="name that commit once more with `tidemark name`, then remove this with `tidemark discard`",
-            )
-            noted.unreadable.append(log.Unreadable(key=blob.key, error=error))
+            noted.foreign.append(blob.key)
             continue
         try:
             record = await noted.read(blob.key, log.read_record(store, blob.key, decode_name))

@@ -63,7 +63,6 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.records.log.read_boundary",
             "engine.records.log.read_commit",
             "engine.records.log.read_record",
-            "engine.records.leases.read_first_name",
             "engine.records.leases.read_name",
             "engine.records.leases.read_namings",
             "engine.collect.check.read_now_roots",

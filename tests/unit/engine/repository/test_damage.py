@@ -429,24 +429,3 @@ async def test_an_empty_key_that_a_console_made_is_in_nobodys_way() -> None:
     store = MemoryStore()
     store._publish("log/", b"", None)
     await Repository.init(store)
-
-
-async def test_a_name_of_the_first_commits_is_refused_with_what_it_is(world: World) -> None:
-    """They had keys without an id (up to 237fcdb): what only such a name holds must not be collected."""
-    repository = await two_jobs(world)
-    await repository.name((await repository.commits(JOB))[1], "kept")
-    (key,) = await world.keys(NAMES)
-    inner = world.store.inner
-    assert isinstance(inner, MemoryStore)
-    old = key.rpartition("/")[0]
-    inner._publish(old, inner._blobs[key].data, None)
-    await inner.delete([key])
-    before = await uploads(world, "job")
-    with pytest.raises(UnknownFormatError, match="all jobs") as caught:
-        await repository.collect(LAST, delete_share_max=1)
-    assert "is the name 'kept' of commit 1 of job" in caught.value.__notes__[0]
-    assert await uploads(world, "job") == before
-    assert [p.key for p in (await repository.verify()).problems] == [old]
-    await repository.discard(old)
-    await repository.collect(LAST, delete_share_max=1)
-    assert await uploads(world, "job") < before
