@@ -10,15 +10,20 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Other = TypeVar("Other")
 Parameters = ParamSpec("Parameters")
 
+# How many calls are under way at once where nobody says another number.
+IN_FLIGHT_MAX: Final = 16
 
-async def run_all(carry_out: Callable[[Item], Awaitable[None]], items: Iterable[Item], *, in_flight_max: int) -> None:
+
+async def run_all(
+    carry_out: Callable[[Item], Awaitable[None]], items: Iterable[Item], *, in_flight_max: int = IN_FLIGHT_MAX
+) -> None:
     """Call an async function on every item, at most `in_flight_max` at once.
 
     Items are drawn as workers become free, and nothing is kept of them: memory does not grow with their number.
@@ -52,7 +57,7 @@ async def run_all(carry_out: Callable[[Item], Awaitable[None]], items: Iterable[
 
 
 async def map_bounded(
-    function: Callable[[Item], Awaitable[Result]], items: Iterable[Item], *, in_flight_max: int
+    function: Callable[[Item], Awaitable[Result]], items: Iterable[Item], *, in_flight_max: int = IN_FLIGHT_MAX
 ) -> list[Result]:
     """Return the results of `run_all` in the order of the items; errors likewise."""
     results: dict[int, Result] = {}

@@ -44,7 +44,6 @@ _OBJECT_KEY_BYTES_MAX: Final = 1024
 # Forgotten uploads are listed up to this number: who aborts these sees the next.
 _UNFINISHED_MAX: Final = 10_000
 
-_SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
 # One has the version that is looked for, unless its key was deleted as often.
 _VERSIONS_AT_ONCE: Final = 10
 # From this size on a thread reads a range. For less, two hops and a second pool do not pay (design 0008, B2).
@@ -380,7 +379,7 @@ class S3Store(base.BlobStore):
                 return base.DeleteFailure(key=key, reason=str(error))
             return None
 
-        failures = await map_bounded(remove, wanted, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
+        failures = await map_bounded(remove, wanted)
         return tuple(failure for failure in failures if failure is not None)
 
     @override

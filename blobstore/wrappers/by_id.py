@@ -30,7 +30,6 @@ from blobstore.wrappers.retry import RetryingStore, RetrySettings
 __all__ = ["BlobManager"]
 
 _ENTRY_BYTES_MAX: Final = 64 * 1024
-_IN_FLIGHT_MAX: Final = 16
 # Of one entry or blob of many: what the wrapper around the store repeats is all of them.
 _SINGLE: Final = RetrySettings(attempts_max=3)
 
@@ -227,7 +226,7 @@ class ManagedStore(ForwardingStore):
             async def with_size(info: base.BlobInfo) -> base.BlobInfo | None:
                 return await self._single.repeat("list_page", info.key, lambda: self._with_size(info))
 
-            sized = await map_bounded(with_size, page.blobs, in_flight_max=_IN_FLIGHT_MAX)
+            sized = await map_bounded(with_size, page.blobs)
             blobs = tuple(blob for blob in sized if blob is not None)
             if blobs or not page.truncated:
                 return base.ListPage(blobs=blobs, truncated=page.truncated)
@@ -246,7 +245,7 @@ class ManagedStore(ForwardingStore):
     async def delete(self, keys: Sequence[str]) -> tuple[base.DeleteFailure, ...]:
         base.check_delete(keys)
         managed = [key for key in dict.fromkeys(keys) if key.startswith(self._prefixes)]
-        outcomes = await map_bounded(self._delete_bytes, managed, in_flight_max=_IN_FLIGHT_MAX)
+        outcomes = await map_bounded(self._delete_bytes, managed)
         failures = tuple(failure for failure in outcomes if failure is not None)
         kept = {failure.key for failure in failures}
         return failures + await super().delete([key for key in keys if key not in kept])

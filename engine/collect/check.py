@@ -57,7 +57,6 @@ from index.snapshot.keys import (
 )
 
 OPERATION: Final = "verify-plan"
-IN_FLIGHT_MAX: Final = 16
 # The most readings of the roots: a collection beside this one may delete what they lead to; then they have changed.
 READINGS_MAX: Final = 5
 LINES_FILE_BYTES_MAX: Final = 1 << 30
@@ -546,7 +545,7 @@ async def follow(
         _walk_dir(index.dir, keys)
         reached.update(keys)
 
-    await run_all(walk, sorted(references, key=lambda r: r.key), in_flight_max=IN_FLIGHT_MAX)
+    await run_all(walk, sorted(references, key=lambda r: r.key))
     return reached
 
 

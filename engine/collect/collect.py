@@ -40,7 +40,6 @@ from engine.errors import DamagedError, EngineError, TargetError, TooMuchToDelet
 from engine.records.indexes import is_missing, settle_record
 from engine.records.log import ScopeLog, check_consistent_lists, find_boundary, list_scopes, load_log, put_boundary
 from engine.records.roots import (
-    IN_FLIGHT_MAX,
     Damage,
     Roots,
     Unread,
@@ -402,7 +401,7 @@ async def settle_newest(store: BlobStore, roots: Roots) -> tuple[TidemarkError, 
 
     Requests: one `stat` for each index that is new in a newest commit; more only where a TTL is left.
     """
-    failures = await map_bounded(partial(_settle, store), roots.logs, in_flight_max=IN_FLIGHT_MAX)
+    failures = await map_bounded(partial(_settle, store), roots.logs)
     return tuple(error for error in failures if error is not None)
 
 
@@ -417,7 +416,7 @@ async def settle_each(store: BlobStore) -> None:
             await _settle(store, await load_log(store, scope, past_damage=True))
 
     with contextlib.suppress(StoreError):
-        await map_bounded(settle, await list_scopes(store), in_flight_max=IN_FLIGHT_MAX)
+        await map_bounded(settle, await list_scopes(store))
 
 
 async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary | None:

@@ -22,7 +22,7 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from engine.records.indexes import REQUESTS_IN_FLIGHT_MAX, has_ttl
+from engine.records.indexes import has_ttl
 from engine.records.log import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit, read_vouched
 from index.display import format_texts
 from index.errors import FormatError
@@ -324,7 +324,7 @@ async def find_committed(
         return not carries_ttl
 
     asked = [result for result in results if store.capabilities.removes_ttl and head.may_know(result.reference)]
-    old = await map_bounded(is_old, asked, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
+    old = await map_bounded(is_old, asked)
     return frozenset(result.reference.index for result, found in zip(asked, old, strict=True) if found)
 
 

@@ -13,7 +13,7 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import InvalidRequestError
 from engine.errors import DamagedError, UsageError
 from engine.records.indexes import is_missing, read_stored_snapshot
-from engine.records.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, plan_scopes, read_roots, root_stores
+from engine.records.roots import Roots, plan_log_deletes, plan_scopes, read_roots, root_stores
 from engine.runtime import read_now_ms
 from index.display import DisplayMixin
 from index.errors import UnsafeNameError
@@ -242,7 +242,7 @@ async def _find_paths(
         return (keys[:1], files) if files else None
 
     indexes = sorted({reference for _, reference in starts}, key=lambda r: r.key)
-    found = dict(zip(indexes, await map_bounded(look, indexes, in_flight_max=IN_FLIGHT_MAX), strict=True))
+    found = dict(zip(indexes, await map_bounded(look, indexes), strict=True))
     ways = [(path, found[reference]) for path, reference in starts]
     paths = [replace(path, indexes=way[0], files=way[1]) for path, way in ways if way is not None]
     kept = {reference.key for path, reference in starts if path.keeps}

@@ -27,7 +27,6 @@ from index.snapshot.keys import BLOBS, INDEXES, parse_log_key
 from index.snapshot.model import BlobKey, Scope, StoreReference
 from tidemark.errors import TidemarkError
 
-STATS_IN_FLIGHT_MAX: Final = 16
 COMMITS_MAX: Final = 1_000
 # Attempts of a reader whose commit is collected before its pin is there.
 CHOICES_MAX: Final = 3
@@ -245,7 +244,7 @@ async def find_missing(store: BlobStore, needed: Mapping[BlobKey, int]) -> froze
         info = await checked.stat(key)
         return info is None or info.size_bytes < size_bytes
 
-    gone = await map_bounded(is_missing, needed.items(), in_flight_max=STATS_IN_FLIGHT_MAX)
+    gone = await map_bounded(is_missing, needed.items())
     return frozenset(key for key, is_gone in zip(needed, gone, strict=True) if is_gone)
 
 

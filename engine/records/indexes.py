@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore, Body, BytesBody, Created, Lost, RequestMetadata, Unknown, read_blob
-from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.concurrency import map_bounded, run_all, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreUnavailableError
 from engine.errors import DamagedError, LeaseExpiredError
 from engine.runtime import Pace
@@ -40,7 +40,6 @@ CACHED_WEIGHT_MAX: Final = 20_000
 
 PAYLOAD: Final = "snapshot-index"
 _SETTLE: Final = RequestMetadata(payload_path="settle")
-REQUESTS_IN_FLIGHT_MAX: Final = 16
 
 
 IsNeeded = Callable[[str], bool]
@@ -304,8 +303,7 @@ async def settle_keys(store: BlobStore, keys: Iterable[model.BlobKey], *, is_nee
 
     keys = list(keys)
     for are_indexes in (False, True):
-        group = [key for key in keys if key.startswith(INDEXES) is are_indexes]
-        await map_bounded(settle, group, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
+        await run_all(settle, [key for key in keys if key.startswith(INDEXES) is are_indexes])
 
 
 def new_indexes_of(record: model.CommitRecord) -> tuple[model.IndexReference, ...]:
@@ -333,7 +331,7 @@ async def settle_record(store: BlobStore, record: model.CommitRecord, *, is_need
     if not store.capabilities.removes_ttl:
         return
     indexes = new_indexes_of(record)
-    carry = await map_bounded(lambda i: has_ttl(store, i.key), indexes, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
+    carry = await map_bounded(lambda i: has_ttl(store, i.key), indexes)
     for index, carries_ttl in zip(indexes, carry, strict=True):
         if carries_ttl is False:
             continue

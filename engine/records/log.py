@@ -36,7 +36,6 @@ from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Scope
 
 # A collection may run beside a reader; it moves the log at most once per run, so a few new attempts always suffice.
 LOAD_ATTEMPTS_MAX: Final = 5
-READS_IN_FLIGHT_MAX: Final = 16
 
 Loaded = TypeVar("Loaded")
 Decoded_co = TypeVar("Decoded_co", covariant=True)
@@ -295,7 +294,7 @@ async def read_scope(
         return known.get(number) or await noted.read(key, read_commit(store, listing.scope, number))
 
     numbers = [number for number, _ in listing.records if not is_number_closed(number, boundaries)]
-    found = await map_bounded(read, numbers, in_flight_max=READS_IN_FLIGHT_MAX)
+    found = await map_bounded(read, numbers)
     records = {record.number: record for record in found if record is not None}
     return ScopeLog(
         listing=listing,

@@ -6,7 +6,7 @@ Then which scopes a collection leaves alone because something of them cannot be 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,8 +21,6 @@ from index.plan import collect
 from index.plan.commits import NOTHING_VOUCHES, Commit, Naming, RetentionPolicy, choose_superseded_boundaries
 from index.snapshot import keys, model
 from index.snapshot.codec import decode_pin
-
-IN_FLIGHT_MAX: Final = 16
 
 Taken = TypeVar("Taken")
 
@@ -235,7 +233,7 @@ async def reachable_keys(
                 return frozenset()
             raise
 
-    found = await map_bounded(read, sorted(references, key=lambda r: r.key), in_flight_max=IN_FLIGHT_MAX)
+    found = await map_bounded(read, sorted(references, key=lambda r: r.key))
     return frozenset().union(*found)
 
 
@@ -291,7 +289,7 @@ async def list_prefix(store: BlobStore, prefix: str, take: Callable[[BlobInfo], 
         return found
 
     ranges = keys.choose_list_ranges(prefix, first.blobs[-1].key)
-    for found in await map_bounded(list_range, ranges, in_flight_max=IN_FLIGHT_MAX):
+    for found in await map_bounded(list_range, ranges):
         taken += found
     return taken
 
@@ -324,7 +322,7 @@ async def find_broken(store: BlobStore, references: References) -> dict[model.In
         return None
 
     ordered = sorted(references.everything, key=lambda r: r.key)
-    found = await map_bounded(look, ordered, in_flight_max=IN_FLIGHT_MAX)
+    found = await map_bounded(look, ordered)
     return {reference: error for reference, error in zip(ordered, found, strict=True) if error is not None}
 
 
@@ -389,4 +387,4 @@ async def _scopes_of(store: BlobStore, references: Iterable[model.IndexReference
         return frozenset(keys.parse_upload_key(key).scope for key in snapshot.kept_keys)
 
     ordered = sorted(references, key=lambda r: r.key)
-    return frozenset().union(*await map_bounded(read, ordered, in_flight_max=IN_FLIGHT_MAX))
+    return frozenset().union(*await map_bounded(read, ordered))

@@ -30,8 +30,6 @@ from index.snapshot.model import Scope, UniqueId
 
 _OPERATION: Final = "import"
 _KIND: Final = "samza"
-# Files under way at once.
-_FILES_AT_ONCE: Final = 16
 
 
 class SamzaOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -163,7 +161,7 @@ async def fetch_samza(
 
     with target_errors(target):
         await run_blocking(make_directories)
-        await run_all(fetch, snapshot.files, in_flight_max=_FILES_AT_ONCE)
+        await run_all(fetch, snapshot.files)
 
 
 def _check_blob_ids(snapshot: SamzaSnapshot) -> None:
