@@ -9,12 +9,12 @@ Samza's `BlobStoreManager` is covered whole; `design/samza.md` maps each of its 
 import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol, TypedDict, runtime_checkable
 
 import msgspec
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from blobstore.concurrency import run_blocking
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
@@ -145,22 +145,32 @@ class Body(Protocol):
         ...
 
 
-class BytesBody(Body):
-    """A body in memory."""
+class ReadBody(Body):
+    """A body whose bytes a function yields."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, size_bytes: int, read: Callable[[], AsyncGenerator[bytes, None]]) -> None:
+        self._size_bytes = size_bytes
+        self._read = read
 
     @property
     @override
     def size_bytes(self) -> int:
-        """Return the length of the data."""
-        return len(self._data)
+        return self._size_bytes
 
     @override
-    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        for at in range(0, len(self._data), _CHUNK_BYTES_MAX):
-            yield self._data[at : at + _CHUNK_BYTES_MAX]
+    def read_chunks(self) -> AsyncGenerator[bytes, None]:
+        return self._read()
+
+
+class BytesBody(ReadBody):
+    """A body in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        async def read() -> AsyncGenerator[bytes, None]:
+            for at in range(0, len(data), _CHUNK_BYTES_MAX):
+                yield data[at : at + _CHUNK_BYTES_MAX]
+
+        super().__init__(len(data), read)
 
 
 class Sink(ABC):
@@ -216,6 +226,19 @@ class MemorySink(Sink):
         self._chunks.append(bytes(data))
 
 
+class ReadOptions(TypedDict, total=False):
+    """Which bytes of a blob are read, and how; see `BlobStore.read_into`."""
+
+    # From the first byte if not given.
+    start: int
+    # Up to the end if not given.
+    size_bytes: int | None
+    # Also a deleted blob that the store still retains.
+    deleted: bool
+    # Over a connection of its own.
+    fresh: bool
+
+
 class BlobStore(ABC):
     """Bytes by key.
 
@@ -267,16 +290,7 @@ class BlobStore(ABC):
         """
 
     @abstractmethod
-    async def read_into(
-        self,
-        key: str,
-        sink: Sink,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> None:
+    async def read_into(self, key: str, sink: Sink, **options: Unpack[ReadOptions]) -> None:
         """Give the bytes `[start, start + size_bytes)` of a blob, or from `start` to its end, to a sink.
 
         An expired blob is served until it is deleted (design 0002, D6). On return the sink has had exactly the bytes
@@ -397,11 +411,13 @@ def check_delete(keys: Sequence[str]) -> None:
         check_key(key, "delete")
 
 
-def check_read(key: str, start: int, size_bytes: int | None) -> None:
-    """Refuse a key that is not valid, and a range that no blob has, before the blob is looked for."""
+def checked_range(key: str, options: ReadOptions) -> tuple[int, int | None]:
+    """Return start and size of a range; refuse what no blob has, and an invalid key, before the blob is looked for."""
+    start, size_bytes = options.get("start", 0), options.get("size_bytes")
     check_key(key, "get")
     if start < 0 or (size_bytes is not None and size_bytes < 0):
         raise InvalidRequestError(f"the range of {size_bytes} bytes from {start} is negative", operation="get", key=key)
+    return start, size_bytes
 
 
 def range_size_bytes(start: int, size_bytes: int | None, *, blob_size_bytes: int, key: str) -> int:

@@ -6,12 +6,13 @@ blobs has an entry in a store with the contract, at the blob's key, which says b
 """
 
 import copy
+import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from blobstore import base
 from blobstore.concurrency import map_bounded
@@ -96,24 +97,6 @@ def _foreign(key: str) -> _ForeignError:
     return _ForeignError("is not the entry of a blob", operation="get", key=key, hint=hint)
 
 
-class _CheckedBody(base.Body):
-    """A body that has as many bytes as it says, or raises."""
-
-    def __init__(self, body: base.Body, operation: str, key: str) -> None:
-        self._body = body
-        self._of = operation, key
-
-    @property
-    @override
-    def size_bytes(self) -> int:
-        return self._body.size_bytes
-
-    @override
-    def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        operation, key = self._of
-        return base.checked_chunks(self._body, operation=operation, key=key)
-
-
 class ManagedStore(ForwardingStore):
     """Keeps the bytes of some keys with a manager; everything else, and who has what, is the inner store's.
 
@@ -181,26 +164,18 @@ class ManagedStore(ForwardingStore):
             message = f"a TTL of {ttl_ms} ms is longer than the {self._ttl_max_ms} ms that the manager allows"
             hint = "init the repository with a shorter ttl_ms"
             raise InvalidRequestError(message, operation=operation, key=key, hint=hint)
-        blob_id = await self._manager.put(_CheckedBody(body, operation, key), self._metadata)
+        read = functools.partial(base.checked_chunks, body, operation=operation, key=key)
+        blob_id = await self._manager.put(base.ReadBody(body.size_bytes, read), self._metadata)
         if ttl_ms is None:
             await self._manager.remove_ttl(blob_id, self._metadata)
         return Entry(id=blob_id, size_bytes=body.size_bytes)
 
     @override
-    async def read_into(
-        self,
-        key: str,
-        sink: base.Sink,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> None:
+    async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
         if not key.startswith(self._prefixes):
-            await super().read_into(key, sink, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
-            return None
-        base.check_read(key, start, size_bytes)
+            return await super().read_into(key, sink, **options)
+        start, size_bytes = base.checked_range(key, options)
+        deleted = options.get("deleted", False)
         tried: Entry | None = None
         while True:
             entry = await self._read_entry(key, deleted=deleted)

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from blobstore import base
 from blobstore.concurrency import give_up
@@ -32,24 +32,16 @@ def one_line(text: object) -> str:
     return repr(str(text))[1:-1]
 
 
-class PassedBody(base.Body):
-    """A body that awaits a function with the size of each chunk before it passes that on."""
+def passed_body(body: base.Body, passing: Callable[[int], Awaitable[None]]) -> base.Body:
+    """Return a body that awaits a function with the size of each chunk before it passes that on."""
 
-    def __init__(self, body: base.Body, passing: Callable[[int], Awaitable[None]]) -> None:
-        self._body = body
-        self._passing = passing
-
-    @property
-    @override
-    def size_bytes(self) -> int:
-        return self._body.size_bytes
-
-    @override
-    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self._body.read_chunks()) as chunks:
+    async def read() -> AsyncGenerator[bytes, None]:
+        async with aclosing(body.read_chunks()) as chunks:
             async for chunk in chunks:
-                await self._passing(len(chunk))
+                await passing(len(chunk))
                 yield chunk
+
+    return base.ReadBody(body.size_bytes, read)
 
 
 class CountedSink(base.Sink):
@@ -166,21 +158,9 @@ class ForwardingStore(base.BlobStore):
         return await self._send("put_if_absent", (key,), lambda: self._inner.put_if_absent(key, body, ttl_ms=ttl_ms))
 
     @override
-    async def read_into(
-        self,
-        key: str,
-        sink: base.Sink,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> None:
-        def read(into: base.Sink) -> Coroutine[Any, Any, None]:
-            return self._inner.read_into(key, into, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
-
+    async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
         async with self._around("get", key):
-            await self._read(read, sink)
+            await self._read(lambda into: self._inner.read_into(key, into, **options), sink)
 
     @override
     async def stat(self, key: str) -> base.BlobInfo | None:
@@ -228,17 +208,8 @@ class UndeletingStore(ForwardingStore):
     """Reads deleted blobs too, while the store keeps them: each read is one with Samza's `getDeleted`."""
 
     @override
-    async def read_into(
-        self,
-        key: str,
-        sink: base.Sink,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> None:
-        await super().read_into(key, sink, start=start, size_bytes=size_bytes, deleted=True, fresh=fresh)
+    async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
+        await super().read_into(key, sink, **{**options, "deleted": True})
 
 
 class Meter:
@@ -303,7 +274,7 @@ class MeteredStore(ForwardingStore):
         async def count(size_bytes: int) -> None:
             self.meter.bytes_out += size_bytes
 
-        return PassedBody(body, count)
+        return passed_body(body, count)
 
     @override
     async def _read(self, read: Read, sink: base.Sink) -> None:
@@ -477,7 +448,7 @@ class PacedStore(ForwardingStore):
 
     @override
     def _wrap(self, body: base.Body) -> base.Body:
-        return PassedBody(body, self._bandwidth.pass_through) if self._paces_bodies else body
+        return passed_body(body, self._bandwidth.pass_through) if self._paces_bodies else body
 
     @override
     async def _read(self, read: Read, sink: base.Sink) -> None:

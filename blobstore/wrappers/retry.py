@@ -14,9 +14,20 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from tenacity import AsyncRetrying, retry_if_exception_type
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
-from blobstore.base import HELD_S, SINK_BYTES, BlobStore, Body, Buffer, Created, CreateOutcome, Sink, Unknown
+from blobstore.base import (
+    HELD_S,
+    SINK_BYTES,
+    BlobStore,
+    Body,
+    Buffer,
+    Created,
+    CreateOutcome,
+    ReadOptions,
+    Sink,
+    Unknown,
+)
 from blobstore.concurrency import give_up, shielded
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.wrappers.forwarding import ForwardingStore, InFlightLimit, Read, WatchedSink, one_line
@@ -168,17 +179,9 @@ class RetryingStore(ForwardingStore):
             return Unknown(reason=f"{unknown}; after {error.attempts} attempts: {error}")
 
     @override
-    async def read_into(
-        self,
-        key: str,
-        sink: Sink,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> None:
+    async def read_into(self, key: str, sink: Sink, **options: Unpack[ReadOptions]) -> None:
         watched, tries = WatchedSink(sink, asyncio.get_running_loop().time), _Tries()
+        start, size_bytes = options.get("start", 0), options.get("size_bytes")
         progress_bytes = self._settings.bytes_per_s_min * self._settings.progress_window_s
         counted_bytes = 0
 
@@ -188,9 +191,8 @@ class RetryingStore(ForwardingStore):
             if got_bytes and got_bytes == size_bytes:
                 return  # it broke after the last byte
             left = None if size_bytes is None else size_bytes - got_bytes
-            read = self._inner.read_into(
-                key, watched, start=start + got_bytes, size_bytes=left, deleted=deleted, fresh=fresh
-            )
+            options["start"], options["size_bytes"] = start + got_bytes, left
+            read = self._inner.read_into(key, watched, **options)
             # A range as large as that may be read in large pieces; of anything else the sink has what is a second old.
             is_large = left is not None and left >= SINK_BYTES
             unseen_bytes = SINK_BYTES if is_large else HELD_S * self._settings.bytes_per_s_min

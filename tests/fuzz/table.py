@@ -19,12 +19,11 @@ UNFUZZED: Final[dict[str, str]] = {
     **dict.fromkeys(
         (
             "blobstore.base.Body.read_chunks",
-            "blobstore.base.BytesBody.read_chunks",
             "blobstore.base.read_blob",
             "blobstore.local.files.LocalFile.read_chunks",
             "blobstore.checkpoint_files.CheckpointWriter.read_chunks",
             "blobstore.local.files.read_chunks",
-            "blobstore.wrappers.forwarding.PassedBody.read_chunks",
+            "blobstore.base.ReadBody.read_chunks",
             "engine.checkpoint.live.read_small",
             "engine.checkpoint.store.read_row_schema",
             "engine.state.checkpoint_dir.CheckpointDir.read_range",
