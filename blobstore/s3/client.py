@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import botocore.auth
-import botocore.exceptions
 import botocore.loaders
 import botocore.parsers
 import botocore.utils
@@ -31,6 +30,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
+from botocore import exceptions as sdk
 from typing_extensions import override
 
 from blobstore import installed_release
@@ -57,6 +57,11 @@ _STARTING_S: Final = 0.5
 _loader: Final = functools.cache(botocore.loaders.create_loader)
 _NO_SUCH_HOST: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
+_NO_CREDENTIALS: Final = (
+    *(sdk.NoCredentialsError, sdk.PartialCredentialsError, sdk.CredentialRetrievalError, sdk.TokenRetrievalError),
+    sdk.UnauthorizedSSOTokenError,
+)
+_NO_CONNECTION: Final = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.SSLError)
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
@@ -184,7 +189,7 @@ class S3Client:
         why = ""
         try:
             answer = await client.call(method, {k: v for k, v in arguments.items() if v is not None})
-        except botocore.exceptions.ClientError as error:
+        except sdk.ClientError as error:
             outcome = read_refusal(error.response)
         except Exception as error:  # noqa: BLE001  (translated, and what is not the libraries' goes on as it is)
             outcome = _failure(error, arguments.get("Body"))
@@ -291,7 +296,7 @@ class S3Client:
                     config=config,
                 )
             )
-        except (botocore.exceptions.BotoCoreError, ValueError, OSError) as error:
+        except (sdk.BotoCoreError, ValueError, OSError) as error:
             raise InvalidRequestError(
                 f"no client can be made: {type(error).__name__}",
                 operation="open",
@@ -435,43 +440,19 @@ def _failure(error: Exception, body: Any) -> Exception:
 
 def _translated(error: Exception) -> Exception:
     """Return what an exception of the libraries is to the callers of this module."""
-    match error:
-        case (
-            botocore.exceptions.NoCredentialsError()
-            | botocore.exceptions.PartialCredentialsError()
-            | botocore.exceptions.CredentialRetrievalError()
-            | botocore.exceptions.TokenRetrievalError()
-            | botocore.exceptions.UnauthorizedSSOTokenError()
-        ):
-            return AccessDeniedError(
-                f"no credentials: {type(error).__name__}",
-                operation="sign",
-                hint="the standard chain found none: set AWS_PROFILE, AWS_ACCESS_KEY_ID or a role of this machine",
-            )
-        case botocore.exceptions.SSLError() if _is_untrusted(error):
-            return InvalidRequestError(
-                "the server's certificate is not trusted",
-                operation="connect",
-                hint="set ca_bundle (or AWS_CA_BUNDLE) to the certificate authority of the server",
-            )
-        case (
-            botocore.exceptions.EndpointConnectionError()
-            | botocore.exceptions.ConnectTimeoutError()
-            | botocore.exceptions.SSLError()
-        ) if not _was_connected(error):
-            return BrokenError(f"no connection: {type(error).__name__}", sent=False)
-        case botocore.exceptions.ParamValidationError() | botocore.exceptions.EndpointProviderError():
-            return InvalidRequestError(f"the SDK refuses the request: {type(error).__name__}", operation="sign")
-        case (
-            botocore.exceptions.HTTPClientError()
-            | botocore.exceptions.BotoCoreError()
-            | aiohttp.ClientError()
-            | TimeoutError()
-            | OSError()
-        ):
-            return BrokenError(type(error).__name__)
-        case _:
-            return error
+    name = type(error).__name__
+    if isinstance(error, _NO_CREDENTIALS):
+        hint = "the standard chain found none: set AWS_PROFILE, AWS_ACCESS_KEY_ID or a role of this machine"
+        return AccessDeniedError(f"no credentials: {name}", operation="sign", hint=hint)
+    if isinstance(error, sdk.SSLError) and _is_untrusted(error):
+        hint = "set ca_bundle (or AWS_CA_BUNDLE) to the certificate authority of the server"
+        return InvalidRequestError("the server's certificate is not trusted", operation="connect", hint=hint)
+    if isinstance(error, _NO_CONNECTION) and not _was_connected(error):
+        return BrokenError(f"no connection: {name}", sent=False)
+    if isinstance(error, sdk.ParamValidationError | sdk.EndpointProviderError):
+        return InvalidRequestError(f"the SDK refuses the request: {name}", operation="sign")
+    is_theirs = isinstance(error, sdk.HTTPClientError | sdk.BotoCoreError | aiohttp.ClientError | OSError)
+    return BrokenError(name) if is_theirs else error
 
 
 def _was_reading(error: BaseException) -> bool:
@@ -480,7 +461,7 @@ def _was_reading(error: BaseException) -> bool:
     return any(frame.f_globals.get("__name__") == botocore.parsers.__name__ for frame in frames)
 
 
-def _was_connected(error: botocore.exceptions.EndpointConnectionError) -> bool:
+def _was_connected(error: sdk.EndpointConnectionError) -> bool:
     """Return whether there was a connection before the failure: the SDK says "cannot connect" of a reset, too."""
     cause = error.kwargs.get("error")
     return isinstance(cause, aiohttp.ClientConnectionError) and not isinstance(cause, aiohttp.ClientConnectorError)
@@ -502,7 +483,7 @@ def _why_no_server(error: BaseException) -> str:
     return ""
 
 
-def _is_untrusted(error: botocore.exceptions.SSLError) -> bool:
+def _is_untrusted(error: sdk.SSLError) -> bool:
     """Return whether it is the certificate, and not a connection that broke in the handshake."""
     cause = error.kwargs.get("error")
     # urllib3 has what the system said in its own error's arguments.

@@ -400,7 +400,7 @@ def choose_rules(
     *, keep_since: Moment | None, keep_named: bool, policy: Path | None, **counts: int | None
 ) -> PolicyFile | None:
     """Return the rules that `retention_options` make; None if nothing is said; `UsageError` if they are wrong."""
-    given: dict[str, Any] = {name: count for name, count in counts.items() if count is not None}
+    given = {name: count for name, count in counts.items() if count is not None}
     if policy is not None:
         if given or keep_since is not None or not keep_named:
             hint = "put --keep-... and --no-keep-named into the file, or leave --policy out"
@@ -410,7 +410,7 @@ def choose_rules(
         return None
     if keep_since is not None:
         check_since(keep_since, subject="--keep-since")
-    return PolicyFile(entries=(PolicyEntry(pattern="*", keep_since=keep_since, keep_named=keep_named, **given),))
+    return PolicyFile(entries=(PolicyEntry(pattern="*", keep_since=keep_since, keep_named=keep_named, counts=given),))
 
 
 def resolve_rules(repository: SyncRepository, rules: PolicyFile, *, dry_run: bool = True) -> RetentionPolicy:

@@ -46,18 +46,11 @@ class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One rule as it is written: a time may be relative to the store's present."""
 
     pattern: str
-    keep_last: int = 0
     keep_since: Moment | None = None
     keep_named: bool = True
     keep_all: bool = False
-    keep_hourly: int = 0
-    keep_daily: int = 0
-    keep_weekly: int = 0
-    keep_monthly: int = 0
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in _COUNTS}
+    # By the name that a `Retention` has for it.
+    counts: dict[str, int] = {}
 
     def resolve(self, now_ms: int) -> RetentionRule:
         if self.keep_all:
@@ -163,9 +156,9 @@ def _entry(path: Path, lines: list[str], start: int, table: Mapping[str, Any]) -
             fields["keep_since"] = check_since(parse_moment(since), subject=repr(since))
         except UsageError as error:
             raise wrong("keep_since", f"keep_since {error.subject} {bare_message(error)}", error.hint) from None
-    pattern = fields.pop("match")
-    entry = PolicyEntry(pattern=pattern, **fields)
-    keeps_some = any(entry.counts.values()) or entry.keep_since is not None
+    counts = {name: fields.pop(name) for name in _COUNTS if name in fields}
+    entry = PolicyEntry(pattern=fields.pop("match"), counts=counts, **fields)
+    keeps_some = bool(counts) or entry.keep_since is not None
     if entry.keep_all == keeps_some:
         message = "keeps all and not all" if keeps_some else "keeps nothing but the newest commits"
         hint = "give keep_last, keep_since, keep_daily or the like; or keep_all"
