@@ -384,12 +384,9 @@ def check_put(key: str, ttl_ms: int | None, operation: str) -> None:
 def check_not_within(others: Sequence[str], operation: str) -> None:
     """Refuse a place within other stores, if there are any."""
     if others:
-        raise InvalidRequestError(
-            f"lies within {others[0]!r}, which is in use",
-            operation=operation,
-            key=others[0],
-            hint="choose a place beside it: what is below it would be taken for its own",
-        )
+        message = f"lies within {others[0]!r}, which is in use"
+        hint = "choose a place beside it: what is below it would be taken for its own"
+        raise InvalidRequestError(message, operation=operation, key=others[0], hint=hint)
 
 
 def check_list(prefix: str, limit: int) -> None:
@@ -424,11 +421,8 @@ def range_size_bytes(start: int, size_bytes: int | None, *, blob_size_bytes: int
     """Return the size of a range; refuse one that is not within the blob. An empty one at its very end is within it."""
     wanted = blob_size_bytes - start if size_bytes is None else size_bytes
     if wanted < 0 or start + wanted > blob_size_bytes:
-        raise InvalidRequestError(
-            f"the range of {size_bytes} bytes from {start} is not within {blob_size_bytes} bytes",
-            operation="get",
-            key=key,
-        )
+        message = f"the range of {size_bytes} bytes from {start} is not within {blob_size_bytes} bytes"
+        raise InvalidRequestError(message, operation="get", key=key)
     return wanted
 
 
@@ -442,12 +436,9 @@ async def checked_chunks(body: Body, *, operation: str, key: str) -> AsyncGenera
                 break
             yield chunk
     if seen != body.size_bytes:
-        raise InvalidRequestError(
-            f"the body yields {'more' if seen > body.size_bytes else seen} instead of {body.size_bytes} bytes",
-            operation=operation,
-            key=key,
-            hint="what is read changed meanwhile, or its size was given wrong; nothing was written",
-        )
+        message = f"the body yields {'more' if seen > body.size_bytes else seen} instead of {body.size_bytes} bytes"
+        hint = "what is read changed meanwhile, or its size was given wrong; nothing was written"
+        raise InvalidRequestError(message, operation=operation, key=key, hint=hint)
 
 
 async def read_blob(
@@ -458,12 +449,9 @@ async def read_blob(
     try:
         await store.read_into(key, sink, deleted=deleted, fresh=fresh)
     except TooLargeError:
-        raise InvalidRequestError(
-            f"is larger than the {size_bytes_max} bytes that it may have",
-            operation="get",
-            key=key,
-            hint="the object is not what it claims to be; nothing was read further",
-        ) from None
+        message = f"is larger than the {size_bytes_max} bytes that it may have"
+        hint = "the object is not what it claims to be; nothing was read further"
+        raise InvalidRequestError(message, operation="get", key=key, hint=hint) from None
     return sink.data
 
 

@@ -258,11 +258,8 @@ class CheckpointFiles:
         failures = await self._store.delete(keys)
         if failures:
             first = failures[0]
-            raise StoreUnavailableError(
-                f"{len(failures)} of {len(keys)} were not deleted, the first because: {first.reason}",
-                operation="delete",
-                key=first.key,
-            )
+            message = f"{len(failures)} of {len(keys)} were not deleted, the first because: {first.reason}"
+            raise StoreUnavailableError(message, operation="delete", key=first.key)
 
     async def abort_unfinished(self, *, older_than_ms: int) -> None:
         """Remove what writers that died have left unfinished; what cannot be removed is for the next call."""

@@ -355,12 +355,9 @@ class TtlLinks:
             return None
         match = _TTL.fullmatch(text)
         if match is None:
-            raise BlobCorruptError(
-                f"its TTL link reads {text!r}",
-                operation="stat",
-                key=key,
-                hint=f"somebody else wrote {self._dirs.root / TTL / key}: remove it to make the blob permanent",
-            )
+            message = f"its TTL link reads {text!r}"
+            hint = f"somebody else wrote {self._dirs.root / TTL / key}: remove it to make the blob permanent"
+            raise BlobCorruptError(message, operation="stat", key=key, hint=hint)
         return int(match[1])
 
     def promise(self, key: str, ttl_ms: int, *, is_there: Callable[[], bool]) -> None:

@@ -431,12 +431,9 @@ def check_unused(dirs: StoreDirs, operation: str) -> None:
                 path = f"{within}/{name}".removeprefix("/")
                 mode = os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode
                 if not _is_left(path, is_dir=stat.S_ISDIR(mode)):
-                    raise InvalidRequestError(
-                        f"the directory has something else in it: {path!r}",
-                        operation=operation,
-                        key=str(dirs.root),
-                        hint="name an empty directory, or one to be made: a repository has its directory to itself",
-                    )
+                    message = f"the directory has something else in it: {path!r}"
+                    hint = "name an empty directory, or one to be made: a repository has its directory to itself"
+                    raise InvalidRequestError(message, operation=operation, key=str(dirs.root), hint=hint)
             if not within and _LOST_AND_FOUND in directories:
                 directories.remove(_LOST_AND_FOUND)  # is root's alone
 

@@ -163,11 +163,9 @@ class S3Client:
         self._misled_since_s = self._misled_since_s or now_s
         if now_s - self._misled_since_s < _STARTING_S:
             return BrokenError(f"no connection: {why}", sent=False)
-        return InvalidRequestError(
-            f"no connection: {why}",
-            operation="connect",
-            hint="check scheme, host and port of endpoint_url (or region), and whether the server runs",
-        )
+        message = f"no connection: {why}"
+        hint = "check scheme, host and port of endpoint_url (or region), and whether the server runs"
+        return InvalidRequestError(message, operation="connect", hint=hint)
 
     async def close(self) -> None:
         self._client = None
@@ -297,21 +295,17 @@ class S3Client:
                 )
             )
         except (sdk.BotoCoreError, ValueError, OSError) as error:
-            raise InvalidRequestError(
-                f"no client can be made: {type(error).__name__}",
-                operation="open",
-                hint="check endpoint_url, region, ca_bundle and the profile in the environment or ~/.aws/config",
-            ) from None
+            message = f"no client can be made: {type(error).__name__}"
+            hint = "check endpoint_url, region, ca_bundle and the profile in the environment or ~/.aws/config"
+            raise InvalidRequestError(message, operation="open", hint=hint) from None
         endpoint = client.meta.endpoint_url
         check_endpoint(endpoint, allow_http=settings.allow_http)
         if verified_by is False and not endpoint.startswith("http:"):
             raise InvalidRequestError("TLS would not be verified", operation="open")
         if endpoint.startswith("http:") and not settings.allow_http and botocore.utils.get_environ_proxies(endpoint):
-            raise InvalidRequestError(
-                "the way to this machine leads through a proxy, in the open",
-                operation="open",
-                hint=f"put {urlsplit(endpoint).hostname} into NO_PROXY",
-            )
+            message = "the way to this machine leads through a proxy, in the open"
+            hint = f"put {urlsplit(endpoint).hostname} into NO_PROXY"
+            raise InvalidRequestError(message, operation="open", hint=hint)
         # Some servers never answer it, and the client would wait for ever.
         client.meta.events.register_last("before-call.s3", _drop_expect)
         client.meta.events.register_last("before-call.s3.HeadBucket", _ask_no_region)
@@ -403,12 +397,9 @@ async def _check_ca_bundle(path: str | None) -> None:
     try:
         await asyncio.to_thread(ssl.create_default_context, cafile=path)
     except OSError as error:
-        raise InvalidRequestError(
-            f"the certificates cannot be loaded: {error.strerror or type(error).__name__}",
-            operation="open",
-            key=path,
-            hint="set ca_bundle (or AWS_CA_BUNDLE) to a PEM file with the certificate authority of the server",
-        ) from error
+        message = f"the certificates cannot be loaded: {error.strerror or type(error).__name__}"
+        hint = "set ca_bundle (or AWS_CA_BUNDLE) to a PEM file with the certificate authority of the server"
+        raise InvalidRequestError(message, operation="open", key=path, hint=hint) from error
 
 
 def _is_loopback(host: str) -> bool:

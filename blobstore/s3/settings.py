@@ -107,17 +107,11 @@ def decode_profile(data: bytes) -> StoreProfile:
     try:
         profile = msgspec.json.decode(data, type=StoreProfile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(
-            f"is not a valid profile of a blob store: {error}",
-            operation="open",
-            key=PROFILE_KEY,
-            hint="`tidemark doctor` writes a new one",
-        ) from error
+        message = f"is not a valid profile of a blob store: {error}"
+        hint = "`tidemark doctor` writes a new one"
+        raise InvalidRequestError(message, operation="open", key=PROFILE_KEY, hint=hint) from error
     if profile.schema > PROFILE_SCHEMA:
-        raise CapabilityMissingError(
-            f"has schema {profile.schema}, this release knows {PROFILE_SCHEMA}",
-            operation="open",
-            key=PROFILE_KEY,
-            hint="upgrade tidemark, or write a new profile with this release's `tidemark doctor`",
-        )
+        message = f"has schema {profile.schema}, this release knows {PROFILE_SCHEMA}"
+        hint = "upgrade tidemark, or write a new profile with this release's `tidemark doctor`"
+        raise CapabilityMissingError(message, operation="open", key=PROFILE_KEY, hint=hint)
     return profile

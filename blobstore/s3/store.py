@@ -75,12 +75,10 @@ class S3Store(base.BlobStore):
         bandwidth: Bandwidth | None = None,
     ) -> None:
         if not _BUCKET.fullmatch(bucket):
-            raise InvalidRequestError(
-                "is not the name of a bucket",
-                operation="open",
-                key="s3://",  # no more, nor of a prefix: either may hold a secret that was put there by mistake
-                hint="3 to 63 of a-z, 0-9, `.` and `-`: s3://bucket/prefix",
-            )
+            message = "is not the name of a bucket"
+            hint = "3 to 63 of a-z, 0-9, `.` and `-`: s3://bucket/prefix"
+            # No more of the URL, nor of a prefix: either may hold a secret that was put there by mistake.
+            raise InvalidRequestError(message, operation="open", key="s3://", hint=hint)
         self.bucket = bucket
         self.prefix = _checked_prefix(prefix)
         self.settings = settings or S3Settings()
@@ -487,12 +485,9 @@ def _checked_prefix(prefix: str) -> str:
     try:
         return base.check_key(prefix, "open") if prefix else ""
     except InvalidRequestError:
-        raise InvalidRequestError(
-            "is not a prefix that tidemark can use",
-            operation="open",
-            key="s3://",
-            hint="components of A-Za-z0-9._-@~%+=, between single slashes, as in s3://bucket/team/state",
-        ) from None
+        message = "is not a prefix that tidemark can use"
+        hint = "components of A-Za-z0-9._-@~%+=, between single slashes, as in s3://bucket/team/state"
+        raise InvalidRequestError(message, operation="open", key="s3://", hint=hint) from None
 
 
 def _promised_bytes(answer: Answer, start: int, size_bytes: int | None, key: str) -> int:

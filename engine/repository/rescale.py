@@ -148,13 +148,11 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(message, operation=_OPERATION, subject=subject) from error
         place = self.hashes.partition_of(values, math.lcm(self.before, self.after))
         if place % self.before != task:
-            raise MisplacedKeyError(
+            message = (
                 f"the key {_shown(key)} is in task {task} of {self.before}, and belongs in task {place % self.before}, "
-                f"by {KEY_HASH} of {', '.join(self.hashes.columns)}, which are {tuple(values)!r:.200}",
-                operation=_OPERATION,
-                subject=f"store {self.store}",
-                hint=_WRONG,
+                f"by {KEY_HASH} of {', '.join(self.hashes.columns)}, which are {tuple(values)!r:.200}"
             )
+            raise MisplacedKeyError(message, operation=_OPERATION, subject=f"store {self.store}", hint=_WRONG)
         return place % self.after
 
 
