@@ -123,45 +123,54 @@ async def run_blocking(
     return await shielded(asyncio.get_running_loop().run_in_executor(None, call))
 
 
-class ByteBudget:
-    """A bound on the bytes that all transfers together hold. Who asks first is served first."""
+class Budget:
+    """A bound on what is under way at once. Who asks first is served first.
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._held_bytes = 0
+    Attributes:
+        allowed: How much at present.
+        under_way: How much there is; none of it is ever taken back.
+    """
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.under_way = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def hold(self, size_bytes: int) -> AsyncIterator[None]:
-        """Wait until a number of bytes are free, and hold them for the block; more than there are count as all."""
-        size_bytes = min(size_bytes, self._bytes_max)
-        if self._waiting or self._held_bytes + size_bytes > self._bytes_max:
-            await self._wait(size_bytes)
+    async def hold(self, size: int = 1) -> AsyncIterator[None]:
+        """Wait until so much is free, and hold it for the block; more than is allowed counts as all of that."""
+        size = min(size, self.allowed)
+        if self._waiting or self.under_way + size > self.allowed:
+            await self._wait(size)
         else:
-            self._held_bytes += size_bytes
+            self.under_way += size
         try:
             yield
         finally:
-            self._held_bytes -= size_bytes
+            self.under_way -= size
             self._serve()
 
-    async def _wait(self, size_bytes: int) -> None:
+    async def _wait(self, size: int) -> None:
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((size_bytes, turn))
+        self._waiting.append((size, turn))
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._held_bytes -= size_bytes
+                self.under_way -= size  # it came in the same moment as the cancellation
             self._serve()
             raise
 
     def _serve(self) -> None:
         while self._waiting:
-            size_bytes, turn = self._waiting[0]
+            size, turn = self._waiting[0]
             if not turn.done():
-                if self._held_bytes + size_bytes > self._bytes_max:
+                if self.under_way + size > self.allowed:
                     return
-                self._held_bytes += size_bytes
+                self.under_way += size
                 turn.set_result(None)
             self._waiting.popleft()
+
+
+class ByteBudget(Budget):
+    """A bound on the bytes that all transfers together hold."""

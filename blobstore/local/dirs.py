@@ -35,7 +35,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from blobstore.base import UnfinishedPut, is_component
 from blobstore.errors import BlobCorruptError
@@ -149,28 +149,22 @@ class StoreDirs:
         return found
 
 
-class ReadDirs:
+class ReadDirs(ExitStack):
     """Opens one directory after the other and keeps the last one open: what follows is mostly in it too. Blocks."""
 
     def __init__(self, dirs: StoreDirs) -> None:
+        super().__init__()
         self._dirs = dirs
-        self._stack = ExitStack()
         self._directory: str | None = None
         self._descriptor: int | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def enter(self, directory: str) -> int | None:
         """Open a directory, which stays open until the next call for another one; None if it is not there."""
         if directory != self._directory:
-            self._stack.close()
+            self.close()
             self._directory = self._descriptor = None
             with suppress(FileNotFoundError, NotADirectoryError):
-                self._descriptor = self._stack.enter_context(self._dirs.opened(directory))
+                self._descriptor = self.enter_context(self._dirs.opened(directory))
             self._directory = directory
         return self._descriptor
 

@@ -8,16 +8,15 @@ import asyncio
 import copy
 import logging
 import threading
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
-from types import TracebackType
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, Final, TypeVar
 
 from typing_extensions import Unpack, override
 
 from blobstore import base
-from blobstore.concurrency import give_up
+from blobstore.concurrency import Budget, give_up
 from blobstore.errors import InvalidRequestError, StoreError
 from blobstore.tracing import IS_INSTALLED, span
 
@@ -293,8 +292,8 @@ BURST_S: Final = 0.25
 GRAIN_S: Final = 0.01
 
 
-class InFlightLimit(AbstractAsyncContextManager[None]):
-    """Lets requests wait for a slot, in the order in which they came, and hold it for their block.
+class InFlightLimit(Budget):
+    """A number of requests at once, which the answers of the store change.
 
     Halves when the store asks for less, and grows by one after every `in_flight_max` successes, up to that, as TCP does
     (RFC 5681; design 0003, E2). So slow a growth keeps the refusals that each step too far costs to a few in a hundred,
@@ -303,21 +302,14 @@ class InFlightLimit(AbstractAsyncContextManager[None]):
     One object is given to the store that keeps the limit and to the one that hears the answers. Sixteen requests that
     are refused together are one piece of news, not sixteen: as long as more are under way than are allowed, the last
     halving has not come into force, and no answer shows whether it was right.
-
-    Attributes:
-        allowed: How many at present, from 1 to `in_flight_max`.
-        under_way: How many there are; none of them is ever taken back.
     """
 
     def __init__(self, in_flight_max: int) -> None:
         if in_flight_max < 1:
             raise InvalidRequestError(f"in_flight_max is {in_flight_max}, which lets nothing through", operation="open")
+        super().__init__(in_flight_max)
         self._in_flight_max = in_flight_max
         self._successes = 0
-        # Requests that wait while there is no slot; empty whenever there is one.
-        self._queue: deque[asyncio.Future[None]] = deque()
-        self.allowed = in_flight_max
-        self.under_way = 0
 
     def shrink(self) -> bool:
         """Note that the store asked for less; return whether less is allowed from now on."""
@@ -335,43 +327,7 @@ class InFlightLimit(AbstractAsyncContextManager[None]):
         if self._successes >= self._in_flight_max:
             self._successes = 0
             self.allowed += 1
-            self._let_in()
-
-    @override
-    async def __aenter__(self) -> None:
-        if self.under_way < self.allowed:
-            self.under_way += 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
-        try:
-            await turn
-        except BaseException:
-            if turn.done() and not turn.cancelled():
-                # The slot came in the same moment as the cancellation.
-                self._give_back()
-            else:
-                turn.cancel()
-                with suppress(ValueError):  # passed over by `_let_in` already
-                    self._queue.remove(turn)
-            raise
-
-    @override
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._give_back()
-
-    def _give_back(self) -> None:
-        self.under_way -= 1
-        self._let_in()
-
-    def _let_in(self) -> None:
-        while self._queue and self.under_way < self.allowed:
-            turn = self._queue.popleft()
-            if not turn.done():
-                self.under_way += 1
-                turn.set_result(None)
+            self._serve()
 
 
 class LimitedStore(ForwardingStore):
@@ -388,7 +344,7 @@ class LimitedStore(ForwardingStore):
     @override
     def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:
         _LOG.debug("%s %s", operation, one_line(keys[0]) if len(keys) == 1 else f"{len(keys)} keys")
-        return self._limit
+        return self._limit.hold()
 
 
 class Bandwidth:

@@ -9,7 +9,7 @@ from tests.simulation.model.virtual_loop import run_jumping
 
 
 async def hold(limit: InFlightLimit, seconds_s: float = 1e6) -> None:
-    async with limit:
+    async with limit.hold():
         await asyncio.sleep(seconds_s)
 
 
@@ -120,7 +120,7 @@ async def test_slots_are_given_in_order() -> None:
     order: list[int] = []
 
     async def enter(number: int) -> None:
-        async with limit:
+        async with limit.hold():
             order.append(number)
             await asyncio.sleep(0)
 
@@ -147,7 +147,7 @@ async def test_a_slot_that_comes_together_with_a_cancellation_is_not_lost(slot_f
     leaves = asyncio.Event()
 
     async def leave() -> None:
-        async with limit:
+        async with limit.hold():
             await leaves.wait()
 
     holding = asyncio.create_task(leave())
@@ -175,7 +175,7 @@ def test_in_any_order_of_events_no_slot_is_lost_and_none_is_given_twice(seed: in
 
         async def one() -> None:
             nonlocal inside
-            async with limit:
+            async with limit.hold():
                 inside += 1
                 assert inside == limit.under_way or inside < limit.under_way <= 5
                 try:
