@@ -13,15 +13,8 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from blobstore import base
+from blobstore import base, errors
 from blobstore.concurrency import run_blocking
-from blobstore.errors import (
-    BlobNotFoundError,
-    CheckpointFileExistsError,
-    CheckpointUnknownError,
-    InvalidRequestError,
-    StoreUnavailableError,
-)
 from blobstore.local.files import CHUNK_BYTES
 
 # An empty blob of this name is in every directory that `mkdirs` made. No file may have it.
@@ -144,9 +137,9 @@ class CheckpointFiles:
             case base.Created():
                 return
             case base.Lost():
-                raise CheckpointFileExistsError("the file is there already", operation="publish", key=key)
+                raise errors.CheckpointFileExistsError("the file is there already", operation="publish", key=key)
             case base.Unknown(reason=reason):
-                raise CheckpointUnknownError(reason, operation="publish", key=key)
+                raise errors.CheckpointUnknownError(reason, operation="publish", key=key)
 
     async def read_into(self, path: str, sink: base.Sink) -> None:
         """Give the content of a file to a sink; raises `BlobNotFoundError` if there is none."""
@@ -181,7 +174,7 @@ class CheckpointFiles:
             if not page.truncated:
                 break
         if not exists:
-            raise BlobNotFoundError("there is no such directory", operation="list", key=prefix)
+            raise errors.BlobNotFoundError("there is no such directory", operation="list", key=prefix)
         return tuple(sorted(found, key=lambda status: status.path))
 
     async def walk(self, path: str = "") -> AsyncGenerator[FileStatus, None]:
@@ -221,10 +214,12 @@ class CheckpointFiles:
         for depth in range(len(names) + 1):
             directory = self._root + "".join(f"{name}/" for name in names[:depth])
             if depth and await self._store.stat(directory.removesuffix("/")) is not None:
-                raise CheckpointFileExistsError("a file is there", operation="mkdirs", key=directory.removesuffix("/"))
+                raise errors.CheckpointFileExistsError(
+                    "a file is there", operation="mkdirs", key=directory.removesuffix("/")
+                )
             outcome = await self._store.put_if_absent(directory + DIRECTORY_MARKER, base.BytesBody(b""))
             if isinstance(outcome, base.Unknown):
-                raise CheckpointUnknownError(outcome.reason, operation="mkdirs", key=directory)
+                raise errors.CheckpointUnknownError(outcome.reason, operation="mkdirs", key=directory)
 
     async def delete(self, path: str) -> None:
         """Remove a file, or a directory with all that is in it; no error if there is none.
@@ -259,7 +254,7 @@ class CheckpointFiles:
         if failures:
             first = failures[0]
             message = f"{len(failures)} of {len(keys)} were not deleted, the first because: {first.reason}"
-            raise StoreUnavailableError(message, operation="delete", key=first.key)
+            raise errors.StoreUnavailableError(message, operation="delete", key=first.key)
 
     async def abort_unfinished(self, *, older_than_ms: int) -> None:
         """Remove what writers that died have left unfinished; what cannot be removed is for the next call."""
@@ -272,7 +267,7 @@ class CheckpointFiles:
 
     def _key(self, path: str, operation: str) -> str:
         if not path or DIRECTORY_MARKER in path.split("/"):
-            raise InvalidRequestError("does not name a file", operation=operation, key=repr(path))
+            raise errors.InvalidRequestError("does not name a file", operation=operation, key=repr(path))
         return base.check_key(self._root + path, operation)
 
     def _prefix(self, path: str, operation: str) -> str:

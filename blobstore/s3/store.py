@@ -9,16 +9,8 @@ from typing import Any, Final
 
 from typing_extensions import Unpack, override
 
-from blobstore import base
+from blobstore import base, errors
 from blobstore.concurrency import map_bounded
-from blobstore.errors import (
-    AccessDeniedError,
-    BlobDeletedError,
-    BlobNotFoundError,
-    CapabilityMissingError,
-    InvalidRequestError,
-    StoreUnavailableError,
-)
 from blobstore.s3 import threads
 from blobstore.s3.bucket_rules import KEPT, TTL_TAG
 from blobstore.s3.client import S3Bucket, abandon
@@ -78,7 +70,7 @@ class S3Store(base.BlobStore):
             message = "is not the name of a bucket"
             hint = "3 to 63 of a-z, 0-9, `.` and `-`: s3://bucket/prefix"
             # No more of the URL, nor of a prefix: either may hold a secret that was put there by mistake.
-            raise InvalidRequestError(message, operation="open", key="s3://", hint=hint)
+            raise errors.InvalidRequestError(message, operation="open", key="s3://", hint=hint)
         self.bucket = bucket
         self.prefix = _checked_prefix(prefix)
         self.settings = settings or S3Settings()
@@ -147,12 +139,12 @@ class S3Store(base.BlobStore):
         await self._ready()
         try:
             await self._read(key, sink, wanted, options)
-        except BlobNotFoundError as error:
+        except errors.BlobNotFoundError as error:
             version = await self._deleted_version(wanted["Key"], "get", key)
             if version is None:
                 raise
             if not options.get("deleted"):
-                raise BlobDeletedError("was deleted", operation="get", key=key) from error
+                raise errors.BlobDeletedError("was deleted", operation="get", key=key) from error
             wanted["VersionId"] = version
             await self._read(key, sink, wanted, options)
 
@@ -204,7 +196,7 @@ class S3Store(base.BlobStore):
                 # Nothing but delete markers so far.
                 following = {"KeyMarker": name, "VersionIdMarker": str(answer["NextVersionIdMarker"])}
             if following == position:
-                raise StoreUnavailableError("the list does not go on", operation=operation, key=key)
+                raise errors.StoreUnavailableError("the list does not go on", operation=operation, key=key)
             position = following
         return None
 
@@ -221,7 +213,7 @@ class S3Store(base.BlobStore):
                 tags = await self._bucket.ask("get_object_tagging", "stat", key, Key=name)
                 if {"Key": TTL_TAG, "Value": KEPT} in tags.get("TagSet", ()):
                     ttl_ms = None
-        except BlobNotFoundError:
+        except errors.BlobNotFoundError:
             return None
         expires_at_ms = None if ttl_ms is None else created_at_ms + ttl_ms
         return base.BlobInfo(key=key, size_bytes=stored_bytes, created_at_ms=created_at_ms, expires_at_ms=expires_at_ms)
@@ -235,7 +227,7 @@ class S3Store(base.BlobStore):
             if not f"{'/'.join(parts[-levels:])}/".startswith(prefixes):
                 continue
             # Who may not look there does not use it either.
-            with suppress(BlobNotFoundError, AccessDeniedError):
+            with suppress(errors.BlobNotFoundError, errors.AccessDeniedError):
                 await self._ready()
                 await self._bucket.ask("head_object", "stat", marker, Key=above + marker)
                 found.append(f"s3://{self.bucket}/{above}".rstrip("/"))
@@ -261,13 +253,13 @@ class S3Store(base.BlobStore):
         before = start_after
         contents = answer.get("Contents", ())
         if answer.get("KeyCount", len(contents)) != len(contents) or len(contents) > limit:
-            raise StoreUnavailableError("the list is not as long as it says", operation="list_page", key=prefix)
+            raise errors.StoreUnavailableError("the list is not as long as it says", operation="list_page", key=prefix)
         for listed in contents:
             if self._root and listed["Key"] == self._root:
                 continue  # Hadoop marks the directory that is our root with an empty object; its key is none of ours
             key = self._key(listed["Key"])
             if key is None or not key.startswith(prefix) or key <= before:
-                raise StoreUnavailableError("the list repeats or goes astray", operation="list_page", key=prefix)
+                raise errors.StoreUnavailableError("the list repeats or goes astray", operation="list_page", key=prefix)
             before = key
             created_at_ms, size_bytes = whole_seconds_ms(listed["LastModified"]), int(listed["Size"])
             blobs.append(base.BlobInfo(key=key, size_bytes=size_bytes, created_at_ms=created_at_ms, ttl_known=False))
@@ -285,10 +277,10 @@ class S3Store(base.BlobStore):
         kept = {"TagSet": [{"Key": TTL_TAG, "Value": KEPT}]}
         try:
             await self._bucket.ask("put_object_tagging", "remove_ttl", key, Key=name, Tagging=kept)
-        except BlobNotFoundError as error:
+        except errors.BlobNotFoundError as error:
             if await self._deleted_version(name, "remove_ttl", key) is None:
                 raise
-            raise BlobDeletedError("was deleted", operation="remove_ttl", key=key) from error
+            raise errors.BlobDeletedError("was deleted", operation="remove_ttl", key=key) from error
 
     @override
     async def delete(self, keys: Sequence[str]) -> tuple[base.DeleteFailure, ...]:
@@ -300,18 +292,20 @@ class S3Store(base.BlobStore):
         wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
         try:
             answer = await self._bucket.ask("delete_objects", "delete", "", Delete=wanted)
-        except AccessDeniedError:
+        except errors.AccessDeniedError:
             # Ceph judges a batch by the bucket, to which rights on a prefix do not reach. Where the first may not be
             # deleted one by one either, that is the answer.
             (first, key), *rest = names.items()
-            with suppress(BlobNotFoundError):
+            with suppress(errors.BlobNotFoundError):
                 await self._bucket.ask("delete_object", "delete", key, Key=first)
             return await self._remove_each("delete_object", "delete", [(key, {"Key": name}) for name, key in rest])
         failures: list[base.DeleteFailure] = []
         for error in answer.get("Errors", ()):
             failed, code = names.get(str(error.get("Key", ""))), str(error.get("Code", ""))
             if failed is None:
-                raise StoreUnavailableError(f"failed for a key that was not asked for: {code}", operation="delete")
+                raise errors.StoreUnavailableError(
+                    f"failed for a key that was not asked for: {code}", operation="delete"
+                )
             if code != "NoSuchKey":
                 failures.append(
                     base.DeleteFailure(key=failed, reason=f"{code}: {showable(error.get('Message'))}".rstrip(": "))
@@ -334,7 +328,7 @@ class S3Store(base.BlobStore):
             if not answer.get("IsTruncated") or len(puts) >= _UNFINISHED_MAX:
                 return tuple(puts)
             if following == position or following["KeyMarker"] < position.get("KeyMarker", "") or not puts:
-                raise StoreUnavailableError("the list does not go on", operation="list_unfinished", key=prefix)
+                raise errors.StoreUnavailableError("the list does not go on", operation="list_unfinished", key=prefix)
             position = following
 
     def _unfinished(self, answer: Answer) -> list[base.UnfinishedPut]:
@@ -362,9 +356,9 @@ class S3Store(base.BlobStore):
         async def remove(keyed: tuple[str, dict[str, str]]) -> base.DeleteFailure | None:
             key, arguments = keyed
             try:
-                with suppress(BlobNotFoundError):
+                with suppress(errors.BlobNotFoundError):
                     await self._bucket.ask(method, operation, key, **arguments)
-            except AccessDeniedError as error:
+            except errors.AccessDeniedError as error:
                 return base.DeleteFailure(key=key, reason=str(error))
             return None
 
@@ -385,7 +379,7 @@ class S3Store(base.BlobStore):
                 raise store_error(error, "now_ms", "") from None
             now_ms = error.refusal.date_ms
         if now_ms is None:
-            raise StoreUnavailableError("the answer has no date", operation="now_ms")
+            raise errors.StoreUnavailableError("the answer has no date", operation="now_ms")
         return now_ms
 
     @override
@@ -431,7 +425,7 @@ class S3Store(base.BlobStore):
     def _object(self, key: str, operation: str) -> str:
         name = self._root + base.check_key(key, operation)
         if len(name) > _OBJECT_KEY_BYTES_MAX:
-            raise InvalidRequestError(
+            raise errors.InvalidRequestError(
                 f"is longer than {_OBJECT_KEY_BYTES_MAX} bytes with the prefix", operation=operation, key=repr(key)
             )
         return name
@@ -456,7 +450,7 @@ class S3Store(base.BlobStore):
         """Return whether what is deleted from now on stays as an older version; no if that may not be asked."""
         try:
             answer = await self._bucket.ask("get_bucket_versioning", "open", self.bucket)
-        except (AccessDeniedError, CapabilityMissingError):
+        except (errors.AccessDeniedError, errors.CapabilityMissingError):
             return False
         return answer.get("Status") == "Enabled"
 
@@ -467,7 +461,7 @@ class S3Store(base.BlobStore):
                 size_bytes = int(answer["ContentLength"])
             if size_bytes > PROFILE_BYTES_MAX:
                 abandon(answer)
-                raise InvalidRequestError("is too large for a profile", operation="open", key=PROFILE_KEY)
+                raise errors.InvalidRequestError("is too large for a profile", operation="open", key=PROFILE_KEY)
             async with aclosing(self._bucket.client.read(answer)) as chunks:
                 return decode_profile(b"".join([chunk async for chunk in chunks]))
         except BrokenError as error:
@@ -484,10 +478,10 @@ class S3Store(base.BlobStore):
 def _checked_prefix(prefix: str) -> str:
     try:
         return base.check_key(prefix, "open") if prefix else ""
-    except InvalidRequestError:
+    except errors.InvalidRequestError:
         message = "is not a prefix that tidemark can use"
         hint = "components of A-Za-z0-9._-@~%+=, between single slashes, as in s3://bucket/team/state"
-        raise InvalidRequestError(message, operation="open", key="s3://", hint=hint) from None
+        raise errors.InvalidRequestError(message, operation="open", key="s3://", hint=hint) from None
 
 
 def _promised_bytes(answer: Answer, start: int, size_bytes: int | None, key: str) -> int:
@@ -504,7 +498,7 @@ async def _checked_chunks(stream: AsyncGenerator[bytes, None], left: int, key: s
         async for chunk in chunks:
             left -= len(chunk)
             if left < 0:
-                raise StoreUnavailableError("more bytes came than were announced", operation="get", key=key)
+                raise errors.StoreUnavailableError("more bytes came than were announced", operation="get", key=key)
             yield chunk
     if left:
-        raise StoreUnavailableError(f"the last {left} bytes did not come", operation="get", key=key)
+        raise errors.StoreUnavailableError(f"the last {left} bytes did not come", operation="get", key=key)

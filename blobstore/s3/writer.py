@@ -15,15 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
+from blobstore import errors
 from blobstore.base import Body, Buffer, Created, CreateOutcome, Lost, UnfinishedPut, Unknown, checked_chunks
 from blobstore.concurrency import first_error, run_blocking
-from blobstore.errors import (
-    AccessDeniedError,
-    BlobNotFoundError,
-    CapabilityMissingError,
-    StoreError,
-    StoreUnavailableError,
-)
 from blobstore.s3.bucket_rules import EXPIRING, TTL_TAG
 from blobstore.s3.client import S3Bucket, S3Client, SentBody
 from blobstore.s3.errors import (
@@ -217,7 +211,7 @@ async def _tidy_up(tidy: Callable[[], Awaitable[object]]) -> None:
     """Tidy up as far as possible; what is left is found by `collect`."""
 
     async def bounded() -> None:
-        with suppress(RefusedError, BrokenError, StoreError, TimeoutError):
+        with suppress(RefusedError, BrokenError, errors.StoreError, TimeoutError):
             async with asyncio.timeout(_ABORT_TIMEOUT_S):
                 await tidy()
 
@@ -254,7 +248,7 @@ class S3Writer:
         """Write an object unless it is there; in parts only where completing these takes `If-None-Match`."""
         is_multipart = may_go_in_parts and blob.body.size_bytes > self._settings.single_put_bytes_max
         if blob.body.size_bytes > PUT_BYTES_MAX and not is_multipart:
-            raise CapabilityMissingError(
+            raise errors.CapabilityMissingError(
                 "is larger than one PUT can be, and this blob store cannot complete a multipart upload conditionally",
                 operation=blob.operation,
                 key=blob.key,
@@ -271,7 +265,7 @@ class S3Writer:
                 outcome = await self._create(blob, sent, write_id)
                 return outcome
             if known_id:
-                with suppress(BlobNotFoundError):
+                with suppress(errors.BlobNotFoundError):
                     outcome = _own(await self._look(blob), blob.key, write_id)
             if outcome is None:
                 outcome = await self.create_in_parts(blob, write_id=write_id)
@@ -322,7 +316,7 @@ class S3Writer:
         """
         try:
             answer = await self._look(blob)
-        except BlobNotFoundError:
+        except errors.BlobNotFoundError:
             return Unknown(reason="it was created, and was deleted before its time could be asked for")
         with answers(blob.operation, blob.key):
             return Created(created_at_ms=whole_seconds_ms(answer["LastModified"]))
@@ -384,18 +378,18 @@ def _own(answer: Answer, key: str, write_id: str) -> Created | None:
         return Created(created_at_ms=whole_seconds_ms(answer["LastModified"]))
 
 
-def _upload_error(error: RefusedError | BrokenError, blob: NewBlob) -> StoreError:
+def _upload_error(error: RefusedError | BrokenError, blob: NewBlob) -> errors.StoreError:
     """Return the error of an upload that was not completed; one that a collector aborted is begun again."""
     raised = store_error(error, blob.operation, blob.key)
-    return _as_unavailable(error, blob) if isinstance(raised, BlobNotFoundError) else raised
+    return _as_unavailable(error, blob) if isinstance(raised, errors.BlobNotFoundError) else raised
 
 
-def _as_unavailable(error: RefusedError | BrokenError, blob: NewBlob) -> StoreError:
+def _as_unavailable(error: RefusedError | BrokenError, blob: NewBlob) -> errors.StoreError:
     """Return the error of a put that did not happen, and may when tried again: a 412 is not the caller's fault."""
     raised = store_error(error, blob.operation, blob.key)
-    if isinstance(raised, StoreUnavailableError | AccessDeniedError):
+    if isinstance(raised, errors.StoreUnavailableError | errors.AccessDeniedError):
         return raised
-    return StoreUnavailableError(str(raised), operation=blob.operation, key=blob.key)
+    return errors.StoreUnavailableError(str(raised), operation=blob.operation, key=blob.key)
 
 
 def _status(error: RefusedError | BrokenError) -> int:

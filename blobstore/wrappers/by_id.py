@@ -14,16 +14,8 @@ from typing import Annotated, Final, Literal, Protocol
 import msgspec
 from typing_extensions import Unpack, override
 
-from blobstore import base
+from blobstore import base, errors
 from blobstore.concurrency import map_bounded
-from blobstore.errors import (
-    BlobCorruptError,
-    BlobDeletedError,
-    BlobNotFoundError,
-    InvalidRequestError,
-    StoreError,
-    StoreUnavailableError,
-)
 from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 
@@ -74,7 +66,7 @@ class _AnyEntry(msgspec.Struct):
     schema: int
 
 
-class _ForeignError(BlobCorruptError):
+class _ForeignError(errors.BlobCorruptError):
     """Nobody wrote these bytes as an entry, so that the manager has nothing of them."""
 
 
@@ -86,7 +78,7 @@ def decode_entry(data: bytes, key: str) -> Entry:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             if msgspec.json.decode(data, type=_AnyEntry).schema > 1:
                 hint = "use the tidemark that wrote it, or a newer one"
-                raise BlobCorruptError(
+                raise errors.BlobCorruptError(
                     "is the entry of a newer tidemark", operation="get", key=key, hint=hint
                 ) from error
         raise _foreign(key) from error
@@ -163,7 +155,7 @@ class ManagedStore(ForwardingStore):
         if ttl_ms is not None and ttl_ms > self._ttl_max_ms:
             message = f"a TTL of {ttl_ms} ms is longer than the {self._ttl_max_ms} ms that the manager allows"
             hint = "init the repository with a shorter ttl_ms"
-            raise InvalidRequestError(message, operation=operation, key=key, hint=hint)
+            raise errors.InvalidRequestError(message, operation=operation, key=key, hint=hint)
         read = functools.partial(base.checked_chunks, body, operation=operation, key=key)
         blob_id = await self._manager.put(base.ReadBody(body.size_bytes, read), self._metadata)
         if ttl_ms is None:
@@ -183,7 +175,7 @@ class ManagedStore(ForwardingStore):
             chunks = self._manager.get(entry.id, self._metadata, deleted=deleted)
             try:
                 return await base.write_chunks(_cut(chunks, start, start + wanted, key), sink)
-            except BlobNotFoundError as error:
+            except errors.BlobNotFoundError as error:
                 if entry == tried:
                     raise _bytes_gone(error, entry, "get", key) from error
                 tried = entry  # it may have been replaced, or deleted, since the entry was read
@@ -212,7 +204,7 @@ class ManagedStore(ForwardingStore):
             return info
         try:
             entry = await self._find(info.key)
-        except BlobCorruptError:
+        except errors.BlobCorruptError:
             return info  # a list that stops here would stop each collection, which alone can delete it (B4)
         return None if entry is None else msgspec.structs.replace(info, size_bytes=entry.size_bytes)
 
@@ -234,9 +226,9 @@ class ManagedStore(ForwardingStore):
 
         try:
             await self._single.repeat("delete", key, delete)
-        except StoreUnavailableError:
+        except errors.StoreUnavailableError:
             raise
-        except StoreError as error:
+        except errors.StoreError as error:
             return base.DeleteFailure(key=key, reason=str(error))
         return None
 
@@ -245,7 +237,7 @@ class ManagedStore(ForwardingStore):
         if key.startswith(self._prefixes) and (entry := await self._find(key)) is not None:
             try:
                 await self._manager.remove_ttl(entry.id, self._metadata)
-            except BlobNotFoundError as error:
+            except errors.BlobNotFoundError as error:
                 raise _bytes_gone(error, entry, "remove_ttl", key) from error
             if not super().capabilities.removes_ttl:
                 info = await super().stat(key)
@@ -258,7 +250,7 @@ class ManagedStore(ForwardingStore):
     async def _find(self, key: str) -> Entry | None:
         try:
             return await self._read_entry(key)
-        except BlobNotFoundError:
+        except errors.BlobNotFoundError:
             return None
 
     async def _find_own(self, key: str) -> Entry | None:
@@ -278,7 +270,7 @@ class ManagedStore(ForwardingStore):
 
     async def _forget(self, entry: Entry) -> None:
         """Delete the bytes of an entry; those that are gone already are deleted."""
-        with suppress(BlobNotFoundError):
+        with suppress(errors.BlobNotFoundError):
             await self._manager.delete(entry.id, self._metadata)
 
 
@@ -286,8 +278,8 @@ def _body(entry: Entry) -> base.BytesBody:
     return base.BytesBody(msgspec.json.encode(entry))
 
 
-def _bytes_gone(error: BlobNotFoundError, entry: Entry, operation: str, key: str) -> BlobNotFoundError:
-    kind = BlobDeletedError if isinstance(error, BlobDeletedError) else BlobNotFoundError
+def _bytes_gone(error: errors.BlobNotFoundError, entry: Entry, operation: str, key: str) -> errors.BlobNotFoundError:
+    kind = errors.BlobDeletedError if isinstance(error, errors.BlobDeletedError) else errors.BlobNotFoundError
     return kind(f"the manager has no blob {entry.id!r}", operation=operation, key=key)
 
 
@@ -303,4 +295,6 @@ async def _cut(chunks: AsyncGenerator[bytes, None], start: int, end: int, key: s
             at += len(chunk)
             if at >= end:
                 return
-    raise StoreUnavailableError(f"the manager sent {at} bytes, and {end} were asked for", operation="get", key=key)
+    raise errors.StoreUnavailableError(
+        f"the manager sent {at} bytes, and {end} were asked for", operation="get", key=key
+    )

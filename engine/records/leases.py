@@ -14,15 +14,8 @@ from typing import Final
 
 import msgspec
 
+from blobstore import errors
 from blobstore.base import BlobStore, BytesBody, Created, Unknown, list_blobs
-from blobstore.errors import (
-    REFUSALS,
-    AccessDeniedError,
-    BlobNotFoundError,
-    StoreError,
-    StoreFullError,
-    StoreUnavailableError,
-)
 from engine.errors import CollectedError, LeaseExpiredError, NotFoundError, UnsafeStoreError, UsageError, restated
 from engine.records import log
 from engine.records.indexes import settle_record
@@ -100,7 +93,7 @@ async def list_namings(store: BlobStore, noted: log.Noted, prefix: str = NAMES) 
             continue
         try:
             record = await noted.read(blob.key, log.read_record(store, blob.key, decode_name))
-        except BlobNotFoundError:
+        except errors.BlobNotFoundError:
             continue  # released, and collected since the listing
         if record is not None:
             namings.append(Naming(key=blob.key, created_at_ms=blob.created_at_ms, id=naming_id, record=record))
@@ -133,7 +126,7 @@ class PinLease:
         self._ends_at_ms = 0
         self.pinned = False
         self.valid_until_ms = 0
-        self.last_error: StoreError | None = None
+        self.last_error: errors.StoreError | None = None
         self.kept = False
 
     async def begin(self) -> None:
@@ -153,7 +146,7 @@ class PinLease:
             await asyncio.sleep(self._pin.duration_ms / RENEWALS_PER_DURATION / 1000)
             try:
                 created = await self._put(self._pin)
-            except StoreError as error:
+            except errors.StoreError as error:
                 self.last_error = error
                 _LOG.warning("%s was not renewed: %s", self.where, error)
                 continue
@@ -200,7 +193,7 @@ async def hold_pin(
     lease = PinLease(store, pin, margin_ms)
     try:
         await lease.begin()
-    except (AccessDeniedError, StoreFullError) as error:
+    except (errors.AccessDeniedError, errors.StoreFullError) as error:
         if required:
             raise
         lease.last_error = error
@@ -219,7 +212,7 @@ async def hold_pin(
         # A pin that cannot be released expires by itself; the block's own outcome matters more.
         try:
             await lease.release()
-        except StoreError as error:
+        except errors.StoreError as error:
             _LOG.warning("%s was not released, and ends by itself: %s", lease.where, error)
 
 
@@ -249,7 +242,7 @@ async def check_open(store: BlobStore, commit: Commit) -> None:
 
 async def is_closed_by_now(store: BlobStore, commit: Commit) -> bool:
     """Return whether `check_open` would refuse a commit; not if nobody can say so."""
-    with contextlib.suppress(StoreError, FormatError, UnsafeStoreError):
+    with contextlib.suppress(errors.StoreError, FormatError, UnsafeStoreError):
         try:
             await check_open(store, commit)
         except NotFoundError:
@@ -297,11 +290,11 @@ async def give_name(
         lease.kept = True
         try:
             outcome = await store.put_if_absent(key, BytesBody(data))
-        except REFUSALS:
+        except errors.REFUSALS:
             lease.kept = False
             raise
         if isinstance(outcome, Unknown):
-            raise StoreUnavailableError(outcome.reason, operation="name", key=key)
+            raise errors.StoreUnavailableError(outcome.reason, operation="name", key=key)
         # Lost: nobody else has this key, so an earlier copy of the request was there first. One that came too late is
         # judged by the listing, as for every reader.
         lease.kept = isinstance(outcome, Created) and outcome.created_at_ms > record.valid_until_ms
