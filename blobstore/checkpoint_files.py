@@ -230,14 +230,8 @@ class CheckpointFiles:
             InvalidRequestError: The path is empty: nobody deletes the root by a slip.
             StoreUnavailableError: Something was not deleted; do it again.
         """
-        batch = [self._key(path, "delete")]
-        async for blob in base.list_blobs(self._store, self._prefix(path, "delete")):
-            batch.append(blob.key)
-            if len(batch) == base.DELETE_BATCH_MAX:
-                await self._delete(batch)
-                batch.clear()
-        if batch:
-            await self._delete(batch)
+        listed = base.list_blobs(self._store, self._prefix(path, "delete"))
+        await self._delete([self._key(path, "delete"), *[blob.key async for blob in listed]])
 
     async def delete_files(self, paths: Sequence[str]) -> None:
         """Remove files, not directories, up to 1,000 with one request, in this order; no error for one that is gone.
@@ -245,16 +239,14 @@ class CheckpointFiles:
         Raises:
             StoreUnavailableError: Something was not deleted, and nothing of a later batch was; do it again.
         """
-        keys = [self._key(path, "delete") for path in paths]
-        for at in range(0, len(keys), base.DELETE_BATCH_MAX):
-            await self._delete(keys[at : at + base.DELETE_BATCH_MAX])
+        await self._delete([self._key(path, "delete") for path in paths])
 
     async def _delete(self, keys: Sequence[str]) -> None:
-        failures = await self._store.delete(keys)
-        if failures:
-            first = failures[0]
-            message = f"{len(failures)} of {len(keys)} were not deleted, the first because: {first.reason}"
-            raise errors.StoreUnavailableError(message, operation="delete", key=first.key)
+        for at in range(0, len(keys), base.DELETE_BATCH_MAX):
+            batch = keys[at : at + base.DELETE_BATCH_MAX]
+            if failures := await self._store.delete(batch):
+                message = f"{len(failures)} of {len(batch)} were not deleted, the first because: {failures[0].reason}"
+                raise errors.StoreUnavailableError(message, operation="delete", key=failures[0].key)
 
     async def abort_unfinished(self, *, older_than_ms: int) -> None:
         """Remove what writers that died have left unfinished; what cannot be removed is for the next call."""

@@ -23,35 +23,12 @@ from engine.repository.repository import Repository
 from engine.restore.staging import target_errors
 from engine.runtime import NO_PROGRESS, Progress
 from index.display import DisplayMixin
-from index.errors import UNDECODABLE, SamzaFormatError
+from index.errors import SamzaFormatError
 from index.plan.commits import Commit
 from index.samza.format import SamzaFile, SamzaSnapshot, decode_samza_index, from_samza
 from index.snapshot.model import Scope, UniqueId
 
 _OPERATION: Final = "import"
-_KIND: Final = "samza"
-
-
-class SamzaOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The offsets of a commit that was imported: what a snapshot index of ours has no field for (S2)."""
-
-    kind: str = msgspec.field(default=_KIND, name="kind")
-    job_id: str
-    checkpoint_id: str
-    creation_time_millis: int
-
-    def encode(self) -> str:
-        # The kind is a default, and distinguishes these offsets from others.
-        return msgspec.json.encode({"kind": _KIND, **msgspec.to_builtins(self)}).decode()
-
-
-def decode_samza_origin(offsets: str) -> SamzaOrigin | None:
-    """Decode the offsets of a commit; None if it was not imported."""
-    try:
-        found = msgspec.json.decode(offsets, type=SamzaOrigin)
-    except (*UNDECODABLE, UnicodeEncodeError):
-        return None
-    return found if found.kind == _KIND else None
 
 
 class SamzaImport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -107,9 +84,13 @@ async def import_samza(
     _check_blob_ids(snapshot)
     job, task = choice.job or named.job_name, choice.task or named.task_name
     store = choice.store or named.store_name
-    origin = SamzaOrigin(
-        job_id=named.job_id, checkpoint_id=named.checkpoint_id, creation_time_millis=decoded.creation_time_millis
-    )
+    # The offsets of the commit say what a snapshot index of ours has no field for (S2).
+    origin = {
+        "kind": "samza",
+        "jobId": named.job_id,
+        "checkpointId": named.checkpoint_id,
+        "creationTimeMillis": decoded.creation_time_millis,
+    }
     scope = Scope(job)
     newest = await repository.latest(scope)
     held = newest.store(task, store) if newest else None
@@ -128,7 +109,7 @@ async def import_samza(
     )
     if is_there or choice.dry_run:
         return found
-    version = newest.record.version + 1 if newest else 1
+    version, offsets = newest.record.version + 1 if newest else 1, msgspec.json.encode(origin).decode()
     scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-import-"))
     try:
         target = Path(scratch.name) / "store"
@@ -138,7 +119,7 @@ async def import_samza(
         result = await repository.backup(scope, target, task=task, store=store, options=options)
     finally:
         await run_blocking(scratch.cleanup)
-    commit = await until_known(lambda: repository.commit(scope, [result], version=version, offsets=origin.encode()))
+    commit = await until_known(lambda: repository.commit(scope, [result], version=version, offsets=offsets))
     return msgspec.structs.replace(found, commit=commit)
 
 

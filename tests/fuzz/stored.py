@@ -14,7 +14,6 @@ from engine.collect.policy import read_policy
 from engine.drill.drill import decode_line as decode_drill
 from engine.drill.drill import read_history
 from engine.local.digests import DigestCache, hash_content
-from engine.repository.samza_import import decode_samza_origin
 from index.errors import FormatError, SamzaFormatError, UnsafeNameError
 from index.plan import plan_format
 from index.plan.plan_format import decode_json
@@ -150,7 +149,6 @@ def run_samza(data: bytes) -> None:
 
 def run_checkpoint_backup(data: bytes) -> None:
     """What a caller's offsets say: any text at all, and most of them no backup."""
-    decode_samza_origin(data.decode("utf-8", "surrogatepass"))
     backup = decode_checkpoint_backup(data.decode("utf-8", "surrogatepass"))
     assert backup is None or decode_checkpoint_backup(backup.encode()) == backup
 
@@ -237,7 +235,7 @@ TARGETS: Final = (
     Target(
         name="checkpoint_backup",
         run=run_checkpoint_backup,
-        covers=(decode_checkpoint_backup, decode_samza_origin),
+        covers=(decode_checkpoint_backup,),
         refuses=(UnicodeDecodeError,),
         bytes_max=2048,
     ),

@@ -416,7 +416,7 @@ async def test_a_planner_that_takes_what_has_not_expired_is_found_out(
         )
         return tuple(planned)
 
-    monkeypatch.setattr("engine.collect.backend.choose_uploads", everything)
+    monkeypatch.setattr("index.plan.collect.choose_uploads", everything)
     planned.plan = MemoryStore(clock=planned.world.clock)
     await planned.make()
     assert WrongKind.UNEXPIRED in {wrong.kind for wrong in (await planned.check()).wrong}
