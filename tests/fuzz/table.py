@@ -108,7 +108,7 @@ UNFUZZED: Final[dict[str, str]] = {
     "engine.records.journal": "has msgspec read lines of a file of this user, and passes over any that is none",
     "engine.follow.follow": "has msgspec read a file of this user, and takes any error for a refusal",
     "index.spark.task_keys": "packs a number of its caller's, and unpacks it again",
-    "engine.repository.samza_import": "has its index read by a decoder that is fuzzed",
+    "engine.repository.samza": "has its index read by a decoder that is fuzzed",
     "engine.collect.collect.read_until_not_overtaken": "repeats a reading, whatever it reads",
     "blobstore.local.dirs.read_regular": "asks the file system",
     "blobstore.local.dirs.split_key": "splits a checked key at its last slash",

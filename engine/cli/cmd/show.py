@@ -15,9 +15,8 @@ from engine.cli.output import Column, CommitView, extend, names_by_commit, tabul
 from engine.cli.session import INDEXES_IN_FLIGHT_MAX, Session, verb
 from engine.errors import TargetError, UsageError
 from engine.repository.repository import Repository
-from engine.repository.samza_export import SamzaExport, export_to_samza
-from engine.repository.samza_import import SamzaChoice, SamzaImport
-from engine.repository.samza_import import import_samza as take_over
+from engine.repository.samza import SamzaChoice, SamzaExport, SamzaImport, export_to_samza
+from engine.repository.samza import import_samza as take_over
 from engine.state.checkpoint_dir import store_url
 from index.display import count, human_bytes, shortened
 from index.snapshot import model

@@ -5,7 +5,7 @@ import pytest
 from blobstore.base import read_blob
 from engine.errors import NotFoundError
 from engine.repository.repository import Repository
-from engine.repository.samza_export import export_to_samza
+from engine.repository.samza import export_to_samza
 from engine.settings import TransferSettings
 from index.errors import SamzaFormatError
 from index.plan.commits import Retention

@@ -11,8 +11,7 @@ from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository
-from engine.repository.samza_export import export_to_samza
-from engine.repository.samza_import import SamzaChoice, import_samza
+from engine.repository.samza import SamzaChoice, export_to_samza, import_samza
 from index.errors import FormatError, SamzaFormatError, UnsafeNameError
 from index.snapshot.model import Scope
 

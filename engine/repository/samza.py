@@ -1,6 +1,11 @@
-"""Taking over a snapshot of Samza: its files are put together from their blobs, verified, and committed.
+"""Snapshots handed to Samza, as an index in its JSON whose blob ids are keys of this repository, and taken from it.
 
-The rules are in design/samza.md. Samza's index has a size and a CRC32 for each file: nothing is taken over unverified.
+Samza knows one kind of blob: a whole file, or a part of one, from its first byte to its last. A snapshot with packed
+or inline files is refused, or with `unpack` backed up once more with every file in a blob of its own, under a job name
+of its own. What was exported is given a name, so that no collection takes it until the name is released.
+
+Of a snapshot of Samza the files are put together from their blobs, verified, and committed. Its index has a size and a
+CRC32 for each file: nothing is taken over unverified. The rules are in design/samza.md.
 """
 
 import os
@@ -19,16 +24,92 @@ from engine.backup.backup import BackupOptions
 from engine.commit.writer import until_known
 from engine.errors import DamagedError
 from engine.local.checksums import crc32
+from engine.records.find import require_store
 from engine.repository.repository import Repository
 from engine.restore.staging import target_errors
 from engine.runtime import NO_PROGRESS, Progress
 from index.display import DisplayMixin
 from index.errors import SamzaFormatError
 from index.plan.commits import Commit
-from index.samza.format import SamzaFile, SamzaSnapshot, decode_samza_index, from_samza
-from index.snapshot.model import Scope, UniqueId
+from index.samza import format as samza
+from index.snapshot.model import Scope, StoreReference, UniqueId
 
+# Samza stores every file as one blob, and its offsets end at 2 GiB.
+_ONE_BLOB_BYTES: Final = 2**40
 _OPERATION: Final = "import"
+
+
+class SamzaExport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was exported."""
+
+    # The bytes that Samza would read as its SnapshotIndex.
+    index_json: bytes
+    checkpoint_id: str
+    # The commit that holds the blobs, and the name that keeps it.
+    commit: Commit
+    name: str
+    files_count: int
+    # False: the JSON refers to the blobs that were there already.
+    unpacked: bool
+
+
+async def export_to_samza(
+    repository: Repository,
+    commit: Commit,
+    *,
+    task: str = "0",
+    store: str = "default",
+    job_id: str = "1",
+    unpack: bool = False,
+) -> SamzaExport:
+    """Export one store of a commit; of Samza's `job_id` tidemark has no counterpart.
+
+    With `unpack` packed and inline files are uploaded singly, as `<job>.samza`; a later export uploads what changed.
+
+    Raises:
+        SamzaFormatError: The snapshot has packed or inline files and `unpack` is not given, or a file is cut at an
+            offset that Samza cannot express.
+        NotFoundError: The commit has no such store, or was collected meanwhile.
+    """
+    if unpack:
+        commit = await _unpack(repository, commit, task, store)
+    reference = require_store(commit, task, store)
+    millis, nanos = divmod(commit.committed_at_ms * 1_000_000 + commit.pointer.number % 1_000_000, 1_000_000)
+    checkpoint_id = samza.samza_checkpoint_id(millis, nanos)
+    index = await repository.read_index(reference.index)
+    encoded = samza.encode_samza_index(samza.to_samza(index, job_id=job_id, checkpoint_id=checkpoint_id))
+    name = f"samza-{task}-{store}-{checkpoint_id}"
+    await repository.name(commit, name)
+    return SamzaExport(
+        index_json=encoded,
+        checkpoint_id=checkpoint_id,
+        commit=commit,
+        name=name,
+        files_count=reference.files_count,
+        unpacked=unpack,
+    )
+
+
+async def _unpack(repository: Repository, commit: Commit, task: str, store: str) -> Commit:
+    """Commit the same files again, each file one blob; needs space for them on this machine."""
+    scope = Scope(f"{commit.scope.job}.samza", commit.scope.task)
+    settings = msgspec.structs.replace(
+        repository.settings,
+        inline_file_bytes_max=0,
+        inline_bytes_max=0,
+        pack_file_bytes_max=0,
+        blob_bytes_max=_ONE_BLOB_BYTES,
+    )
+    singly = Repository(repository.store, repository.record, settings=settings)
+    version = require_store(commit, task, store).version
+    with tempfile.TemporaryDirectory(prefix="tidemark-export-") as scratch:
+        target = Path(scratch) / "store"
+        await repository.restore(commit, target, task=task, store=store)
+        newest = await singly.latest(scope)
+        held: StoreReference | None = newest.store(task, store) if newest else None
+        options = BackupOptions(version=max(version, held.version + 1) if held else version, base=held)
+        result = await singly.backup(scope, target, task=task, store=store, options=options)
+        return await singly.commit(scope, [result], version=commit.record.version, offsets=commit.record.offsets)
 
 
 class SamzaImport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +159,8 @@ async def import_samza(
         StoreError: As either store says.
     """
     choice = choice or SamzaChoice()
-    decoded = decode_samza_index(index_json, blob_id="index")
-    snapshot = from_samza(decoded)
+    decoded = samza.decode_samza_index(index_json, blob_id="index")
+    snapshot = samza.from_samza(decoded)
     named = snapshot.metadata
     _check_blob_ids(snapshot)
     job, task = choice.job or named.job_name, choice.task or named.task_name
@@ -124,7 +205,7 @@ async def import_samza(
 
 
 async def fetch_samza(
-    snapshot: SamzaSnapshot, blobs: BlobStore, target: Path, *, progress: Progress = NO_PROGRESS
+    snapshot: samza.SamzaSnapshot, blobs: BlobStore, target: Path, *, progress: Progress = NO_PROGRESS
 ) -> None:
     """Write the files of a Samza snapshot into the new directory `target`, each verified.
 
@@ -136,7 +217,7 @@ async def fetch_samza(
         for directory in snapshot.directories:
             target.joinpath(*directory).mkdir(exist_ok=True)
 
-    async def fetch(file: SamzaFile) -> None:
+    async def fetch(file: samza.SamzaFile) -> None:
         await _fetch(file, blobs, target.joinpath(*file.path))
         progress.add(files=1, bytes_=file.size_bytes)
 
@@ -145,7 +226,7 @@ async def fetch_samza(
         await run_all(fetch, snapshot.files)
 
 
-def _check_blob_ids(snapshot: SamzaSnapshot) -> None:
+def _check_blob_ids(snapshot: samza.SamzaSnapshot) -> None:
     for file in snapshot.files:
         for run in file.blobs:
             try:
@@ -172,7 +253,7 @@ class _PartSink(FileSink):
         self.crc32 = crc32(data, self.crc32)
 
 
-async def _fetch(file: SamzaFile, blobs: BlobStore, path: Path) -> None:
+async def _fetch(file: samza.SamzaFile, blobs: BlobStore, path: Path) -> None:
     found = 0
     async with create_to_write(path) as out:
         for run in file.blobs:
@@ -196,6 +277,6 @@ async def _fetch(file: SamzaFile, blobs: BlobStore, path: Path) -> None:
     await run_blocking(finish)
 
 
-def _damaged(file: SamzaFile, message: str) -> DamagedError:
+def _damaged(file: samza.SamzaFile, message: str) -> DamagedError:
     hint = "nothing was committed; take an earlier snapshot, or the blob from a copy"
     return DamagedError(message, operation=_OPERATION, subject="/".join(file.path), hint=hint)
