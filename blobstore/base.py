@@ -215,7 +215,6 @@ class MemorySink(Sink):
 
     @property
     def data(self) -> bytes:
-        """The bytes that have come so far."""
         return b"".join(self._chunks)
 
     @override

@@ -94,16 +94,11 @@ def create_to_write(
 
 
 async def read_chunks(
-    path: Path | str,
-    *,
-    start: int = 0,
-    size_bytes: int | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
-    dir_fd: int | None = None,
+    path: Path | str, *, start: int = 0, size_bytes: int | None = None, chunk_bytes: int = CHUNK_BYTES
 ) -> AsyncGenerator[bytes, None]:
     """Open a file for `LocalFile.read_chunks`; raises as `open_to_read`."""
     async with (
-        open_to_read(path, dir_fd=dir_fd) as file,
+        open_to_read(path) as file,
         aclosing(file.read_chunks(start=start, size_bytes=size_bytes, chunk_bytes=chunk_bytes)) as chunks,
     ):
         async for chunk in chunks:

@@ -146,10 +146,8 @@ def cut_short(rules: Iterable[Rule], prefix: str, *, days: int) -> tuple[Rule, .
 
 def same_rules(one: Iterable[Rule], other: Iterable[Rule]) -> bool:
     """Return whether two sets of rules do the same, in whatever order and form a store lists them."""
-    first, second = (
-        sorted(msgspec.json.encode(_parts(rule), order="sorted") for rule in rules) for rules in (one, other)
-    )
-    return first == second
+    forms = [sorted(msgspec.json.encode(_parts(rule), order="sorted") for rule in rules) for rules in (one, other)]
+    return forms[0] == forms[1]
 
 
 def _is_tagged_expiring(rule: Rule) -> bool:

@@ -101,8 +101,6 @@ class S3Store(base.BlobStore):
         # Whatever the endpoint: one server has many names.
         return "s3", self.bucket, *filter(None, self.prefix.split("/"))
 
-    # --- writing ---
-
     @override
     async def put(
         self, key: str, body: base.Body, *, ttl_ms: int | None = None, repeatable: bool = False
@@ -129,8 +127,6 @@ class S3Store(base.BlobStore):
         """Put by a multipart upload as `put_if_absent`, whatever the profile says of it; for `doctor`."""
         blob = await self._new_blob(key, body, "put_if_absent", ttl_ms)
         return await self._writer.create_in_parts(blob, part_bytes=part_bytes)
-
-    # --- reading ---
 
     @override
     async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
@@ -265,8 +261,6 @@ class S3Store(base.BlobStore):
             blobs.append(base.BlobInfo(key=key, size_bytes=size_bytes, created_at_ms=created_at_ms, ttl_known=False))
         return base.ListPage(blobs=tuple(blobs), truncated=bool(answer["IsTruncated"]))
 
-    # --- TTL, deletion, time ---
-
     @override
     async def remove_ttl(self, key: str) -> None:
         name = self._object(key, "remove_ttl")
@@ -303,13 +297,11 @@ class S3Store(base.BlobStore):
         for error in answer.get("Errors", ()):
             failed, code = names.get(str(error.get("Key", ""))), str(error.get("Code", ""))
             if failed is None:
-                raise errors.StoreUnavailableError(
-                    f"failed for a key that was not asked for: {code}", operation="delete"
-                )
+                message = f"failed for a key that was not asked for: {code}"
+                raise errors.StoreUnavailableError(message, operation="delete")
             if code != "NoSuchKey":
-                failures.append(
-                    base.DeleteFailure(key=failed, reason=f"{code}: {showable(error.get('Message'))}".rstrip(": "))
-                )
+                reason = f"{code}: {showable(error.get('Message'))}".rstrip(": ")
+                failures.append(base.DeleteFailure(key=failed, reason=reason))
         return tuple(failures)
 
     @override
@@ -415,8 +407,6 @@ class S3Store(base.BlobStore):
             LifecycleConfiguration={"Rules": list(rules)},
             TransitionDefaultMinimumObjectSize=least_bytes,
         )
-
-    # --- what they have in common ---
 
     @property
     def _uses_tags(self) -> bool:

@@ -231,7 +231,6 @@ class S3Writer:
         self._unsettled: dict[tuple[str, str], str] = {}
 
     async def put(self, blob: NewBlob) -> Created:
-        """Write an object, replacing one that is there."""
         creation = self._creation(blob, _new_write_id())
         if blob.body.size_bytes > self._settings.single_put_bytes_max:
             try:
@@ -346,7 +345,6 @@ class S3Writer:
         self._unsettled[create] = write_id
 
     def _creation(self, blob: NewBlob, write_id: str) -> dict[str, Any]:
-        """Return what an object is created with beside its content."""
         metadata = {WRITE_ID: write_id}
         if blob.ttl_ms is not None:
             metadata[TTL_MS] = str(blob.ttl_ms)

@@ -18,7 +18,7 @@ from typing_extensions import Unpack, override
 from blobstore import base
 from blobstore.concurrency import Budget, give_up
 from blobstore.errors import InvalidRequestError, StoreError
-from blobstore.tracing import IS_INSTALLED, span
+from blobstore.tracing import span
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
@@ -208,7 +208,8 @@ class UndeletingStore(ForwardingStore):
 
     @override
     async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
-        await super().read_into(key, sink, **{**options, "deleted": True})
+        options["deleted"] = True
+        await super().read_into(key, sink, **options)
 
 
 class Meter:
@@ -233,27 +234,20 @@ class Meter:
         self.retries += 1
 
     @asynccontextmanager
-    async def request(self, operation: str) -> AsyncIterator[None]:
-        """Count a request around the call that makes it."""
+    async def request(self, operation: str, keys: Sequence[str]) -> AsyncIterator[None]:
+        """Count a request around the call that makes it, and give it a span."""
         clock = asyncio.get_running_loop().time
         began_s = clock()
         self.requests[operation] += 1
+        key = keys[0] if len(keys) == 1 else ""
         try:
-            yield
+            with span(f"store.{operation}", is_request=True, key=key, keys_count=len(keys)):
+                yield
         except StoreError:
             self.errors[operation] += 1
             raise
         finally:
             self.seconds[operation] += clock() - began_s
-
-
-@asynccontextmanager
-async def _in_span(
-    request: AbstractAsyncContextManager[None], operation: str, keys: Sequence[str]
-) -> AsyncIterator[None]:
-    with span(f"store.{operation}", is_request=True, key=keys[0] if len(keys) == 1 else "", keys_count=len(keys)):
-        async with request:
-            yield
 
 
 class MeteredStore(ForwardingStore):
@@ -265,8 +259,7 @@ class MeteredStore(ForwardingStore):
 
     @override
     def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:
-        counted = self.meter.request(operation)
-        return _in_span(counted, operation, keys) if IS_INSTALLED else counted
+        return self.meter.request(operation, keys)
 
     @override
     def _wrap(self, body: base.Body) -> base.Body:

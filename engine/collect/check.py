@@ -326,9 +326,6 @@ def _is_meant(mine: RetentionRule, low: RetentionRule, high: RetentionRule) -> b
     return mine == high
 
 
-# ---------------------------------------------------------------------- roots
-
-
 async def read_now_roots(store: BlobStore, repository: model.RepositoryRecord, now_ms: int) -> list[Root]:
     """Read every root as it is: pins, then names, then logs, so that what changes from one to another is seen (D4).
 

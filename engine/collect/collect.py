@@ -166,9 +166,6 @@ async def _check_place(plan_to: BlobStore, store: BlobStore) -> None:
     raise TargetError(problem, operation="collect", subject="the plan's directory", hint=hint)
 
 
-# ---------------------------------------------------------------------- the steps, in their order
-
-
 def judge_clock(rules: Rules, listing: Listing, local_now_ms: int) -> Listed:
     """Decide by which time ages are judged (D11).
 
@@ -350,9 +347,6 @@ async def _end(backend: CollectBackend) -> str:
     return ""
 
 
-# ---------------------------------------------------------------------- errors
-
-
 def _left_alone(marked: Marked, damage: Damage) -> TidemarkError | None:
     """Return why something was left alone: it cannot be read, or a newest commit could not be settled."""
     errors: list[TidemarkError] = list(marked.unsettled)
@@ -382,9 +376,6 @@ def _damaged(damage: Damage, consequence: str) -> DamagedError | UnknownFormatEr
     for one in errors[:KEYS_LISTED_MAX]:
         error.add_note(str(one))
     return error
-
-
-# ---------------------------------------------------------------------- the parts of a step
 
 
 async def _settle(store: BlobStore, log: ScopeLog) -> TidemarkError | None:

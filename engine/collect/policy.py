@@ -156,7 +156,7 @@ def _entry(path: Path, lines: list[str], start: int, table: Mapping[str, Any]) -
             fields["keep_since"] = check_since(parse_moment(since), subject=repr(since))
         except UsageError as error:
             raise wrong("keep_since", f"keep_since {error.subject} {bare_message(error)}", error.hint) from None
-    counts = {name: fields.pop(name) for name in _COUNTS if name in fields}
+    counts: dict[str, int] = {name: fields.pop(name) for name in _COUNTS if name in fields}
     entry = PolicyEntry(pattern=fields.pop("match"), counts=counts, **fields)
     keeps_some = bool(counts) or entry.keep_since is not None
     if entry.keep_all == keeps_some:

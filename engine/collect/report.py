@@ -133,7 +133,6 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deletes_count(self) -> int:
-        """The number of keys deleted."""
         return sum(total.count for total in self.totals)
 
     @property

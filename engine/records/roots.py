@@ -214,10 +214,7 @@ def references_of(roots: Roots, plans: Iterable[collect.ScopePlan] | None = None
 
 
 async def reachable_keys(
-    store: BlobStore,
-    references: Iterable[model.IndexReference],
-    *,
-    optional: frozenset[model.IndexReference] = frozenset(),
+    store: BlobStore, references: Iterable[model.IndexReference], *, optional: frozenset[model.IndexReference]
 ) -> frozenset[str]:
     """Return every key that some indexes keep alive: themselves, the bases of deltas (P2), and the blobs.
 

@@ -6,10 +6,11 @@ import random
 import pytest
 
 from blobstore.base import BytesBody, ListPage
+from blobstore.concurrency import IN_FLIGHT_MAX
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from engine.collect.backend import list_uploads
-from engine.records.roots import IN_FLIGHT_MAX, list_prefix
+from engine.records.roots import list_prefix
 from index.snapshot.keys import BLOBS, INDEXES, upload_key
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore
