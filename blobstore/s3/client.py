@@ -190,7 +190,8 @@ class S3Client:
         except sdk.ClientError as error:
             outcome = read_refusal(error.response)
         except Exception as error:  # noqa: BLE001  (translated, and what is not the libraries' goes on as it is)
-            outcome = _failure(error, arguments.get("Body"))
+            body = arguments.get("Body")
+            outcome = (body.error if isinstance(body, SentBody) else None) or _failure(error)
             if isinstance(outcome, BrokenError) and not self._was_reached:
                 why = _why_no_server(error)
         else:
@@ -420,18 +421,13 @@ def _ask_no_region(context: Any, **_: Any) -> None:
     context["s3_redirect"]["redirected"] = True
 
 
-def _failure(error: Exception, body: Any) -> Exception:
-    if isinstance(body, SentBody) and body.error is not None:
-        return body.error
-    if _was_reading(error):
-        # No XML, a number or a time that is none, an element twice. What the SDK says of it quotes the answer.
-        return BrokenError(f"the answer cannot be read: {type(error).__name__}")
-    return _translated(error)
-
-
-def _translated(error: Exception) -> Exception:
-    """Return what an exception of the libraries is to the callers of this module."""
+def _failure(error: Exception) -> Exception:
+    """Return what an exception of the libraries is to the callers of this module; as it is if it is none of theirs."""
     name = type(error).__name__
+    if any(f.f_globals.get("__name__") == botocore.parsers.__name__ for f, _ in traceback.walk_tb(error.__traceback__)):
+        # No XML, a number or a time that is none, an element twice: the SDK raises whatever Python raises for it, and
+        # quotes the answer.
+        return BrokenError(f"the answer cannot be read: {name}")
     if isinstance(error, _NO_CREDENTIALS):
         hint = "the standard chain found none: set AWS_PROFILE, AWS_ACCESS_KEY_ID or a role of this machine"
         return AccessDeniedError(f"no credentials: {name}", operation="sign", hint=hint)
@@ -444,12 +440,6 @@ def _translated(error: Exception) -> Exception:
         return InvalidRequestError(f"the SDK refuses the request: {name}", operation="sign")
     is_theirs = isinstance(error, sdk.HTTPClientError | sdk.BotoCoreError | aiohttp.ClientError | OSError)
     return BrokenError(name) if is_theirs else error
-
-
-def _was_reading(error: BaseException) -> bool:
-    """Return whether the SDK was reading an answer: it raises whatever Python raises for a malformed one."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_globals.get("__name__") == botocore.parsers.__name__ for frame in frames)
 
 
 def _was_connected(error: sdk.EndpointConnectionError) -> bool:

@@ -271,7 +271,9 @@ class S3Writer:
             return outcome
         finally:
             if outcome is None or isinstance(outcome, Unknown):
-                self._remember(create, write_id)
+                if len(self._unsettled) >= _UNSETTLED_MAX:
+                    del self._unsettled[next(iter(self._unsettled))]
+                self._unsettled[create] = write_id
 
     async def create_in_parts(
         self, blob: NewBlob, *, write_id: str = "", part_bytes: int | None = None
@@ -338,11 +340,6 @@ class S3Writer:
                 return Unknown(reason=f"no answer: {error}; {seen}")
             raise _as_unavailable(error if is_gone else unseen, blob) from None
         return _own(found, blob.key, write_id) or Lost()
-
-    def _remember(self, create: tuple[str, str], write_id: str) -> None:
-        if len(self._unsettled) >= _UNSETTLED_MAX:
-            del self._unsettled[next(iter(self._unsettled))]
-        self._unsettled[create] = write_id
 
     def _creation(self, blob: NewBlob, write_id: str) -> dict[str, Any]:
         metadata = {WRITE_ID: write_id}

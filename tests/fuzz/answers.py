@@ -87,7 +87,7 @@ def run_xml(data: bytes) -> None:
     try:
         answer = parser.parse({"status_code": 200, "headers": {}, "body": data[1:]}, shape)
     except Exception as error:
-        if isinstance(_failure(error, None), BrokenError):
+        if isinstance(_failure(error), BrokenError):
             return
         raise
     store = S3Store("bucket", "prefix")
