@@ -313,26 +313,20 @@ NO_OPTIONS: Final = CollectOptions()
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, and by which rules it goes."""
+    """A run, and by which rules it goes; after step 1 also its listing, and whether the clock may have moved (D11)."""
 
     run: RunId
     repository: RepositoryRecord
+    # Where the clock may have stepped, that of `RetentionPolicy.ageless`.
     policy: RetentionPolicy
     # When it began, by the store's clock.
     now_ms: int
     options: CollectOptions
-
-
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """Step 1: the uploads, and whether the store's clock may have stepped (D11)."""
-
-    # Where it may have, the policy is that of `RetentionPolicy.ageless`.
-    rules: Rules
-    listing: Listing
+    listing: Listing = NOTHING_LISTED
     # How far the clock is ahead of this machine's and of the newest upload, where that is more than a margin.
-    clock_ahead_ms: int
+    clock_ahead_ms: int = 0
     # The time by which ages are judged; 0, at which nothing is old, where the clock may have stepped.
-    age_now_ms: int
+    age_now_ms: int = 0
 
 
 class Leftovers(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,6 @@ from engine.collect.backend import (
     InProcessBackend,
     Kept,
     Leftovers,
-    Listed,
     Listing,
     Marked,
     Rules,
@@ -120,14 +119,13 @@ async def collect(
 
     backend = backend or InProcessBackend(store, progress, options.plan_to)
     try:
-        listed = judge_clock(rules, await backend.list_uploads(run, now_ms), runtime.local_now_ms())
-        audit.listed = listed
-        leftovers = await _find_leftovers(store, listed)
-        marking = _Marking(store, listed, backend, audit)
+        audit.rules = rules = judge_clock(rules, await backend.list_uploads(run, now_ms), runtime.local_now_ms())
+        leftovers = await _find_leftovers(store, rules)
+        marking = _Marking(store, rules, backend, audit)
         marked = await _mark(marking)
         if options.dry_run:
-            return report.make_report(listed, _plan_deletion(marked, leftovers))
-        if excess := report.describe_excess(listed, marked.kept, marked.sweep_result):
+            return report.make_report(rules, _plan_deletion(marked, leftovers))
+        if excess := report.describe_excess(rules, marked.kept, marked.sweep_result):
             raise TooMuchToDeleteError(f"{excess}; nothing was deleted", operation="collect", subject=audit_key(run))
         written = [await write_boundary(store, boundary) for boundary in marked.kept.boundaries]
         audit.boundaries = boundaries = tuple(boundary for boundary in written if boundary is not None)
@@ -150,7 +148,7 @@ async def collect(
     _log(Where(store, run), deletion)
     if left_alone:
         raise left_alone
-    return report.make_report(listed, deletion, audit_missing=audit_missing, run_left=run_left)
+    return report.make_report(rules, deletion, audit_missing=audit_missing, run_left=run_left)
 
 
 async def _check_place(plan_to: BlobStore, store: BlobStore) -> None:
@@ -166,24 +164,23 @@ async def _check_place(plan_to: BlobStore, store: BlobStore) -> None:
     raise TargetError(problem, operation="collect", subject="the plan's directory", hint=hint)
 
 
-def judge_clock(rules: Rules, listing: Listing, local_now_ms: int) -> Listed:
+def judge_clock(rules: Rules, listing: Listing, local_now_ms: int) -> Rules:
     """Decide by which time ages are judged (D11).
 
     The clock of a directory is a machine's, and may step: what looks old by it may be the newest that there is.
     """
     ahead_ms = rules.now_ms - max(listing.newest_created_at_ms, local_now_ms)
     if ahead_ms <= rules.repository.margin_ms:
-        return Listed(rules=rules, listing=listing, clock_ahead_ms=0, age_now_ms=rules.now_ms)
-    rules = msgspec.structs.replace(rules, policy=rules.policy.ageless())
-    return Listed(rules=rules, listing=listing, clock_ahead_ms=ahead_ms, age_now_ms=0)
+        return msgspec.structs.replace(rules, listing=listing, age_now_ms=rules.now_ms)
+    return msgspec.structs.replace(rules, listing=listing, policy=rules.policy.ageless(), clock_ahead_ms=ahead_ms)
 
 
-async def _find_leftovers(store: BlobStore, listed: Listed) -> Leftovers:
+async def _find_leftovers(store: BlobStore, rules: Rules) -> Leftovers:
     """Find puts of blobs and indexes that were begun and never finished, and what earlier runs have left.
 
     Such puts may be hidden: the right to see them is one of its own. What nobody can see harms nobody.
     """
-    ttl_ms, hidden = listed.rules.repository.ttl_ms, ""
+    ttl_ms, hidden = rules.repository.ttl_ms, ""
     # Those of unknown keys are listed each time.
     puts: dict[UnfinishedUpload, None] = {}
     try:
@@ -193,8 +190,8 @@ async def _find_leftovers(store: BlobStore, listed: Listed) -> Leftovers:
     except (AccessDeniedError, CapabilityMissingError) as error:
         puts.clear()
         hidden = f"{error} ({error.hint})"
-    unfinished = choose_unfinished(puts, listed.age_now_ms, ttl_ms)
-    runs = await plan_leftovers(store, listed.age_now_ms, ttl_ms)
+    unfinished = choose_unfinished(puts, rules.age_now_ms, ttl_ms)
+    runs = await plan_leftovers(store, rules.age_now_ms, ttl_ms)
     return Leftovers(unfinished=unfinished, unfinished_hidden=hidden, runs=runs)
 
 
@@ -202,17 +199,16 @@ class _Marking(msgspec.Struct, frozen=True):
     """What is marked, and by whom."""
 
     store: BlobStore
-    listed: Listed
+    rules: Rules
     backend: CollectBackend
     audit: report.Audit
 
     async def read_roots(self, broken: dict[IndexReference, Unread], known: Roots | None) -> tuple[Roots, Damage]:
         """Read the roots, but no record of those that are `known` again."""
-        rules = self.listed.rules
         try:
-            roots = await read_roots(self.store, rules.repository, self.listed.age_now_ms, known=known)
+            roots = await read_roots(self.store, self.rules.repository, self.rules.age_now_ms, known=known)
         except (EngineError, StoreError):
-            if not rules.options.dry_run:
+            if not self.rules.options.dry_run:
                 await settle_each(self.store)
             raise
         return roots, await assess(self.store, roots, broken)
@@ -224,7 +220,7 @@ async def _mark(marking: _Marking) -> Marked:
 
     async def read(known: Roots | None) -> Kept:
         roots, damage = await marking.read_roots(broken, known)
-        scopes = plan_scopes(roots, marking.listed.rules.policy, damage.scopes)
+        scopes = plan_scopes(roots, marking.rules.policy, damage.scopes)
         references = references_of(roots, scopes).without(broken, damage.protected)
         return Kept(roots=roots, damage=damage, scopes=scopes, references=references)
 
@@ -251,15 +247,15 @@ async def _mark(marking: _Marking) -> Marked:
 
 
 async def _sweep(marking: _Marking, kept: Kept, broken: dict[IndexReference, Unread]) -> Marked:
-    listed, rules = marking.listed, marking.listed.rules
+    rules = marking.rules
     marking.audit.kept = kept
     # Before anything that can fail or be refused every night: it protects, and nobody else may do it in time.
     unsettled = () if rules.options.dry_run else await settle_newest(marking.store, kept.roots)
-    now_ms = min(listed.listing.listed_at_ms, listed.age_now_ms)
+    now_ms = min(rules.listing.listed_at_ms, rules.age_now_ms)
     sweep_result = await marking.backend.sweep(kept.references, now_ms, rules.repository.ttl_ms)
     marking.audit.sweep_result = sweep_result
     if (plan_to := rules.options.plan_to) is not None:
-        header, summary = report.make_header(listed, kept), report.make_summary(listed, sweep_result)
+        header, summary = report.make_header(rules, kept), report.make_summary(rules, sweep_result)
         await plan_to.put(PLAN_HEADER_NAME, BytesBody(encode_indented(header)))
         await plan_to.put(PLAN_SUMMARY_NAME, BytesBody(encode_indented(summary)))
     return Marked(kept=kept, sweep_result=sweep_result, broken=dict(broken), unsettled=unsettled)

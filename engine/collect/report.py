@@ -9,7 +9,7 @@ from typing_extensions import override
 from blobstore import installed_release
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
-from engine.collect.backend import KEYS_LISTED_MAX, NOTHING_LISTED, Deletion, Kept, Listed, Rules, SweepResult
+from engine.collect.backend import KEYS_LISTED_MAX, Deletion, Kept, Rules, SweepResult
 from engine.records.log import ScopeLog
 from engine.records.roots import Roots
 from index.display import DisplayMixin, count, format_value, human_bytes, printable, shortened
@@ -145,16 +145,16 @@ def _format_keys(number: int, size_bytes: int) -> str:
     return f"{count(number, 'key')} ({human_bytes(size_bytes)})"
 
 
-def make_report(listed: Listed, deletion: Deletion, *, audit_missing: str = "", run_left: str = "") -> CollectReport:
+def make_report(rules: Rules, deletion: Deletion, *, audit_missing: str = "", run_left: str = "") -> CollectReport:
     """Report a run that came to its end."""
     kept, sweep_result, unfinished = deletion.kept, deletion.sweep_result, deletion.leftovers.unfinished
-    foreign = {*listed.listing.foreign, *unfinished.foreign, *kept.roots.foreign}
+    foreign = {*rules.listing.foreign, *unfinished.foreign, *kept.roots.foreign}
     return CollectReport(
-        run=listed.rules.run,
-        dry_run=listed.rules.options.dry_run,
-        resumed=listed.listing.resumed_from is not None,
-        refused=bool(describe_excess(listed, kept, sweep_result)),
-        shrunk=_find_shrunk(listed, kept),
+        run=rules.run,
+        dry_run=rules.options.dry_run,
+        resumed=rules.listing.resumed_from is not None,
+        refused=bool(describe_excess(rules, kept, sweep_result)),
+        shrunk=_find_shrunk(rules, kept),
         kept=tuple(
             KeptCommit(scope=plan.scope, number=c.pointer.number, version=c.record.version, reason=reason)
             for plan in kept.scopes
@@ -163,8 +163,8 @@ def make_report(listed: Listed, deletion: Deletion, *, audit_missing: str = "", 
         boundaries=deletion.boundaries,
         totals=deletion.totals(),
         deletes=deletion.first_keys(),
-        listed_count=listed.listing.count,
-        listed_bytes=listed.listing.size_bytes,
+        listed_count=rules.listing.count,
+        listed_bytes=rules.listing.size_bytes,
         waiting_count=sweep_result.waiting_count,
         waiting_bytes=sweep_result.waiting_bytes,
         waiting_until_ms=sweep_result.waiting_until_ms,
@@ -172,7 +172,7 @@ def make_report(listed: Listed, deletion: Deletion, *, audit_missing: str = "", 
         live_bytes=sweep_result.live_bytes,
         excluded_count=sweep_result.excluded_count,
         excluded_bytes=sweep_result.excluded_bytes,
-        foreign_count=listed.listing.foreign_count + len(foreign - {*listed.listing.foreign}),
+        foreign_count=rules.listing.foreign_count + len(foreign - {*rules.listing.foreign}),
         foreign=tuple(sorted(foreign)[:KEYS_LISTED_MAX]),
         unfinished_count=len(unfinished.young),
         unfinished_bytes=sum(put.size_bytes for put in unfinished.young),
@@ -184,22 +184,22 @@ def make_report(listed: Listed, deletion: Deletion, *, audit_missing: str = "", 
         failed=deletion.failed(),
         audit_missing=audit_missing,
         run_left=run_left,
-        clock_ahead_ms=listed.clock_ahead_ms,
-        unruled=listed.rules.policy.unruled(plan.scope.job for plan in kept.scopes if plan.kept),
+        clock_ahead_ms=rules.clock_ahead_ms,
+        unruled=rules.policy.unruled(plan.scope.job for plan in kept.scopes if plan.kept),
     )
 
 
-def describe_excess(listed: Listed, kept: Kept, sweep_result: SweepResult) -> str:
+def describe_excess(rules: Rules, kept: Kept, sweep_result: SweepResult) -> str:
     """Say what is too much in a plan, of all bytes (design 0006, P4) or of the state of jobs (P9); empty: nothing."""
-    share_max, total_bytes = listed.rules.options.delete_share_max, listed.listing.size_bytes
+    share_max, total_bytes = rules.options.delete_share_max, rules.listing.size_bytes
     parts: list[str] = []
     if sweep_result.planned_bytes > share_max * total_bytes:
         share = sweep_result.planned_bytes / total_bytes
         parts.append(f"would delete {share:.1%} of all bytes, and may delete {share_max:.1%}")
-    if shrunk := _find_shrunk(listed, kept):
+    if shrunk := _find_shrunk(rules, kept):
         jobs = [f"{printable(job.job)} from {format_shrinking(job)}" for job in shrunk[:SHRUNK_NAMED_MAX]]
         more = [count(len(shrunk) - len(jobs), "other job")] if len(shrunk) > len(jobs) else []
-        parts.append(f"would shrink {', '.join([*jobs, *more])}, and may shrink a job by {_job_share_max(listed):.1%}")
+        parts.append(f"would shrink {', '.join([*jobs, *more])}, and may shrink a job by {_job_share_max(rules):.1%}")
     return "; ".join(parts)
 
 
@@ -209,12 +209,12 @@ def format_shrinking(job: ShrunkJob) -> str:
     return f"{human_bytes(job.before_bytes)} to {human_bytes(job.after_bytes)} ({lost:.1%})"
 
 
-def _find_shrunk(listed: Listed, kept: Kept) -> tuple[ShrunkJob, ...]:
-    return find_shrunk_jobs(kept.scopes, _job_share_max(listed))
+def _find_shrunk(rules: Rules, kept: Kept) -> tuple[ShrunkJob, ...]:
+    return find_shrunk_jobs(kept.scopes, _job_share_max(rules))
 
 
-def _job_share_max(listed: Listed) -> float:
-    return max(listed.rules.options.delete_share_max, SHRINK_MAX)
+def _job_share_max(rules: Rules) -> float:
+    return max(rules.options.delete_share_max, SHRINK_MAX)
 
 
 class Audit(msgspec.Struct, kw_only=True):
@@ -224,7 +224,6 @@ class Audit(msgspec.Struct, kw_only=True):
     """
 
     rules: Rules
-    listed: Listed | None = None
     # The newest reading of the roots.
     kept: Kept | None = None
     sweep_result: SweepResult = SweepResult()
@@ -236,8 +235,7 @@ class Audit(msgspec.Struct, kw_only=True):
 
 def make_audit(audit: Audit, outcome: Outcome, *, seconds: float, error: TidemarkError | None = None) -> AuditRecord:
     """Return the record of a run that has come so far; what it did not come to is 0 or empty."""
-    listed = audit.listed or Listed(rules=audit.rules, listing=NOTHING_LISTED, clock_ahead_ms=0, age_now_ms=0)
-    rules, listing, sweep_result, deletion = listed.rules, listed.listing, audit.sweep_result, audit.deletion
+    rules, listing, sweep_result, deletion = audit.rules, audit.rules.listing, audit.sweep_result, audit.deletion
     roots = audit.kept.roots if audit.kept is not None else Roots(logs=(), names=(), pins=())
     kept = {plan.scope: len(plan.kept) for plan in audit.kept.scopes} if audit.kept is not None else {}
     return AuditRecord(
@@ -272,7 +270,7 @@ def make_audit(audit: Audit, outcome: Outcome, *, seconds: float, error: Tidemar
         failed_count=deletion.failed_count() if deletion is not None else 0,
         failed=deletion.failed()[:FAILED_LISTED_MAX] if deletion is not None else (),
         unknown_count=deletion.unknown_count() if deletion is not None else 0,
-        clock_ahead_ms=listed.clock_ahead_ms,
+        clock_ahead_ms=rules.clock_ahead_ms,
     )
 
 
@@ -301,9 +299,8 @@ def _describe(error: TidemarkError) -> str:
     return printable(shortened(f"{type(error).__name__}: {text}", ERROR_LENGTH_MAX))
 
 
-def make_header(listed: Listed, kept: Kept) -> PlanHeader:
+def make_header(rules: Rules, kept: Kept) -> PlanHeader:
     """Return what a plan is made of: every root that was examined (design 0006, P1)."""
-    rules = listed.rules
     reasons = {(plan.scope, c.pointer): reason for plan in kept.scopes for c, reason in plan.kept}
     return PlanHeader(
         run=rules.run,
@@ -311,7 +308,7 @@ def make_header(listed: Listed, kept: Kept) -> PlanHeader:
         release=installed_release(),
         ttl_ms=rules.repository.ttl_ms,
         now_ms=rules.now_ms,
-        listed_at_ms=listed.listing.listed_at_ms,
+        listed_at_ms=rules.listing.listed_at_ms,
         retention=rules.policy,
         commits=tuple(
             RootCommit(
@@ -335,14 +332,14 @@ def make_header(listed: Listed, kept: Kept) -> PlanHeader:
     )
 
 
-def make_summary(listed: Listed, sweep_result: SweepResult) -> PlanSummary:
+def make_summary(rules: Rules, sweep_result: SweepResult) -> PlanSummary:
     return PlanSummary(
-        run=listed.rules.run,
+        run=rules.run,
         lines_count=sweep_result.planned_count,
         size_bytes=sweep_result.planned_bytes,
         totals=sweep_result.totals,
-        listed_count=listed.listing.count,
-        listed_bytes=listed.listing.size_bytes,
+        listed_count=rules.listing.count,
+        listed_bytes=rules.listing.size_bytes,
         waiting_count=sweep_result.waiting_count,
         waiting_bytes=sweep_result.waiting_bytes,
     )

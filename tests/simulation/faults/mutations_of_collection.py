@@ -12,7 +12,7 @@ from blobstore.errors import StoreError
 from engine.backup.backup import BackupResult
 from engine.collect import backend as in_process_backend
 from engine.collect import collect as run
-from engine.collect.backend import CollectBackend, Deletion, Listed, Listing, Rules, SweepResult
+from engine.collect.backend import CollectBackend, Deletion, Listing, Rules, SweepResult
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, EngineError
 from engine.inspect import discard
@@ -386,8 +386,8 @@ def discarded_at_the_newest() -> Iterator[None]:
     shows=IS_DAMAGED,
 )
 def any_clock_is_believed() -> Iterator[None]:
-    def judge(rules: Rules, listing: Listing, _local_now_ms: int) -> Listed:
-        return Listed(rules=rules, listing=listing, clock_ahead_ms=0, age_now_ms=rules.now_ms)
+    def judge(rules: Rules, listing: Listing, _local_now_ms: int) -> Rules:
+        return msgspec.structs.replace(rules, listing=listing, age_now_ms=rules.now_ms)
 
     with everywhere(run.judge_clock, judge):
         yield
