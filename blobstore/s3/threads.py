@@ -7,6 +7,7 @@ the SDK's as ever: endpoint, credentials, signature, certificates, proxies, and 
 
 import _thread
 import asyncio
+import functools
 import http.client
 import ssl
 import threading
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -73,8 +75,10 @@ class ThreadedSession(AIOHTTPSession):  # type: ignore[misc]  # the SDK has no t
         return AioAWSResponse(answer.url, answer.status_code, answer.headers, _ReadBody(content))
 
     @override
-    async def _get_session(self, proxy_url: str | None) -> "_NoRedirects":
-        return _NoRedirects(await super()._get_session(proxy_url))
+    async def _get_session(self, proxy_url: str | None) -> SimpleNamespace:
+        # No redirect is followed: the other host would get the session token (design 0003, E6).
+        session = await super()._get_session(proxy_url)
+        return SimpleNamespace(request=functools.partial(session.request, allow_redirects=False))
 
     @override
     async def close(self) -> None:
@@ -129,16 +133,6 @@ class _BlockingSession(URLLib3Session):  # type: ignore[misc]  # as above
                 context.load_verify_locations(certificates)
                 self._know.add(known)
             conn.ca_certs = None
-
-
-class _NoRedirects:
-    """An HTTP client that follows no redirect: the other host would get the session token (design 0003, E6)."""
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-
-    async def request(self, method: str, **arguments: Any) -> aiohttp.ClientResponse:
-        return await self._session.request(method, allow_redirects=False, **arguments)
 
 
 async def _read_answer(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:

@@ -363,9 +363,6 @@ def check_commits(store: BlobStore, operation: str) -> None:
     """Refuse a store whose create-if-absent is not atomic, so that two writers could both win (K4). No request is made.
 
     Reading is not refused anywhere: what such a store still has can be restored.
-
-    Raises:
-        UnsafeStoreError: It is not atomic.
     """
     if not store.capabilities.atomic_create:
         message = "of two creates of one key the blob store may let both win"
@@ -378,8 +375,7 @@ def check_consistent_lists(
 ) -> None:
     """Refuse a store on which the pin of a fork, rewind or name could protect nothing, or a collection be unsafe (D4).
 
-    Raises:
-        UnsafeStoreError: As `check_commits`; or its lists may be stale: a boundary that is there would not be seen.
+    As `check_commits`; and one whose lists may be stale: a boundary that is there would not be seen.
     """
     check_commits(store, operation)
     if not store.capabilities.consistent_lists:

@@ -266,10 +266,7 @@ async def list_prefix(store: BlobStore, prefix: str, take: Callable[[BlobInfo], 
     """List every blob of a prefix; what one page does not hold is listed in parts, at most 16 at once.
 
     Requests: p LISTs for p pages up to about 8; of more, at most a quarter of them again. What `take` keeps of each
-    blob is returned in the order of the keys.
-
-    Raises:
-        StoreUnavailableError: A page does not go forward: a list that cannot be trusted.
+    blob is returned in the order of the keys. Errors as `list_checked_page`.
     """
     first = await list_checked_page(store, prefix)
     taken = [take(blob) for blob in first.blobs]

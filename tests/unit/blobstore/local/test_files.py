@@ -53,7 +53,8 @@ async def test_chunks_have_the_size_asked_for(file: Path) -> None:
 async def test_a_file_can_be_opened_relative_to_a_directory(file: Path) -> None:
     descriptor = os.open(file.parent, os.O_RDONLY)
     try:
-        assert await read_all("file", dir_fd=descriptor) == b"0123456789"
+        async with open_to_read("file", dir_fd=descriptor) as opened:
+            assert [chunk async for chunk in opened.read_chunks()] == [b"0123456789"]
         async with create_to_write("made", dir_fd=descriptor) as made:
             await made.write_at(0, b"x")
     finally:

@@ -80,7 +80,7 @@ class Watching(ForwardingStore):
         ),
         (
             lambda store: store.read_into("k", SINK, start=1, size_bytes=2, fresh=True),
-            ("read_into", ("k", SINK), {"start": 1, "size_bytes": 2, "deleted": False, "fresh": True}),
+            ("read_into", ("k", SINK), {"start": 1, "size_bytes": 2, "fresh": True}),
             "get k",
         ),
         (lambda store: store.stat("k"), ("stat", ("k",), {}), "stat k"),
