@@ -90,7 +90,6 @@ class CheckpointFiles:
     a marker below it. Paths are relative, with components as keys have them; "" is the root.
 
     Args:
-        store: Where they are.
         prefix: The key of the root; "" for the whole store.
         is_local: What the attribute says: only who opens a store knows whether others can reach it.
     """

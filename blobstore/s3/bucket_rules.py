@@ -96,8 +96,6 @@ def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: boo
     by size excuses nothing.
 
     Args:
-        rules: All rules of the bucket.
-        prefix: Of the repository.
         days_min: After how many days at the earliest an upload may go that nobody has committed: `backstop_days`.
         ttls_stay: Commits cannot replace the tag that an upload is created with.
     """

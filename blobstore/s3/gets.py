@@ -55,10 +55,7 @@ class _Body(msgspec.Struct):
 class SdkClient:
     """A client of the SDK, whose further GETs of an object are made here.
 
-    Args:
-        client: The SDK's.
-        session: The HTTP client that it sends by.
-        signature: The kind of signature of a request that may be learned from.
+    It sends by the HTTP client `session`, and learns from a request that has this kind of signature.
     """
 
     def __init__(self, client: Any, session: Any, signature: str) -> None:

@@ -46,7 +46,6 @@ class S3Store(base.BlobStore):
     """Blobs as objects of a bucket that is there already, below a prefix; bound to the event loop of the first call.
 
     Args:
-        bucket: Its name.
         prefix: Everything is below it; empty for the whole bucket.
         bound_by_profile: Read the profile that `doctor` wrote, and use nothing that it denies (design 0003, P1).
         hedge: When the profile is asked for a second time: a second request for what waits for it waits, too.

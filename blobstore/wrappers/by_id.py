@@ -94,7 +94,6 @@ class ManagedStore(ForwardingStore):
 
     Args:
         inner: A store with the contract. Give it bare, and put this one into `wrap_store`.
-        manager: Has the bytes.
         prefixes: Of the keys whose bytes it has: in a repository `("blobs/", "indexes/")`.
         ttl_max_ms: The longest TTL that can be asked for, because bytes must not go before their entry does (B5): the
             manager's own TTL, less the three collection periods within which an interrupted commit is settled.

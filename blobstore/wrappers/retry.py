@@ -116,7 +116,6 @@ class RetryingStore(ForwardingStore):
 
     Args:
         inner: The store; it does not retry by itself.
-        settings: How often and how long.
         limit: Shrinks when the store asks for less, and grows when it does what it was asked to do.
         rng: Returns random numbers from 0 up to 1 for the jitter; a seeded one in tests.
         on_retry: Called before each attempt that is not the first.

@@ -192,14 +192,8 @@ class UploadJournals:
     ) -> None:
         """Let an attempt go on with the session of an earlier one that has ended, if there is one (U2).
 
-        Requests: one for the store's time, if it goes on.
-
-        Args:
-            journal: The attempt.
-            repository: Its store.
-            record: Its record.
-            uploads_count: How many blobs are to be uploaded.
-            spent: Asked only where there is a journal; None for an attempt that sends all.
+        Requests: one for the store's time, if it goes on. `spent` is asked only where there is a journal; None for an
+        attempt that sends all.
         """
         if self._cache_dir is None:
             return
