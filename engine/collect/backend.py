@@ -12,20 +12,7 @@ from typing_extensions import override
 from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, BytesBody, RequestMetadata
 from engine.records.roots import Damage, References, Roots, Unread, list_prefix, reachable_keys
 from engine.runtime import NO_PROGRESS, Progress
-from index.plan.collect import (
-    DeleteReason,
-    PlannedDelete,
-    PlannedUpload,
-    ReasonTotal,
-    ScopePlan,
-    UnfinishedPlan,
-    UnfinishedUpload,
-    Upload,
-    choose_uploads,
-    is_upload_key,
-    sum_totals,
-    waiting_until_ms,
-)
+from index.plan import collect
 from index.plan.commits import RetentionPolicy
 from index.plan.plan_format import LINES_SUFFIX, encode_line
 from index.snapshot.keys import BLOBS, INDEXES, RunId
@@ -69,7 +56,7 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of the listed uploads: each is to be deleted, waits, or is live."""
 
     # Those to delete.
-    totals: tuple[ReasonTotal, ...] = ()
+    totals: tuple[collect.ReasonTotal, ...] = ()
     # Unreachable ones that are younger than the TTL, and when the youngest of them no longer is; 0: there are none.
     waiting_count: int = 0
     waiting_bytes: int = 0
@@ -81,7 +68,7 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     excluded_count: int = 0
     excluded_bytes: int = 0
     # The first KEYS_LISTED_MAX to delete, in the order of their keys.
-    first: tuple[PlannedUpload, ...] = ()
+    first: tuple[collect.PlannedUpload, ...] = ()
 
     @property
     def planned_count(self) -> int:
@@ -96,7 +83,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the planned uploads below one prefix."""
 
     # Of what is gone.
-    totals: tuple[ReasonTotal, ...]
+    totals: tuple[collect.ReasonTotal, ...]
     # What the store would not delete, and the first KEYS_LISTED_MAX of it in the order of the keys.
     failed_count: int = 0
     failed: tuple[str, ...] = ()
@@ -107,7 +94,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
 class DeleteTally(msgspec.Struct, kw_only=True):
     """A list of deletes, and how far it has come; it outlives the error that ends it."""
 
-    planned: tuple[PlannedDelete, ...] = ()
+    planned: tuple[collect.PlannedDelete, ...] = ()
     # The number of first keys that were asked for, and of those with an answer.
     asked: int = 0
     answered: int = 0
@@ -119,7 +106,7 @@ class DeleteTally(msgspec.Struct, kw_only=True):
         """The number of keys without an answer: they may be gone or not."""
         return self.asked - self.answered
 
-    def gone(self) -> list[PlannedDelete]:
+    def gone(self) -> list[collect.PlannedDelete]:
         left = frozenset(self.left)
         return [d for d in self.planned[: self.answered] if d.key not in left]
 
@@ -171,10 +158,10 @@ class InProcessBackend(CollectBackend):
         self._progress = progress
         self._plan_to = plan_to
         self._plan_names: list[str] = []
-        self._uploads: tuple[Upload, ...] = ()
-        self._unreachable: tuple[Upload, ...] = ()
+        self._uploads: tuple[collect.Upload, ...] = ()
+        self._unreachable: tuple[collect.Upload, ...] = ()
         self._ttl_ms = 0
-        self._planned: tuple[PlannedUpload, ...] = ()
+        self._planned: tuple[collect.PlannedUpload, ...] = ()
         # Of the prefix that is being deleted.
         self._tally = DeleteTally()
 
@@ -195,7 +182,7 @@ class InProcessBackend(CollectBackend):
         keys = await reachable_keys(self._store, references.everything, optional=references.optional)
         self._unreachable = tuple(u for u in self._uploads if u.key not in keys)
         self._ttl_ms = ttl_ms
-        planned = choose_uploads(self._unreachable, now_ms, ttl_ms, references.protected)
+        planned = collect.choose_uploads(self._unreachable, now_ms, ttl_ms, references.protected)
         self._planned = tuple(sorted(planned, key=lambda p: p.key))
         if self._plan_to is not None:
             await self._write_plan(self._plan_to)
@@ -217,7 +204,7 @@ class InProcessBackend(CollectBackend):
     def so_far(self, prefix: str) -> Deleted:
         failed = self._tally.staying()
         return Deleted(
-            totals=sum_totals(self._tally.gone()),
+            totals=collect.sum_totals(self._tally.gone()),
             failed_count=len(failed),
             failed=tuple(failed[:KEYS_LISTED_MAX]),
             unknown_count=self._tally.unknown_count,
@@ -238,15 +225,15 @@ class InProcessBackend(CollectBackend):
             await plan_to.delete(stale[start : start + DELETE_BATCH_MAX])
         self._plan_names = names
 
-    def _result(self, excluded: Sequence[PlannedUpload] = ()) -> SweepResult:
+    def _result(self, excluded: Sequence[collect.PlannedUpload] = ()) -> SweepResult:
         chosen = frozenset(p.key for p in (*self._planned, *excluded))
         waiting = [u for u in self._unreachable if u.key not in chosen]
         gone = sum(p.size_bytes for p in self._planned) + sum(u.size_bytes for u in waiting)
         return SweepResult(
-            totals=sum_totals(self._planned),
+            totals=collect.sum_totals(self._planned),
             waiting_count=len(waiting),
             waiting_bytes=sum(u.size_bytes for u in waiting),
-            waiting_until_ms=waiting_until_ms(waiting, self._ttl_ms),
+            waiting_until_ms=collect.waiting_until_ms(waiting, self._ttl_ms),
             live_count=len(self._uploads) - len(self._planned) - len(waiting),
             live_bytes=sum(u.size_bytes for u in self._uploads) - gone,
             excluded_count=len(excluded),
@@ -255,26 +242,26 @@ class InProcessBackend(CollectBackend):
         )
 
 
-async def write_lines(plan_to: BlobStore, name: str, planned: Iterable[PlannedUpload]) -> None:
+async def write_lines(plan_to: BlobStore, name: str, planned: Iterable[collect.PlannedUpload]) -> None:
     """Write one file of a plan's lines; `name` is without its suffix."""
     await plan_to.put(f"{name}{LINES_SUFFIX}", BytesBody(b"".join(encode_line(p) for p in planned)))
 
 
-async def list_uploads(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
+async def list_uploads(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple[collect.Upload, ...], tuple[str, ...]]:
     """List blobs and indexes below some prefixes, and keys there that tidemark never wrote; before the roots (D2)."""
 
-    def take(blob: BlobInfo) -> Upload | str:
-        if not is_upload_key(blob.key):
+    def take(blob: BlobInfo) -> collect.Upload | str:
+        if not collect.is_upload_key(blob.key):
             return blob.key
-        return Upload(blob.key, blob.size_bytes, blob.created_at_ms)
+        return collect.Upload(blob.key, blob.size_bytes, blob.created_at_ms)
 
     found = [one for prefix in prefixes for one in await list_prefix(store, prefix, take)]
-    return tuple(u for u in found if isinstance(u, Upload)), tuple(key for key in found if isinstance(key, str))
+    return tuple(u for u in found if isinstance(u, collect.Upload)), tuple(key for key in found if isinstance(key, str))
 
 
 async def delete_keys(
     store: BlobStore,
-    deletes: Sequence[PlannedDelete],
+    deletes: Sequence[collect.PlannedDelete],
     progress: Progress = NO_PROGRESS,
     *,
     tally: DeleteTally | None = None,
@@ -332,11 +319,11 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
     """Step 2: puts that were never finished, and what earlier collections have left."""
 
-    unfinished: UnfinishedPlan
+    unfinished: collect.UnfinishedPlan
     # Why such puts could not be looked for; empty if they were.
     unfinished_hidden: str
     # Of runs, in the order of its deletion.
-    runs: tuple[PlannedDelete, ...]
+    runs: tuple[collect.PlannedDelete, ...]
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -344,7 +331,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
     roots: Roots
     damage: Damage
-    scopes: tuple[ScopePlan, ...]
+    scopes: tuple[collect.ScopePlan, ...]
     # The indexes that kept commits, names and pins lead to, but for those that cannot be read.
     references: References
 
@@ -384,7 +371,7 @@ class Deletion(msgspec.Struct, kw_only=True):
     runs: DeleteTally
     # By prefix; one that is not among them was not begun.
     uploads: dict[str, Deleted] = {}
-    aborted: tuple[UnfinishedUpload, ...] = ()
+    aborted: tuple[collect.UnfinishedUpload, ...] = ()
 
     def complete(self) -> None:
         """Take all of it for done: what a dry run reports."""
@@ -397,11 +384,11 @@ class Deletion(msgspec.Struct, kw_only=True):
         """Return whether everything is gone that has to be before this prefix is begun (D1)."""
         return not self.log.left and not any(done.failed_count for name, done in self.uploads.items() if name != prefix)
 
-    def totals(self) -> tuple[ReasonTotal, ...]:
+    def totals(self) -> tuple[collect.ReasonTotal, ...]:
         uploads = (total for done in self.uploads.values() for total in done.totals)
-        return sum_totals((*sum_totals((*self._log_gone(), *self._aborted())), *uploads))
+        return collect.sum_totals((*collect.sum_totals((*self._log_gone(), *self._aborted())), *uploads))
 
-    def first_keys(self) -> tuple[PlannedDelete, ...]:
+    def first_keys(self) -> tuple[collect.PlannedDelete, ...]:
         uploads = [u for u in self.sweep_result.first if self._is_gone(u)]
         return (*self._log_gone()[:KEYS_LISTED_MAX], *uploads, *self._aborted()[:KEYS_LISTED_MAX])
 
@@ -424,13 +411,16 @@ class Deletion(msgspec.Struct, kw_only=True):
         keys += sorted(put.key for put in set(self.leftovers.unfinished.doomed).difference(self.aborted))
         return (*keys, *self.runs.staying())[:KEYS_LISTED_MAX]
 
-    def _log_gone(self) -> list[PlannedDelete]:
+    def _log_gone(self) -> list[collect.PlannedDelete]:
         return self.log.gone() + self.runs.gone()
 
-    def _aborted(self) -> list[PlannedDelete]:
-        return [PlannedDelete(put.key, DeleteReason.UNFINISHED_UPLOAD, put.size_bytes) for put in self.aborted]
+    def _aborted(self) -> list[collect.PlannedDelete]:
+        return [
+            collect.PlannedDelete(put.key, collect.DeleteReason.UNFINISHED_UPLOAD, put.size_bytes)
+            for put in self.aborted
+        ]
 
-    def _is_gone(self, upload: PlannedUpload) -> bool:
+    def _is_gone(self, upload: collect.PlannedUpload) -> bool:
         done = self.uploads.get(INDEXES if upload.key.startswith(INDEXES) else BLOBS)
         if done is None or upload.key in done.failed:
             return False

@@ -39,22 +39,9 @@ from index.plan.plan_format import (
     decode_plan_header,
     decode_plan_summary,
 )
-from index.snapshot import model
+from index.snapshot import keys, model
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_boundary, decode_commit, decode_index, decode_name, decode_pin
 from index.snapshot.delta import apply_delta
-from index.snapshot.keys import (
-    BLOBS,
-    INDEXES,
-    LOG,
-    NAMES,
-    PINS,
-    REPOSITORY,
-    RunId,
-    parse_log_key,
-    parse_name_key,
-    parse_pin_key,
-    run_began_at_ms,
-)
 
 OPERATION: Final = "verify-plan"
 # The most readings of the roots: a collection beside this one may delete what they lead to; then they have changed.
@@ -91,7 +78,7 @@ class PlanCheck(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     json_properties: ClassVar = {name: name for name in ("is_right", "is_complete", "is_over")}
 
-    run: RunId
+    run: keys.RunId
     planned_count: int
     planned_bytes: int
     listed_count: int
@@ -180,7 +167,10 @@ async def verify_plan(
     now_ms = await read_now_ms(store)
     # Before the roots, as a collection does (D2).
     uploads = [
-        blob for prefix in (BLOBS, INDEXES) async for blob in list_blobs(store, prefix) if is_upload_key(blob.key)
+        blob
+        for prefix in (keys.BLOBS, keys.INDEXES)
+        async for blob in list_blobs(store, prefix)
+        if is_upload_key(blob.key)
     ]
     reach, reached = await _read_reach(store, repository, header)
     lines: list[PlannedUpload] = []
@@ -277,7 +267,7 @@ def _compare_times(
         yield f"the plan has a TTL of {header.ttl_ms} ms, and the repository one of {ttl_ms} ms"
     if header.now_ms > now_ms + late_ms:
         yield "the plan was made later than it is now by the blob store's clock"
-    if header.now_ms != run_began_at_ms(header.run):
+    if header.now_ms != keys.run_began_at_ms(header.run):
         yield "the plan was made at another time than its run began"
     # A run is resumed for so long (R3).
     if header.listed_at_ms < header.now_ms - header.ttl_ms:
@@ -332,10 +322,10 @@ async def read_now_roots(store: BlobStore, repository: model.RepositoryRecord, n
     `BlobNotFoundError`: something went between its listing and its reading: read again.
     """
     roots = []
-    for blob, pin in await _read_all(store, PINS, parse_pin_key, decode_pin):
+    for blob, pin in await _read_all(store, keys.PINS, keys.parse_pin_key, decode_pin):
         if pin.duration_ms and now_ms < blob.created_at_ms + pin.duration_ms:
             roots.append(Root(("pin", pin.id), blob.created_at_ms, pin.stores))
-    for blob, name in await _read_all(store, NAMES, parse_name_key, decode_name):
+    for blob, name in await _read_all(store, keys.NAMES, keys.parse_name_key, decode_name):
         is_late = blob.created_at_ms > name.valid_until_ms
         if not name.released and not (
             is_late and await _was_written_here(store, name.valid_until_ms, model.PIN_DURATION_MS)
@@ -344,7 +334,7 @@ async def read_now_roots(store: BlobStore, repository: model.RepositoryRecord, n
             roots.append(Root(root_id, blob.created_at_ms, name.stores))
     boundaries: defaultdict[model.Scope, list[model.Boundary]] = defaultdict(list)
     records: list[tuple[model.CommitRecord, int]] = []
-    for blob, record in await _read_all(store, LOG, parse_log_key, _decode_log):
+    for blob, record in await _read_all(store, keys.LOG, keys.parse_log_key, _decode_log):
         if isinstance(record, model.Boundary):
             boundaries[record.scope].append(record)
         else:
@@ -391,7 +381,7 @@ async def _is_settled(store: BlobStore, repository: model.RepositoryRecord, reco
 
 async def _was_written_here(store: BlobStore, valid_until_ms: int, lease_ms: int) -> bool:
     """Return whether a lease began after the repository record was created, and so was no other repository's."""
-    there = await store.stat(REPOSITORY)
+    there = await store.stat(keys.REPOSITORY)
     return there is None or valid_until_ms - lease_ms >= there.created_at_ms - store.capabilities.created_late_ms
 
 
@@ -414,7 +404,7 @@ async def _read_all(
 
 
 def _decode_log(data: bytes, *, subject: str) -> model.CommitRecord | model.Boundary:
-    key = parse_log_key(subject)
+    key = keys.parse_log_key(subject)
     record = (decode_boundary if key.kind == "boundary" else decode_commit)(data, subject=subject)
     if (record.scope, record.number) != (key.scope, key.number):
         raise IndexInvariantError(f"says that it is {record.number} of {record.scope}", subject=subject)
@@ -532,38 +522,38 @@ async def follow(
     reached: set[str] = set()
 
     async def walk(reference: model.IndexReference) -> None:
-        keys: set[str] = set()
+        found: set[str] = set()
         try:
-            index = await _resolve(store, reference, keys)
+            index = await _resolve(store, reference, found)
         except DamagedError as error:
             if reference in optional and isinstance(error.__cause__, BlobNotFoundError):
                 return
             raise
-        _walk_dir(index.dir, keys)
-        reached.update(keys)
+        _walk_dir(index.dir, found)
+        reached.update(found)
 
     await run_all(walk, sorted(references, key=lambda r: r.key))
     return reached
 
 
-async def _resolve(store: BlobStore, reference: model.IndexReference, keys: set[str]) -> model.SnapshotIndex:
+async def _resolve(store: BlobStore, reference: model.IndexReference, reached: set[str]) -> model.SnapshotIndex:
     try:
         data = await read_blob(store, reference.key, size_bytes_max=min(reference.size_bytes, INDEX_BYTES_MAX))
     except BlobNotFoundError as error:
         raise DamagedError("is not there", operation=OPERATION, subject=reference.key) from error
     if hashlib.sha256(data).digest() != reference.sha256:
         raise DamagedError("is not what the reference to it says", operation=OPERATION, subject=reference.key)
-    if reference.key in keys:
+    if reference.key in reached:
         raise DamagedError("leads to itself", operation=OPERATION, subject=reference.key)
-    keys.add(reference.key)
+    reached.add(reference.key)
     index = decode_index(data, subject=reference.key)
     if isinstance(index, model.SnapshotIndex):
         return index
-    return apply_delta(await _resolve(store, index.base, keys), index)
+    return apply_delta(await _resolve(store, index.base, reached), index)
 
 
-def _walk_dir(directory: model.DirIndex, keys: set[str]) -> None:
+def _walk_dir(directory: model.DirIndex, reached: set[str]) -> None:
     for file in directory.files_present:
-        keys.update(blob.key for blob in file.blobs)
+        reached.update(blob.key for blob in file.blobs)
     for sub in directory.sub_dirs_present:
-        _walk_dir(sub, keys)
+        _walk_dir(sub, reached)
