@@ -4,6 +4,7 @@ Streams raise the plain `OSError`, which `store_error` translates for a director
 thread (`run_blocking`): no file is written, renamed or closed behind the caller's back.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -11,15 +12,6 @@ import stat
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    aclosing,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -50,7 +42,7 @@ _CANNOT_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP})
 _PRIVATE: Final = 0o600
 
 # Descriptor of an open directory, or what opens one for as long as it is needed.
-Directory = int | AbstractContextManager[int] | None
+Directory = int | contextlib.AbstractContextManager[int] | None
 
 
 class LocalFile:
@@ -81,14 +73,14 @@ class LocalFile:
         await run_blocking(write_all_at, self.descriptor, offset, data)
 
 
-def open_to_read(path: Path | str, *, dir_fd: Directory = None) -> AbstractAsyncContextManager[LocalFile]:
+def open_to_read(path: Path | str, *, dir_fd: Directory = None) -> contextlib.AbstractAsyncContextManager[LocalFile]:
     """Open a regular file, of a path relative to `dir_fd`; ELOOP for a link, EISDIR or EINVAL for anything else."""
     return _opened(path, "rb", os.O_NONBLOCK, dir_fd)
 
 
 def create_to_write(
     path: Path | str, *, dir_fd: Directory = None, mode: int = 0o666
-) -> AbstractAsyncContextManager[LocalFile]:
+) -> contextlib.AbstractAsyncContextManager[LocalFile]:
     """Make a new file, closed at the end, of permissions `mode` less the umask; its name is the caller's to remove."""
     return _opened(path, "xb", 0, dir_fd, mode)
 
@@ -99,7 +91,7 @@ async def read_chunks(
     """Open a file for `LocalFile.read_chunks`; raises as `open_to_read`."""
     async with (
         open_to_read(path) as file,
-        aclosing(file.read_chunks(start=start, size_bytes=size_bytes, chunk_bytes=chunk_bytes)) as chunks,
+        contextlib.aclosing(file.read_chunks(start=start, size_bytes=size_bytes, chunk_bytes=chunk_bytes)) as chunks,
     ):
         async for chunk in chunks:
             yield chunk
@@ -147,7 +139,7 @@ def flush(descriptor: int) -> None:
     """Make what was written durable. Blocks."""
     if sys.platform == "darwin":
         # There, fsync leaves the bytes in the cache of the drive; and what knows no better way has only fsync.
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
     os.fsync(descriptor)
@@ -181,17 +173,17 @@ def write_whole(path: Path, data: bytes, *, mode: int = _PRIVATE, is_durable: bo
                 flush(handle)
         Path(temporary).replace(path)
     except BaseException:
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             Path(temporary).unlink()
         raise
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def _opened(
     path: Path | str, mode: Literal["rb", "xb"], flags: int, dir_fd: Directory, permissions: int = 0
 ) -> AsyncIterator[LocalFile]:
     def opener(name: str, mode_flags: int) -> int:
-        opened = nullcontext(dir_fd) if dir_fd is None or isinstance(dir_fd, int) else dir_fd
+        opened = contextlib.nullcontext(dir_fd) if dir_fd is None or isinstance(dir_fd, int) else dir_fd
         with opened as directory:
             descriptor = os.open(name, mode_flags | flags | os.O_NOFOLLOW | os.O_CLOEXEC, permissions, dir_fd=directory)
         kind = os.fstat(descriptor).st_mode
@@ -213,14 +205,14 @@ async def _opened(
     except BaseException:
         for file in made:
             # What went wrong first is what the caller has to know.
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 await shielded(file.close())
         raise
     else:
         await shielded(made[0].close())
 
 
-@contextmanager
+@contextlib.contextmanager
 def noting_failures(failures: dict[str, str], keys: Sequence[str]) -> Iterator[None]:
     """Delete within: a failure is noted with its reason, and raises nothing."""
     try:
@@ -229,7 +221,7 @@ def noting_failures(failures: dict[str, str], keys: Sequence[str]) -> Iterator[N
         failures.update({key: str(store_error(error, "delete", key)) for key in keys})
 
 
-@contextmanager
+@contextlib.contextmanager
 def store_errors(operation: str, key: str) -> Iterator[None]:
     """Translate errors of the file system that are raised within."""
     try:

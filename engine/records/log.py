@@ -16,20 +16,7 @@ from blobstore.errors import REFUSALS, BlobNotFoundError, InvalidRequestError, S
 from engine.errors import UnsafeStoreError
 from engine.records.indexes import has_ttl, new_indexes_of
 from index.errors import CorruptIndexError, FormatError, IndexInvariantError, UnsafeNameError
-from index.plan.commits import (
-    Commit,
-    LogListing,
-    ShortListingError,
-    check_dense,
-    choose_superseded_boundaries,
-    find_doubtful,
-    find_late,
-    is_late,
-    is_number_closed,
-    lease_began_ms,
-    listing_of,
-    valid_commits,
-)
+from index.plan import commits as plan
 from index.snapshot import keys
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit, decode_repository, encode_record
 from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Scope
@@ -68,7 +55,7 @@ class Noted(msgspec.Struct):
 class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
     """One scope's log as one consistent reading: the listing is dense, and every boundary is read."""
 
-    listing: LogListing
+    listing: plan.LogListing
     # All but those that a boundary closes by their number; of `load_log` those from the newest valid one on.
     records: dict[int, CommitRecord]
     boundaries: tuple[Boundary, ...]
@@ -78,19 +65,19 @@ class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
     vouched: frozenset[CommitPointer] = frozenset()
 
     @property
-    def commits(self) -> tuple[Commit, ...]:
+    def commits(self) -> tuple[plan.Commit, ...]:
         """Its valid commits, oldest first."""
-        return valid_commits(self.listing, self.records, self.boundaries, self.vouched)
+        return plan.valid_commits(self.listing, self.records, self.boundaries, self.vouched)
 
     @property
-    def newest(self) -> Commit | None:
+    def newest(self) -> plan.Commit | None:
         """The newest commit that is neither void nor closed; None for a new or forgotten scope."""
         return next(reversed(self.commits), None)
 
     @property
     def void(self) -> tuple[CommitRecord, ...]:
         """Its open records that are late, and for which nothing vouches (C5)."""
-        late = find_late(self.listing, self.records, self.boundaries)
+        late = plan.find_late(self.listing, self.records, self.boundaries)
         return tuple(record for record in late if record.pointer not in self.vouched)
 
     @property
@@ -181,15 +168,15 @@ async def put_boundary(store: BlobStore, boundary: Boundary, *, operation: str, 
         raise StoreUnavailableError(str(error), operation=operation, key=key, hint=may_arrive) from error
 
 
-async def list_log(store: BlobStore, scope: Scope, *, from_number: int = 0) -> LogListing:
+async def list_log(store: BlobStore, scope: Scope, *, from_number: int = 0) -> plan.LogListing:
     """List records and boundaries of a scope from a number on: one LIST per 1,000 of them."""
     start_after = keys.log_start_after(scope, from_number)
     listed = list_blobs(store, keys.log_prefix(scope), start_after=start_after)
     entries = [(blob.key, blob.created_at_ms) async for blob in listed]
-    return listing_of(scope, entries)
+    return plan.listing_of(scope, entries)
 
 
-async def list_all_logs(store: BlobStore, noted: Noted | None = None) -> tuple[LogListing, ...]:
+async def list_all_logs(store: BlobStore, noted: Noted | None = None) -> tuple[plan.LogListing, ...]:
     """Return the logs of all scopes, from one LIST per 1,000 keys; foreign keys are passed over, and noted."""
     noted = noted or Noted()
     by_scope: defaultdict[Scope, list[tuple[str, int]]] = defaultdict(list)
@@ -198,7 +185,7 @@ async def list_all_logs(store: BlobStore, noted: Noted | None = None) -> tuple[L
             by_scope[keys.parse_log_key(blob.key).scope].append((blob.key, blob.created_at_ms))
         except UnsafeNameError:
             noted.foreign.append(blob.key)
-    return tuple(listing_of(scope, by_scope[scope]) for scope in sorted(by_scope, key=str))
+    return tuple(plan.listing_of(scope, by_scope[scope]) for scope in sorted(by_scope, key=str))
 
 
 async def list_scopes(store: BlobStore) -> tuple[Scope, ...]:
@@ -206,12 +193,12 @@ async def list_scopes(store: BlobStore) -> tuple[Scope, ...]:
     return tuple(listing.scope for listing in await list_all_logs(store))
 
 
-async def read_boundaries(store: BlobStore, listing: LogListing) -> tuple[Boundary, ...]:
+async def read_boundaries(store: BlobStore, listing: plan.LogListing) -> tuple[Boundary, ...]:
     """Read every listed boundary."""
     return tuple([await read_boundary(store, listing.scope, number) for number in listing.boundaries])
 
 
-async def _note_boundaries(store: BlobStore, listing: LogListing, noted: Noted) -> tuple[Boundary, ...]:
+async def _note_boundaries(store: BlobStore, listing: plan.LogListing, noted: Noted) -> tuple[Boundary, ...]:
     """Read the listed boundaries; one that cannot be read and that a newer one supersedes decides nothing."""
     unreadable = Noted()
     found = [
@@ -220,7 +207,7 @@ async def _note_boundaries(store: BlobStore, listing: LogListing, noted: Noted) 
     ]
     boundaries = tuple(boundary for boundary in found if boundary is not None)
     lost = {number for number, boundary in zip(listing.boundaries, found, strict=True) if boundary is None}
-    superseded = {keys.boundary_key(listing.scope, n) for n in choose_superseded_boundaries(boundaries, lost)}
+    superseded = {keys.boundary_key(listing.scope, n) for n in plan.choose_superseded_boundaries(boundaries, lost)}
     noted.unreadable += [one for one in unreadable.unreadable if one.key not in superseded]
     return boundaries
 
@@ -243,20 +230,20 @@ async def load_log(store: BlobStore, scope: Scope, *, past_damage: bool = False)
         listing = await list_log(store, scope)
         boundaries = await _note_boundaries(store, listing, noted)
         if not past_damage:
-            check_dense(listing, boundaries)
+            plan.check_dense(listing, boundaries)
         records: dict[int, CommitRecord] = {}
         vouched: frozenset[CommitPointer] = frozenset()
         # From the newest record down until one is valid; those above it say whether they built on it.
         for number, created_at_ms in reversed(listing.records):
-            if is_number_closed(number, boundaries):
+            if plan.is_number_closed(number, boundaries):
                 continue  # the log of a forgotten scope may be long
             record = await noted.read(keys.commit_key(scope, number), read_commit(store, scope, number))
             if record is None:
                 continue
             records[number] = record
-            if is_late(record, created_at_ms):
+            if plan.is_late(record, created_at_ms):
                 vouched |= await read_vouched(store, listing, records, boundaries)
-            if valid_commits(listing, records, boundaries, vouched):
+            if plan.valid_commits(listing, records, boundaries, vouched):
                 break
         if noted.unreadable and not past_damage:
             raise noted.unreadable[0].error
@@ -276,7 +263,7 @@ async def load_scope(store: BlobStore, scope: Scope) -> ScopeLog:
 
 
 async def read_scope(
-    store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] = {}, *, past_holes: bool = False
+    store: BlobStore, listing: plan.LogListing, known: Mapping[int, CommitRecord] = {}, *, past_holes: bool = False
 ) -> ScopeLog:
     """Read what one listing promises and no boundary closes by its number; `known` records are not read again.
 
@@ -287,13 +274,13 @@ async def read_scope(
     noted = Noted()
     boundaries = await _note_boundaries(store, listing, noted)
     if not past_holes:
-        check_dense(listing, boundaries)
+        plan.check_dense(listing, boundaries)
 
     async def read(number: int) -> CommitRecord | None:
         key = keys.commit_key(listing.scope, number)
         return known.get(number) or await noted.read(key, read_commit(store, listing.scope, number))
 
-    numbers = [number for number, _ in listing.records if not is_number_closed(number, boundaries)]
+    numbers = [number for number, _ in listing.records if not plan.is_number_closed(number, boundaries)]
     found = await map_bounded(read, numbers)
     records = {record.number: record for record in found if record is not None}
     return ScopeLog(
@@ -306,7 +293,7 @@ async def read_scope(
 
 
 async def read_vouched(
-    store: BlobStore, listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
+    store: BlobStore, listing: plan.LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
 ) -> frozenset[CommitPointer]:
     """Ask the store what vouches for a late record of which the log says nothing (C5).
 
@@ -317,12 +304,12 @@ async def read_vouched(
     Requests: none unless the newest record is late; then one STAT and one GET of the repository record, and one STAT of
     each index that is new in the record, or of all if none is.
     """
-    record = find_doubtful(listing, records, boundaries)
+    record = plan.find_doubtful(listing, records, boundaries)
     if record is None:
         return frozenset()
     if created_ms := await repository_created_ms(store):
         repository = await read_record(store, keys.REPOSITORY, decode_repository)
-        if lease_began_ms(record, repository) < created_ms:
+        if plan.lease_began_ms(record, repository) < created_ms:
             indexes = new_indexes_of(record) or tuple(reference.index for reference in record.stores)
             found = [await store.stat(index.key) for index in indexes]
             return frozenset() if None in found else frozenset({record.pointer})
@@ -346,16 +333,16 @@ async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: st
         UnsafeStoreError: That, or a hole, was met in every reading (C1); of many logs it names that one.
     """
     for _ in range(LOAD_ATTEMPTS_MAX - 1):
-        with contextlib.suppress(BlobNotFoundError, ShortListingError):
+        with contextlib.suppress(BlobNotFoundError, plan.ShortListingError):
             return await read()
     try:
         return await read()
-    except (BlobNotFoundError, ShortListingError) as error:
+    except (BlobNotFoundError, plan.ShortListingError) as error:
         raise UnsafeStoreError(
             f"the log changed or had holes in each of {LOAD_ATTEMPTS_MAX} readings",
             operation=operation,
             subject=subject or (error.key if isinstance(error, BlobNotFoundError) else error.subject),
-            hint=error.hint if isinstance(error, ShortListingError) else "",
+            hint=error.hint if isinstance(error, plan.ShortListingError) else "",
         ) from error
 
 
