@@ -14,7 +14,7 @@ from contextlib import aclosing
 from typing import Final, Protocol, TypedDict, runtime_checkable
 
 import msgspec
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
@@ -155,6 +155,7 @@ class ReadBody(Body):
     @property
     @override
     def size_bytes(self) -> int:
+        """Return the number of bytes that the function yields."""
         return self._size_bytes
 
     @override
@@ -215,6 +216,7 @@ class MemorySink(Sink):
 
     @property
     def data(self) -> bytes:
+        """The bytes that have come so far."""
         return b"".join(self._chunks)
 
     @override
@@ -226,15 +228,11 @@ class MemorySink(Sink):
 
 
 class ReadOptions(TypedDict, total=False):
-    """Which bytes of a blob are read, and how; see `BlobStore.read_into`."""
+    """Which bytes of a blob are read, and how: what `BlobStore.read_into` takes."""
 
-    # From the first byte if not given.
     start: int
-    # Up to the end if not given.
     size_bytes: int | None
-    # Also a deleted blob that the store still retains.
     deleted: bool
-    # Over a connection of its own.
     fresh: bool
 
 
@@ -289,7 +287,16 @@ class BlobStore(ABC):
         """
 
     @abstractmethod
-    async def read_into(self, key: str, sink: Sink, **options: Unpack[ReadOptions]) -> None:
+    async def read_into(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        fresh: bool = False,
+    ) -> None:
         """Give the bytes `[start, start + size_bytes)` of a blob, or from `start` to its end, to a sink.
 
         An expired blob is served until it is deleted (design 0002, D6). On return the sink has had exactly the bytes
@@ -407,13 +414,11 @@ def check_delete(keys: Sequence[str]) -> None:
         check_key(key, "delete")
 
 
-def checked_range(key: str, options: ReadOptions) -> tuple[int, int | None]:
-    """Return start and size of a range; refuse what no blob has, and an invalid key, before the blob is looked for."""
-    start, size_bytes = options.get("start", 0), options.get("size_bytes")
+def check_read(key: str, start: int, size_bytes: int | None) -> None:
+    """Refuse a key that is not valid, and a range that no blob has, before the blob is looked for."""
     check_key(key, "get")
     if start < 0 or (size_bytes is not None and size_bytes < 0):
         raise InvalidRequestError(f"the range of {size_bytes} bytes from {start} is negative", operation="get", key=key)
-    return start, size_bytes
 
 
 def range_size_bytes(start: int, size_bytes: int | None, *, blob_size_bytes: int, key: str) -> int:

@@ -68,7 +68,8 @@ class MemoryStore(base.BlobStore):
 
     @override
     async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
-        start, size_bytes = base.checked_range(key, options)
+        start, size_bytes = options.get("start", 0), options.get("size_bytes")
+        base.check_read(key, start, size_bytes)
         if key in self._blobs:
             data = self._blobs[key].data
         elif options.get("deleted") and key in self._deleted:

@@ -110,7 +110,8 @@ class LocalStore(base.BlobStore):
 
     @override
     async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
-        start, size_bytes = base.checked_range(key, options)
+        start, size_bytes = options.get("start", 0), options.get("size_bytes")
+        base.check_read(key, start, size_bytes)
         async with AsyncExitStack() as resources:
             with files.store_errors("get", key):
                 file = await self._open(key, deleted=options.get("deleted", False), resources=resources)

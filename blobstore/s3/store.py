@@ -129,7 +129,7 @@ class S3Store(base.BlobStore):
 
     @override
     async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
-        base.checked_range(key, options)
+        base.check_read(key, options.get("start", 0), options.get("size_bytes"))
         wanted = {"Key": self._object(key, "get")}
         await self._ready()
         try:
@@ -144,7 +144,7 @@ class S3Store(base.BlobStore):
             await self._read(key, sink, wanted, options)
 
     async def _read(self, key: str, sink: base.Sink, blob: dict[str, str], options: base.ReadOptions) -> None:
-        start, size_bytes = base.checked_range(key, options)
+        start, size_bytes = options.get("start", 0), options.get("size_bytes")
         fresh = options.get("fresh", False)
         if size_bytes == 0:
             base.range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key, blob), key=key)

@@ -165,7 +165,8 @@ class ManagedStore(ForwardingStore):
     async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
         if not key.startswith(self._prefixes):
             return await super().read_into(key, sink, **options)
-        start, size_bytes = base.checked_range(key, options)
+        start, size_bytes = options.get("start", 0), options.get("size_bytes")
+        base.check_read(key, start, size_bytes)
         deleted = options.get("deleted", False)
         tried: Entry | None = None
         while True:

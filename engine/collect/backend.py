@@ -72,10 +72,12 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def planned_count(self) -> int:
+        """The number of uploads to delete."""
         return sum(total.count for total in self.totals)
 
     @property
     def planned_bytes(self) -> int:
+        """Their bytes."""
         return sum(total.size_bytes for total in self.totals)
 
 

@@ -133,6 +133,7 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deletes_count(self) -> int:
+        """The number of keys deleted."""
         return sum(total.count for total in self.totals)
 
     @property
