@@ -40,8 +40,8 @@ TakeBlocks: TypeAlias = Callable[[Blocks], None]
 def split_entries(blocks: Blocks, prefix_bytes: int) -> Iterator[tuple[bytes, Sequence[bytes]]]:
     """Yield the keys of all entries of data blocks of SSTs: of deletions, and of what newer entries replace, too.
 
-    They come as a prefix, of so many bytes, that says their column family, with keys that have it, without it. A prefix
-    may come again. Raises as `decode_rows`.
+    They come as a prefix, which says their column family, with the keys that have it, without it. A prefix may come
+    again. Raises as `decode_rows`.
     """
     found: dict[bytes, list[bytes]] = {}
     held_bytes = 0

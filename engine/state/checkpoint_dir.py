@@ -56,8 +56,10 @@ class StateFiles(Protocol):
     Paths are names in its directory, or `SSTs/<name>` and `logs/<name>`.
     """
 
-    # Its name in errors.
-    location: str
+    @property
+    def location(self) -> str:
+        """Its name in errors."""
+        ...
 
     async def names(self) -> tuple[str, ...]:
         """List the names of the files directly in the directory; none if there is no directory."""
@@ -117,7 +119,7 @@ class Seen:
             self.files[key] = status, data
 
 
-class CheckpointDir(msgspec.Struct, eq=False):
+class CheckpointDir(msgspec.Struct, frozen=True, eq=False):
     """Files below one directory of a checkpoint: the `StateFiles` that can be written. Paths are relative to it.
 
     Opened from a path, it may be used from several event loops at once; opened from another URL, from the one that it

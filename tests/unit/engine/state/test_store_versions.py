@@ -303,7 +303,11 @@ class BackupFiles(StateFiles):
     def __init__(self, files: CheckpointDir, lineages: dict[StateVersion, tuple[LineageItem, ...]]) -> None:
         self._files = files
         self._lineages = lineages
-        self.location = files.location
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._files.location
 
     @override
     async def names(self) -> tuple[str, ...]:
